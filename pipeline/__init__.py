@@ -1,0 +1,1 @@
+"""Spark over the archive. Never imported by the sidecar."""

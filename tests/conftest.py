@@ -1,0 +1,32 @@
+"""Fixtures every test may use: real broker stores, unpacked once."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+STORE_PACKS = Path(__file__).parent / "data" / "stores"
+
+
+@pytest.fixture(scope="session")
+def real_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Unpacks a pack by the first part of its name ("A", "H2", …) and returns the directory that holds
+    ``store/``, ``truth/`` and ``broker.conf``. Shared by all tests of a process: copy before changing anything."""
+    unpacked: dict[str, Path] = {}
+
+    def unpack(name: str) -> Path:
+        if name not in unpacked:
+            (pack,) = STORE_PACKS.glob(f"{name}-*.tar.zst")
+            target = tmp_path_factory.mktemp(f"store-{name}-")
+            decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+            with pack.open("rb") as packed, decompressor.stream_reader(packed) as stream:
+                with tarfile.open(fileobj=stream, mode="r|") as archive:
+                    archive.extractall(target, filter="data")
+            (unpacked[name],) = target.iterdir()
+        return unpacked[name]
+
+    return unpack

@@ -1,0 +1,1 @@
+"""Bytes that outlive the process: records as brokers store them, segments, containers, object keys."""

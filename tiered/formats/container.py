@@ -1,0 +1,127 @@
+"""The container: a checked envelope around one JSON header and named numpy tables.
+
+Commits, pages, state snapshots and the footers of segments are all containers, told apart by an 8-byte kind, so that
+there is one decoder to fuzz and one place that decides about versions.
+
+    kind 8 | major u16 | minor u16 | flags u32 | raw length u64 | stored length u64 | CRC32C of stored u32 | 0 u32
+    stored payload: one zstd frame (flags bit 0) or raw
+    payload: header length u32, header (UTF-8 JSON); table count u32; per table:
+             name length u16, name, dtype length u16, dtype (JSON list of [field, type]), rows u64,
+             then every field's column in turn, little-endian, contiguous
+
+Does not know what any table means.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import fastcrc
+import numpy as np
+import zstandard
+
+from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.model.tables import Table
+
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 0
+HEADER = struct.Struct("<8sHHIQQII")
+PAYLOAD_BYTES_MAX = 1 << 31
+_FLAG_ZSTD = 1
+
+
+@dataclass(frozen=True)
+class Container:
+    """A decoded container: its JSON header and its tables (read-only views or copies, never aliased to input)."""
+
+    header: dict[str, Any]
+    tables: dict[str, Table]
+
+
+def encode_container(kind: bytes, header: Mapping[str, Any], tables: Mapping[str, Table], *, level: int = 1) -> bytes:
+    """Serialise; equal input gives equal bytes, so content can be recognised by its CRC."""
+    assert len(kind) == 8
+    head = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
+    parts = [struct.pack("<I", len(head)), head, struct.pack("<I", len(tables))]
+    for name, table in tables.items():
+        descr = json.dumps(
+            [[field, table.dtype[field].str] for field in table.dtype.names or ()], separators=(",", ":")
+        ).encode()
+        encoded_name = name.encode()
+        parts += [struct.pack("<H", len(encoded_name)), encoded_name, struct.pack("<H", len(descr)), descr]
+        parts.append(struct.pack("<Q", len(table)))
+        parts += [np.ascontiguousarray(table[field]).tobytes() for field in table.dtype.names or ()]
+    raw = b"".join(parts)
+    stored, flags = zstandard.ZstdCompressor(level=level).compress(raw), _FLAG_ZSTD
+    if len(stored) >= len(raw):
+        stored, flags = raw, 0
+    crc = fastcrc.crc32.iscsi(stored)
+    return HEADER.pack(kind, FORMAT_MAJOR, FORMAT_MINOR, flags, len(raw), len(stored), crc, 0) + stored
+
+
+def decode_container(data: bytes | memoryview, kind: bytes, *, source: str) -> Container:
+    """Check and parse; ``source`` (an object key and range) is named in every error.
+
+    Raises CorruptionError for any mismatch and UnsupportedFormatError for a newer major version.
+    """
+    if len(data) < HEADER.size:
+        raise CorruptionError(f"{source}: {len(data)} bytes are too few for a container header")
+    found, major, minor, flags, raw_length, stored_length, crc, _ = HEADER.unpack_from(data)
+    if found != kind:
+        raise CorruptionError(f"{source}: expected a {kind!r} container, found {found!r}")
+    if major > FORMAT_MAJOR:
+        raise UnsupportedFormatError(
+            f"{source}: format {major}.{minor} of {kind.decode().strip()} is newer than {FORMAT_MAJOR}.x",
+            hint="upgrade this program",
+        )
+    stored = bytes(data[HEADER.size : HEADER.size + stored_length])
+    if len(stored) != stored_length or raw_length > PAYLOAD_BYTES_MAX:
+        raise CorruptionError(f"{source}: container is cut short or has an impossible length")
+    if fastcrc.crc32.iscsi(stored) != crc:
+        raise CorruptionError(f"{source}: container fails its CRC32C")
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_length) if flags & _FLAG_ZSTD else stored
+        if len(raw) != raw_length:
+            raise CorruptionError(f"{source}: container payload has {len(raw)} bytes, not {raw_length}")
+        return _parse_payload(raw)
+    except (zstandard.ZstdError, struct.error, ValueError, TypeError, KeyError) as error:
+        raise CorruptionError(f"{source}: container payload does not parse: {error}") from error
+
+
+def container_length(data: bytes | memoryview) -> int:
+    """Total bytes of the container that starts at ``data[0]``; reads only the fixed header."""
+    _, _, _, _, _, stored_length, _, _ = HEADER.unpack_from(data)
+    return HEADER.size + int(stored_length)
+
+
+def _parse_payload(raw: bytes) -> Container:
+    (head_length,) = struct.unpack_from("<I", raw)
+    position = 4 + head_length
+    header = json.loads(raw[4:position])
+    (count,) = struct.unpack_from("<I", raw, position)
+    position += 4
+    tables: dict[str, Table] = {}
+    for _ in range(count):
+        name, position = _short_text(raw, position)
+        descr, position = _short_text(raw, position)
+        dtype = np.dtype([(field, kind) for field, kind in json.loads(descr)])
+        (rows,) = struct.unpack_from("<Q", raw, position)
+        position += 8
+        if rows * dtype.itemsize > len(raw) - position:
+            raise ValueError(f"table {name} claims {rows} rows")
+        table = np.empty(rows, dtype)
+        for field in dtype.names or ():
+            table[field] = np.frombuffer(raw, dtype[field], rows, position)
+            position += rows * dtype[field].itemsize
+        tables[name] = table
+    return Container(header, tables)
+
+
+def _short_text(raw: bytes, position: int) -> tuple[str, int]:
+    (length,) = struct.unpack_from("<H", raw, position)
+    position += 2
+    return raw[position : position + length].decode(), position + length

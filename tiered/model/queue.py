@@ -1,0 +1,56 @@
+"""Names of queues and the rules about topics: which are the broker's own, which are light queues."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+LMQ_PREFIX = "%LMQ%"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+
+# org.apache.rocketmq.common.topic.TopicValidator, plus the topics brokers name after themselves.
+SYSTEM_TOPICS = frozenset({
+    "TBW102", SCHEDULE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
+    "CHECKPOINT_TOPIC",
+})  # fmt: skip
+SYSTEM_PREFIX = "rmq_sys_"
+
+
+class QueueKey(NamedTuple):
+    """One life of one queue of one broker. ``generation`` counts lives of a deleted and recreated topic, from 0."""
+
+    topic: str
+    queue_id: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class TopicFilter:
+    """Which topics are archived: system topics only on request, then include, then exclude (shell patterns)."""
+
+    include: Sequence[str] = ("*",)
+    exclude: Sequence[str] = ()
+    include_system: bool = False
+    cluster: str = ""
+    broker: str = ""
+
+    def is_system(self, topic: str) -> bool:
+        """Whether the broker keeps this topic for itself (``<cluster>_REPLY_TOPIC`` and its own names too)."""
+        return (
+            not topic.strip()
+            or topic in SYSTEM_TOPICS
+            or topic.startswith(SYSTEM_PREFIX)
+            or topic in (self.cluster, self.broker)
+            or (self.cluster != "" and topic == f"{self.cluster}_REPLY_TOPIC")
+        )
+
+    def admits(self, topic: str) -> bool:
+        """Whether messages of ``topic`` are archived. ``%RETRY%``, ``%DLQ%`` and ``%LMQ%`` are ordinary here."""
+        if not self.include_system and self.is_system(topic):
+            return False
+        if not any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.include):
+            return False
+        return not any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.exclude)

@@ -1,0 +1,105 @@
+"""The numpy tables that travel between kernels, segments and the catalog. Units are in the names.
+
+All are little-endian structured arrays; a *row* is one consume-queue row (one stored record, or one light-queue
+reference). Queue offsets advance by one per row except in BatchCQ queues, where a row spans several.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Table = NDArray[Any]
+"""A structured array of one of the dtypes below."""
+
+
+class RunKind(IntEnum):
+    """What the rows of a run are."""
+
+    PLAIN = 0
+    """One record per queue offset, bytes stored in blocks."""
+    BATCH = 1
+    """BatchCQ: one record spans ``inner_num`` queue offsets, bytes stored in blocks."""
+    LMQ = 2
+    """Light queue: rows refer to (parent queue, parent queue offset); no bytes of their own."""
+
+
+QUEUE_DTYPE = np.dtype([("topic", "<u4"), ("queue_id", "<i4"), ("generation", "<u4")])
+"""A queue in a container: ``topic`` indexes the container's string list ``topics``."""
+
+RUN_DTYPE = np.dtype([
+    ("queue", "<u4"),                # index into the container's queue table
+    ("object", "<u4"),               # index into the container's object table (0 in a segment's own footer)
+    ("ordinal", "<u4"),              # position of the run inside its object
+    ("kind", "<u4"),                 # RunKind
+    ("version", "<i8"),              # catalog version that added it (0 in a segment's own footer)
+    ("base_queue_offset", "<i8"),    # first queue offset
+    ("end_queue_offset", "<i8"),     # one past the last queue offset
+    ("rows", "<i8"),                 # consume-queue rows
+    ("base_byte", "<i8"),            # TieredCommitLog offset of the first byte (LMQ: 0)
+    ("byte_count", "<i8"),           # TieredCommitLog bytes (LMQ: 0)
+    ("min_store_timestamp", "<i8"),
+    ("max_store_timestamp", "<i8"),
+    ("min_phys", "<i8"),             # physical commitlog offset of the first record
+    ("end_phys", "<i8"),             # physical end of the last record
+])  # fmt: skip
+"""Consecutive rows of one queue inside one object."""
+
+QUEUE_STATE_DTYPE = np.dtype([
+    ("topic", "<u4"), ("queue_id", "<i4"), ("generation", "<u4"),
+    ("flags", "<u4"),                # QUEUE_HIDDEN | QUEUE_LMQ | QUEUE_BATCH
+    ("min_queue_offset", "<i8"),     # first archived offset of this generation
+    ("end_queue_offset", "<i8"),     # one past the last archived offset
+    ("end_byte", "<i8"),             # end of the TieredCommitLog
+    ("end_phys", "<i8"),             # physical end of the last archived record
+    ("max_store_timestamp", "<i8"),
+    ("row_count", "<i8"),
+])  # fmt: skip
+"""One live queue as the catalog knows it at one version."""
+
+QUEUE_HIDDEN = 1  # deleted at the broker, or an earlier generation: archived, not listed by default
+QUEUE_LMQ = 2
+QUEUE_BATCH = 4
+
+OBJECT_DTYPE = np.dtype([
+    ("key", "<u4"),                  # index into the container's string list ``object_keys``
+    ("rows", "<u4"),
+    ("size_bytes", "<i8"),
+    ("tail_bytes", "<i8"),           # one ranged GET of this many last bytes opens the object
+    ("tail_crc32c", "<u4"), ("epoch", "<u4"),
+    ("min_phys", "<i8"), ("end_phys", "<i8"),
+    ("raw_bytes", "<i8"),            # message bytes before compression
+])  # fmt: skip
+"""One data object named by a commit."""
+
+GAP_DTYPE = np.dtype([
+    ("queue", "<u4"), ("reason", "<u4"),
+    ("begin_queue_offset", "<i8"), ("end_queue_offset", "<i8"),
+])  # fmt: skip
+"""Offsets [begin, end) of a queue that are gone for good."""
+
+
+class GapReason(IntEnum):
+    """Why offsets are missing."""
+
+    BROKER_DELETED = 1
+    """The broker removed its files before they were uploaded."""
+    DAMAGED = 2
+    """The record in the commitlog is corrupt; quarantined."""
+    NEVER_WRITTEN = 3
+    """The broker skipped these offsets itself; no record carries them."""
+
+
+ROW_COLUMNS = {
+    "size": np.dtype("<i4"),             # bytes of the stored record
+    "tags_code": np.dtype("<i8"),
+    "store_timestamp": np.dtype("<i8"),  # ms since the epoch
+    "phys": np.dtype("<i8"),             # physical commitlog offset
+    "queue_offset": np.dtype("<i8"),     # base offset of the row
+    "inner_num": np.dtype("<i4"),        # queue offsets the row spans; 1 but in BatchCQ
+}
+"""Consume-queue columns of a row, in the order they are stored. LMQ rows add ``parent`` (index into the footer's
+queue table, i4) and ``parent_queue_offset`` (i8)."""

@@ -1,0 +1,67 @@
+"""What the archive asks of an object store. Every object is immutable; there is no plain overwrite.
+
+Errors are tiered.errors only: NotFoundError (key or bucket absent), AlreadyExistsError, ThrottledError (refused
+before any effect), UnansweredError (effect unknown), AccessDeniedError, RefusedRequestError, StoreFullError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+Buffer = bytes | bytearray | memoryview
+Body = Sequence[Buffer]
+"""An object's bytes as consecutive pieces; never copied by the caller, never changed until the call returns."""
+
+
+class ObjectInfo(NamedTuple):
+    """One listed object. ``modified_ms`` is the store's clock, not ours."""
+
+    key: str
+    size_bytes: int
+    modified_ms: int
+
+
+class ObjectStore(Protocol):
+    """A flat key space under one URL. Thread-safe. Keys are ASCII ``[A-Za-z0-9._/-]``, relative to the URL's prefix."""
+
+    @property
+    def url(self) -> str:
+        """The address without secrets, for messages."""
+        ...
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        """Create ``key`` durably or raise AlreadyExistsError; exactly one of concurrent callers wins.
+
+        Never retried inside: one call is one attempt. Large bodies may go as multipart parts except under
+        ``catalog/`` and ``pages/``.
+        """
+        ...
+
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+        ...
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``; a shorter answer is a CorruptionError."""
+        ...
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        """The last ``length`` bytes, or the whole object when it is smaller."""
+        ...
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        """Keys with ``prefix`` in ascending byte order, beginning after ``start_after``."""
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove keys; absent ones are fine."""
+        ...
+
+    def clock_ms(self) -> int:
+        """The store's own clock now, for skew checks (one cheap request)."""
+        ...
+
+    def close(self) -> None:
+        """Release connections. Idempotent."""
+        ...

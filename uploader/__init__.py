@@ -1,0 +1,1 @@
+"""The write path: follows a broker's commitlog and ships it to the object store, one commit per range."""

@@ -1,0 +1,64 @@
+"""NonStopWrite, decided in pure code: what to do after each answer, or no answer, to a data PUT.
+
+- No answer in time, connection lost, 5xx: the attempt is abandoned, never asked about; a new one with a key of its
+  own starts at once (a third in a row backs off, so that a dead store is not hammered).
+- Refused before any effect (429, 503, connection refused, disk full): back off with jitter.
+- 400, 403, 404: stop and alarm; repeating cannot help.
+
+Does no I/O and reads no clock. Source: seed 004, NonStopWrite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiered.errors import ThrottledError, UnansweredError, UnavailableError
+
+IMMEDIATE_RETRIES = 2
+
+
+@dataclass(frozen=True)
+class AttemptPolicy:
+    """Bounds on time-outs and back-off; milliseconds."""
+
+    timeout_ms_min: int = 2_000
+    timeout_ms_max: int = 30_000
+    backoff_ms_first: int = 100
+    backoff_ms_max: int = 15_000
+    rate_bytes_per_s_floor: int = 4 << 20
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Start a new attempt after ``delay_ms``."""
+
+    delay_ms: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Give up and alarm."""
+
+    error: Exception
+
+
+def attempt_timeout_ms(policy: AttemptPolicy, size_bytes: int, consecutive_failures: int) -> int:
+    """How long one attempt may go unanswered: by size at a floor rate, doubled for each failure in a row."""
+    transfer_ms = size_bytes * 1000 // policy.rate_bytes_per_s_floor
+    patient_ms = (policy.timeout_ms_min + transfer_ms) << min(consecutive_failures, 8)
+    return min(policy.timeout_ms_max, patient_ms)
+
+
+def after_failure(
+    policy: AttemptPolicy, error: Exception, consecutive_failures: int, jitter: float
+) -> Retry | Stop:
+    """The next step after ``error``, the ``consecutive_failures``-th in a row (from 1). ``jitter`` in [0, 1)."""
+    if not isinstance(error, UnavailableError):
+        return Stop(error)
+    if isinstance(error, UnansweredError) and consecutive_failures <= IMMEDIATE_RETRIES:
+        return Retry(0)
+    exponent = consecutive_failures - 1
+    if isinstance(error, UnansweredError) and not isinstance(error, ThrottledError):
+        exponent -= IMMEDIATE_RETRIES
+    ceiling_ms = min(policy.backoff_ms_max, policy.backoff_ms_first << min(max(exponent, 0), 16))
+    return Retry(int(ceiling_ms * (0.5 + jitter / 2)))

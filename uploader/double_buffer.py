@@ -1,0 +1,52 @@
+"""The write map / read map of seed 004: producers append to one side while the consumer drains the other.
+
+The sides swap only when the read side is empty, so the lock is held for an append or a swap and never while requests
+are being worked on. Bounded: ``try_put`` refuses instead of waiting, because the dispatch step may never block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class DoubleBuffer(Generic[T]):
+    """A bounded two-sided queue with one consumer."""
+
+    def __init__(self, *, capacity: int) -> None:
+        self._capacity = capacity
+        self._write: deque[T] = deque()
+        self._read: deque[T] = deque()
+        self._not_empty = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._write) + len(self._read)
+
+    def try_put(self, request: T) -> bool:
+        """Append unless the write side is full or closed; never waits for the consumer."""
+        with self._not_empty:
+            if self._closed or len(self._write) >= self._capacity:
+                return False
+            self._write.append(request)
+            self._not_empty.notify()
+            return True
+
+    def get(self, timeout_s: float) -> T | None:
+        """The next request in order, or None when nothing came in time or the buffer is closed and drained."""
+        if self._read:
+            return self._read.popleft()
+        with self._not_empty:
+            if not self._write and not self._closed:
+                self._not_empty.wait(timeout_s)
+            self._write, self._read = self._read, self._write
+        return self._read.popleft() if self._read else None
+
+    def close(self) -> None:
+        """No more puts; ``get`` hands out what is left."""
+        with self._not_empty:
+            self._closed = True
+            self._not_empty.notify_all()
