@@ -8,6 +8,13 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from hypothesis import settings
+
+pytest_plugins = ["tests.servers.fixtures"]
+
+# The first example of a test may compile a kernel, and machines are shared: time is not what properties test.
+settings.register_profile("tiered", deadline=None)
+settings.load_profile("tiered")
 
 STORE_PACKS = Path(__file__).parent / "data" / "stores"
 

@@ -35,14 +35,20 @@ class DoubleBuffer(Generic[T]):
             self._not_empty.notify()
             return True
 
-    def get(self, timeout_s: float) -> T | None:
-        """The next request in order, or None when nothing came in time or the buffer is closed and drained."""
+    def wait_for_request(self, timeout_s: float) -> bool:
+        """Wait until ``get`` would return something; False when nothing came in time."""
         if self._read:
-            return self._read.popleft()
+            return True
         with self._not_empty:
             if not self._write and not self._closed:
                 self._not_empty.wait(timeout_s)
-            self._write, self._read = self._read, self._write
+            return bool(self._write)
+
+    def get(self) -> T | None:
+        """The next request in order, or None. Swaps the sides when the read side is empty."""
+        if not self._read:
+            with self._not_empty:
+                self._write, self._read = self._read, self._write
         return self._read.popleft() if self._read else None
 
     def close(self) -> None:

@@ -42,7 +42,9 @@ class Container:
     tables: dict[str, Table]
 
 
-def encode_container(kind: bytes, header: Mapping[str, Any], tables: Mapping[str, Table], *, level: int = 1) -> bytes:
+def encode_container(
+    kind: bytes, header: Mapping[str, Any], tables: Mapping[str, Table], *, level: int = 1
+) -> bytes:
     """Serialise; equal input gives equal bytes, so content can be recognised by its CRC."""
     assert len(kind) == 8
     head = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
@@ -84,7 +86,11 @@ def decode_container(data: bytes | memoryview, kind: bytes, *, source: str) -> C
     if fastcrc.crc32.iscsi(stored) != crc:
         raise CorruptionError(f"{source}: container fails its CRC32C")
     try:
-        raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_length) if flags & _FLAG_ZSTD else stored
+        raw = (
+            zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_length)
+            if flags & _FLAG_ZSTD
+            else stored
+        )
         if len(raw) != raw_length:
             raise CorruptionError(f"{source}: container payload has {len(raw)} bytes, not {raw_length}")
         return _parse_payload(raw)

@@ -50,10 +50,11 @@ RUN_DTYPE = np.dtype([
 
 QUEUE_STATE_DTYPE = np.dtype([
     ("topic", "<u4"), ("queue_id", "<i4"), ("generation", "<u4"),
-    ("flags", "<u4"),                # QUEUE_HIDDEN | QUEUE_LMQ | QUEUE_BATCH
+    ("flags", "<u4"),                # QUEUE_HIDDEN | QUEUE_LMQ | QUEUE_BATCH | QUEUE_SUPERSEDED
     ("min_queue_offset", "<i8"),     # first archived offset of this generation
     ("end_queue_offset", "<i8"),     # one past the last archived offset
     ("end_byte", "<i8"),             # end of the TieredCommitLog
+    ("first_phys", "<i8"),           # physical offset of the first archived record
     ("end_phys", "<i8"),             # physical end of the last archived record
     ("max_store_timestamp", "<i8"),
     ("row_count", "<i8"),
@@ -63,6 +64,7 @@ QUEUE_STATE_DTYPE = np.dtype([
 QUEUE_HIDDEN = 1  # deleted at the broker, or an earlier generation: archived, not listed by default
 QUEUE_LMQ = 2
 QUEUE_BATCH = 4
+QUEUE_SUPERSEDED = 8  # belongs to a log line that ended; its next record starts a new generation
 
 OBJECT_DTYPE = np.dtype([
     ("key", "<u4"),                  # index into the container's string list ``object_keys``
@@ -94,12 +96,12 @@ class GapReason(IntEnum):
 
 
 ROW_COLUMNS = {
-    "size": np.dtype("<i4"),             # bytes of the stored record
+    "size": np.dtype("<i4"),  # bytes of the stored record
     "tags_code": np.dtype("<i8"),
     "store_timestamp": np.dtype("<i8"),  # ms since the epoch
-    "phys": np.dtype("<i8"),             # physical commitlog offset
-    "queue_offset": np.dtype("<i8"),     # base offset of the row
-    "inner_num": np.dtype("<i4"),        # queue offsets the row spans; 1 but in BatchCQ
+    "phys": np.dtype("<i8"),  # physical commitlog offset
+    "queue_offset": np.dtype("<i8"),  # base offset of the row
+    "inner_num": np.dtype("<i4"),  # queue offsets the row spans; 1 but in BatchCQ
 }
 """Consume-queue columns of a row, in the order they are stored. LMQ rows add ``parent`` (index into the footer's
 queue table, i4) and ``parent_queue_offset`` (i8)."""

@@ -1,17 +1,18 @@
 """What the archive asks of an object store. Every object is immutable; there is no plain overwrite.
 
-Errors are tiered.errors only: NotFoundError (key or bucket absent), AlreadyExistsError, ThrottledError (refused
-before any effect), UnansweredError (effect unknown), AccessDeniedError, RefusedRequestError, StoreFullError.
+Errors are tiered.errors only: NotFoundError (key or bucket absent), AlreadyExistsError, ThrottledError
+(refused before any effect), UnansweredError (effect unknown), AccessDeniedError, RefusedRequestError,
+StoreFullError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
 Body = Sequence[Buffer]
-"""An object's bytes as consecutive pieces; never copied by the caller, never changed until the call returns."""
+"""An object's bytes as consecutive pieces; not copied, so never changed until the call returns."""
 
 
 class ObjectInfo(NamedTuple):
@@ -23,7 +24,7 @@ class ObjectInfo(NamedTuple):
 
 
 class ObjectStore(Protocol):
-    """A flat key space under one URL. Thread-safe. Keys are ASCII ``[A-Za-z0-9._/-]``, relative to the URL's prefix."""
+    """A flat key space under one URL. Thread-safe. Keys: ``[A-Za-z0-9._/-]``, below the URL's prefix."""
 
     @property
     def url(self) -> str:
@@ -63,5 +64,39 @@ class ObjectStore(Protocol):
         ...
 
     def close(self) -> None:
+        """Release connections. Idempotent."""
+        ...
+
+
+class AsyncObjectStore(Protocol):
+    """The read half of ObjectStore for an event loop. Same keys, same errors, same meanings.
+
+    Cancelling a call closes its connection; nothing needs undoing.
+    """
+
+    @property
+    def url(self) -> str:
+        """The address without secrets, for messages."""
+        ...
+
+    async def get(self, key: str) -> bytes:
+        """The whole object."""
+        ...
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``; a shorter answer is a CorruptionError."""
+        ...
+
+    async def get_tail(self, key: str, length: int) -> bytes:
+        """The last ``length`` bytes, or the whole object when it is smaller."""
+        ...
+
+    def list(
+        self, prefix: str, *, start_after: str = "", limit: int | None = None
+    ) -> AsyncIterator[ObjectInfo]:
+        """Keys with ``prefix`` in ascending byte order, beginning after ``start_after``."""
+        ...
+
+    async def close(self) -> None:
         """Release connections. Idempotent."""
         ...

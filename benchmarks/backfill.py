@@ -1,0 +1,71 @@
+"""``tiered backfill`` of one store into one place, measured as a whole process, start to exit.
+
+Owns the command line and what is read from outside (wall, CPU, memory, page cache, requests, objects). Does
+not own judging the figures (report.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.archive_targets import ArchiveTarget, StoredObjects
+from benchmarks.machine import ChildRun, log_files, resident_bytes, run_child
+from benchmarks.stores import BenchStore
+
+TIERED = Path(sys.executable).parent / "tiered"
+NAMES = ["--cluster", "BenchCluster", "--broker", "bench-a"]
+
+
+class BackfillFailedError(RuntimeError):
+    """The archiver, or the check of what it wrote, ended with an error."""
+
+
+@dataclass(frozen=True)
+class BackfillResult:
+    """One whole run."""
+
+    run: ChildRun
+    stored: StoredObjects
+    requests: dict[str, int] | None
+    resident_before_bytes: int
+    resident_after_bytes: int
+    """The store's commitlog in the page cache."""
+
+    @property
+    def memory_growth(self) -> float:
+        """Peak of the second half of the run over the peak of the first: 1.0 is flat."""
+        samples = self.run.rss_samples
+        middle_s = self.run.wall_s / 2
+        early = max((rss for at, rss in samples if at <= middle_s), default=0)
+        late = max((rss for at, rss in samples if at > middle_s), default=0)
+        return late / early if early else 0.0
+
+
+def run_backfill(store: BenchStore, target: ArchiveTarget, work: Path) -> BackfillResult:
+    """Archive ``store`` into ``target``. Raises BackfillFailedError with the program's own words."""
+    files = log_files(store.path)
+    before = resident_bytes(files)
+    requests_before = target.requests()
+    child = _run(["backfill", str(store.path), target.url, *NAMES], target, work)
+    requests_after = target.requests()
+    requests = None
+    if requests_before is not None and requests_after is not None:
+        served = {name: count - requests_before.get(name, 0) for name, count in requests_after.items()}
+        requests = {name: count for name, count in served.items() if count}
+    return BackfillResult(child, target.stored(), requests, before, resident_bytes(files))
+
+
+def verify(target: ArchiveTarget, work: Path) -> ChildRun:
+    """``tiered verify --full --strict``: every checksum, contiguity, no leftovers."""
+    return _run(["verify", target.url, "--full", "--strict", *NAMES], target, work)
+
+
+def _run(arguments: list[str], target: ArchiveTarget, work: Path) -> ChildRun:
+    command = [str(TIERED), *arguments, *target.arguments]
+    environment = {**target.environment, "XDG_STATE_HOME": str(work / "state")}
+    child = run_child(command, environment=environment, friends=target.server_pids)
+    if child.exit_code != 0:
+        raise BackfillFailedError(f"{' '.join(command)}: exit code {child.exit_code}\n{child.output[-4000:]}")
+    return child

@@ -1,0 +1,248 @@
+"""How fast and how dear archiving is: ``python -m benchmarks.offload --out results.jsonl``.
+
+In one run, on the same stores: ``cp`` + fsync, the parts of the write path alone on two threads, ``tiered
+backfill`` as a whole process into each target, and (``--peer DIR``) RocketMQ's own tiered store, tuned.
+Medians over ``--runs``, ratios against the targets, every figure as a JSON line. An unmeasured run fills the
+kernel cache; figures carry what others used meanwhile (``others_cores``). Owns the order of measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.archive_targets import open_target
+from benchmarks.backfill import BackfillResult, run_backfill, verify
+from benchmarks.machine import copy_and_fsync, drop_from_page_cache, log_files, note, run_child, warm
+from benchmarks.peer import Peer, PeerResult
+from benchmarks.report import CycleSizes, Row, summarize, table
+from benchmarks.stores import PROFILES, BenchStore, StoreProfile, ensure_store
+from tiered.settings.sections import OffloadSettings
+
+SOAK_STORES = ("L",)
+HOT_TAIL_BYTES = 1 << 30
+"""Of a soak store, the newest bytes are in the page cache beforehand, as beside a running broker."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure and where to work."""
+
+    profiles: list[StoreProfile]
+    targets: list[str]
+    runs: int
+    work: Path
+    peer: Peer | None
+    verify: bool
+
+
+def main() -> int:
+    """Measure, print the table, return 1 when a target is missed."""
+    options = _parser().parse_args()
+    plan = _plan(options)
+    plan.work.mkdir(parents=True, exist_ok=True)
+    _fill_kernel_cache(plan)
+    rows: list[Row] = []
+    with options.out.open("a", encoding="utf-8") as out:
+        for row in measure(plan):
+            rows.append(row)
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            note(json.dumps({name: value for name, value in row.items() if name != "requests"}))
+        settings = OffloadSettings()
+        summaries = summarize(rows, CycleSizes(settings.batch_bytes, settings.split_bytes))
+        out.writelines(json.dumps(summary) + "\n" for summary in summaries)
+    print(table(summaries))
+    return int(any(summary["missed"] for summary in summaries))
+
+
+def measure(plan: Plan) -> Iterator[Row]:
+    """Rows as they are measured; the ways of moving the same bytes take turns in every run."""
+    for profile in plan.profiles:
+        is_soak = profile.name in SOAK_STORES
+        make = plan.peer.make_store if plan.peer and not is_soak else None
+        note(
+            f"store {profile.name}: {profile.messages:,} × {profile.body_bytes} B, {profile.queues:,} queues"
+        )
+        store = ensure_store(plan.work, profile, make)
+        for number in range(1 if is_soak else plan.runs):
+            common: Row = {"store": profile.name, "run": number, "made_by": store.made_by}
+            warm(store.path)
+            yield common | _copy(store, plan)
+            yield common | _parts(store, plan)
+            for target in plan.targets:
+                yield common | _backfill(store, target, plan, check=number == 0, is_soak=is_soak)
+            if plan.peer and profile.queues <= 2_000 and not is_soak:
+                warm(store.path)
+                yield common | _peer_row(plan.peer.dispatch(store))
+
+
+def _copy(store: BenchStore, plan: Plan) -> Row:
+    os.sync()
+    wall_s, cpu_s = copy_and_fsync(store.path, plan.work / "copy", store.log_bytes)
+    return {
+        "what": "copy",
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+        "mb_per_s": round(store.log_bytes / 1e6 / wall_s, 1),
+    }
+
+
+def _parts(store: BenchStore, plan: Plan) -> Row:
+    """In a process of its own, so that its memory and its threads are nobody else's."""
+    os.sync()
+    output = plan.work / "parts"
+    child = run_child([sys.executable, "-m", "benchmarks.parts", str(store.path), str(output)])
+    shutil.rmtree(output, ignore_errors=True)
+    if child.exit_code != 0:
+        raise RuntimeError(child.output)
+    found: Row = json.loads(child.output.splitlines()[-1])
+    return {"what": "parts", "others_cores": child.others_cores, **found}
+
+
+def _backfill(store: BenchStore, target_name: str, plan: Plan, *, check: bool, is_soak: bool) -> Row:
+    with open_target(target_name, plan.work) as target:
+        if is_soak:
+            _leave_hot_tail(store)
+        else:
+            warm(store.path)
+        os.sync()
+        result = run_backfill(store, target, plan.work)
+        again = run_backfill(store, target, plan.work)
+        row = _backfill_row(store, target_name, result, again) | {"is_soak": is_soak}
+        if check and plan.verify:
+            row["verify_wall_s"] = round(verify(target, plan.work).wall_s, 3)
+    return row
+
+
+def _backfill_row(store: BenchStore, target: str, result: BackfillResult, again: BackfillResult) -> Row:
+    """``again`` found everything archived: what it took is the process without the work."""
+    run, stored, messages = result.run, result.stored, store.profile.messages
+    work_s = max(1e-3, run.wall_s - again.run.wall_s)
+    work_cpu_s = max(1e-3, run.cpu_s - again.run.cpu_s)
+    puts = sum(
+        count for name, count in (result.requests or {}).items() if name in ("PutObject", "PutObjectPart")
+    )
+    return {
+        "what": "backfill",
+        "target": target,
+        "twin": store.profile.twin,
+        "messages": messages,
+        "log_bytes": store.log_bytes,
+        "wall_s": round(run.wall_s, 3),
+        "user_s": round(run.user_s, 3),
+        "system_s": round(run.system_s, 3),
+        "messages_per_s": round(messages / run.wall_s),
+        "work_messages_per_s": round(messages / work_s),
+        "work_cpu_us_per_message": round(work_cpu_s * 1e6 / messages, 3),
+        "again_wall_s": round(again.run.wall_s, 3),
+        "again_cpu_s": round(again.run.cpu_s, 3),
+        "again_new_data_objects": again.stored.data_objects - stored.data_objects,
+        "again_requests": again.requests,
+        "mb_per_s": round(store.log_bytes / 1e6 / run.wall_s, 1),
+        "cpu_us_per_message": round(run.cpu_s * 1e6 / messages, 3),
+        "peak_rss_bytes": run.peak_rss_bytes,
+        "peak_anonymous_bytes": run.peak_anonymous_bytes,
+        "memory_growth": round(result.memory_growth, 3),
+        "data_objects": stored.data_objects,
+        "data_bytes": stored.data_bytes,
+        "catalog_objects": stored.catalog_objects,
+        "objects": stored.counts,
+        "stored_ratio": round(store.log_bytes / max(1, stored.data_bytes), 3),
+        "requests": result.requests,
+        "puts_beyond_objects": max(0, puts - sum(stored.counts.values())) if result.requests else 0,
+        "resident_before_bytes": result.resident_before_bytes,
+        "resident_after_bytes": result.resident_after_bytes,
+        "resident_change": round(
+            abs(result.resident_after_bytes - result.resident_before_bytes)
+            / max(1, result.resident_before_bytes),
+            4,
+        ),
+        "others_cores": run.others_cores,
+    }
+
+
+def _peer_row(result: PeerResult) -> Row:
+    return {
+        "what": "peer",
+        "messages": result.messages,
+        "messages_per_s": round(result.messages_per_s),
+        "messages_per_s_with_index": round(result.messages / (result.register_s + result.with_index_s)),
+        "cpu_us_per_message": round(result.cpu_us_per_message, 3),
+        "peak_rss_bytes": result.peak_rss_bytes,
+        "metadata_mb": result.metadata_mb,
+        "others_cores": result.others_cores,
+    }
+
+
+def _leave_hot_tail(store: BenchStore) -> None:
+    files = log_files(store.path)
+    drop_from_page_cache(files)
+    left = min(HOT_TAIL_BYTES, store.log_bytes)
+    for path in reversed(files):
+        used = min(path.stat().st_size, max(0, store.log_bytes - int(path.name)))
+        with path.open("rb") as file:
+            file.seek(max(0, used - left))
+            left -= len(file.read(min(left, used)))
+
+
+def _fill_kernel_cache(plan: Plan) -> None:
+    """Compile what is not compiled yet, by archiving a small store and running the parts on it."""
+    profile = PROFILES["A"].scaled(0.001)
+    store = ensure_store(plan.work, profile)
+    with open_target("file", plan.work) as target:
+        result = run_backfill(store, target, plan.work)
+    _parts(store, plan)
+    note(f"kernels ready (first start of the program took {result.run.wall_s:.1f} s)")
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    profiles = [PROFILES[name].scaled(options.messages_scale) for name in options.stores.split(",")]
+    peer = None
+    if options.peer is not None:
+        peer = Peer(options.peer.resolve(), options.jars.resolve(), (options.work / "peer-work").resolve())
+        if missing := peer.missing():
+            note(f"without the peer: {missing}")
+            peer = None
+    targets = options.targets.split(",")
+    work = options.work.resolve()
+    return Plan(profiles, targets, options.runs, work, peer, not options.no_verify)
+
+
+def _parser() -> argparse.ArgumentParser:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-tiered"
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.offload", description=main.__doc__)
+    parser.add_argument("--stores", default="A,B,C,D,E", help=f"of {','.join(PROFILES)} (default: all but L)")
+    parser.add_argument(
+        "--messages-scale", type=float, default=1.0, help="share of the messages of each store"
+    )
+    parser.add_argument("--targets", default="file,minio", help="where to archive to")
+    parser.add_argument(
+        "--runs", type=int, default=3, help="measure everything this often; medians are shown"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("offload.jsonl"), help="results, one JSON object a line"
+    )
+    parser.add_argument("--work", type=Path, default=cache / "bench", help="stores are kept here")
+    default_peer = os.environ.get("PEER_DIR")
+    parser.add_argument(
+        "--peer",
+        type=Path,
+        default=Path(default_peer) if default_peer else None,
+        help="directory of the Java peer's harness (default: $PEER_DIR)",
+    )
+    parser.add_argument(
+        "--jars", type=Path, default=cache / "jars", help="jars of RocketMQ, a directory a version"
+    )
+    parser.add_argument("--no-verify", action="store_true", help="do not check what was written")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""The parts of the write path alone: ``python -m benchmarks.parts STORE OUTPUT`` prints one JSON line.
+
+Read, scan, split, gather, compress the blocks an archive would hold, checksum them, write them with the key
+hashes, fsync; each thread takes whole cycles by itself, nothing waits for order, there is no catalog. What two
+threads reach so is the bound the archiver is compared with. Owns the wiring; the parts are the archiver's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fastcrc
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from benchmarks.machine import log_files
+from tiered.kernels.gather import cut_blocks, gather_rows
+from tiered.kernels.queue_table import QueueTable
+from tiered.kernels.record_columns import RecordColumns, StopReason
+from tiered.kernels.scan import scan_log
+from tiered.kernels.split import SplitScratch, cut_runs, split_by_queue
+from tiered.settings.sections import OffloadSettings
+
+THREADS = 2
+PARTS = ("read", "scan", "split", "gather", "compress", "checksum", "write")
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """Whole records of one file."""
+
+    path: Path
+    file_begin_phys: int
+    file_end_phys: int
+    offset: int
+    length: int
+
+
+@dataclass
+class Tally:
+    """What one thread did; CPU seconds by part."""
+
+    messages: int = 0
+    stored_bytes: int = 0
+    blocks: int = 0
+    cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count this thread's CPU under ``name``."""
+        before = time.thread_time()
+        yield
+        self.cpu_s[name] += time.thread_time() - before
+
+
+class Worker:
+    """One thread's buffers, reused from range to range."""
+
+    def __init__(self, settings: OffloadSettings, output: Path) -> None:
+        self._settings, self._output = settings, output
+        self._arena = np.empty(settings.batch_bytes, np.uint8)
+        self._gathered = np.empty(settings.batch_bytes, np.uint8)
+        self._columns, self._table, self._scratch = RecordColumns(), QueueTable(), SplitScratch()
+        self._compressor = zstandard.ZstdCompressor(level=settings.compression_level)
+        self.tally = Tally()
+
+    def run(self, ranges: deque[LogRange]) -> None:
+        """Take ranges until there are none."""
+        while True:
+            try:
+                piece = ranges.popleft()
+            except IndexError:
+                return
+            self._do(piece)
+
+    def scan(self, piece: LogRange, *, prefix: bool = False) -> int:
+        """Read and scan; returns how many bytes are whole records."""
+        with self.tally.part("read"), piece.path.open("rb", buffering=0) as file:
+            file.seek(piece.offset)
+            length = file.readinto(self._arena.data[: piece.length])
+        with self.tally.part("scan"):
+            self._columns.reset()
+            phys = piece.file_begin_phys + piece.offset
+            stop = scan_log(
+                self._arena,
+                0,
+                length,
+                phys,
+                piece.file_end_phys,
+                self._table,
+                self._columns,
+                delay_levels_ms=None,
+            )
+        if stop.reason == StopReason.INVALID or (not prefix and stop.position != piece.length):
+            raise ValueError(f"{piece.path}: {stop}")
+        return stop.position
+
+    def _do(self, piece: LogRange) -> None:
+        self.scan(piece)
+        columns = self._columns
+        with self.tally.part("split"):
+            split = split_by_queue(columns.queue, columns.rows, len(self._table), self._scratch)
+            runs = cut_runs(split, columns)
+        with self.tally.part("gather"):
+            sizes = columns.size[split.order]
+            used = gather_rows(self._arena, columns.position[split.order], sizes, self._gathered)
+            cuts = cut_blocks(sizes, runs.rows, self._settings.block_bytes)
+        with self.tally.part("compress"):
+            blocks = self._compress(cuts, used)
+        with self.tally.part("checksum"):
+            checksums = [fastcrc.crc32.iscsi(block) for block in blocks]
+        with self.tally.part("write"):
+            self._write(piece, blocks)
+        self.tally.messages += columns.rows
+        self.tally.blocks += len(checksums)
+
+    def _compress(self, cuts: NDArray[np.int64], used: int) -> list[memoryview]:
+        segments = np.empty((len(cuts), 2), np.uint64)
+        segments[:, 0] = cuts
+        segments[:, 1] = np.diff(np.append(cuts, used))
+        given = zstandard.BufferWithSegments(self._gathered.data[:used], segments.tobytes())
+        stored = self._compressor.multi_compress_to_buffer(given)
+        return [memoryview(stored[number]) for number in range(len(stored))]
+
+    def _write(self, piece: LogRange, blocks: list[memoryview]) -> None:
+        path = self._output / f"{piece.file_begin_phys + piece.offset:020d}"
+        with path.open("wb", buffering=0) as file:
+            for at in range(0, len(blocks), 512):
+                self.tally.stored_bytes += os.writev(file.fileno(), blocks[at : at + 512])
+            keys = self._columns.key_hashes[: self._columns.keys]
+            self.tally.stored_bytes += file.write(keys.data.cast("B"))
+            os.fsync(file.fileno())
+
+
+def cut_ranges(store: Path, settings: OffloadSettings, output: Path) -> deque[LogRange]:
+    """The commitlog in pieces of at most one cycle, at record boundaries; compiles kernels on the way."""
+    scout = Worker(settings, output)
+    ranges: deque[LogRange] = deque()
+    for path in log_files(store):
+        begin, size, offset = int(path.name), path.stat().st_size, 0
+        while offset < size:
+            wanted = min(settings.batch_bytes, size - offset)
+            length = scout.scan(LogRange(path, begin, begin + size, offset, wanted), prefix=True)
+            if length == 0:
+                break
+            ranges.append(LogRange(path, begin, begin + size, offset, length))
+            offset += length
+    return ranges
+
+
+def measure(
+    store: Path, output: Path, settings: OffloadSettings, threads: int = THREADS
+) -> dict[str, object]:
+    """Run all parts over the store once."""
+    output.mkdir(parents=True, exist_ok=True)
+    ranges = cut_ranges(store, settings, output)
+    log_bytes, count = sum(piece.length for piece in ranges), len(ranges)
+    workers = [Worker(settings, output) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        cpu, started = time.process_time(), time.perf_counter()
+        for running in [pool.submit(worker.run, ranges) for worker in workers]:
+            running.result()
+    wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+    messages = sum(worker.tally.messages for worker in workers)
+    parts = {name: sum(worker.tally.cpu_s[name] for worker in workers) for name in PARTS}
+    stored_bytes = sum(worker.tally.stored_bytes for worker in workers)
+    return {
+        "messages": messages,
+        "cycles": count,
+        "blocks": sum(worker.tally.blocks for worker in workers),
+        "wall_s": round(wall_s, 4),
+        "cpu_s": round(cpu_s, 4),
+        "messages_per_s": round(messages / wall_s),
+        "mb_per_s": round(log_bytes / 1e6 / wall_s, 1),
+        "cpu_us_per_message": round(cpu_s * 1e6 / messages, 4),
+        "stored_bytes": stored_bytes,
+        "stored_ratio": round(log_bytes / stored_bytes, 3),
+        "thread_cpu_s": {name: round(value, 4) for name, value in parts.items()},
+    }
+
+
+def main() -> None:
+    """Measure one store."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parts", description=main.__doc__)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("output", type=Path, help="directory for what is written")
+    options = parser.parse_args()
+    print(json.dumps(measure(options.store, options.output, OffloadSettings())))
+
+
+if __name__ == "__main__":
+    main()

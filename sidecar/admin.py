@@ -1,0 +1,120 @@
+"""The admin HTTP server: /metrics, /health, /ready, /status.json; GET only, 127.0.0.1 unless told otherwise.
+
+Owns the socket, the routes and their codes. Does not own what the answers say (an AdminSource does).
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Protocol
+
+from tiered.errors import AccessDeniedError, UsageError
+
+CONNECTIONS_MAX = 16
+REQUEST_TIMEOUT_S = 10
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class AdminSource(Protocol):
+    """Where answers come from. Methods are called from the server's threads and must not block for long."""
+
+    def health(self) -> tuple[bool, str]:
+        """Whether the process works at all, and why (not)."""
+        ...
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether it is the archive's writer and moving, and why (not)."""
+        ...
+
+    def status_json(self) -> bytes:
+        """The whole status."""
+        ...
+
+    def metrics(self) -> bytes:
+        """The Prometheus text format."""
+        ...
+
+
+class AdminServer:
+    """Serves an AdminSource until closed."""
+
+    def __init__(self, host: str, port: int, source: AdminSource) -> None:
+        handler = type("Handler", (_Handler,), {"source": source})
+        try:
+            self._server = _BoundedServer((host, port), handler)
+        except OSError as error:
+            message = f"cannot listen on {host}:{port}: {error.strerror or error}"
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise AccessDeniedError(message, hint="set admin.port") from None
+            raise UsageError(message, hint="set admin.port (0: any free port)") from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="admin", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """``http://host:port`` really bound."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        super().__init__(address, handler)
+
+    def process_request(self, request: object, client_address: object) -> None:
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)  # type: ignore[arg-type]
+            return
+        super().process_request(request, client_address)  # type: ignore[arg-type]
+
+    def process_request_thread(self, request: object, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away in mid-answer is not an event."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    source: AdminSource
+    timeout = REQUEST_TIMEOUT_S
+    server_version = "rocketmq-tiered"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self.path.split("?", 1)[0]
+        if path == "/metrics":
+            self._answer(200, METRICS, self.source.metrics())
+        elif path == "/status.json":
+            self._answer(200, JSON, self.source.status_json())
+        elif path in ("/health", "/ready"):
+            good, why = self.source.health() if path == "/health" else self.source.readiness()
+            self._answer(200 if good else 503, TEXT, f"{why}\n".encode())
+        else:
+            self._answer(404, TEXT, b"/metrics /health /ready /status.json\n")
+
+    def _answer(self, code: int, content_type: str, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged: a scrape every few seconds would drown what matters."""

@@ -1,0 +1,111 @@
+"""The `tiered` command: picks the verb's module, runs it, turns errors into one line and an exit code.
+
+Owns dispatch and the shape of an error. Does not own any verb (one module each in this package). Only the
+chosen verb is imported, so that a one-shot command starts fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+from types import ModuleType
+
+from tiered.errors import TieredError
+
+EXIT_INTERRUPTED = 130
+EXIT_INTERNAL = 70
+
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("sidecar.cli.run", "follow a broker and archive its messages until stopped"),
+    "backfill": ("sidecar.cli.backfill", "archive what a store directory holds, once"),
+    "status": ("sidecar.cli.status", "how far the archive is behind the broker"),
+    "ls": ("sidecar.cli.ls", "list what an archive holds"),
+    "cat": ("sidecar.cli.cat", "print archived messages"),
+    "verify": ("sidecar.cli.verify", "check an archive"),
+    "gc": ("sidecar.cli.gc", "remove garbage from an archive (dry-run by default)"),
+    "config": ("sidecar.cli.config_check", "check settings and print what is in force"),
+}
+"""Verb -> (module with `add_arguments` and `execute`, one-line help)."""
+
+EXIT_CODES = (
+    "exit codes: 0 ok, 1 anomalies found, 2 wrong usage or configuration, 3 does not exist, "
+    "4 temporarily unavailable, 5 fenced by another writer"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    verb, rest = _split_verb(given)
+    if verb is None:
+        return 2
+    module_name, help_text = VERBS[verb]
+    module = importlib.import_module(module_name)
+    parser = argparse.ArgumentParser(
+        prog=f"tiered {verb}", description=help_text, epilog=EXIT_CODES, allow_abbrev=False
+    )
+    module.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="print the Python trace of an error")
+    return _execute(module, parser.parse_args(rest))
+
+
+def _split_verb(given: list[str]) -> tuple[str | None, list[str]]:
+    """The verb and what follows it. Help and version end the process as argparse does."""
+    parser = argparse.ArgumentParser(
+        prog="tiered",
+        description="Tiered storage for Apache RocketMQ: archive a broker's messages and read them back.",
+        epilog=_verb_table(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("verb", choices=list(VERBS), metavar="VERB", help="what to do; see below")
+    if not given:
+        parser.print_help(sys.stderr)
+        return None, []
+    if given[0] in VERBS:
+        return given[0], given[1:]
+    return str(parser.parse_args(given[:1]).verb), given[1:]
+
+
+def _verb_table() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {help_text}" for verb, (_, help_text) in VERBS.items()]
+    return "\n".join(["verbs (each has --help):", *lines, "", EXIT_CODES])
+
+
+def _version() -> str:
+    try:
+        return f"tiered {metadata.version('rocketmq-tiered')}"
+    except metadata.PackageNotFoundError:
+        return "tiered (not installed)"
+
+
+def _execute(module: ModuleType, options: argparse.Namespace) -> int:
+    try:
+        code = int(module.execute(options))
+        sys.stdout.flush()
+    except TieredError as error:
+        return _report(options, " ".join(str(error).split()), error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output has gone (`tiered cat … | head`): no complaint, also none at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return _report(options, "interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        message = f"internal error, {type(error).__name__}: {' '.join(str(error).split())}"
+        return _report(options, f"{message}; please report it with the output of --debug", EXIT_INTERNAL)
+    return code
+
+
+def _report(options: argparse.Namespace, message: str, code: int) -> int:
+    if options.debug:
+        traceback.print_exc()
+    print(f"tiered: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,89 @@
+"""Arguments that several verbs share, and turning them into settings.
+
+Owns the flags that are spelled like settings. Does not own verbs' own arguments nor the merge order
+(tiered.settings).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, NamedTuple
+
+from tiered.settings.load import LoadedSettings, flag_assignments, load_settings
+
+
+class SettingFlag(NamedTuple):
+    """A flag that sets one setting."""
+
+    option: str
+    key: str
+    meaning: str
+
+
+NAME_FLAGS = (
+    SettingFlag("--cluster", "archive.cluster", "cluster name (default: when unique)"),
+    SettingFlag("--broker", "archive.broker", "broker name (default: when unique)"),
+)
+STORE_FLAGS = (
+    SettingFlag("--endpoint-url", "object_store.endpoint_url", "S3 endpoint when it is not AWS"),
+    SettingFlag("--region", "object_store.region", "S3 region"),
+)
+BROKER_FLAGS = (
+    SettingFlag("--broker-conf", "broker.conf_path", "the broker's broker.conf"),
+    SettingFlag("--broker-address", "broker.address", "host:port of the broker's remoting port"),
+)
+TOPIC_FLAGS = (
+    SettingFlag("--include", "topics.include", "pattern of topics to archive, comma-separated"),
+    SettingFlag("--exclude", "topics.exclude", "pattern of topics not to archive, comma-separated"),
+)
+_KNOWN = {flag.key: flag.option for flag in (*NAME_FLAGS, *STORE_FLAGS, *BROKER_FLAGS, *TOPIC_FLAGS)} | {
+    "topics.include_system": "--include-system",
+    "archive.take_over": "--take-over",
+    "archive.url": "ARCHIVE_URL",
+    "broker.store_path": "STORE",
+    "process.state_dir": "--state-dir",
+}
+
+
+def add_setting_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
+    """``--config``, ``--set`` and the named flags of ``groups``."""
+    parser.add_argument("--config", metavar="FILE", help="TOML settings file (default: $TIERED_CONFIG)")
+    parser.add_argument(
+        "--set", dest="assignments", metavar="SECTION.KEY=VALUE", action="append", default=[],
+        help="set any setting (docs/SETTINGS.md); may be repeated",
+    )  # fmt: skip
+    for flag in (flag for group in groups for flag in group):
+        parser.add_argument(flag.option, dest=flag.key, metavar="VALUE", default=None, help=flag.meaning)
+
+
+def add_archive(parser: argparse.ArgumentParser) -> None:
+    """The positional ARCHIVE_URL and the flags that choose an archive in it."""
+    parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
+    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS)
+
+
+def add_writer_flags(parser: argparse.ArgumentParser) -> None:
+    """Switches of the verbs that write an archive."""
+    parser.add_argument(
+        "--include-system", dest="topics.include_system", action="store_const", const="true", default=None,
+        help="archive RocketMQ's own topics too",
+    )  # fmt: skip
+    parser.add_argument(
+        "--take-over", dest="archive.take_over", action="store_const", const="true", default=None,
+        help="become the archive's writer although another instance is (that one is fenced)",
+    )  # fmt: skip
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def settings_of(options: argparse.Namespace) -> LoadedSettings:
+    """The settings this command line means, environment and file included."""
+    flags: dict[str, tuple[str, Any]] = flag_assignments(options.assignments)
+    for key, value in vars(options).items():
+        if "." in key and value is not None:
+            flags[key] = (_KNOWN[key], value)
+    return load_settings(options.config, environment=os.environ, flags=flags)

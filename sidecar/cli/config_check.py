@@ -1,0 +1,40 @@
+"""`tiered config check`: are the settings right, what is in force, and where did each value come from?"""
+
+from __future__ import annotations
+
+import argparse
+
+from sidecar.cli.arguments import (
+    BROKER_FLAGS,
+    NAME_FLAGS,
+    STORE_FLAGS,
+    TOPIC_FLAGS,
+    add_json,
+    add_setting_flags,
+    settings_of,
+)
+from sidecar.cli.output import print_json, print_table
+from tiered.settings.load import FIELDS, value_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The word `check` and the flags of every other verb, so that a command line can be tried."""
+    parser.add_argument("action", choices=["check"], help="the only action")
+    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS)
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print every setting; a wrong one is an error of the loader."""
+    loaded = settings_of(options)
+    effective = {
+        key: {"value": value_of(loaded.settings, key), "from": loaded.origins.get(key, "default")}
+        for key in FIELDS
+    }
+    if options.json:
+        print_json(effective)
+    else:
+        print_table(
+            ["setting", "value", "from"], [[k, repr(v["value"]), v["from"]] for k, v in effective.items()]
+        )
+    return 0

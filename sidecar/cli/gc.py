@@ -1,0 +1,44 @@
+"""`tiered gc`: which objects of an archive are garbage, and (with --apply) their removal."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from sidecar.archive import open_for_reading
+from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.cli.output import print_json
+from tiered.catalog.garbage import run_gc
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, --apply and the grace period."""
+    add_archive(parser)
+    parser.add_argument("--apply", action="store_true", help="really delete (default: only list)")
+    parser.add_argument(
+        "--grace", dest="gc.grace_ms", metavar="DURATION", help="keep doomed objects this long, such as 72h"
+    )
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print what is, or was, deleted."""
+    settings = settings_of(options).settings
+    with open_for_reading(options.url, settings) as archive:
+        plan = run_gc(
+            archive.store, archive.state, apply=options.apply, grace_ms=settings.gc.grace_ms, clock=_now_ms
+        )
+    document: dict[str, Any] = {"applied": options.apply, "delete": sorted(plan.delete)}
+    if options.json:
+        print_json(document)
+        return 0
+    for key in document["delete"]:
+        print(key)
+    verb = "deleted" if options.apply else "would delete (nothing was; add --apply)"
+    print(f"{archive.title}: {verb} {len(plan.delete)} objects")
+    return 0
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

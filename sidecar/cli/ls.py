@@ -1,0 +1,58 @@
+"""`tiered ls`: which queues does an archive hold, and how much of each?"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+
+from sidecar.archive import QueueListing, list_queues, open_for_reading
+from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.cli.output import print_json, print_table, size_text, time_text
+from tiered.errors import NotFoundError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, a pattern, and whether hidden queues count."""
+    add_archive(parser)
+    parser.add_argument("--topic", metavar="PATTERN", default="*", help="only topics that match")
+    parser.add_argument(
+        "--hidden", action="store_true", help="also queues of deleted topics and earlier generations"
+    )
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the queues in order of name."""
+    with open_for_reading(options.url, settings_of(options).settings) as archive:
+        found = [
+            queue
+            for queue in list_queues(archive.state, hidden=options.hidden)
+            if fnmatch.fnmatchcase(queue.topic, options.topic)
+        ]
+        if not found and options.topic != "*":
+            raise NotFoundError(
+                f"no topic matches {options.topic}", hint="tiered ls without --topic shows all"
+            )
+        if options.json:
+            print_json({
+                "cluster": archive.cluster, "broker": archive.broker, "version": archive.state.version,
+                "epoch": archive.state.epoch, "committedPhys": archive.state.cursor.phys,
+                "queues": [queue.to_json() for queue in found],
+            })  # fmt: skip
+        else:
+            _print(archive.title, found)
+    return 0
+
+
+def _print(title: str, queues: list[QueueListing]) -> None:
+    print_table(
+        ["topic", "queue", "generation", "min", "max", "messages", "bytes", "newest", "kind"],
+        [
+            [q.topic, q.queue_id, q.generation, q.min_offset, q.max_offset, q.messages, size_text(q.bytes),
+             time_text(q.newest_ms), q.kind]
+            for q in queues
+        ],
+    )  # fmt: skip
+    total = sum(queue.messages for queue in queues)
+    size = size_text(sum(queue.bytes for queue in queues))
+    print(f"{title}: {len(queues)} queues, {total:,} messages, {size} of messages")

@@ -1,0 +1,68 @@
+"""What commands print: tables, JSON, sizes and durations for people.
+
+Pure formatting plus writing to stdout. Data goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+
+def print_json(document: Any) -> None:
+    """One indented JSON document."""
+    text = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    sys.stdout.buffer.write(text)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Columns aligned, numbers to the right."""
+    texts = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
+    numeric = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
+    for line in (list(header), *texts):
+        cells = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+
+
+def size_text(size_bytes: float) -> str:
+    """``1.5 MiB``."""
+    amount = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(amount) < 1024 or unit == "TiB":
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    raise AssertionError("unreachable")
+
+
+def duration_text(duration_s: float | None) -> str:
+    """``3m 20s``; ``-`` when unknown."""
+    if duration_s is None:
+        return "-"
+    if duration_s < 60:
+        return f"{duration_s:.1f}s"
+    minutes, seconds = divmod(int(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02}m" if hours else f"{minutes}m {seconds:02}s"
+
+
+def time_text(timestamp_ms: int) -> str:
+    """UTC to the second; ``-`` for none."""
+    if timestamp_ms <= 0:
+        return "-"
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if _is_number(value) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

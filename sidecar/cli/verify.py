@@ -1,0 +1,50 @@
+"""`tiered verify`: is everything the catalog names there, whole, and in order?"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from sidecar.archive import open_for_reading
+from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.cli.output import print_json
+from sidecar.logs import log_plain
+from sidecar.progress import Progress
+from tiered.flat_file.verify import VerifyReport, verify_archive
+
+EXIT_ANOMALIES = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, how deep, how strict."""
+    add_archive(parser)
+    parser.add_argument("--full", action="store_true", help="read all data: every checksum, every record")
+    parser.add_argument("--strict", action="store_true", help="objects nobody refers to are anomalies too")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print anomalies and leftovers; exit 1 when there is something wrong."""
+    settings = settings_of(options).settings
+    log_plain(settings.process.log_level)
+    with (
+        open_for_reading(options.url, settings) as archive,
+        Progress("verify", 0, quiet=options.json) as progress,
+    ):
+        report = verify_archive(archive.store, full=options.full, progress=progress.update)
+    failed = bool(report.anomalies) or (options.strict and bool(report.leftovers))
+    if options.json:
+        print_json(asdict(report) | {"ok": not failed})
+    else:
+        _print(archive.title, report)
+    return EXIT_ANOMALIES if failed else 0
+
+
+def _print(title: str, report: VerifyReport) -> None:
+    for anomaly in report.anomalies:
+        print(f"anomaly: {anomaly}")
+    for key in report.leftovers:
+        print(f"leftover: {key}")
+    counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
+    verdict = "clean" if not report.anomalies else f"{len(report.anomalies)} ANOMALIES"
+    print(f"{title}: {verdict}; {counts}; leftovers {len(report.leftovers)}")

@@ -1,0 +1,142 @@
+"""One running instance per state directory: its lock, its identity, and where it can be asked.
+
+Owns the files `lock`, `instance.id` and `instance.json`. All of them are conveniences: deleting the directory
+loses nothing of the archive (a new identity then has to take the archive over).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+import orjson
+
+from tiered.errors import AccessDeniedError, NotFoundError, StoreFullError, UsageError
+
+LOCK_FILE = "lock"
+IDENTITY_FILE = "instance.id"
+DESCRIPTION_FILE = "instance.json"
+
+
+@dataclass(frozen=True)
+class InstanceDescription:
+    """What a running instance tells about itself."""
+
+    pid: int
+    admin_url: str
+    archive_url: str
+    cluster: str
+    broker: str
+    store_path: str
+    started_ms: int
+
+
+class StateDirectory:
+    """A locked state directory. Use as a context manager; the lock goes with the process at the latest."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock_fd = -1
+
+    def __enter__(self) -> StateDirectory:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise AccessDeniedError(
+                f"cannot use state directory {self.path}: {error.strerror}", hint="set process.state_dir"
+            ) from None
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+            raise UsageError(
+                f"another instance runs with state directory {self.path}",
+                hint="stop it, or set process.state_dir",
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        (self.path / DESCRIPTION_FILE).unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+    def identity(self) -> str:
+        """This instance's id, stable over restarts as long as the directory lives."""
+        path = self.path / IDENTITY_FILE
+        if path.exists() and (known := path.read_text("ascii").strip()):
+            return known
+        fresh = secrets.token_hex(8)
+        _write_whole(path, fresh.encode())
+        return fresh
+
+    def describe(self, description: InstanceDescription) -> None:
+        """Publish where this instance can be asked."""
+        _write_whole(self.path / DESCRIPTION_FILE, orjson.dumps(asdict(description)))
+
+
+def default_state_dir(environment: Mapping[str, str], cluster: str, broker: str) -> Path:
+    """``$XDG_STATE_HOME/rocketmq-tiered/<cluster>/<broker>``."""
+    return state_root(environment) / _path_component(cluster) / _path_component(broker)
+
+
+def state_root(environment: Mapping[str, str]) -> Path:
+    """The directory below which default state directories are."""
+    base = environment.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "rocketmq-tiered"
+
+
+def running_instance(path: Path) -> InstanceDescription:
+    """The description left by the instance that holds ``path``. NotFoundError when none runs there."""
+    none_runs = NotFoundError(
+        f"no instance runs with state directory {path}", hint="start one with tiered run"
+    )
+    try:
+        with (path / LOCK_FILE).open("rb") as lock:
+            if _can_lock(lock.fileno()):
+                raise none_runs
+        return InstanceDescription(**orjson.loads((path / DESCRIPTION_FILE).read_bytes()))
+    except (FileNotFoundError, NotADirectoryError):
+        raise none_runs from None
+    except PermissionError as error:
+        raise AccessDeniedError(f"cannot read {error.filename}", hint="run as the instance's user") from None
+
+
+def running_instances(root: Path) -> list[InstanceDescription]:
+    """All instances with a default state directory below ``root``."""
+    found = []
+    for description in sorted(root.glob(f"*/*/{DESCRIPTION_FILE}")):
+        try:
+            found.append(running_instance(description.parent))
+        except NotFoundError:
+            continue
+    return found
+
+
+def _can_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Replace ``path`` so that a reader sees the old or the new content, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.rename(path)
+    except OSError as error:
+        raise StoreFullError(f"cannot write {path}: {error.strerror}", hint="free space there") from None
+
+
+def _path_component(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else f"%{ord(c):02x}" for c in name) or "%"

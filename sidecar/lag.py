@@ -1,0 +1,151 @@
+"""How far each queue's archive is behind: messages, bytes and the age of the oldest message not archived.
+
+Counts what lies between the dispatch offset and a physical end: from the consume queues as far as they
+reach, and by scanning the commitlog above them (a live RocksDB store shows no consume queue at all). The
+scan is bounded; where it ends early, totals say so by being None. Reads only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
+from tiered.kernels.queue_table import QueueTable
+from tiered.model.queue import TopicFilter
+from tiered.model.tables import Table
+from uploader.log_batch import LogBatch
+from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
+
+SCAN_BYTES_MAX = 64 * 1024 * 1024
+CHUNK_BYTES = 8 * 1024 * 1024
+_BORN_V6 = 0x10
+_SYS_FLAG = struct.Struct(">i")
+_TIMESTAMP = struct.Struct(">q")
+_SYS_FLAG_AT = 36
+_BORN_HOST_AT = 48
+
+
+@dataclass
+class QueueLag:
+    """One queue's part of the lag. ``oldest_ms``: store timestamp of its first message that is not
+    archived."""
+
+    messages: int = 0
+    bytes: int = 0
+    oldest_ms: int = 0
+
+
+@dataclass
+class Lag:
+    """The lag of all queues. ``is_complete`` is False when the scan ended before the physical end asked
+    for."""
+
+    queues: dict[tuple[str, int], QueueLag] = field(default_factory=dict)
+    is_complete: bool = True
+
+    @property
+    def messages(self) -> int | None:
+        """All queues together; None when not everything was counted."""
+        return sum(queue.messages for queue in self.queues.values()) if self.is_complete else None
+
+    def oldest_ms(self) -> int | None:
+        """Store timestamp of the oldest message that is not archived; None when nothing is behind."""
+        return min((queue.oldest_ms for queue in self.queues.values() if queue.oldest_ms), default=None)
+
+    def add(self, topic: str, queue_id: int, counted: QueueLag) -> None:
+        """Count ``counted`` for one queue; earlier calls are for earlier records."""
+        lag = self.queues.setdefault((topic, queue_id), QueueLag())
+        lag.messages += counted.messages
+        lag.bytes += counted.bytes
+        lag.oldest_ms = lag.oldest_ms or counted.oldest_ms
+
+
+def measure_lag(
+    log: CommitLog, index: ConsumeQueueIndex, topic_filter: TopicFilter, committed_phys: int, end_phys: int
+) -> Lag:
+    """Count what is in [committed_phys, end_phys) per queue."""
+    lag = Lag()
+    if committed_phys >= end_phys:
+        return lag
+    shown_phys = min(index.frontier_phys(at_least=end_phys), end_phys)
+    if shown_phys > committed_phys:
+        _count_units(lag, index.units_between(committed_phys, shown_phys), log, topic_filter)
+    _count_scanned(lag, log, topic_filter, max(committed_phys, shown_phys), end_phys)
+    return lag
+
+
+def _count_units(
+    lag: Lag, units_by_queue: Mapping[tuple[str, int], Table], log: CommitLog, topic_filter: TopicFilter
+) -> None:
+    for (topic, queue_id), units in units_by_queue.items():
+        if len(units) and topic_filter.admits(topic):
+            counted = QueueLag(
+                int(units["inner_num"].sum()),
+                int(units["size"].sum(dtype=np.int64)),
+                store_timestamp_at(log, int(units["phys"][0])) or 0,
+            )
+            lag.add(topic, queue_id, counted)
+
+
+def _count_scanned(
+    lag: Lag, log: CommitLog, topic_filter: TopicFilter, begin_phys: int, end_phys: int
+) -> None:
+    table = QueueTable()
+    feed = LogFeed(log, table, topic_filter, delay_levels_ms=None)
+    bound = FeedBound(end_phys, begin_phys)
+    batch = LogBatch(min(CHUNK_BYTES, end_phys - begin_phys))
+    phys = begin_phys
+    while phys < end_phys:
+        if phys - begin_phys >= SCAN_BYTES_MAX:
+            lag.is_complete = False
+            return
+        batch.reset(phys, 0)
+        outcome = FeedOutcome.MORE
+        while outcome is FeedOutcome.MORE and batch.room:
+            outcome = feed.advance(batch, bound, CHUNK_BYTES)
+        if outcome is FeedOutcome.OVERSIZE:
+            batch = LogBatch(feed.oversize_bytes)
+            continue
+        _count_rows(lag, batch, table)
+        if outcome is FeedOutcome.CAUGHT_UP or batch.to_phys == phys:
+            return
+        phys = batch.to_phys
+
+
+def _count_rows(lag: Lag, batch: LogBatch, table: QueueTable) -> None:
+    columns = batch.columns
+    rows, lmq_rows = columns.rows, columns.lmq_rows
+    parent = columns.lmq_row[:lmq_rows]
+    queue = np.concatenate([columns.queue[:rows], columns.lmq_queue[:lmq_rows]])
+    inner = np.concatenate([columns.inner_num[:rows], np.ones(lmq_rows, np.int32)])
+    size = np.concatenate([columns.size[:rows], columns.size[parent]])
+    stamp = np.concatenate([columns.store_timestamp[:rows], columns.store_timestamp[parent]])
+    present, first, group = np.unique(queue, return_index=True, return_inverse=True)
+    messages, sizes = _totals(group, inner, len(present)), _totals(group, size, len(present))
+    for i, ordinal in enumerate(present.tolist()):
+        if table.admitted[ordinal] == 1:
+            counted = QueueLag(int(messages[i]), int(sizes[i]), int(stamp[first[i]]))
+            lag.add(table.topic(ordinal), int(table.queue_id[ordinal]), counted)
+
+
+def _totals(group: NDArray[Any], values: NDArray[Any], groups: int) -> NDArray[Any]:
+    total = np.zeros(groups, np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+def store_timestamp_at(log: CommitLog, phys: int) -> int | None:
+    """Store timestamp (ms) of the record whose header stands at ``phys``; None when there is none."""
+    if log.record_size_at(phys) is None:
+        return None
+    header = log.read(phys, _BORN_HOST_AT + 20 + _TIMESTAMP.size)
+    (sys_flag,) = _SYS_FLAG.unpack_from(header, _SYS_FLAG_AT)
+    (timestamp_ms,) = _TIMESTAMP.unpack_from(header, _BORN_HOST_AT + (20 if sys_flag & _BORN_V6 else 8))
+    return int(timestamp_ms)

@@ -1,0 +1,279 @@
+"""The life of `tiered run`: start the uploader, restart it after an outage, reload, drain, stop.
+
+Owns the main loop, signals, and what each kind of failure means for the process. Does not own how the
+uploader is built (a factory does) nor what it does. All waiting is on one event queue: idle costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Protocol
+
+from sidecar.report import StatusReport
+from tiered.errors import FencedError, TieredError, UnavailableError
+from tiered.settings.load import FIELDS, LoadedSettings, changed_keys
+from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
+
+EXIT_NOT_DRAINED = 4
+EXIT_INTERNAL = 70
+RETRY_FIRST_S = 1.0
+RETRY_MAX_S = 30.0
+SETTLED_S = 60.0
+"""A job that ran this long was well: the next outage starts again with the shortest wait."""
+
+
+class Job(Protocol):
+    """What the service runs; the uploader."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop`` is set (then drain) or something raises."""
+        ...
+
+    def report(self) -> StatusReport:
+        """The present status; callable from any thread."""
+        ...
+
+
+JobFactory = Callable[[Settings], Job]
+
+
+class State(Enum):
+    """Where the service is in its life."""
+
+    STARTING = "starting"
+    FOLLOWING = "following"
+    RETRYING = "retrying"
+    STANDBY = "standby"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Event(Enum):
+    """What wakes the main loop."""
+
+    STOP = "stop"
+    RELOAD = "reload"
+    JOB_ENDED = "job ended"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True)
+class RetryPlan:
+    """What to do after a job failed: wait ``delay_s`` in ``state``, or end with ``exit_code``."""
+
+    state: State
+    delay_s: float
+    exit_code: int | None = None
+
+
+def after_failure(error: BaseException, settings: Settings, failures: int, jitter: float) -> RetryPlan:
+    """The plan after the ``failures``-th failure in a row (from 1); ``jitter`` in [0, 1). Pure."""
+    if isinstance(error, FencedError):
+        if settings.process.when_fenced == "exit":
+            return RetryPlan(State.STOPPED, 0, error.exit_code)
+        return RetryPlan(State.STANDBY, settings.process.standby_retry_ms / 1000)
+    if isinstance(error, UnavailableError):
+        ceiling_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))
+        return RetryPlan(State.RETRYING, ceiling_s * (0.5 + jitter / 2))
+    if isinstance(error, TieredError):
+        return RetryPlan(State.STOPPED, 0, error.exit_code)
+    return RetryPlan(State.STOPPED, 0, EXIT_INTERNAL)
+
+
+class Service:
+    """Runs jobs built by ``factory`` until told to stop."""
+
+    def __init__(
+        self,
+        loaded: LoadedSettings,
+        *,
+        factory: JobFactory,
+        reload: Callable[[], LoadedSettings],
+        monotonic_s: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = loaded.settings
+        self._factory = factory
+        self._load = reload
+        self._monotonic_s = monotonic_s
+        self._jitter = jitter
+        self._events: queue.SimpleQueue[tuple[Event, int]] = queue.SimpleQueue()
+        self._state = State.STARTING
+        self._why = "starting"
+        self._failures = 0
+        self._retry_at_s: float | None = None
+        self._started_s = 0.0
+        self._job: Job | None = None
+        self._job_error: BaseException | None = None
+        self._job_stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._jobs_started = 0
+        self._restart_when_ended = False
+
+    @property
+    def state(self) -> State:
+        """Where the service is in its life."""
+        return self._state
+
+    def handle_signals(self) -> None:
+        """SIGTERM and SIGINT drain, SIGHUP reloads. Main thread only."""
+        signal.signal(signal.SIGTERM, lambda *_: self.post(Event.STOP))
+        signal.signal(signal.SIGINT, lambda *_: self.post(Event.STOP))
+        signal.signal(signal.SIGHUP, lambda *_: self.post(Event.RELOAD))
+
+    def post(self, event: Event) -> None:
+        """Wake the main loop; safe from any thread and from signal handlers."""
+        self._events.put((event, 0))
+
+    def serve(self) -> int:
+        """The main loop; returns the exit code."""
+        self._start_job()
+        while True:
+            event, job_number = self._next_event()
+            if event is Event.STOP:
+                return self._drain()
+            if event is Event.RELOAD:
+                self._reload()
+            elif event is Event.TIMEOUT:
+                self._start_job()
+            elif job_number == self._jobs_started and (code := self._job_ended()) is not None:
+                return code
+
+    def report(self) -> StatusReport | None:
+        """The uploader's report under the service's own state; None before there is an uploader."""
+        job = self._job
+        if job is None:
+            return None
+        return replace(job.report(), state=self._state.value, fenced=self._state is State.STANDBY)
+
+    def health(self) -> tuple[bool, str]:
+        """Alive: an uploader runs, or a restart of it is planned."""
+        return self._state is not State.STOPPED, f"{self._state.value}: {self._why}"
+
+    def readiness(self) -> tuple[bool, str]:
+        """Ready: the uploader runs and owns the archive."""
+        report = self.report()
+        owns = self._state is State.FOLLOWING and report is not None and report.epoch > 0
+        return owns, f"{self._state.value}: {self._why}"
+
+    def _next_event(self) -> tuple[Event, int]:
+        if self._retry_at_s is None:
+            return self._events.get()
+        try:
+            return self._events.get(timeout=max(0.0, self._retry_at_s - self._monotonic_s()))
+        except queue.Empty:
+            return Event.TIMEOUT, 0
+
+    def _start_job(self) -> None:
+        self._retry_at_s = None
+        self._started_s = self._monotonic_s()
+        self._job_error = None
+        self._job_stop = threading.Event()
+        self._restart_when_ended = False
+        self._jobs_started += 1
+        self._enter(State.FOLLOWING, "the uploader runs")
+        self._thread = threading.Thread(
+            target=self._run_job,
+            args=(self._settings, self._job_stop, self._jobs_started),
+            name="uploader",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def _run_job(self, settings: Settings, stop: threading.Event, number: int) -> None:
+        try:
+            job = self._factory(settings)
+            self._job = job
+            job.run(stop)
+        except BaseException as error:  # handed to the main loop, which decides and logs
+            self._job_error = error
+        self._events.put((Event.JOB_ENDED, number))
+
+    def _job_ended(self) -> int | None:
+        if self._thread is None:
+            return None
+        self._thread.join()
+        self._thread = None
+        error = self._job_error
+        if self._restart_when_ended:
+            self._start_job()
+            return None
+        if error is None:
+            self._enter(State.STOPPED, "the uploader has ended")
+            return 0
+        if self._monotonic_s() - self._started_s >= SETTLED_S:
+            self._failures = 0
+        self._failures += 1
+        plan = after_failure(error, self._settings, self._failures, self._jitter())
+        self._log_failure(error, plan)
+        self._enter(plan.state, str(error))
+        if plan.exit_code is not None:
+            return plan.exit_code
+        self._retry_at_s = self._monotonic_s() + plan.delay_s
+        return None
+
+    def _log_failure(self, error: BaseException, plan: RetryPlan) -> None:
+        details: dict[str, Any] = {"state": plan.state.value, "failures": self._failures}
+        if plan.exit_code is None:
+            details["retry_in_s"] = round(plan.delay_s, 1)
+        level = logging.CRITICAL if not isinstance(error, TieredError) else logging.ERROR
+        logger.log(level, "the uploader stopped", exc_info=error, extra=details)
+
+    def _reload(self) -> None:
+        try:
+            after = self._load().settings
+        except TieredError as error:
+            logger.error("settings not reloaded, the old ones stay", exc_info=error)
+            return
+        changed = changed_keys(self._settings, after)
+        late = [key for key in changed if FIELDS[key].rule.restart]
+        if late:
+            logger.warning("these settings need a restart", extra={"keys": late})
+        if len(changed) == len(late):
+            logger.info("settings reloaded, nothing to apply")
+            return
+        logger.info("settings reloaded", extra={"keys": [key for key in changed if key not in late]})
+        logging.getLogger().setLevel(after.process.log_level.upper())
+        self._settings = after
+        if self._stop_job():
+            self._start_job()
+        else:
+            logger.error("the uploader did not drain in time; the new settings apply when it ends")
+            self._restart_when_ended = True
+
+    def _drain(self) -> int:
+        self._enter(State.DRAINING, "finishing what is in flight")
+        drained = self._stop_job()
+        self._enter(
+            State.STOPPED, "drained" if drained else "stopped before everything in flight was finished"
+        )
+        if drained and self._job_error is not None and isinstance(self._job_error, TieredError):
+            logger.error("the uploader failed while draining", exc_info=self._job_error)
+            return self._job_error.exit_code
+        return 0 if drained else EXIT_NOT_DRAINED
+
+    def _stop_job(self) -> bool:
+        """Ask the job to drain and wait for it; False when it takes too long."""
+        if self._thread is None:
+            return True
+        self._job_stop.set()
+        self._thread.join(self._settings.process.drain_timeout_ms / 1000)
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
+
+    def _enter(self, state: State, why: str) -> None:
+        if state is not self._state:
+            logger.info("state %s", state.value, extra={"why": why})
+        self._state, self._why = state, why

@@ -1,0 +1,60 @@
+"""Logging: one JSON object a line for the service, one plain line a record for one-shot commands.
+
+Owns the handler and the formats. Nothing else configures logging.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line. Attributes passed as ``extra`` become members; a trace is one escaped member."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line without line breaks."""
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        document: dict[str, Any] = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        document.update({k: v for k, v in vars(record).items() if k not in _STANDARD})
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            document["error"] = type(error).__name__
+            document["cause"] = str(error)
+            if record.levelno >= logging.CRITICAL:
+                document["trace"] = self.formatException(record.exc_info)  # type: ignore[arg-type]
+        return orjson.dumps(document, default=str).decode()
+
+
+def log_json(level: str) -> None:
+    """Log JSON lines to stderr at ``level`` (a setting's value) and above."""
+    _install(JsonFormatter(), level)
+
+
+def log_plain(level: str) -> None:
+    """Log plain lines to stderr, for one-shot commands."""
+    _install(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"), level)
+
+
+def _install(formatter: logging.Formatter, level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    # The SDK's own lines may hold signed addresses; its failures reach us as typed errors anyway.
+    for name in ("botocore", "boto3", "aiobotocore", "urllib3", "s3transfer"):
+        logging.getLogger(name).setLevel(logging.ERROR)

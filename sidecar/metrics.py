@@ -1,0 +1,155 @@
+"""The Prometheus metrics: RocketMQ's own names where they exist, ours beside them.
+
+`rocketmq_tiered_store_dispatch_behind`, `_dispatch_latency`, `_messages_dispatch_total` mean what they mean
+in RocketMQ's tiered store (whose latency is declared in seconds but recorded in milliseconds; here it is
+seconds). Owns names and labels; values come from a StatusReport and StoreMetrics.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sidecar.report import QueueReport, StatusReport
+from tiered.object_store.metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics
+
+PREFIX = "rocketmq_tiered_store"
+QUEUES_MAX = 1000
+"""Per-queue series are bounded: the queues furthest behind are shown, the total always."""
+
+_MEDIUM = {"storage_type": "tiered", "storage_medium": "blob"}
+_QUEUE_LABELS = [*_MEDIUM, "topic", "queue_id", "file_type"]
+
+
+class StatusCollector(Collector):
+    """Turns the current report into metrics at each scrape."""
+
+    def __init__(self, report: Callable[[], StatusReport | None]) -> None:
+        self._report = report
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names depend on the report."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of one scrape."""
+        report = self._report()
+        up = GaugeMetricFamily(f"{PREFIX}_up", "1 while an uploader is running", labels=list(_MEDIUM))
+        up.add_metric(list(_MEDIUM.values()), 0 if report is None else 1)
+        yield up
+        if report is not None:
+            yield from _queue_families(report)
+            yield from _total_families(report)
+
+
+def _queue_families(report: StatusReport) -> Iterator[Metric]:
+    worst = sorted(report.queues, key=lambda queue: queue.lag_messages, reverse=True)[:QUEUES_MAX]
+    behind = GaugeMetricFamily(
+        f"{PREFIX}_dispatch_behind", "messages of a queue that are not archived yet", labels=_QUEUE_LABELS
+    )
+    latency = GaugeMetricFamily(
+        f"{PREFIX}_dispatch_latency",
+        "age in seconds of a queue's oldest message not archived",
+        labels=_QUEUE_LABELS,
+    )
+    behind_bytes = GaugeMetricFamily(
+        f"{PREFIX}_dispatch_behind_bytes", "bytes of a queue that are not archived yet", labels=_QUEUE_LABELS
+    )
+    for queue in worst:
+        labels = _queue_labels(queue)
+        behind.add_metric(labels, queue.lag_messages)
+        latency.add_metric(labels, queue.lag_seconds)
+        behind_bytes.add_metric(labels, queue.lag_bytes)
+    yield from (behind, latency, behind_bytes)
+
+
+def _queue_labels(queue: QueueReport) -> list[str]:
+    return [*_MEDIUM.values(), queue.topic, str(queue.queue_id), "consume_queue"]
+
+
+def _total_families(report: StatusReport) -> Iterator[Metric]:
+    gauges: list[tuple[str, str, float | None]] = [
+        ("behind_messages", "messages not archived yet, all queues", report.lag_messages),
+        ("behind_bytes", "bytes not archived yet, all queues", report.lag_bytes),
+        ("behind_seconds", "age of the oldest message not archived", report.lag_seconds),
+        ("margin_seconds", "time left until the broker deletes what is not archived", report.margin_seconds),
+        (
+            "dispatch_offset",
+            "physical commitlog offset up to which everything is archived",
+            report.committed_phys,
+        ),
+        ("bound_offset", "physical commitlog offset up to which uploading is allowed", report.bound_phys),
+        ("gaps", "recorded gaps in the archive", report.gaps),
+        ("fenced", "1 when another writer owns the archive", int(report.fenced)),
+        ("epoch", "epoch of this writer", report.epoch),
+        ("memory_budget_used_bytes", "buffers in use", report.budget_used_bytes),
+        ("memory_budget_limit_bytes", "buffers allowed", report.budget_limit_bytes),
+        ("pins", "commitlog files held by hard links", report.pins),
+    ]
+    for name, meaning, value in gauges:
+        if value is not None:
+            family = GaugeMetricFamily(f"{PREFIX}_{name}", meaning, labels=list(_MEDIUM))
+            family.add_metric(list(_MEDIUM.values()), value)
+            yield family
+    counters = [
+        ("messages_dispatch", "messages archived by this process", report.messages),
+        ("upload_message_bytes", "message bytes archived by this process", report.bytes),
+        ("errors", "failures since the start", report.errors),
+    ]
+    for name, meaning, value in counters:
+        counter = CounterMetricFamily(f"{PREFIX}_{name}", meaning, labels=list(_MEDIUM))
+        counter.add_metric(list(_MEDIUM.values()), value)
+        yield counter
+
+
+class ObjectStoreCollector(Collector):
+    """Requests to the object store. Bytes are histograms as in RocketMQ, but only sum and count are known."""
+
+    def __init__(self, metrics: StoreMetrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: operations appear when they first happen."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of one scrape."""
+        snapshot = self._metrics.snapshot()
+        latency = HistogramMetricFamily(
+            f"{PREFIX}_provider_rpc_latency",
+            "milliseconds of a request",
+            labels=[*_MEDIUM, "operation", "request"],
+        )
+        failures = CounterMetricFamily(
+            f"{PREFIX}_provider_failures",
+            "requests that failed, by error",
+            labels=[*_MEDIUM, "request", "error"],
+        )
+        uploaded = HistogramMetricFamily(
+            f"{PREFIX}_provider_upload_bytes", "bytes written to the object store", labels=list(_MEDIUM)
+        )
+        downloaded = HistogramMetricFamily(
+            f"{PREFIX}_provider_download_bytes", "bytes read from the object store", labels=list(_MEDIUM)
+        )
+        for request, stats in sorted(snapshot.items()):
+            labels = [*_MEDIUM.values(), "write" if request in _WRITES else "read", request]
+            latency.add_metric(labels, _buckets_ms(stats), stats.seconds * 1000)
+            for error, count in sorted(stats.failures.items()):
+                failures.add_metric([*_MEDIUM.values(), request, error], count)
+        reads = [stats for request, stats in snapshot.items() if request.startswith("get")]
+        for family, group in ((uploaded, [snapshot.get("put", OperationStats())]), (downloaded, reads)):
+            count = sum(stats.requests for stats in group)
+            family.add_metric(list(_MEDIUM.values()), [("+Inf", count)], sum(stats.bytes for stats in group))
+        yield from (latency, failures, uploaded, downloaded)
+
+
+_WRITES = frozenset({"put", "delete"})
+
+
+def _buckets_ms(stats: OperationStats) -> list[tuple[str, float]]:
+    """Cumulative counts by upper bound in milliseconds."""
+    bounds = [f"{bound * 1000:g}" for bound in LATENCY_BOUNDS_S] + ["+Inf"]
+    return list(zip(bounds, itertools.accumulate(stats.latency_counts), strict=True))

@@ -1,0 +1,76 @@
+"""Progress of a long command: a bar with rate and ETA on a terminal, a log line now and then otherwise.
+
+Writes to stderr only.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Never
+
+from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
+
+LINE_INTERVAL_S = 10.0
+
+
+class Progress:
+    """Counts bytes towards a total that may still grow."""
+
+    def __init__(
+        self,
+        label: str,
+        total_bytes: int,
+        *,
+        quiet: bool = False,
+        is_terminal: bool | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._label = label
+        self._quiet = quiet
+        self._monotonic_s = monotonic_s
+        self._started_s = self._line_s = monotonic_s()
+        self._done_bytes = 0
+        self._total_bytes = total_bytes
+        terminal = sys.stderr.isatty() if is_terminal is None else is_terminal
+        self._bar: tqdm[Never] | None = None
+        if terminal and not quiet:
+            self._bar = tqdm(desc=label, total=total_bytes, unit="B", unit_scale=True, unit_divisor=1024)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def update(self, done_bytes: int, total_bytes: int) -> None:
+        """``done_bytes`` of ``total_bytes`` are finished."""
+        advanced = done_bytes - self._done_bytes
+        self._done_bytes, self._total_bytes = done_bytes, total_bytes
+        if self._bar is not None:
+            self._bar.total = total_bytes
+            self._bar.update(advanced)
+        elif not self._quiet and self._monotonic_s() - self._line_s >= LINE_INTERVAL_S:
+            self._line_s = self._monotonic_s()
+            logger.info("%s", self.line())
+
+    def line(self) -> str:
+        """``label 40% 12.0 of 30.0 MiB, 6.0 MiB/s, 3 s left``."""
+        elapsed_s = self._monotonic_s() - self._started_s
+        rate = self._done_bytes / elapsed_s if elapsed_s > 0 else 0.0
+        left = (self._total_bytes - self._done_bytes) / rate if rate > 0 else float("inf")
+        share = self._done_bytes / self._total_bytes if self._total_bytes else 1.0
+        mib = 1024 * 1024
+        eta = f"{left:.0f} s left" if left != float("inf") else "time left unknown"
+        return (
+            f"{self._label} {share:.0%} {self._done_bytes / mib:.1f} of {self._total_bytes / mib:.1f} MiB, "
+            f"{rate / mib:.1f} MiB/s, {eta}"
+        )

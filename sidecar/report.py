@@ -1,0 +1,79 @@
+"""The status document: one shape for /status.json, `tiered status` and the metrics, whoever computed it.
+
+Owns the names a user sees. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import orjson
+
+
+@dataclass(frozen=True)
+class QueueReport:
+    """How far one queue's archive is behind the broker."""
+
+    topic: str
+    queue_id: int
+    committed_offset: int
+    """One past the last archived queue offset (the tiered commit offset)."""
+    lag_messages: int
+    lag_bytes: int
+    lag_seconds: float
+    """Age of the oldest message that is not archived; 0 when nothing is behind."""
+
+
+@dataclass(frozen=True)
+class StatusReport:
+    """How far an archive is behind its broker, and whether anything is wrong."""
+
+    source: str
+    """``instance``: told by a running instance; ``catalog``: computed from the archive (and the store)."""
+    state: str
+    archive_url: str
+    cluster: str
+    broker: str
+    writer: str
+    epoch: int
+    fenced: bool
+    committed_phys: int
+    """The dispatch offset: physical commitlog offset up to which everything is archived."""
+    bound_phys: int | None
+    """Physical offset up to which uploading is allowed; None when unknown."""
+    bound_reason: str
+    lag_messages: int | None
+    lag_bytes: int | None
+    lag_seconds: float | None
+    margin_seconds: float | None
+    """Time left until the broker deletes what is not archived; None when nothing is at risk."""
+    gaps: int
+    """Recorded gaps of all queues."""
+    errors: int
+    last_error: str
+    budget_used_bytes: int
+    budget_limit_bytes: int
+    pins: int
+    pin_note: str
+    messages: int
+    """Messages archived by this process (instance), or held by the archive (catalog)."""
+    bytes: int
+    queues: tuple[QueueReport, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, ready for orjson."""
+        return asdict(self)
+
+
+def encode_report(report: StatusReport) -> bytes:
+    """The /status.json body."""
+    return orjson.dumps(report.to_json(), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def decode_report(document: dict[str, Any]) -> StatusReport:
+    """The report of a /status.json body; members this version does not know are dropped."""
+    names = {item.name for item in fields(StatusReport)}
+    known = {name: value for name, value in document.items() if name in names}
+    known["queues"] = tuple(QueueReport(**queue) for queue in document.get("queues", ()))
+    return StatusReport(**known)

@@ -1,0 +1,75 @@
+"""Compilation: portable code without PCLMULQDQ, and a cache that notices changes in any kernel file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(code: str, *, cwd: Path, cache: Path, **environment: str) -> str:
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(cwd), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=variables, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def test_crc32_without_carryless_multiplication(tmp_path: Path) -> None:
+    code = """
+import zlib
+import numpy as np
+from tiered.kernels.checksums import crc32
+data = bytes(range(256)) * 5
+array = np.frombuffer(data, np.uint8)
+assert crc32(array.ctypes.data, 3, 1200) == zlib.crc32(data[3:1203])
+print("same")
+"""
+    environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    assert run(code, cwd=ROOT, cache=tmp_path, **environment) == "same"
+
+
+@pytest.fixture
+def package_copy(tmp_path: Path) -> Path:
+    """Kernels of its own, with one that calls into another file."""
+    kernels = tmp_path / "tiered" / "kernels"
+    kernels.mkdir(parents=True)
+    (kernels / "__init__.py").touch()
+    (kernels.parent / "__init__.py").touch()
+    shutil.copy(ROOT / "tiered" / "kernels" / "jit.py", kernels)
+    (kernels / "callee.py").write_text(
+        "from tiered.kernels.jit import kernel\n@kernel\ndef one(x):\n    return x + 1\n"
+    )
+    (kernels / "caller.py").write_text(
+        "from tiered.kernels.jit import kernel\nfrom tiered.kernels.callee import one\n"
+        "@kernel\ndef twice(x):\n    return one(one(x))\n"
+    )
+    return tmp_path
+
+
+CALL = "from tiered.kernels.caller import twice; print(twice(1))"
+HITS = "; print(sum(twice.dispatcher().stats.cache_hits.values()))"
+
+
+def test_a_change_in_another_kernel_file_voids_the_cache(package_copy: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert run(CALL + HITS, cwd=package_copy, cache=cache).split() == ["3", "0"]
+    assert run(CALL + HITS, cwd=package_copy, cache=cache).split() == ["3", "1"]
+    callee = package_copy / "tiered" / "kernels" / "callee.py"
+    callee.write_text(callee.read_text().replace("x + 1", "x + 10"))
+    assert run(CALL + HITS, cwd=package_copy, cache=cache).split() == ["21", "0"]
+    assert run(CALL + HITS, cwd=package_copy, cache=cache).split() == ["21", "1"]
+
+
+def test_kernels_run_where_no_directory_is_writable(
+    package_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import numba.core.caching as c; c.CacheImpl._locator_classes = []; " + CALL
+    code += "; print(type(twice.dispatcher()._cache).__name__)"
+    assert run(code, cwd=package_copy, cache=package_copy / "cache").split() == ["3", "NullCache"]

@@ -1,0 +1,224 @@
+"""What only file:// has: disks that fill up, directories of somebody else, failures between system calls."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiered.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    NotFoundError,
+    RefusedRequestError,
+    StoreFullError,
+    UnansweredError,
+)
+from tiered.object_store import file as file_module
+from tiered.object_store.file import UPLOADS, FileStore
+
+ROOT = Path(__file__).parents[2]
+MIB = 1024 * 1024
+NOBODY = 65534
+
+
+def files_below(directory: Path) -> list[str]:
+    """All files, hidden ones too."""
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    mounted = tmp_path / "tiny"
+    mounted.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mounted)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a tmpfs is not permitted here; the RLIMIT_FSIZE test covers the same error")
+    yield mounted
+    subprocess.run(["umount", str(mounted)], check=True)
+
+
+@pytest.mark.parametrize("anonymous", [True, False])
+def test_full_disk(tiny_disk: Path, anonymous: bool) -> None:
+    store = FileStore(tiny_disk / "archive")
+    store._anonymous = anonymous
+    store.put_if_absent("small", [bytes(100_000)])
+    with pytest.raises(StoreFullError, match="No space left"):
+        store.put_if_absent("large", [bytes(MIB), bytes(MIB)])
+    assert [info.key for info in store.list("")] == ["small"]
+    with pytest.raises(NotFoundError):
+        store.get("large")
+    assert files_below(tiny_disk) == ["archive/small"]
+    store.put_if_absent("after", [bytes(100_000)])
+
+
+def test_file_size_limit() -> None:
+    script = """
+        import resource, sys, tempfile
+        from tiered.errors import StoreFullError
+        from tiered.object_store.file import FileStore
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        with tempfile.TemporaryDirectory() as directory:
+            store = FileStore(directory)
+            try:
+                store.put_if_absent("large", [bytes(1 << 20), bytes(1)])
+            except StoreFullError:
+                sys.exit(7 if not list(store.list("")) else 8)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=False)
+    assert done.returncode == 7
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_directory_of_somebody_else(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "archive")
+    store.put_if_absent("k", [b"x"])
+    (tmp_path / "archive").chmod(0o700)
+    script = f"""
+        import os, sys
+        from tiered.errors import AccessDeniedError
+        from tiered.object_store.file import FileStore
+        os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+        store = FileStore({str(tmp_path / "archive")!r})
+        put, get = store.put_if_absent, store.get
+        for act in (lambda: put("n", [b"x"]), lambda: get("k"), lambda: list(store.list(""))):
+            try:
+                act()
+                sys.exit(8)
+            except AccessDeniedError as error:
+                assert "{tmp_path.name}" in str(error), error
+        sys.exit(7)
+    """
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory != Path("/") and directory.owner() == "root" and directory.is_relative_to("/tmp/"):
+            directory.chmod(0o755)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=False)
+    assert done.returncode == 7
+
+
+def test_time_limit_leaves_nothing(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    with pytest.raises(UnansweredError, match="nothing is visible"):
+        store.put_if_absent("a/k", [bytes(MIB)], timeout_s=0.0)
+    assert files_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("anonymous", [True, False])
+def test_failed_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anonymous: bool
+) -> None:
+    store = FileStore(tmp_path)
+    store._anonymous = anonymous
+
+    def broken(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(UnansweredError, match="Input/output error"):
+        store.put_if_absent("k", [b"x"])
+    assert files_below(tmp_path) == []
+
+
+def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    store = FileStore(tmp_path)
+    store._anonymous = False
+    monkeypatch.setattr(file_module, "_link", refused)
+    store.put_if_absent("a/k", [b"first"])
+    with pytest.raises(AlreadyExistsError):
+        store.put_if_absent("a/k", [b"second"])
+    assert store.get("a/k") == b"first"
+    assert files_below(tmp_path) == ["a/k"]
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda descriptor, pieces: real(descriptor, [pieces[0][:7]]))
+    pieces = [bytes([number]) * number for number in range(60)]
+    FileStore(tmp_path).put_if_absent("k", pieces)
+    assert FileStore(tmp_path).get("k") == b"".join(pieces)
+
+
+def test_synced_before_it_is_named_and_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    real_fsync, real_link = os.fsync, file_module._link
+
+    def fsync(descriptor: int) -> None:
+        events.append("sync directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "sync file")
+        real_fsync(descriptor)
+
+    def link(source: str, target: str, *, follow: bool) -> None:
+        events.append("link")
+        real_link(source, target, follow=follow)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(file_module, "_link", link)
+    store = FileStore(tmp_path)
+    store.put_if_absent("k", [b"x"])
+    assert events == ["sync file", "link", "sync directory"]
+    events.clear()
+    with pytest.raises(AlreadyExistsError):
+        store.put_if_absent("k", [b"y"])
+    assert events == ["sync file", "link", "sync directory"], "what the loser saw is durable too"
+
+
+def test_put_and_delete_race_over_one_directory(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    errors: list[BaseException] = []
+
+    def churn(name: str) -> None:
+        try:
+            for _ in range(100):
+                store.put_if_absent(f"a/b/{name}", [b"x"])
+                store.delete([f"a/b/{name}"])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=churn, args=(str(number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [str(error) for error in errors] == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_missing_directory_is_an_empty_store(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "nowhere")
+    assert list(store.list("")) == []
+    with pytest.raises(NotFoundError):
+        store.get("k")
+    store.delete(["k"])
+    assert not (tmp_path / "nowhere").exists(), "reading makes no directories"
+
+
+def test_keys_that_a_directory_tree_cannot_hold_are_refused(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put_if_absent("k", [b"x"])
+    with pytest.raises(RefusedRequestError):
+        store.put_if_absent("k/x", [b"x"])
+    with pytest.raises(RefusedRequestError):
+        store.put_if_absent("c" * 256, [b"x"])
+    with pytest.raises(RefusedRequestError):
+        store.put_if_absent(f"{UPLOADS}/x", [b"x"])
+
+
+def test_read_only_file_system_is_access_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_arguments: object, **_options: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(AccessDeniedError, match="Read-only"):
+        FileStore(tmp_path).put_if_absent("k", [b"x"])

@@ -1,0 +1,319 @@
+"""Retries, metrics, bandwidth, faults and addresses: the wrappers around any store, over memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tiered.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    StoreFullError,
+    ThrottledError,
+    UnansweredError,
+    UsageError,
+)
+from tiered.object_store.faults import OPERATIONS, Fault, FaultRule, FaultStore, Request
+from tiered.object_store.file import FileStore
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.metrics import MetricsStore, StoreMetrics
+from tiered.object_store.options import S3Credentials, StoreOptions
+from tiered.object_store.retrying import ATTEMPTS_MAX, RetryingStore
+from tiered.object_store.throttle import ThrottledStore
+from tiered.object_store.url import StoreAddress, open_store, parse_url
+from tiered.settings.sections import ObjectStoreSettings
+
+ROOT = Path(__file__).parents[2]
+READS = OPERATIONS - {"put"}
+
+
+def filled(*keys: str) -> MemoryStore:
+    """A store with these objects."""
+    store = MemoryStore()
+    for key in keys:
+        store.put_if_absent(key, [key.encode()])
+    return store
+
+
+# -- faults -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "exists"),
+    [
+        (Fault.LOST_BEFORE, UnansweredError, False),
+        (Fault.LOST_AFTER, UnansweredError, True),
+        (Fault.STALLED, UnansweredError, False),
+        (Fault.THROTTLED, ThrottledError, False),
+        (Fault.CONFLICT, ThrottledError, False),
+        (Fault.FULL, StoreFullError, False),
+    ],
+)
+def test_each_fault(fault: Fault, error: type[Exception], exists: bool) -> None:
+    inner = MemoryStore()
+    waits: list[float] = []
+    store = FaultStore(inner, [FaultRule(fault, times=1)], wait=waits.append)
+    with pytest.raises(error):
+        store.put_if_absent("k", [b"x"], timeout_s=2.5)
+    assert [info.key for info in inner.list("")] == (["k"] if exists else [])
+    store.put_if_absent("k2", [b"x"])
+    assert store.requests == [Request("put", "k", fault.name), Request("put", "k2", "ok")]
+    assert waits == ([2.5] if fault is Fault.STALLED else [])
+
+
+def test_a_stalled_put_may_land_late() -> None:
+    store = FaultStore(MemoryStore(), [FaultRule(Fault.STALLED, times=2)], wait=lambda _seconds: None)
+    body = bytearray(b"old")
+    for key in ("k", "taken"):
+        with pytest.raises(UnansweredError):
+            store.put_if_absent(key, [body])
+    body[:] = b"new"
+    store.put_if_absent("taken", [body])
+    assert store.land_stalled() == ["k"]
+    assert store.get("k") == b"old", "as it was when it was sent"
+    assert store.land_stalled() == []
+
+
+def test_rules_choose_by_operation_key_and_count() -> None:
+    rule = FaultRule(Fault.THROTTLED, frozenset({"get"}), keys="catalog/*", skip=1, times=2)
+    store = FaultStore(filled("catalog/1", "data/1"), [rule])
+    outcomes = []
+    for _ in range(5):
+        store.get("data/1")
+        try:
+            store.get("catalog/1")
+            outcomes.append("ok")
+        except ThrottledError:
+            outcomes.append("throttled")
+    assert outcomes == ["ok", "throttled", "throttled", "ok", "ok"]
+    assert store.hits() == {rule: 2}
+
+
+def test_faults_repeat_with_their_seed() -> None:
+    def outcomes(seed: int) -> list[str]:
+        store = FaultStore(MemoryStore(), [FaultRule(Fault.THROTTLED, probability=0.3)], seed=seed)
+        for number in range(200):
+            try:
+                store.put_if_absent(str(number), [])
+            except ThrottledError:
+                continue
+        return [request.outcome for request in store.requests]
+
+    assert outcomes(1) == outcomes(1) != outcomes(2)
+    assert 30 < Counter(outcomes(1))["THROTTLED"] < 90
+
+
+def test_the_log_names_every_request_and_error() -> None:
+    store = FaultStore(filled("k"))
+    store.get("k")
+    store.get_range("k", 0, 1)
+    store.get_tail("k", 1)
+    assert [info.key for info in store.list("")] == ["k"]
+    with pytest.raises(AlreadyExistsError):
+        store.put_if_absent("k", [])
+    store.delete(["k", "l"])
+    store.clock_ms()
+    with pytest.raises(NotFoundError):
+        store.get("k")
+    operations = [(request.operation, request.outcome) for request in store.requests]
+    assert operations == [
+        ("get", "ok"), ("get_range", "ok"), ("get_tail", "ok"), ("list", "ok"), ("put", "AlreadyExistsError"),
+        ("delete", "ok"), ("delete", "ok"), ("clock", "ok"), ("get", "NotFoundError"),
+    ]  # fmt: skip
+
+
+# -- retries ------------------------------------------------------------------
+
+
+def retrying(store: FaultStore, sleeps: list[float]) -> RetryingStore:
+    """With time that only counts."""
+    return RetryingStore(store, retry_seconds=60, sleep=sleeps.append, jitter=lambda: 1.0)
+
+
+def test_reads_lists_and_deletes_are_repeated() -> None:
+    faulty = FaultStore(filled("a", "b"))
+    sleeps: list[float] = []
+    store = retrying(faulty, sleeps)
+    acts = {
+        "get": lambda: store.get("a"),
+        "get_range": lambda: store.get_range("a", 0, 1),
+        "get_tail": lambda: store.get_tail("a", 1),
+        "list": lambda: [info.key for info in store.list("")],
+        "clock": store.clock_ms,
+        "delete": lambda: store.delete(["a"]),
+    }
+    assert acts.keys() == READS
+    for operation, act in acts.items():
+        faulty.add(FaultRule(Fault.LOST_BEFORE, frozenset({operation}), times=2))
+        before = len(faulty.requests)
+        answer = act()
+        assert len(faulty.requests) - before >= 3, operation
+        if operation == "list":
+            assert answer == ["a", "b"]
+    assert sleeps[:2] == [0.1, 0.2]
+
+
+def test_a_put_is_never_repeated() -> None:
+    faulty = FaultStore(MemoryStore(), [FaultRule(Fault.THROTTLED, times=1)])
+    sleeps: list[float] = []
+    with pytest.raises(ThrottledError):
+        retrying(faulty, sleeps).put_if_absent("k", [b"x"])
+    assert len(faulty.requests) == 1
+    assert sleeps == []
+
+
+def test_what_cannot_change_is_not_repeated() -> None:
+    faulty = FaultStore(MemoryStore())
+    with pytest.raises(NotFoundError):
+        retrying(faulty, []).get("absent")
+    assert len(faulty.requests) == 1
+
+
+def test_retries_are_bounded() -> None:
+    faulty = FaultStore(MemoryStore(), [FaultRule(Fault.THROTTLED, READS)])
+    sleeps: list[float] = []
+    with pytest.raises(ThrottledError):
+        retrying(faulty, sleeps).get("k")
+    assert len(faulty.requests) == ATTEMPTS_MAX
+    assert max(sleeps) <= 5.0
+
+
+def test_a_listing_goes_on_where_it_broke() -> None:
+    class Breaking(MemoryStore):
+        broken = 0
+
+        def list(self, prefix: str, *, start_after: str = "", limit: int | None = None):  # type: ignore[no-untyped-def]
+            for number, info in enumerate(super().list(prefix, start_after=start_after, limit=limit)):
+                if number == 3 and self.broken < 3:
+                    self.broken += 1
+                    raise UnansweredError("page lost")
+                yield info
+
+    store = Breaking()
+    keys = [f"{number:02}" for number in range(20)]
+    for key in keys:
+        store.put_if_absent(key, [])
+    patient = RetryingStore(store, retry_seconds=60, sleep=lambda _seconds: None)
+    assert [info.key for info in patient.list("")] == keys
+    assert store.broken == 3
+    store.broken = 0
+    assert [info.key for info in patient.list("", start_after="01", limit=11)] == keys[2:13]
+
+
+# -- metrics and bandwidth ----------------------------------------------------
+
+
+def test_metrics_count_requests_bytes_failures_and_time() -> None:
+    metrics = StoreMetrics()
+    times = iter(range(100))
+    store = MetricsStore(MemoryStore(), metrics, clock_s=lambda: next(times) / 50)
+    store.put_if_absent("k", [b"12", memoryview(b"345")])
+    with pytest.raises(AlreadyExistsError):
+        store.put_if_absent("k", [b"123456789"])
+    store.get_range("k", 1, 3)
+    assert [info.key for info in store.list("")] == ["k"]
+    next(store.list(""))
+    seen = metrics.snapshot()
+    assert (seen["put"].requests, seen["put"].bytes, seen["put"].failures) == (
+        2,
+        5,
+        {"AlreadyExistsError": 1},
+    )
+    assert seen["put"].seconds == pytest.approx(0.04)
+    assert sum(seen["put"].latency_counts) == 2
+    assert seen["get_range"].bytes == 3
+    assert seen["list"].requests == 2
+    assert seen["list"].failures == {}
+    assert metrics.requests == 5
+
+
+def test_bandwidth_is_held_on_average() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    store = ThrottledStore(MemoryStore(), 1000, clock_s=lambda: now[0], sleep=sleep)
+    for number in range(21):
+        store.put_if_absent(str(number), [bytes(500)])
+    assert now[0] == pytest.approx((20 * 500 - 1000) / 1000)
+    store.get("1")
+    now[0] += 100
+    before = now[0]
+    store.put_if_absent("later", [bytes(900)])
+    assert now[0] == before + 0, "saved up while idle"
+
+
+# -- addresses ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("file:///tmp/a%20b", StoreAddress("file", "/tmp/a b", "")),
+        ("s3://bucket", StoreAddress("s3", "bucket", "")),
+        ("s3://bucket/some/prefix/", StoreAddress("s3", "bucket", "some/prefix")),
+        ("memory://name/p", StoreAddress("memory", "name", "p")),
+    ],
+)
+def test_addresses(url: str, address: StoreAddress) -> None:
+    assert parse_url(url) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "/tmp/x", "http://bucket", "s3://", "s3:///x", "file://host/x", "file://x", "s3://b/ü", "s3://b/../x",
+     "s3://b?x=1"],
+)  # fmt: skip
+def test_impossible_addresses(url: str) -> None:
+    with pytest.raises(UsageError):
+        parse_url(url)
+
+
+def test_a_secret_in_an_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_url("s3://AKIDEXAMPLE:secret@bucket/prefix")
+    assert "secret" not in str(raised.value)
+    assert "AKID" not in str(raised.value)
+
+
+def test_open_store(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/x")
+    assert isinstance(store, FileStore)
+    assert store.url == f"file://{tmp_path}/x"
+    first, second = open_store("memory://shared"), open_store("memory://shared/below")
+    second.put_if_absent("k", [b"x"])
+    assert first.get("below/k") == b"x"
+    metrics = StoreMetrics()
+    counted = open_store("memory://shared", metrics=metrics)
+    counted.get("below/k")
+    assert metrics.requests == 1
+    limited = StoreOptions(ObjectStoreSettings(upload_bytes_per_s=1))
+    assert "Throttled" in repr(open_store("memory://shared", limited))
+    assert open_store("s3://bucket/p").url == "s3://bucket/p"
+
+
+def test_credentials_have_no_repr() -> None:
+    credentials = S3Credentials("AKIDEXAMPLE", "secret", "token")
+    assert repr(credentials) == "S3Credentials()"
+    assert "secret" not in repr(StoreOptions(credentials=credentials))
+
+
+def test_file_archives_never_load_the_sdk(tmp_path: Path) -> None:
+    script = f"""
+import sys
+from tiered.object_store.url import open_store
+store = open_store("file://{tmp_path}/x")
+store.put_if_absent("k", [b"x"])
+store.get("k")
+heavy = ("boto3", "botocore", "aioboto3", "urllib3", "tenacity", "asyncio", "numba", "numpy")
+sys.exit(", ".join(name for name in heavy if name in sys.modules) or 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,98 @@
+"""A server as a child process: started on a free port, ready when it says so, stopped by its process id."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on right now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class ChildServer:
+    """One child process. ``start`` after ``stop`` or ``kill`` brings it back with the same command."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        is_ready: Callable[[], bool],
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._command = list(command)
+        self._environment = dict(os.environ) | dict(environment)
+        self._is_ready = is_ready
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None, f"{self.name} is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start and wait until it serves."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.log.parent,
+            )
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                code = self._process.poll()
+                self.kill()
+                raise RuntimeError(f"{self.name} did not start (exit code {code}):\n{self._tail()}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Ask it to end, insist after a while. Idempotent."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def kill(self) -> None:
+        """End it at once. Idempotent."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _tail(self) -> str:
+        return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-20:])
+
+
+def answers(url: str, *, containing: bytes = b"") -> bool:
+    """Whether a GET of ``url`` succeeds and its body holds ``containing``."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=2) as answer:
+            return containing in answer.read()
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,121 @@
+"""Gets the servers that tests run: MinIO by `go install`, LocalStack into a virtual environment of its own.
+
+Everything lands in ``$XDG_CACHE_HOME/rocketmq-tiered`` (default ``~/.cache``), once; processes wait for each
+other. What cannot be had raises NotInstallableError, whose text becomes the reason of a skip.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+INSTALL_TIMEOUT_S = 900
+LOCALSTACK_PACKAGES = (
+    "localstack-core[base-runtime]==4.4.0",
+    "cbor2<5.8",
+    "pyopenssl<25.2",
+    "service_identity",
+    "setuptools<81",
+)
+
+
+class NotInstallableError(Exception):
+    """The server is not here and cannot be fetched."""
+
+
+def cache_directory() -> Path:
+    """Where installed servers live."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "rocketmq-tiered"
+
+
+def minio_binary() -> Path:
+    """The MinIO server: on PATH, in Go's own place, in the cache, or built now (about two minutes)."""
+    cached = cache_directory() / "bin" / "minio"
+    gopath = Path(os.environ.get("GOPATH") or Path.home() / "go")
+    for candidate in (shutil.which("minio"), gopath / "bin" / "minio", cached):
+        if candidate is not None and os.access(candidate, os.X_OK):
+            return Path(candidate)
+    with _only_once("minio"):
+        if not cached.exists():
+            _go_install("github.com/minio/minio@latest", cached.parent)
+    return cached
+
+
+def localstack_python() -> Path:
+    """The interpreter of LocalStack's environment, made now when missing (about a minute)."""
+    environment = cache_directory() / "localstack-4.4.0"
+    python = environment / "bin" / "python"
+    complete = environment / ".complete"
+    if complete.exists():
+        return python
+    with _only_once("localstack"):
+        if not complete.exists():
+            shutil.rmtree(environment, ignore_errors=True)
+            _make_environment(environment)
+            complete.touch()
+    return python
+
+
+def _make_environment(environment: Path) -> None:
+    python = str(environment / "bin" / "python")
+    uv = _uv()
+    if uv is not None:
+        _run([*uv, "venv", "--quiet", "--python", "3.11", str(environment)])
+        _run([*uv, "pip", "install", "--quiet", "--python", python, *LOCALSTACK_PACKAGES])
+        return
+    if sys.version_info[:2] != (3, 11):
+        raise NotInstallableError("LocalStack needs Python 3.11, or uv to fetch it")
+    _run([sys.executable, "-m", "venv", str(environment)])
+    _run([python, "-m", "pip", "install", "--quiet", *LOCALSTACK_PACKAGES])
+
+
+def _uv() -> list[str] | None:
+    for command in (["uv"], [sys.executable, "-m", "uv"]):
+        try:
+            if subprocess.run([*command, "--version"], capture_output=True, check=False).returncode == 0:
+                return command
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _go_install(package: str, directory: Path) -> None:
+    if shutil.which("go") is None:
+        raise NotInstallableError(f"{package} is built by go, which is not on PATH")
+    directory.mkdir(parents=True, exist_ok=True)
+    _run(["go", "install", package], GOBIN=str(directory), GOFLAGS="-mod=mod")
+
+
+def _run(command: list[str], **environment: str) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=INSTALL_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NotInstallableError(f"{command[0]} took longer than {INSTALL_TIMEOUT_S} s") from None
+    if done.returncode != 0:
+        last_line = (done.stdout.strip().splitlines() or ["no output"])[-1]
+        raise NotInstallableError(f"{' '.join(command[:3])} failed: {last_line[:200]}")
+
+
+@contextmanager
+def _only_once(name: str) -> Iterator[None]:
+    directory = cache_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

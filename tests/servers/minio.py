@@ -1,0 +1,33 @@
+"""MinIO, the reference among the S3 servers: checks secrets, checksums and conditions as AWS does."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from tests.servers.child import ChildServer, answers, free_port
+from tests.servers.install import minio_binary
+from tests.servers.running_store import RunningStore
+
+
+def start_minio(directory: Path, *, port: int | None = None) -> RunningStore:
+    """A MinIO over ``directory`` with a password of its own."""
+    port = port or free_port()
+    user, password = "tiered-test", secrets.token_hex(16)
+    data = directory / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    server = ChildServer(
+        "MinIO",
+        [str(minio_binary()), "server", "--address", f"127.0.0.1:{port}", "--quiet", str(data)],
+        {
+            "MINIO_ROOT_USER": user,
+            "MINIO_ROOT_PASSWORD": password,
+            "MINIO_BROWSER": "off",
+            "MINIO_UPDATE": "off",
+            "MINIO_CI_CD": "1",
+        },
+        directory / "minio.log",
+        lambda: answers(f"http://127.0.0.1:{port}/minio/health/ready"),
+    )
+    server.start()
+    return RunningStore("MinIO", f"http://127.0.0.1:{port}", user, password, server)

@@ -1,0 +1,181 @@
+"""Loading settings: precedence, units, and every way to be wrong with the message a user gets."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiered.errors import AccessDeniedError, NotFoundError, UsageError
+from tiered.settings.load import FIELDS, changed_keys, flag_assignments, load_settings, value_of
+from tiered.settings.sections import NOT_IN_FORCE, SECTIONS, Settings
+
+MIB = 1024 * 1024
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "tiered.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    settings = load_settings().settings
+    assert settings == Settings()
+    assert settings.offload.batch_bytes == 32 * MIB
+    assert settings.offload.batch_age_ms == 5_000
+    assert settings.offload.root_every == 64
+    assert settings.admin.host == "127.0.0.1"
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    path = _file(tmp_path, '[offload]\nbatch_bytes = "1MiB"\nblock_bytes = 65536\nbatch_age_ms = "2s"\n')
+    loaded = load_settings(
+        path,
+        environment={"TIERED_OFFLOAD__BATCH_BYTES": "2MiB", "TIERED_OFFLOAD__BATCH_AGE_MS": "3s"},
+        flags=flag_assignments(["offload.batch_bytes=3MiB"]),
+    )
+    offload = loaded.settings.offload
+    assert (offload.batch_bytes, offload.batch_age_ms, offload.block_bytes) == (3 * MIB, 3_000, 65_536)
+    assert loaded.origins["offload.batch_bytes"] == "--set offload.batch_bytes"
+    assert loaded.origins["offload.batch_age_ms"] == "TIERED_OFFLOAD__BATCH_AGE_MS"
+    assert loaded.origins["offload.block_bytes"] == str(path)
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    path = _file(tmp_path, '[archive]\nurl = "file:///archive"\n')
+    assert load_settings(environment={"TIERED_CONFIG": str(path)}).settings.archive.url == "file:///archive"
+
+
+def test_variables_injected_for_a_service_named_tiered_are_not_settings() -> None:
+    environment = {"TIERED_PORT": "tcp://10.0.0.1:80", "TIERED_SERVICE_HOST": "10.0.0.1"}
+    assert load_settings(environment=environment).settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("65536", 65536),
+        ("64KiB", 65536),
+        ("64k", 65536),
+        ("0.5MiB", 524288),
+        ("1_000_000", 1_000_000),
+        ("1MB", 10**6),
+    ],
+)
+def test_sizes_may_be_written_with_units(text: str, expected: int) -> None:
+    assert (
+        load_settings(flags={"offload.block_bytes": ("flag", text)}).settings.offload.block_bytes == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("250", 250), ("250ms", 250), ("2s", 2000), ("1h", 3_600_000)]
+)
+def test_times_may_be_written_with_units(text: str, expected: int) -> None:
+    assert (
+        load_settings(flags={"offload.batch_age_ms": ("flag", text)}).settings.offload.batch_age_ms
+        == expected
+    )
+
+
+@pytest.mark.parametrize("text", ["orders-*, payments", '["orders-*", "payments"]'])
+def test_lists_may_be_text(text: str) -> None:
+    assert load_settings(environment={"TIERED_TOPICS__INCLUDE": text}).settings.topics.include == (
+        "orders-*",
+        "payments",
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fix"),
+    [
+        ("offload.batch_bytes", "many", "32MiB"),
+        ("offload.batch_bytes", 1.5, "whole number of bytes"),
+        ("offload.batch_bytes", True, "whole number of bytes"),
+        ("offload.batch_bytes", "10s", "whole number of bytes"),
+        ("offload.batch_bytes", "-1", "whole number of bytes"),
+        ("offload.batch_bytes", -1, "a value from 65536 to 1073741824"),
+        ("offload.batch_age_ms", "10MiB", "milliseconds"),
+        ("offload.upload_threads", "4 threads", "a whole number"),
+        ("offload.compression_level", 30, "from 1 to 19"),
+        ("offload.poll_min_ms", 500, "must not exceed offload.poll_max_ms"),
+        ("offload.memory_budget_bytes", 64 * MIB, "at least 3 × offload.batch_bytes"),
+        ("pins.create_below_ratio", "nan", "from 0 to 1"),
+        ("pins.create_below_ratio", 0.9, "less than pins.release_above_ratio"),
+        ("pins.enabled", "maybe", "true or false"),
+        ("process.log_level", "loud", "debug, info, warning, error"),
+        ("topics.include", [1], "list of texts"),
+        ("archive.url", 5, "a text"),
+    ],
+)
+def test_impossible_values_name_key_origin_and_fix(key: str, value: Any, fix: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_settings(flags={key: ("the-origin", value)})
+    message = str(caught.value)
+    assert key in message and "the-origin" in message and fix in message
+    assert caught.value.exit_code == 2 and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("offload.batch_byte", "did you mean offload.batch_bytes?"),
+        ("archive.state_dir", "did you mean process.state_dir?"),
+        ("offload.zzzzzzzz", "[offload] has batch_bytes"),
+        ("zzzzzzz.qqqqqqqq", "the sections are broker"),
+    ],
+)
+def test_unknown_settings_are_refused_with_a_suggestion(key: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_settings(flags={key: ("the-origin", 1)})
+    assert f"{key} (the-origin) is not a setting" in str(caught.value)
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["retention.ttl", "retention.ttl_ms", "serving.listen", "offload.dictionary"])
+def test_settings_not_yet_in_force_are_refused_as_such(key: str) -> None:
+    with pytest.raises(UsageError, match="is not in force in this version"):
+        load_settings(flags={key: ("flag", "30d")})
+
+
+def test_settings_not_in_force_do_not_exist() -> None:
+    assert not set(NOT_IN_FORCE) & set(FIELDS)
+    assert not set(NOT_IN_FORCE) & set(SECTIONS)
+
+
+def test_an_unknown_section_and_variable_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"archives\.url .* is not a setting"):
+        load_settings(_file(tmp_path, '[archives]\nurl = "x"\n'))
+    with pytest.raises(UsageError, match="TIERED_OFFLOAD__BATCH"):
+        load_settings(environment={"TIERED_OFFLOAD__BATCH": "1"})
+    with pytest.raises(UsageError, match="outside any section"):
+        load_settings(_file(tmp_path, 'url = "x"\n'))
+    with pytest.raises(UsageError, match="not in force"):
+        load_settings(_file(tmp_path, "[retention]\n"))
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"missing\.toml"):
+        load_settings(tmp_path / "missing.toml")
+    with pytest.raises(UsageError, match="is not TOML"):
+        load_settings(_file(tmp_path, "[offload\n"))
+    with pytest.raises(AccessDeniedError):
+        load_settings(tmp_path)
+    with pytest.raises(UsageError, match="has no value"):
+        flag_assignments(["offload.batch_bytes"])
+
+
+def test_changed_keys_lists_differences() -> None:
+    after = load_settings(flags={"topics.exclude": ("flag", "a,b"), "admin.port": ("flag", 0)}).settings
+    assert changed_keys(Settings(), after) == ["topics.exclude", "admin.port"]
+    assert value_of(after, "topics.exclude") == ("a", "b")
+
+
+def test_every_setting_has_a_meaning_and_a_valid_default() -> None:
+    assert {item.name for item in dataclasses.fields(Settings)} == set(SECTIONS)
+    for key, item in FIELDS.items():
+        assert item.rule.meaning, key
+        assert load_settings(flags={key: ("flag", item.default)}).settings == Settings()

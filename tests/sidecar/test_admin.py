@@ -1,0 +1,185 @@
+"""The admin server, the metrics it serves, and the client that asks it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from sidecar.admin import CONNECTIONS_MAX, AdminServer
+from sidecar.admin_client import fetch_status
+from sidecar.metrics import QUEUES_MAX, ObjectStoreCollector, StatusCollector
+from sidecar.report import QueueReport, StatusReport, decode_report, encode_report
+from tiered.errors import UnavailableError, UsageError
+from tiered.object_store.metrics import StoreMetrics
+
+QUEUE = QueueReport("orders", 3, committed_offset=90, lag_messages=10, lag_bytes=1000, lag_seconds=2.5)
+REPORT = StatusReport(
+    source="instance",
+    state="following",
+    archive_url="memory://a",
+    cluster="C",
+    broker="b",
+    writer="w",
+    epoch=3,
+    fenced=False,
+    committed_phys=10,
+    bound_phys=None,
+    bound_reason="frozen",
+    lag_messages=10,
+    lag_bytes=1000,
+    lag_seconds=2.5,
+    margin_seconds=None,
+    gaps=1,
+    errors=2,
+    last_error="x",
+    budget_used_bytes=1,
+    budget_limit_bytes=2,
+    pins=0,
+    pin_note="",
+    messages=5,
+    bytes=50,
+    queues=(QUEUE,),
+)
+
+
+class Source:
+    """An AdminSource that says what a test wants."""
+
+    ready = True
+    hold: threading.Event | None = None
+
+    def health(self) -> tuple[bool, str]:
+        if self.hold is not None:
+            self.hold.wait(10)
+        return True, "following: well"
+
+    def readiness(self) -> tuple[bool, str]:
+        return self.ready, "standby: epoch 4 is owned by b"
+
+    def status_json(self) -> bytes:
+        return encode_report(REPORT)
+
+    def metrics(self) -> bytes:
+        return metrics_text(REPORT).encode()
+
+
+@contextmanager
+def _serving(source: Source) -> Iterator[str]:
+    server = AdminServer("127.0.0.1", 0, source)
+    try:
+        yield server.url
+    finally:
+        server.close()
+
+
+def _get(url: str, path: str, method: str = "GET") -> tuple[int, str]:
+    address = urlsplit(url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def metrics_text(report: StatusReport | None) -> str:
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(lambda: report))
+    return generate_latest(registry).decode()
+
+
+def test_routes() -> None:
+    source = Source()
+    with _serving(source) as url:
+        assert _get(url, "/health") == (200, "following: well\n")
+        assert _get(url, "/ready?verbose") == (200, "standby: epoch 4 is owned by b\n")
+        source.ready = False
+        assert _get(url, "/ready") == (503, "standby: epoch 4 is owned by b\n")
+        assert _get(url, "/elsewhere")[0] == 404
+        assert _get(url, "/health", "POST")[0] == 501
+        assert "rocketmq_tiered_store_up" in _get(url, "/metrics")[1]
+        assert decode_report(fetch_status(url)) == REPORT
+
+
+def test_a_port_in_use_is_a_usage_error() -> None:
+    with _serving(Source()) as url, pytest.raises(UsageError, match="cannot listen"):
+        AdminServer("127.0.0.1", urlsplit(url).port or 0, Source())
+
+
+def test_no_answer_is_temporarily_unavailable() -> None:
+    with _serving(Source()) as url:
+        pass
+    with pytest.raises(UnavailableError):
+        fetch_status(url)
+
+
+def test_connections_are_bounded() -> None:
+    source = Source()
+    source.hold = threading.Event()
+    with _serving(source) as url:
+        address = urlsplit(url)
+        held = [
+            HTTPConnection(address.hostname or "", address.port, timeout=10) for _ in range(CONNECTIONS_MAX)
+        ]
+        for connection in held:
+            connection.request("GET", "/health")
+        with pytest.raises(OSError):
+            _get(url, "/health")
+        source.hold.set()
+        assert [connection.getresponse().status for connection in held] == [200] * CONNECTIONS_MAX
+        for connection in held:
+            connection.close()
+
+
+def test_metrics_keep_rocketmq_names() -> None:
+    labels = (
+        'file_type="consume_queue",queue_id="3",storage_medium="blob",storage_type="tiered",topic="orders"'
+    )
+    text = metrics_text(REPORT)
+    assert f"rocketmq_tiered_store_dispatch_behind{{{labels}}} 10.0" in text
+    assert f"rocketmq_tiered_store_dispatch_latency{{{labels}}} 2.5" in text
+    assert (
+        'rocketmq_tiered_store_messages_dispatch_total{storage_medium="blob",storage_type="tiered"} 5.0'
+        in text
+    )
+    assert "rocketmq_tiered_store_bound_offset" not in text, "unknown is absent, not zero"
+
+
+def test_metrics_without_a_report_say_down() -> None:
+    assert 'rocketmq_tiered_store_up{storage_medium="blob",storage_type="tiered"} 0.0' in metrics_text(None)
+
+
+def test_series_per_queue_are_bounded_to_the_worst() -> None:
+    queues = tuple(dataclasses.replace(QUEUE, queue_id=i, lag_messages=i) for i in range(QUEUES_MAX + 50))
+    text = metrics_text(dataclasses.replace(REPORT, queues=queues))
+    assert text.count("rocketmq_tiered_store_dispatch_behind{") == QUEUES_MAX
+    assert f'queue_id="{QUEUES_MAX + 49}"' in text and 'queue_id="10"' not in text
+
+
+def test_a_report_from_a_newer_version_is_understood() -> None:
+    document = REPORT.to_json() | {"something_new": 1}
+    assert decode_report(document) == REPORT
+
+
+def test_object_store_metrics_keep_rocketmq_names() -> None:
+    metrics = StoreMetrics()
+    metrics.record("put", 0.02, 1000, None)
+    metrics.record("put", 50.0, 0, "UnansweredError")
+    metrics.record("get_range", 0.001, 300, None)
+    registry = CollectorRegistry()
+    registry.register(ObjectStoreCollector(metrics))
+    text = generate_latest(registry).decode()
+    assert 'provider_rpc_latency_bucket{le="25.0",operation="write",request="put"' in text.replace(
+        'le="25"', 'le="25.0"'
+    )
+    assert 'provider_failures_total{error="UnansweredError",request="put"' in text
+    assert 'provider_upload_bytes_sum{storage_medium="blob",storage_type="tiered"} 1000.0' in text
+    assert 'provider_download_bytes_count{storage_medium="blob",storage_type="tiered"} 1.0' in text

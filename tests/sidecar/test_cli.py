@@ -1,0 +1,118 @@
+"""The command line itself: dispatch, help, one-line errors, exit codes, start-up time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sidecar.cli import EXIT_CODES, VERBS, main
+from sidecar.cli.output import duration_text, size_text, time_text
+
+START_UP_MAX_S = 0.7
+
+
+def test_help_lists_every_verb_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(verb in text for verb in VERBS)
+    assert EXIT_CODES in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["sing"], ["config"], ["config", "chck"], ["config", "check", "--sett", "x"]]
+)
+def test_wrong_usage_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("tiered ")
+
+
+def test_config_check_prints_values_and_origins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIERED_OFFLOAD__BATCH_BYTES", "1MiB")
+    assert main(["config", "check", "--json", "--region", "eu-1", "--set", "admin.port=0"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["offload.batch_bytes"] == {"value": 1 << 20, "from": "TIERED_OFFLOAD__BATCH_BYTES"}
+    assert printed["object_store.region"] == {"value": "eu-1", "from": "--region"}
+    assert printed["admin.port"] == {"value": 0, "from": "--set admin.port"}
+    assert printed["gc.grace_ms"]["from"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("retention.ttl=30d", "retention.ttl (--set retention.ttl) is not in force in this version"),
+        ("offload.batch_byte=1", "did you mean offload.batch_bytes?"),
+        ("offload.batch_bytes=-1", "use a whole number of bytes"),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_exit_2(
+    assignment: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "check", "--set", assignment]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tiered: ") and error.count("\n") == 1
+    assert expected in error
+
+
+def test_a_missing_configuration_file_is_exit_3(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "--config", "/nowhere/tiered.toml"]) == 3
+    assert "/nowhere/tiered.toml" in capsys.readouterr().err
+
+
+def test_debug_adds_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "--set", "a.b=1", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_verb_starts_fast_without_heavy_imports(verb: str) -> None:
+    """Measured on the CPU clock, so that a busy machine does not fail it; numba and boto3 alone would."""
+    script = (
+        "import sys, time, contextlib, io\n"
+        "from sidecar.cli import main\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    main(['{verb}', '--help'])\n"
+        "heavy = {'numba', 'boto3', 'botocore', 'aioboto3', 'rocksdict'} & set(sys.modules)\n"
+        "print(time.process_time(), *heavy)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    cpu_s, *heavy = done.stdout.split()
+    assert not heavy
+    assert float(cpu_s) < START_UP_MAX_S
+
+
+def test_a_closed_pipe_is_silent() -> None:
+    command = f"{sys.executable} -c 'from sidecar.cli import main; import sys; sys.exit(main())' config check"
+    done = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_texts_for_people() -> None:
+    assert [size_text(n) for n in (0, 1023, 1536, 5 * 2**40, 2**60)] == [
+        "0 B", "1023 B", "1.5 KiB", "5.0 TiB", "1048576.0 TiB",
+    ]  # fmt: skip
+    assert [duration_text(s) for s in (None, 0.25, 61, 3 * 3600 + 120)] == ["-", "0.2s", "1m 01s", "3h 02m"]
+    assert time_text(0) == "-"
+    assert time_text(1_700_000_000_123) == "2023-11-14T22:13:20Z"
+
+
+def test_the_console_script_is_declared() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    assert 'tiered = "sidecar.cli:main"' in text

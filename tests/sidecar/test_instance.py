@@ -1,0 +1,113 @@
+"""One instance per state directory, and finding the one that runs; logs and progress of the process."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from sidecar.instance import (
+    DESCRIPTION_FILE,
+    InstanceDescription,
+    StateDirectory,
+    default_state_dir,
+    running_instance,
+    running_instances,
+    state_root,
+)
+from sidecar.logs import JsonFormatter
+from sidecar.progress import Progress
+from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UsageError
+
+DESCRIPTION = InstanceDescription(1, "http://127.0.0.1:1", "file:///a", "C", "b", "/store", 5)
+
+
+def test_a_second_instance_is_refused(tmp_path: Path) -> None:
+    with StateDirectory(tmp_path / "state") as first:
+        first.describe(DESCRIPTION)
+        with pytest.raises(UsageError, match="another instance runs"), StateDirectory(tmp_path / "state"):
+            pass
+        assert running_instance(tmp_path / "state") == DESCRIPTION
+    with StateDirectory(tmp_path / "state"):
+        pass
+
+
+def test_an_identity_survives_restarts_and_a_fresh_directory_has_a_new_one(tmp_path: Path) -> None:
+    with StateDirectory(tmp_path / "a") as state:
+        identity = state.identity()
+        assert state.identity() == identity
+    with StateDirectory(tmp_path / "a") as state:
+        assert state.identity() == identity
+    with StateDirectory(tmp_path / "b") as state:
+        assert state.identity() != identity
+
+
+def test_what_a_killed_instance_left_is_not_running(tmp_path: Path) -> None:
+    with StateDirectory(tmp_path):
+        pass
+    (tmp_path / DESCRIPTION_FILE).write_text("{}")
+    with pytest.raises(NotFoundError, match="no instance runs"):
+        running_instance(tmp_path)
+    with pytest.raises(NotFoundError):
+        running_instance(tmp_path / "never")
+
+
+def test_running_instances_are_found_below_the_root(tmp_path: Path) -> None:
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    assert running_instances(state_root(environment)) == []
+    path = default_state_dir(environment, "C/../x", "b a")
+    assert state_root(environment) in path.parents and ".." not in path.parts
+    with StateDirectory(path) as state:
+        state.describe(DESCRIPTION)
+        assert running_instances(state_root(environment)) == [DESCRIPTION]
+    assert running_instances(state_root(environment)) == []
+
+
+def test_an_unusable_state_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AccessDeniedError, match="file/state"), StateDirectory(tmp_path / "file" / "state"):
+        pass
+
+
+def _logged(error: BaseException | None, level: int, **extra: object) -> dict[str, object]:
+    info = (type(error), error, error.__traceback__) if error is not None else None
+    record = logging.LogRecord("sidecar", level, "x.py", 1, "PUT %s\nfailed", ("key",), info)
+    vars(record).update(extra)
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    document: dict[str, object] = json.loads(line)
+    return document
+
+
+def test_a_failure_is_one_json_line() -> None:
+    document = _logged(UnavailableError("bucket away", hint="wait"), logging.ERROR, retry_in_s=1.5)
+    assert document["message"] == "PUT key\nfailed"
+    assert (document["error"], document["cause"]) == ("UnavailableError", "bucket away; wait")
+    assert document["retry_in_s"] == 1.5 and document["level"] == "error"
+    assert "trace" not in document
+    assert "trace" in _logged(ValueError("bug"), logging.CRITICAL)
+
+
+def test_progress_says_rate_and_time_left(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    with (
+        caplog.at_level(logging.INFO),
+        Progress("backfill", 100 << 20, is_terminal=False, monotonic_s=lambda: now[0]) as progress,
+    ):
+        now[0] = 5.0
+        progress.update(10 << 20, 100 << 20)
+        assert not caplog.messages
+        now[0] = 10.0
+        progress.update(20 << 20, 100 << 20)
+    assert caplog.messages == ["backfill 20% 20.0 of 100.0 MiB, 2.0 MiB/s, 40 s left"]
+
+
+def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stderr", screen)
+    with Progress("backfill", 1000, is_terminal=True) as progress:
+        progress.update(1000, 1000)
+    assert "backfill" in screen.getvalue() and "100%" in screen.getvalue()

@@ -1,0 +1,220 @@
+"""The service's main loop with a job that does what a test says: drain, outage, fencing, reload."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from sidecar.lifecycle import Event, Service, State, after_failure
+from sidecar.report import StatusReport
+from tiered.errors import CorruptionError, FencedError, NotFoundError, UnavailableError, UsageError
+from tiered.settings.load import LoadedSettings, load_settings
+from tiered.settings.sections import Settings
+
+REPORT = StatusReport(
+    source="instance",
+    state="",
+    archive_url="memory://a",
+    cluster="C",
+    broker="b",
+    writer="w",
+    epoch=3,
+    fenced=False,
+    committed_phys=10,
+    bound_phys=20,
+    bound_reason="told by the broker",
+    lag_messages=1,
+    lag_bytes=10,
+    lag_seconds=0.5,
+    margin_seconds=None,
+    gaps=0,
+    errors=0,
+    last_error="",
+    budget_used_bytes=1,
+    budget_limit_bytes=2,
+    pins=0,
+    pin_note="",
+    messages=5,
+    bytes=50,
+    queues=(),
+)
+
+
+class FakeJob:
+    """Runs `behaviour(stop)`."""
+
+    def __init__(self, behaviour: Callable[[threading.Event], None]) -> None:
+        self._behaviour = behaviour
+
+    def run(self, stop: threading.Event) -> None:
+        self._behaviour(stop)
+
+    def report(self) -> StatusReport:
+        return REPORT
+
+
+class Harness:
+    """A service in a thread, with a list of behaviours, one for each job it starts; the last repeats."""
+
+    def __init__(self, *behaviours: Callable[[threading.Event], None], **settings: object) -> None:
+        self.behaviours = list(behaviours)
+        self.seen: list[Settings] = []
+        self.loaded = _loaded(**settings)
+        self.next_loaded: LoadedSettings | Exception = self.loaded
+        self.service = Service(self.loaded, factory=self._build, reload=self._reload, jitter=lambda: 0.0)
+        self.exit_code: int | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        self.exit_code = self.service.serve()
+
+    def _build(self, settings: Settings) -> FakeJob:
+        self.seen.append(settings)
+        return FakeJob(self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0])
+
+    def _reload(self) -> LoadedSettings:
+        if isinstance(self.next_loaded, Exception):
+            raise self.next_loaded
+        return self.next_loaded
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, f"state {self.service.state}"
+            time.sleep(0.002)
+
+    def stop(self) -> int | None:
+        self.service.post(Event.STOP)
+        self._thread.join(10)
+        return self.exit_code
+
+    def join(self) -> int | None:
+        self._thread.join(10)
+        return self.exit_code
+
+
+def _loaded(**values: object) -> LoadedSettings:
+    flags = {key.replace("__", "."): ("test", value) for key, value in values.items()}
+    return load_settings(flags=flags)
+
+
+def _until_stopped(stop: threading.Event) -> None:
+    stop.wait()
+
+
+def _raising(error: BaseException) -> Callable[[threading.Event], None]:
+    def behaviour(stop: threading.Event) -> None:
+        raise error
+
+    return behaviour
+
+
+def test_stop_drains() -> None:
+    drained = threading.Event()
+
+    def behaviour(stop: threading.Event) -> None:
+        stop.wait()
+        drained.set()
+
+    harness = Harness(behaviour)
+    harness.wait_for(lambda: harness.service.readiness()[0])
+    assert harness.service.health()[0]
+    assert harness.stop() == 0
+    assert drained.is_set()
+    assert harness.service.health() == (False, "stopped: drained")
+
+
+def test_a_job_that_does_not_drain_is_left_behind_with_exit_4() -> None:
+    release = threading.Event()
+    harness = Harness(lambda stop: (release.wait(), None)[1], process__drain_timeout_ms=20)
+    harness.wait_for(lambda: harness.service.state is State.FOLLOWING)
+    assert harness.stop() == 4
+    release.set()
+
+
+def test_an_outage_is_retried_with_growing_waits() -> None:
+    settings = Settings()
+    waits = [after_failure(UnavailableError("gone"), settings, n, 0.5).delay_s for n in range(1, 9)]
+    assert waits == sorted(waits) and waits[0] == 0.75 and waits[-1] == 22.5
+    assert after_failure(UnavailableError("gone"), settings, 1000, 0.99).delay_s <= 30
+
+
+def test_an_outage_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.lifecycle.RETRY_FIRST_S", 0.02)
+    harness = Harness(
+        _raising(UnavailableError("bucket away")), _raising(UnavailableError("x")), _until_stopped
+    )
+    harness.wait_for(lambda: len(harness.seen) == 3)
+    assert harness.stop() == 0
+
+
+def test_a_fenced_writer_stands_by_and_comes_back() -> None:
+    harness = Harness(
+        _raising(FencedError("epoch 4 is owned by b")), _until_stopped, process__standby_retry_ms=200
+    )
+    harness.wait_for(lambda: harness.service.state is State.STANDBY)
+    report = harness.service.report()
+    assert report is not None and report.fenced and report.state == "standby"
+    ready, why = harness.service.readiness()
+    assert not ready and "epoch 4 is owned by b" in why
+    assert harness.service.health()[0]
+    harness.wait_for(lambda: harness.service.state is State.FOLLOWING)
+    assert harness.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), 2),
+        (NotFoundError("x"), 3),
+        (CorruptionError("x"), 1),
+        (FencedError("x"), 5),
+        (OSError(), 70),
+    ],
+)
+def test_errors_that_retrying_cannot_cure_end_the_process(error: Exception, code: int) -> None:
+    assert Harness(_raising(error), process__when_fenced="exit").join() == code
+
+
+def test_reload_applies_new_settings_to_a_new_job() -> None:
+    harness = Harness(_until_stopped)
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    harness.next_loaded = _loaded(topics__exclude="noise-*", admin__port=0)
+    harness.service.post(Event.RELOAD)
+    harness.wait_for(lambda: len(harness.seen) == 2)
+    assert harness.seen[1].topics.exclude == ("noise-*",)
+    harness.wait_for(lambda: harness.service.state is State.FOLLOWING)
+    assert harness.stop() == 0
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_reload_without_effect_leaves_the_job_alone(bad: bool) -> None:
+    harness = Harness(_until_stopped)
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    if bad:
+        harness.next_loaded = UsageError("offload.batch_bytes = -1 is impossible")
+    harness.service.post(Event.RELOAD)
+    assert harness.stop() == 0
+    assert len(harness.seen) == 1
+
+
+def test_reload_while_standing_by_starts_at_once() -> None:
+    harness = Harness(_raising(FencedError("x")), _until_stopped, process__standby_retry_ms=3_600_000)
+    harness.wait_for(lambda: harness.service.state is State.STANDBY)
+    harness.next_loaded = _loaded(archive__take_over=True)
+    harness.service.post(Event.RELOAD)
+    harness.wait_for(lambda: harness.service.state is State.FOLLOWING)
+    assert harness.seen[-1].archive.take_over
+    assert harness.stop() == 0
+
+
+def test_a_report_before_the_first_job_is_none() -> None:
+    service = Service(_loaded(), factory=lambda settings: FakeJob(_until_stopped), reload=_loaded)
+    assert service.report() is None
+    assert not service.readiness()[0]
+    assert dataclasses.asdict(REPORT)["epoch"] == 3

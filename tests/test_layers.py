@@ -1,0 +1,229 @@
+"""The architecture as a test: dependencies point one way, and each foreign library stays in its corner.
+
+    {sidecar, pipeline} -> {uploader, fetcher} -> tiered
+
+Reads the sources by `ast`; nothing is imported, so a module that does not load is checked all the same.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("tiered", "uploader", "fetcher", "sidecar", "pipeline")
+MAY_IMPORT = {
+    "tiered": {"tiered"},
+    "uploader": {"uploader", "tiered"},
+    "fetcher": {"fetcher", "tiered"},
+    "sidecar": {"sidecar", "uploader", "fetcher", "tiered"},
+    "pipeline": {"pipeline", "uploader", "fetcher", "tiered"},
+}
+CORNERS = {
+    "boto3": ("tiered/object_store/",),
+    "botocore": ("tiered/object_store/",),
+    "aioboto3": ("tiered/object_store/",),
+    "aiobotocore": ("tiered/object_store/",),
+    "numba": ("tiered/kernels/",),
+    "llvmlite": ("tiered/kernels/",),
+    "pyspark": ("pipeline/",),
+    "rocksdict": ("tiered/broker_store/",),
+    "tqdm": ("sidecar/",),
+    "prometheus_client": ("sidecar/", "tiered/object_store/"),
+    "socket": ("tiered/remoting/client.py", "sidecar/admin.py", "fetcher/serving/"),
+    "socketserver": ("sidecar/admin.py",),
+    "http.server": ("sidecar/admin.py",),
+    "http.client": ("sidecar/admin_client.py",),
+    "urllib.request": (),
+    "urllib3": ("tiered/object_store/",),
+    "requests": (),
+}
+"""Module -> path prefixes where it may be imported."""
+
+TIERED_ORDER = {
+    "errors": 0,
+    "model": 1,
+    "settings": 2,
+    "kernels": 2,
+    "formats": 3,
+    "object_store": 3,
+    "remoting": 4,
+    "catalog": 4,
+    "broker_store": 4,
+    "consume_queue": 4,
+    "index": 4,
+    "flat_file": 5,
+}
+"""Inside tiered: a subpackage imports only ones of a lower rank, or those named in TIERED_SIDEWAYS."""
+
+TIERED_SIDEWAYS = {
+    ("kernels", "formats"),  # a kernel's oracle and a format's reader share constants
+    ("formats", "kernels"),
+    ("object_store", "formats"),
+    ("object_store", "settings"),
+}
+
+
+class Import(NamedTuple):
+    """One import statement."""
+
+    path: str
+    line: int
+    module: str
+    inside_function: bool
+    for_types_only: bool
+
+
+def _sources() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def _imports(path: Path) -> Iterator[Import]:
+    relative = path.relative_to(ROOT).as_posix()
+    pending: list[tuple[ast.AST, bool, bool]] = [(ast.parse(path.read_text("utf-8")), False, False)]
+    while pending:
+        node, inside, typing_only = pending.pop()
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(relative, node.lineno, alias.name, inside, typing_only)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative}:{node.lineno} uses a relative import"
+            for alias in node.names:
+                yield Import(relative, node.lineno, f"{node.module}.{alias.name}", inside, typing_only)
+        elif isinstance(node, ast.Call):
+            dynamic = _dynamic_import(node)
+            if dynamic is not None:
+                yield Import(relative, node.lineno, dynamic, inside, False)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        typing_only = typing_only or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+        pending.extend((child, inside, typing_only) for child in ast.iter_child_nodes(node))
+
+
+def _dynamic_import(node: ast.Call) -> str | None:
+    name = ast.unparse(node.func)
+    if name not in ("importlib.import_module", "import_module", "__import__") or not node.args:
+        return None
+    argument = node.args[0]
+    return str(argument.value) if isinstance(argument, ast.Constant) else "<computed>"
+
+
+ALL_IMPORTS = [found for path in _sources() for found in _imports(path)]
+
+
+def _first_party(module: str) -> str | None:
+    package = module.split(".", 1)[0]
+    return package if package in PACKAGES else None
+
+
+def _complain(found: Import, why: str) -> str:
+    return f"{found.path}:{found.line} imports {found.module}: {why}"
+
+
+def test_packages_depend_one_way() -> None:
+    wrong = [
+        _complain(found, f"{package} may import only {sorted(MAY_IMPORT[package])}")
+        for found in ALL_IMPORTS
+        for package in [found.path.split("/", 1)[0]]
+        if (target := _first_party(found.module)) and target not in MAY_IMPORT[package]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_subpackages_of_tiered_depend_one_way() -> None:
+    wrong = []
+    for found in ALL_IMPORTS:
+        own, target = found.path.split("/"), found.module.split(".")
+        if own[0] != "tiered" or target[0] != "tiered" or len(own) < 3 or len(target) < 2:
+            continue
+        source, sink = own[1], target[1]
+        if source == sink or (source, sink) in TIERED_SIDEWAYS:
+            continue
+        if TIERED_ORDER[sink] >= TIERED_ORDER[source]:
+            wrong.append(_complain(found, f"{source} stands below or beside {sink}"))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("library", sorted(CORNERS))
+def test_library_stays_in_its_corner(library: str) -> None:
+    corner = CORNERS[library]
+    wrong = [
+        _complain(found, f"allowed only in {corner or 'no module'}")
+        for found in ALL_IMPORTS
+        if (found.module == library or found.module.startswith(f"{library}."))
+        and not found.path.startswith(corner or ("-",))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_first_party_import_hides_in_a_function() -> None:
+    wrong = [
+        _complain(found, "import it at the top of the module")
+        for found in ALL_IMPORTS
+        if found.inside_function and _first_party(found.module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_computed_imports_are_only_the_cli_verbs() -> None:
+    wrong = [
+        _complain(found, "a computed import escapes this test")
+        for found in ALL_IMPORTS
+        if found.module == "<computed>" and found.path != "sidecar/cli/__init__.py"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_import_without_cycles() -> None:
+    modules = {_module_name(path): path for path in _sources()}
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for found in ALL_IMPORTS:
+        if found.for_types_only or found.module == "<computed>":
+            continue
+        source = _module_name(ROOT / found.path)
+        parent = found.module.rsplit(".", 1)[0]
+        target = found.module if found.module in modules else parent
+        if target in modules and target != source:
+            graph[source].add(target)
+    assert not (cycle := _find_cycle(graph)), " -> ".join(cycle)
+
+
+def _module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _find_cycle(graph: dict[str, set[str]]) -> list[str]:
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name in done:
+            return []
+        for target in sorted(graph[name]):
+            if cycle := visit(target, [*trail, name]):
+                return cycle
+        done.add(name)
+        return []
+
+    for name in sorted(graph):
+        if cycle := visit(name, []):
+            return cycle
+    return []
+
+
+def test_the_checks_can_fail(tmp_path: Path) -> None:
+    """A check that cannot fail shows nothing: a hidden import, a computed one and a cycle are seen."""
+    source = "def f():\n    from sidecar.cli import main\n    importlib.import_module(name)\n"
+    path = ROOT / "tiered" / "imaginary.py"
+    pending = tmp_path / "imaginary.py"
+    pending.write_text(source)
+    tree = ast.parse(source)
+    assert [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert _dynamic_import(ast.parse("importlib.import_module(name)").body[0].value) == "<computed>"  # type: ignore[attr-defined]
+    assert _find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
+    assert _module_name(path) == "tiered.imaginary"

@@ -1,0 +1,153 @@
+"""Style as a test, a ratchet: what is listed as an exception may only get shorter.
+
+Rules: every module says what it owns; functions stay short and take few arguments; no junk-drawer names; no
+swallowed errors; documents cite symbols, not lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PRODUCT = ("tiered", "uploader", "fetcher", "sidecar", "pipeline")
+LINES_PER_FUNCTION_MAX = 70
+LINES_PER_MODULE_MAX = 600
+ARGUMENTS_MAX = 12
+JUNK_DRAWERS = re.compile(r"(^|_)(util|utils|helper|helpers|common|misc|manager|stuff)$")
+
+LONG_FUNCTIONS: dict[str, int] = {}
+"""``path::function`` -> lines it has today. Only gets shorter; a new entry needs a reason beside it."""
+
+MANY_ARGUMENTS: dict[str, int] = {}
+"""``path::function`` -> arguments. Kernels over plain arrays may need many."""
+
+
+def _modules(*packages: str) -> list[Path]:
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def _relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    pending: list[tuple[str, ast.AST]] = [("", ast.parse(path.read_text("utf-8")))]
+    while pending:
+        prefix, node = pending.pop()
+        for child in ast.iter_child_nodes(node):
+            name = prefix
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}.{child.name}".lstrip(".")
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{_relative(path)}::{name}", child
+            pending.append((name, child))
+
+
+def _code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of the body without its docstring."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def _argument_count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    arguments = node.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return len([argument for argument in every if argument.arg not in ("self", "cls")])
+
+
+def _is_kernel(name: str) -> bool:
+    return name.startswith("tiered/kernels/")
+
+
+@pytest.mark.parametrize("path", _modules(*PRODUCT, "tests", "benchmarks", "examples"), ids=_relative)
+def test_module_opens_with_what_it_owns(path: Path) -> None:
+    text = path.read_text("utf-8")
+    if path.name == "__init__.py" and not text.strip():
+        return
+    assert ast.get_docstring(ast.parse(text)), f"{_relative(path)} has no docstring"
+
+
+def test_modules_stay_small() -> None:
+    sizes = {_relative(path): len(path.read_text("utf-8").splitlines()) for path in _modules(*PRODUCT)}
+    long = {name: lines for name, lines in sizes.items() if lines > LINES_PER_MODULE_MAX}
+    assert not long, f"split by role: {long}"
+
+
+def test_functions_stay_short() -> None:
+    lines = {name: _code_lines(node) for path in _modules(*PRODUCT) for name, node in _functions(path)}
+    allowed = {name: LONG_FUNCTIONS.get(name, LINES_PER_FUNCTION_MAX) for name in lines}
+    grown = {name: count for name, count in lines.items() if count > allowed[name] and not _is_kernel(name)}
+    assert not grown, f"too long: {grown}"
+    stale = {name for name, limit in LONG_FUNCTIONS.items() if lines.get(name, 0) < limit}
+    assert not stale, f"shorter now, tighten the list: {stale}"
+
+
+def test_functions_take_few_arguments() -> None:
+    counts = {name: _argument_count(node) for path in _modules(*PRODUCT) for name, node in _functions(path)}
+    allowed = {name: MANY_ARGUMENTS.get(name, ARGUMENTS_MAX) for name in counts}
+    grown = {name: count for name, count in counts.items() if count > allowed[name] and not _is_kernel(name)}
+    assert not grown, f"too many arguments: {grown}"
+
+
+def test_no_junk_drawers() -> None:
+    named = [
+        _relative(path)
+        for path in _modules(*PRODUCT, "tests", "benchmarks")
+        if any(JUNK_DRAWERS.search(part) for part in path.relative_to(ROOT).with_suffix("").parts)
+    ]
+    assert not named, f"say what it owns instead: {named}"
+
+
+def test_no_error_is_swallowed() -> None:
+    swallowed = []
+    for path in _modules(*PRODUCT):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ExceptHandler) and _is_broad(node) and _does_nothing(node.body):
+                swallowed.append(f"{_relative(path)}:{node.lineno}")
+    assert not swallowed, f"a broad except that does nothing: {swallowed}"
+
+
+def _is_broad(node: ast.ExceptHandler) -> bool:
+    return node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
+
+
+def _does_nothing(body: list[ast.stmt]) -> bool:
+    return all(isinstance(statement, ast.Pass | ast.Continue) for statement in body)
+
+
+def test_product_code_does_not_print_except_the_command_line() -> None:
+    printing = [
+        f"{_relative(path)}:{node.lineno}"
+        for path in _modules(*PRODUCT)
+        if not _relative(path).startswith("sidecar/cli/")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"
+    ]
+    assert not printing, f"log it, or return it: {printing}"
+
+
+def test_public_definitions_are_documented() -> None:
+    bare = []
+    for path in _modules(*PRODUCT):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            if not node.name.startswith("_") and ast.get_docstring(node) is None:
+                bare.append(f"{_relative(path)}:{node.lineno} {node.name}")
+    assert not bare, f"no docstring: {bare}"
+
+
+def test_documents_cite_no_line_numbers_and_links_resolve() -> None:
+    problems = []
+    for document in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
+        text = document.read_text("utf-8")
+        problems += [f"{_relative(document)}: {found}" for found in re.findall(r"\w+\.py:\d+", text)]
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+            if not (document.parent / target).exists():
+                problems.append(f"{_relative(document)}: dead link {target}")
+    assert not problems, "\n".join(problems)

@@ -1,0 +1,215 @@
+"""What a cycle becomes: runs, gaps, generations, light queues, objects. One test per rule, then a property."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.record_builder import Message, build_log, properties
+from tiered.kernels.queue_table import QueueTable
+from tiered.kernels.scan import RecordColumns, StopReason, scan_log
+from tiered.model.queue import QueueKey, TopicFilter
+from tiered.model.tables import GapReason, RunKind
+from uploader.cycle_plan import CyclePlan, CyclePlanner
+from uploader.queue_tails import QueueTails
+
+FAR = 1 << 40
+
+
+class Writer:
+    """Table, tails and planner over consecutive pieces of one log."""
+
+    def __init__(self, topic_filter: TopicFilter | None = None, split_bytes: int = 1 << 30) -> None:
+        self.filter = topic_filter or TopicFilter()
+        self.table = QueueTable()
+        self.tails = QueueTails()
+        self.planner = CyclePlanner(self.table, self.tails, split_bytes=split_bytes)
+        self.phys = 0
+        self.arena = b""
+
+    def plan(self, messages: Sequence[Message]) -> CyclePlan:
+        self.arena = build_log(messages, self.phys)
+        arena = np.frombuffer(self.arena, np.uint8)
+        columns = RecordColumns()
+        stop = scan_log(arena, 0, len(arena), self.phys, FAR, self.table, columns, delay_levels_ms=None)
+        assert stop.reason == StopReason.INPUT_END
+        assert stop.position == len(arena)
+        for ordinal in range(len(self.table)):
+            self.table.admitted[ordinal] = self.filter.admits(self.table.topic(ordinal))
+        self.phys += len(arena)
+        return self.planner.plan(columns, gap_reason=GapReason.NEVER_WRITTEN)
+
+    def plan_and_apply(self, messages: Sequence[Message]) -> CyclePlan:
+        plan = self.plan(messages)
+        self.tails.apply(plan.change)
+        return plan
+
+
+def runs_of(plan: CyclePlan) -> dict[QueueKey, list[tuple[int, int]]]:
+    found: dict[QueueKey, list[tuple[int, int]]] = {}
+    for item in plan.objects:
+        for run in item.runs:
+            found.setdefault(item.queues[run["queue"]], []).append(
+                (int(run["base_queue_offset"]), int(run["end_queue_offset"]))
+            )
+    return found
+
+
+def message(topic: bytes, queue_offset: int, **more: object) -> Message:
+    return Message(topic=topic, queue_offset=queue_offset).with_(**more)
+
+
+def test_consecutive_offsets_make_one_run_and_bytes_add_up() -> None:
+    writer = Writer()
+    first = writer.plan_and_apply([message(b"a", 0), message(b"b", 7), message(b"a", 1)])
+    assert runs_of(first) == {QueueKey("a", 0, 0): [(0, 2)], QueueKey("b", 0, 0): [(7, 8)]}
+    second = writer.plan_and_apply([message(b"a", 2)])
+    (run,) = second.objects[0].runs
+    first_bytes = int(first.objects[0].runs["byte_count"][0])
+    assert int(run["base_byte"]) == first_bytes
+    assert not first.gaps + second.gaps
+
+
+def test_a_jump_is_a_gap_within_a_cycle_and_between_cycles() -> None:
+    writer = Writer()
+    plan = writer.plan_and_apply([message(b"a", 0), message(b"a", 3)])
+    assert [(gap.begin_queue_offset, gap.end_queue_offset) for gap in plan.gaps] == [(1, 3)]
+    plan = writer.plan_and_apply([message(b"a", 9)])
+    assert [(gap.begin_queue_offset, gap.end_queue_offset) for gap in plan.gaps] == [(4, 9)]
+    assert plan.gaps[0].reason == GapReason.NEVER_WRITTEN
+
+
+def test_a_lower_offset_is_a_new_generation_of_a_recreated_topic() -> None:
+    writer = Writer()
+    plan = writer.plan_and_apply([message(b"a", 5), message(b"a", 6), message(b"a", 0), message(b"a", 1)])
+    assert runs_of(plan) == {QueueKey("a", 0, 0): [(5, 7)], QueueKey("a", 0, 1): [(0, 2)]}
+    assert plan.objects[0].runs["base_byte"].tolist() == [0, 0]
+    assert runs_of(writer.plan_and_apply([message(b"a", 2)])) == {QueueKey("a", 0, 1): [(2, 3)]}
+    assert runs_of(writer.plan_and_apply([message(b"a", 2)])) == {QueueKey("a", 0, 2): [(2, 3)]}
+
+
+def test_inner_batches_count_by_inner_num() -> None:
+    batch = properties((b"INNER_BASE", b"10"), (b"INNER_NUM", b"4"))
+    writer = Writer()
+    plan = writer.plan_and_apply([
+        message(b"a", 10, sys_flag=0x80, properties=batch), message(b"a", 14, sys_flag=0x80,
+        properties=properties((b"INNER_BASE", b"14"), (b"INNER_NUM", b"2"))),
+    ])  # fmt: skip
+    assert runs_of(plan) == {QueueKey("a", 0, 0): [(10, 16)]}
+    assert plan.objects[0].runs["kind"].tolist() == [RunKind.BATCH]
+    assert plan.objects[0].runs["rows"].tolist() == [2]
+
+
+LIGHT = properties((b"INNER_MULTI_DISPATCH", b"%LMQ%x,%LMQ%y"), (b"INNER_MULTI_QUEUE_OFFSET", b"3,8"))
+
+
+def test_a_light_queue_refers_to_its_parent_and_stores_no_bytes() -> None:
+    writer = Writer()
+    plan = writer.plan_and_apply([message(b"p", 0), message(b"p", 1, properties=LIGHT)])
+    (item,) = plan.objects
+    by_queue = {item.queues[run["queue"]]: run for run in item.runs}
+    run = by_queue[QueueKey("%LMQ%x", 0, 0)]
+    assert (run["kind"], run["byte_count"], run["base_queue_offset"]) == (RunKind.LMQ, 0, 3)
+    light = np.flatnonzero(item.rows.position == -1)
+    assert len(light) == 2
+    assert [item.queues[i] for i in item.rows.parent[light]] == [QueueKey("p", 0, 0)] * 2
+    assert item.rows.parent_queue_offset[light].tolist() == [1, 1]
+    assert int(item.rows.key_count[light].sum()) == 0
+
+
+def test_a_light_queue_refers_to_the_generation_its_parent_has() -> None:
+    writer = Writer()
+    plan = writer.plan_and_apply([message(b"p", 5), message(b"p", 0, properties=LIGHT)])
+    (item,) = plan.objects
+    light = np.flatnonzero(item.rows.position == -1)
+    assert {item.queues[i] for i in item.rows.parent[light]} == {QueueKey("p", 0, 1)}
+
+
+def test_an_excluded_parent_means_the_light_queue_stores_its_own_bytes() -> None:
+    writer = Writer(TopicFilter(exclude=["p"]))
+    plan = writer.plan_and_apply([message(b"p", 1, properties=LIGHT)])
+    (item,) = plan.objects
+    assert set(item.queues) == {QueueKey("%LMQ%x", 0, 0), QueueKey("%LMQ%y", 0, 0)}
+    assert item.runs["kind"].tolist() == [RunKind.PLAIN] * 2
+    assert item.rows.position.tolist() == [0, 0]
+
+
+def test_large_runs_get_an_object_of_their_own_and_small_ones_share_one_in_queue_order() -> None:
+    writer = Writer(split_bytes=5000)
+    plan = writer.plan_and_apply(
+        [message(b"big", i, body=bytes(1000)) for i in range(6)] + [message(b"z", 0), message(b"c", 0)]
+    )
+    names = [[item.queues[run["queue"]].topic for run in item.runs] for item in plan.objects]
+    assert names == [["big"], ["c", "z"]]
+    assert [item.is_set for item in plan.objects] == [False, True]
+
+
+def test_system_topics_are_left_out_and_leave_no_trace() -> None:
+    writer = Writer()
+    plan = writer.plan_and_apply([message(b"rmq_sys_x", 0), message(b"SCHEDULE_TOPIC_XXXX", 0)])
+    assert plan.objects == []
+    assert plan.rows == 0
+
+
+def test_a_reverted_plan_can_be_planned_again() -> None:
+    writer = Writer()
+    writer.plan_and_apply([message(b"a", 0)])
+    plan = writer.plan([message(b"a", 1), message(b"a", 4)])
+    writer.tails.apply(plan.change)
+    writer.tails.revert(plan.change)
+    again = writer.plan([message(b"a", 1), message(b"a", 4), message(b"a", 5)])
+    assert runs_of(again)[QueueKey("a", 0, 0)] == [(1, 2), (4, 6)]
+    assert len(again.gaps) == 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["next", "next", "next", "jump", "reset"]),
+                           st.booleans()), max_size=25),
+        max_size=5,
+    )
+)  # fmt: skip
+def test_every_row_lands_in_exactly_one_run_whatever_the_log_says(
+    cycles: list[list[tuple[int, str, bool]]],
+) -> None:
+    writer = Writer(split_bytes=700)
+    following = dict.fromkeys(range(4), 0)
+    expected: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
+    generation = dict.fromkeys(range(4), 0)
+    found: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
+    for cycle in cycles:
+        messages = []
+        for queue, step, is_light in cycle:
+            if step == "jump":
+                following[queue] += 3
+            elif step == "reset" and following[queue] > 0:
+                following[queue] = 0
+                generation[queue] += 1 if expected.get((queue, generation[queue])) else 0
+            body = f"{queue} {len(messages)} {writer.phys}".encode()
+            text = LIGHT if is_light else b""
+            messages.append(message(f"t{queue}".encode(), following[queue], body=body, properties=text))
+            expected.setdefault((queue, generation[queue]), []).append((following[queue], body))
+            following[queue] += 1
+        plan = writer.plan_and_apply(messages)
+        for item in plan.objects:
+            row = 0
+            for run in item.runs:
+                key = item.queues[run["queue"]]
+                rows = slice(row, row + int(run["rows"]))
+                row = rows.stop
+                if run["kind"] == RunKind.LMQ:
+                    continue
+                assert int(item.rows.size[rows].sum()) == run["byte_count"]
+                for position, size, offset in zip(
+                    item.rows.position[rows], item.rows.size[rows], item.rows.queue_offset[rows], strict=True
+                ):
+                    record = writer.arena[position : position + size]
+                    body_length = int.from_bytes(record[84:88], "big")
+                    found.setdefault((int(key.topic[1:]), key.generation), []).append(
+                        (int(offset), record[88 : 88 + body_length])
+                    )
+    assert found == expected

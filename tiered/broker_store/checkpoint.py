@@ -1,0 +1,41 @@
+"""``checkpoint``: how far the broker says it had flushed, when it last wrote the file (up to a minute ago).
+
+Owns the fields' meaning; decides nothing. Source: org.apache.rocketmq.store.StoreCheckpoint.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiered.broker_store.residency import open_failure
+
+_FIELDS = struct.Struct(">6q")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Times in ms since the epoch, offsets physical; 0 when the broker of that version does not write the
+    field."""
+
+    physic_msg_timestamp_ms: int = 0
+    logics_msg_timestamp_ms: int = 0
+    index_msg_timestamp_ms: int = 0
+    master_flushed_phys: int = 0
+    confirm_phys: int = 0
+    dispatched_phys: int = 0
+    """5.5: physical offset of the last dispatched record."""
+
+
+def read_checkpoint(store_path: Path) -> Checkpoint | None:
+    """The store's checkpoint, or None when it has none (a fresh store) or it is too short."""
+    path = store_path / "checkpoint"
+    try:
+        with path.open("rb") as file:
+            data = file.read(_FIELDS.size)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise open_failure(path, error) from error
+    return Checkpoint(*_FIELDS.unpack(data)) if len(data) == _FIELDS.size else None

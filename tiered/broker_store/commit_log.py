@@ -1,0 +1,208 @@
+"""The commitlog: which files there are, and bytes by physical offset. Any file size, several directories.
+
+Sizes come from the files themselves. Files may be pre-allocated, blank at the tail, or gone in the middle;
+what is written in them is not known here (the scan kernel knows). A file that the broker has deleted is
+read from its pin while there is one (pins.py).
+
+Owns the file list and a few open descriptors; reads only. Source: org.apache.rocketmq.store.MappedFileQueue.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from tiered.broker_store.residency import ColdReadFile, open_failure
+from tiered.errors import NotFoundError
+
+NAME_DIGITS: Final = 20
+OPEN_FILES_MAX: Final = 4
+RECORD_MAGICS: Final = (0xDAA320A7, 0xDAA320AB)
+"""MessageVersion V1 (one byte of topic length) and V2 (two)."""
+BLANK_MAGIC: Final = 0xCBD43194
+_SIZE_MAGIC = struct.Struct(">iI")
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One commitlog file: physical offsets [begin_phys, end_phys). ``is_pinned``: the broker has deleted
+    it."""
+
+    begin_phys: int
+    size_bytes: int
+    path: Path
+    is_pinned: bool = False
+
+    @property
+    def end_phys(self) -> int:
+        """One past the last physical offset the file can hold."""
+        return self.begin_phys + self.size_bytes
+
+
+class LogGapReason(Enum):
+    """Why physical offsets between two files are in no file."""
+
+    MISSING_FILE = "file missing"
+    TRUNCATED_FILE = "file shorter than its neighbours"
+
+
+@dataclass(frozen=True)
+class LogGap:
+    """Physical offsets [begin_phys, end_phys) between two files that no file holds."""
+
+    begin_phys: int
+    end_phys: int
+    reason: LogGapReason
+    before: Path
+    """The file that ends at ``begin_phys``."""
+
+
+class CommitLog:
+    """Reads one broker's commitlog. The file list changes only in ``refresh``. Thread-safe."""
+
+    def __init__(
+        self, dirs: Sequence[Path], *, pinned: Callable[[], Iterable[LogFile]] | None = None
+    ) -> None:
+        """``pinned`` names files kept after the broker deleted them. Raises like ``refresh``."""
+        self.dirs = tuple(dirs)
+        self._pinned = pinned or (lambda: ())
+        self._lock = threading.Lock()
+        self._files: tuple[LogFile, ...] = ()
+        self._begins: tuple[int, ...] = ()
+        self._open: OrderedDict[Path, ColdReadFile] = OrderedDict()
+        self.refresh()
+
+    @property
+    def files(self) -> tuple[LogFile, ...]:
+        """All files, by physical offset, pinned ones included."""
+        return self._files
+
+    @property
+    def min_phys(self) -> int:
+        """Oldest physical offset that can be read, from a pin if need be; 0 without any file."""
+        return self._files[0].begin_phys if self._files else 0
+
+    @property
+    def broker_min_phys(self) -> int:
+        """Oldest physical offset the broker itself still has: units below it are dead."""
+        return next((file.begin_phys for file in self._files if not file.is_pinned), self.max_file_end)
+
+    @property
+    def max_file_end(self) -> int:
+        """End of the last file, written or not."""
+        return self._files[-1].end_phys if self._files else 0
+
+    @property
+    def gaps(self) -> list[LogGap]:
+        """Physical offsets that no file holds though later ones exist."""
+        found = []
+        largest = max((file.size_bytes for file in self._files), default=0)
+        for file, following in zip(self._files, self._files[1:], strict=False):
+            if following.begin_phys > file.end_phys:
+                truncated = file.size_bytes < largest and following.begin_phys - file.begin_phys <= largest
+                reason = LogGapReason.TRUNCATED_FILE if truncated else LogGapReason.MISSING_FILE
+                found.append(LogGap(file.end_phys, following.begin_phys, reason, file.path))
+        return found
+
+    def refresh(self) -> None:
+        """List the directories again. Raises NotFoundError or AccessDeniedError naming a directory."""
+        found: dict[int, LogFile] = {}
+        for directory in reversed(self.dirs):
+            found |= {file.begin_phys: file for file in _list_files(directory)}
+        last = max(found, default=None)
+        for pin in self._pinned():
+            # A pin above the broker's last file is of a log that was cut back or replaced.
+            if last is None or pin.begin_phys < last:
+                found.setdefault(pin.begin_phys, pin)
+        files = tuple(found[begin] for begin in sorted(found))
+        with self._lock:
+            self._files, self._begins = files, tuple(file.begin_phys for file in files)
+            by_path = {file.path: file for file in files}
+            for path in list(self._open):
+                file = by_path.get(path)
+                # A descriptor of a deleted file would keep its disk space from the broker.
+                if file is None or file.size_bytes != self._open[path].size_bytes:
+                    self._open.pop(path).close()
+
+    def file_at(self, phys: int) -> LogFile | None:
+        """The file that holds physical offset ``phys``, or None."""
+        files, begins = self._files, self._begins
+        i = bisect_right(begins, phys) - 1
+        return files[i] if i >= 0 and phys < files[i].end_phys else None
+
+    def read_into(self, dest: memoryview, phys: int) -> int:
+        """Read bytes from ``phys`` on into ``dest``, never across the end of a file; returns how many.
+
+        0 when no file holds ``phys`` (any more: then the list is refreshed). Raises AccessDeniedError or
+        UnavailableError naming the file.
+        """
+        file = self.file_at(phys)
+        if file is None:
+            return 0
+        try:
+            return self._read_file(file, dest, phys)
+        except NotFoundError:
+            # The broker deleted it after the last listing; its pin, if any, is in the next one.
+            self.refresh()
+            file = self.file_at(phys)
+            return self._read_file(file, dest, phys) if file is not None else 0
+
+    def read(self, phys: int, size_bytes: int) -> bytes:
+        """Up to ``size_bytes`` bytes from ``phys`` on; shorter at the end of a file."""
+        data = bytearray(size_bytes)
+        return bytes(data[: self.read_into(memoryview(data), phys)])
+
+    def record_size_at(self, phys: int) -> int | None:
+        """Size in bytes of the record whose header stands at ``phys``; None when there is no record
+        header."""
+        header = self.read(phys, _SIZE_MAGIC.size)
+        if len(header) < _SIZE_MAGIC.size:
+            return None
+        size, magic = _SIZE_MAGIC.unpack(header)
+        return size if magic in RECORD_MAGICS and size > 0 else None
+
+    def close(self) -> None:
+        """Close all descriptors. The log can be read again afterwards."""
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
+
+    def _read_file(self, file: LogFile, dest: memoryview, phys: int) -> int:
+        room = dest[: file.end_phys - phys]
+        with self._lock:
+            opened = self._open.get(file.path)
+            if opened is None:
+                while len(self._open) >= OPEN_FILES_MAX:
+                    self._open.popitem(last=False)[1].close()
+                opened = self._open[file.path] = ColdReadFile(file.path)
+            self._open.move_to_end(file.path)
+            return opened.read_into(room, phys - file.begin_phys)
+
+
+def _list_files(directory: Path) -> list[LogFile]:
+    found = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if len(entry.name) == NAME_DIGITS and entry.name.isdecimal() and entry.is_file():
+                    size = _size_bytes(entry)
+                    if size > 0:
+                        found.append(LogFile(int(entry.name), size, Path(entry.path)))
+    except OSError as error:
+        raise open_failure(directory, error) from error
+    return found
+
+
+def _size_bytes(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,188 @@
+"""broker.conf: the properties a broker was started with, as far as an archive depends on them.
+
+Owns the file's syntax (java.util.Properties) and the defaults of the broker. Does not own the broker's state
+(config.py) nor its names when no file is given (names.py). Sources: org.apache.rocketmq.common.BrokerConfig,
+org.apache.rocketmq.store.config.MessageStoreConfig.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.errors import AccessDeniedError, NotFoundError, UsageError
+
+DELAY_LEVELS_DEFAULT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_KEY = re.compile(r"((?:[^\\:=\s]|\\.)*)[ \t\f]*(?:[:=][ \t\f]*)?", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
+_CONTROL: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+@dataclass(frozen=True)
+class BrokerConf:
+    """What a broker's configuration says. Ratios are shares of the disk used, 0 to 1."""
+
+    cluster: str = ""
+    broker: str = ""
+    broker_id: int = 0
+    role: str = "ASYNC_MASTER"
+    store_path: Path | None = None
+    commitlog_paths: tuple[Path, ...] = ()
+    broker_ip: str = ""
+    listen_port: int = 10911
+    store_type: str = "default"
+    delay_levels: str = DELAY_LEVELS_DEFAULT
+    file_reserved_hours: int = 72
+    delete_when_hours: tuple[int, ...] = (4,)
+    disk_max_used_ratio: float = 0.75
+    disk_clean_forcibly_ratio: float = 0.85
+    disk_warning_ratio: float = 0.90
+    is_dledger: bool = False
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the broker's remoting port; empty when the file names no host."""
+        return f"{self.broker_ip}:{self.listen_port}" if self.broker_ip else ""
+
+    @property
+    def is_slave(self) -> bool:
+        """Whether the file says that this broker is a slave."""
+        return self.role == "SLAVE"
+
+    @property
+    def delay_levels_ms(self) -> NDArray[np.int64]:
+        """Delay of level 1, 2, … in ms: see ``parse_delay_levels``."""
+        return parse_delay_levels(self.delay_levels)
+
+
+def read_broker_conf(path: Path) -> BrokerConf:
+    """Read one broker.conf. Raises NotFoundError, AccessDeniedError, UsageError naming the file and the
+    key."""
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path} does not exist") from error
+    except OSError as error:
+        raise AccessDeniedError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 at byte {error.start}") from error
+    try:
+        return broker_conf(parse_properties(text))
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def broker_conf(properties: Mapping[str, str]) -> BrokerConf:
+    """The configuration that ``properties`` mean, defaults filled in. Raises UsageError naming the key."""
+    store_path = _path(properties, "storePathRootDir")
+    commitlog = properties.get("storePathCommitLog", "").strip()
+    read_only = properties.get("readOnlyCommitLogStorePaths", "").strip()
+    paths = [Path(part.strip()) for part in f"{commitlog},{read_only}".split(",") if part.strip()]
+    return BrokerConf(
+        cluster=properties.get("brokerClusterName", "").strip(),
+        broker=properties.get("brokerName", "").strip(),
+        broker_id=_integer(properties, "brokerId", 0),
+        role=properties.get("brokerRole", "ASYNC_MASTER").strip(),
+        store_path=store_path,
+        commitlog_paths=tuple(dict.fromkeys(paths)),
+        broker_ip=properties.get("brokerIP1", "").strip(),
+        listen_port=_integer(properties, "listenPort", 10911),
+        store_type=properties.get("storeType", "default").strip(),
+        delay_levels=_delay_levels(properties),
+        file_reserved_hours=_integer(properties, "fileReservedTime", 72),
+        delete_when_hours=_hours(properties),
+        disk_max_used_ratio=_percent(properties, "diskMaxUsedSpaceRatio", 75),
+        disk_clean_forcibly_ratio=_percent(properties, "diskSpaceCleanForciblyRatio", 85),
+        disk_warning_ratio=_percent(properties, "diskSpaceWarningLevelRatio", 90),
+        is_dledger=properties.get("enableDLegerCommitLog", "false").strip().lower() == "true",
+        properties=dict(properties),
+    )
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Parse the syntax of ``java.util.Properties``: comments, continued lines, escapes; the last of equal
+    keys wins."""
+    found: dict[str, str] = {}
+    pending = ""
+    for raw in re.split(r"\r\n|\r|\n", text):
+        line = pending + raw.lstrip(" \t\f")
+        if not pending and (not line or line[0] in "#!"):
+            continue
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            pending = line[:-1]
+            continue
+        pending = ""
+        _add_property(found, line)
+    if pending:
+        _add_property(found, pending)
+    return found
+
+
+def parse_delay_levels(levels: str) -> NDArray[np.int64]:
+    """Delays of ``messageDelayLevel`` ("1s 5s 10s …") in ms, level 1 first. Raises UsageError."""
+    delays = []
+    for part in levels.split():
+        unit, number = part[-1], part[:-1]
+        if unit not in _UNIT_MS or not number.isdecimal():
+            raise UsageError(
+                f"messageDelayLevel has {part!r}", hint="write a number and s, m, h or d, such as 30s"
+            )
+        delays.append(int(number) * _UNIT_MS[unit])
+    return np.array(delays, np.int64)
+
+
+def _add_property(found: dict[str, str], line: str) -> None:
+    match = _KEY.match(line)
+    assert match is not None  # the pattern matches the empty string
+    found[_unescape(match[1])] = _unescape(line[match.end() :])
+
+
+def _unescape(text: str) -> str:
+    def replace(match: re.Match[str]) -> str:
+        code = match[1]
+        return chr(int(code[1:], 16)) if len(code) == 5 else _CONTROL.get(code, code)
+
+    return _ESCAPE.sub(replace, text)
+
+
+def _path(properties: Mapping[str, str], key: str) -> Path | None:
+    value = properties.get(key, "").strip()
+    return Path(value) if value else None
+
+
+def _integer(properties: Mapping[str, str], key: str, default: int) -> int:
+    value = properties.get(key, "").strip()
+    if not value:
+        return default
+    try:
+        return int(value)
+    except ValueError as error:
+        raise UsageError(f"{key} is {value!r}, not an integer") from error
+
+
+def _percent(properties: Mapping[str, str], key: str, default: int) -> float:
+    # The broker itself clamps to 10..95 (MessageStoreConfig.getDiskMaxUsedSpaceRatio).
+    return min(max(_integer(properties, key, default), 10), 95) / 100
+
+
+def _hours(properties: Mapping[str, str]) -> tuple[int, ...]:
+    value = properties.get("deleteWhen", "04").strip() or "04"
+    hours = [part.strip() for part in value.split(";") if part.strip()]
+    if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):
+        raise UsageError(f"deleteWhen is {value!r}", hint="write hours such as 04 or 04;16")
+    return tuple(int(hour) for hour in hours)
+
+
+def _delay_levels(properties: Mapping[str, str]) -> str:
+    levels = properties.get("messageDelayLevel", "").strip() or DELAY_LEVELS_DEFAULT
+    parse_delay_levels(levels)
+    return levels

@@ -1,0 +1,237 @@
+"""The broker's own state: topic table, subscription groups, consumer offsets, delay offsets.
+
+Read from ``config/*.json`` (fastjson's dialect; a file that is missing, empty or broken is read from its
+``.bak``) or from the RocksDB directories that stand in their place. Light-queue offsets are in
+``lmqConsumerOffset.json``, which replaces ``consumerOffset.json`` when the broker has light queues
+enabled.
+
+Owns which file holds what; does not interpret topic attributes. Sources:
+org.apache.rocketmq.common.ConfigManager, org.apache.rocketmq.broker.config.v1.RocksDBConfigManager,
+LmqConsumerOffsetManager.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tiered.broker_store.residency import open_failure
+from tiered.broker_store.rocksdb_copy import RocksdbCopy, is_rocksdb
+from tiered.errors import CorruptionError, StoreLayoutError
+from tiered.formats.fastjson import FastjsonError, loads
+
+TOPICS: Final = "topics"
+SUBSCRIPTION_GROUPS: Final = "subscriptionGroups"
+CONSUMER_OFFSETS: Final = "consumerOffsets"
+_JSON_FILES: Final = (
+    "topics.json", "subscriptionGroup.json", "consumerOffset.json", "lmqConsumerOffset.json",
+    "delayOffset.json",
+)  # fmt: skip
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BrokerState:
+    """What the broker knows beside messages.
+
+    ``topics`` and ``subscription_groups`` map a name to its configuration as the broker stores it;
+    ``consumer_offsets`` maps "topic@group" to the next offset per queue id (a light queue's id is 0);
+    ``delay_offsets`` maps a delay level to its progress; ``source`` maps each of these to the file it came
+    from.
+    """
+
+    topics: Mapping[str, Document] = field(default_factory=dict)
+    subscription_groups: Mapping[str, Document] = field(default_factory=dict)
+    consumer_offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    delay_offsets: Mapping[int, int] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> BrokerState:
+    """Read everything. A part that no file holds is empty: a fresh broker has none.
+
+    Raises CorruptionError naming file and position when a file and its ``.bak`` are both broken,
+    AccessDeniedError, UnavailableError.
+    """
+    config = store_path / "config"
+    source: dict[str, str] = {}
+    topics = _table(config, TOPICS, "topics.json", "topicConfigTable", is_broker_dead, source)
+    groups = _table(
+        config,
+        SUBSCRIPTION_GROUPS,
+        "subscriptionGroup.json",
+        "subscriptionGroupTable",
+        is_broker_dead,
+        source,
+    )
+    offsets = _consumer_offsets(config, is_broker_dead, source)
+    delays, path = _read_json(config / "delayOffset.json")
+    source["delayOffsets"] = str(path or "")
+    delay_offsets = _int_map(delays.get("offsetTable"), path or config)
+    return BrokerState(topics, groups, offsets, delay_offsets, {k: v for k, v in source.items() if v})
+
+
+def topic_names_backup(store_path: Path) -> frozenset[str]:
+    """Topics that the table's ``.bak`` names: a topic in it is not yet proven deleted. Empty without a
+    ``.bak``."""
+    path = store_path / "config" / "topics.json.bak"
+    document, _ = _read_one(path) or ({}, path)
+    return frozenset(_as_map(document.get("topicConfigTable"), path))
+
+
+def state_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Changes whenever the broker has written its configuration: (file, size, mtime in ns) of each file."""
+    config = store_path / "config"
+    paths = [config / name for name in _JSON_FILES]
+    for name in (TOPICS, SUBSCRIPTION_GROUPS, CONSUMER_OFFSETS):
+        if is_rocksdb(config / name):
+            paths += sorted((config / name).iterdir())
+    found = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        found.append((str(path), status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def refuse_unknown_configuration(store_path: Path) -> None:
+    """Raises StoreLayoutError for a configuration that this program cannot read (RocksDB configuration,
+    version 2)."""
+    config = store_path / "config"
+    if (
+        is_rocksdb(config / "rdb")
+        and not is_rocksdb(config / TOPICS)
+        and not (config / "topics.json").exists()
+    ):
+        raise StoreLayoutError(
+            f"{config / 'rdb'} is a configuration of version 2 in RocksDB, which this program cannot read",
+            hint="set configManagerVersion=v1 at the broker",
+        )
+
+
+def _table(
+    config: Path, database: str, file: str, key: str, is_broker_dead: bool, source: dict[str, str]
+) -> dict[str, Document]:
+    if _uses_rocksdb(config, database, file):
+        source[database] = str(config / database)
+        return {
+            name: _as_map(value, config / database)
+            for name, value in _entries(config / database, is_broker_dead)
+        }
+    document, path = _read_json(config / file)
+    source[database] = str(path or "")
+    table = _as_map(document.get(key), path or config)
+    return {name: _as_map(value, path or config) for name, value in table.items()}
+
+
+def _consumer_offsets(
+    config: Path, is_broker_dead: bool, source: dict[str, str]
+) -> dict[str, dict[int, int]]:
+    directory = config / CONSUMER_OFFSETS
+    if _uses_rocksdb(config, CONSUMER_OFFSETS, "consumerOffset.json"):
+        source[CONSUMER_OFFSETS] = str(directory)
+        return {
+            name: _int_map(_as_map(value, directory).get("offsetTable"), directory)
+            for name, value in _entries(directory, is_broker_dead)
+        }
+    # Which of the two the broker writes depends on enableLmq; the other one, if any, is from before it was
+    # switched.
+    candidates = [config / "consumerOffset.json", config / "lmqConsumerOffset.json"]
+    document, path = _read_json(max(candidates, key=_last_written_ns))
+    source[CONSUMER_OFFSETS] = str(path or "")
+    where = path or config
+    offsets = {
+        name: _int_map(table, where) for name, table in _as_map(document.get("offsetTable"), where).items()
+    }
+    light = _as_map(document.get("lmqOffsetTable"), where)
+    return offsets | {name: {0: _integer(offset, where)} for name, offset in light.items()}
+
+
+def _uses_rocksdb(config: Path, database: str, file: str) -> bool:
+    """The directory counts unless a JSON file is younger: the broker was switched back."""
+    directory = config / database
+    if not is_rocksdb(directory):
+        return False
+    if not (config / file).exists():
+        return True
+    return max((_mtime_ns(path) for path in directory.iterdir()), default=0) >= _mtime_ns(config / file)
+
+
+def _entries(directory: Path, is_broker_dead: bool) -> list[tuple[str, Any]]:
+    found = []
+    with RocksdbCopy(directory, link_tables=is_broker_dead) as database:
+        for key, value in database.items():
+            try:
+                found.append((key.decode("utf-8"), loads(value)))
+            except FastjsonError as error:
+                raise CorruptionError(f"{directory}: value of {key!r}: {error.message}") from error
+    return found
+
+
+def _read_json(path: Path) -> tuple[Document, Path | None]:
+    """The document of ``path`` or else of its ``.bak``, and which; an empty one when neither exists."""
+    problem: CorruptionError | None = None
+    for candidate in (path, path.with_name(f"{path.name}.bak")):
+        try:
+            found = _read_one(candidate)
+        except CorruptionError as error:
+            problem = problem or error
+            continue
+        if found is not None:
+            return found
+    if problem is not None:
+        raise problem
+    return {}, None
+
+
+def _read_one(path: Path) -> tuple[Document, Path] | None:
+    """The document, or None when the file is missing or empty (the broker is replacing it)."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise open_failure(path, error) from error
+    if not data.strip():
+        return None
+    try:
+        return _as_map(loads(data), path), path
+    except FastjsonError as error:
+        raise CorruptionError(f"{path}: {error.message}") from error
+
+
+def _as_map(value: Any, where: Path) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise CorruptionError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _int_map(value: Any, where: Path) -> dict[int, int]:
+    try:
+        return {int(key): _integer(number, where) for key, number in _as_map(value, where).items()}
+    except ValueError as error:
+        raise CorruptionError(f"{where}: expected integer keys: {error}") from error
+
+
+def _integer(value: Any, where: Path) -> int:
+    if not isinstance(value, int):
+        raise CorruptionError(f"{where}: expected an integer, found {value!r}")
+    return value
+
+
+def _last_written_ns(path: Path) -> int:
+    return max(_mtime_ns(path), _mtime_ns(path.with_name(f"{path.name}.bak")))
+
+
+def _mtime_ns(path: Path) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return -1

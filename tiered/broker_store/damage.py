@@ -1,0 +1,134 @@
+"""Where reading may go on after a record that cannot be believed, and how far records are proven (3a,
+Damage).
+
+The next record is the first position above the damage whose header names that very position and whose
+lengths and body checksum hold. Where consume queues are visible it must also be known to them, itself or
+through an unbroken chain of records: bytes alone could be left over from an earlier life of the file.
+
+Reads the log; decides nothing about gaps. Rules of belief:
+org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog, LogFile
+from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
+
+SEARCH_BYTES: Final = 4 * 1024 * 1024
+CHAIN_RECORDS_MAX: Final = 256
+HEADER_BYTES: Final = 40
+RECORD_BYTES_MIN: Final = 91
+_MAGIC_PREFIX: Final = b"\xda\xa3\x20"
+_HEADER = struct.Struct(">iIiiiqqi")
+_BORN_HOST_V6: Final = 0x10
+_STORE_HOST_V6: Final = 0x20
+
+
+def find_next_record(
+    log: CommitLog, damaged_phys: int, limit_phys: int, *, index: ConsumeQueueIndex | None = None
+) -> int | None:
+    """Physical offset of the first provable record in (damaged_phys, limit_phys), or None when there is none.
+
+    A record counts only if it ends at or below ``limit_phys``. Raises what reading the log raises.
+    """
+    for phys in _header_candidates(log, damaged_phys + 1, limit_phys):
+        size = record_size(log, phys)
+        is_whole = size is not None and phys + size <= limit_phys
+        if is_whole and (index is None or _is_known(log, index, phys, limit_phys)):
+            return phys
+    return None
+
+
+def record_size(log: CommitLog, phys: int) -> int | None:
+    """Size in bytes of the record at ``phys`` if it is whole and believable, else None."""
+    size = log.record_size_at(phys)
+    file = log.file_at(phys)
+    if size is None or file is None or not RECORD_BYTES_MIN <= size <= file.end_phys - phys:
+        return None
+    data = log.read(phys, size)
+    return size if len(data) == size and is_record(data, phys) else None
+
+
+def is_record(data: bytes, phys: int) -> bool:
+    """Whether ``data`` is exactly one record stored at ``phys``: magic, size, position, lengths, body
+    checksum."""
+    if len(data) < RECORD_BYTES_MIN:
+        return False
+    size, magic, body_crc, _, _, _, stored_phys, sys_flag = _HEADER.unpack_from(data)
+    if size != len(data) or magic not in RECORD_MAGICS or stored_phys != phys:
+        return False
+    born = 20 if sys_flag & _BORN_HOST_V6 else 8
+    store = 20 if sys_flag & _STORE_HOST_V6 else 8
+    body_at = HEADER_BYTES + 8 + born + 8 + store + 4 + 8 + 4
+    topic_length_bytes = 1 if magic == RECORD_MAGICS[0] else 2
+    if body_at > size:
+        return False
+    body_bytes = int.from_bytes(data[body_at - 4 : body_at], "big", signed=True)
+    topic_at = body_at + body_bytes
+    if body_bytes < 0 or topic_at + topic_length_bytes > size:
+        return False
+    topic_bytes = int.from_bytes(data[topic_at : topic_at + topic_length_bytes], "big")
+    properties_at = topic_at + topic_length_bytes + topic_bytes
+    if properties_at + 2 > size:
+        return False
+    properties_bytes = int.from_bytes(data[properties_at : properties_at + 2], "big")
+    if properties_at + 2 + properties_bytes != size:
+        return False
+    return body_bytes == 0 or zlib.crc32(data[body_at:topic_at]) & 0x7FFFFFFF == body_crc
+
+
+def proven_phys(log: CommitLog, index: ConsumeQueueIndex) -> int:
+    """Physical end of the last record that a consume queue shows and the log holds whole; 0 when there is
+    none.
+
+    Units above it may be left over from before a truncation. For a broker proven dead.
+    """
+    ends = []
+    for queue in index.queues():
+        last = index.last_unit(queue.topic, queue.queue_id)
+        if len(last):
+            ends.append((int(last["phys"][0]), int(last["size"][0])))
+    for phys, size in sorted(set(ends), reverse=True):
+        if record_size(log, phys) == size:
+            return phys + size
+    return 0
+
+
+def _header_candidates(log: CommitLog, begin: int, limit: int) -> Iterator[int]:
+    """Positions in [begin, limit) where a header names its own position, file by file."""
+    for file in log.files:
+        if file.end_phys > begin and file.begin_phys < limit:
+            yield from _candidates_in_file(log, file, max(begin, file.begin_phys), min(limit, file.end_phys))
+
+
+def _candidates_in_file(log: CommitLog, file: LogFile, begin: int, end: int) -> Iterator[int]:
+    while begin < end:
+        data = log.read(begin, min(SEARCH_BYTES + HEADER_BYTES, file.end_phys - begin))
+        if len(data) < HEADER_BYTES:
+            return
+        at = data.find(_MAGIC_PREFIX, 4)
+        while at >= 0 and at - 4 < min(SEARCH_BYTES, end - begin) and at - 4 + HEADER_BYTES <= len(data):
+            if int.from_bytes(data[at + 24 : at + 32], "big") == begin + at - 4:
+                yield begin + at - 4
+            at = data.find(_MAGIC_PREFIX, at + 1)
+        begin += SEARCH_BYTES
+
+
+def _is_known(log: CommitLog, index: ConsumeQueueIndex, phys: int, limit: int) -> bool:
+    """Whether a consume queue has a unit at ``phys``, or at a record that an unbroken chain leads to."""
+    chain = [phys]
+    while len(chain) < CHAIN_RECORDS_MAX and (size := record_size(log, chain[-1])) is not None:
+        if chain[-1] + size >= limit:
+            break
+        chain.append(chain[-1] + size)
+    known = index.units_between(phys, chain[-1] + 1)
+    if not known:
+        # Nothing of this stretch is in any queue (deleted topics, half messages): the bytes must do.
+        return len(chain) > 1
+    positions = {int(unit) for units in known.values() for unit in units["phys"]}
+    return not positions.isdisjoint(chain)

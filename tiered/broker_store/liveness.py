@@ -1,0 +1,87 @@
+"""Is the broker of this store running? Asked of the kernel, without taking the broker's lock.
+
+A running broker holds an exclusive lock on byte 0 of its ``lock`` file (java.nio FileChannel.tryLock, which
+is fcntl(2) on POSIX). F_GETLK tells whether somebody holds it. Only a lock proven free makes a broker *dead*;
+anything that cannot be asked is *unknown*, and unknown is treated as running. Source:
+DefaultMessageStore.start.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+LOCK_NAME: Final = "lock"
+ABORT_NAME: Final = "abort"
+_FLOCK = struct.Struct("@hhqqi4x")
+"""struct flock of 64-bit Linux: type, whence, start, length, pid."""
+
+
+class Liveness(Enum):
+    """What is known about the broker process."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    """Proven: nobody holds the lock."""
+    UNKNOWN = "unknown"
+    """Cannot be asked; to be treated as alive."""
+
+
+@dataclass(frozen=True)
+class LivenessReport:
+    """``pid`` is 0 when the holder is in another PID namespace or there is none. ``is_abort_present``: the
+    broker runs, or was killed the last time it did."""
+
+    liveness: Liveness
+    pid: int
+    is_abort_present: bool
+    why: str
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the broker is proven dead."""
+        return self.liveness is Liveness.DEAD
+
+
+def ask_liveness(store_path: Path) -> LivenessReport:
+    """Ask once. Takes no lock and writes nothing."""
+    is_abort_present = os.path.lexists(store_path / ABORT_NAME)
+    lock_path = store_path / LOCK_NAME
+    try:
+        fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # The broker creates the file before anything else and never removes it.
+        if is_abort_present:
+            return LivenessReport(
+                Liveness.UNKNOWN, 0, True, f"{lock_path} is missing but an abort file exists"
+            )
+        return LivenessReport(
+            Liveness.DEAD, 0, False, f"{lock_path} does not exist: no broker runs on this copy"
+        )
+    except OSError as error:
+        why = f"{lock_path} cannot be opened: {error.strerror}"
+        return LivenessReport(Liveness.UNKNOWN, 0, is_abort_present, why)
+    try:
+        kind, pid = _lock_holder(fd)
+    except OSError as error:
+        code = errno.errorcode.get(error.errno or 0, "error")
+        why = f"{lock_path}: locks cannot be asked about here ({code})"
+        return LivenessReport(Liveness.UNKNOWN, 0, is_abort_present, why)
+    finally:
+        os.close(fd)
+    if kind == fcntl.F_UNLCK:
+        return LivenessReport(Liveness.DEAD, 0, is_abort_present, f"nobody holds {lock_path}")
+    holder = f"process {pid}" if pid > 0 else "a process outside this PID namespace"
+    return LivenessReport(Liveness.ALIVE, max(pid, 0), is_abort_present, f"{holder} holds {lock_path}")
+
+
+def _lock_holder(fd: int) -> tuple[int, int]:
+    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, question))
+    return int(kind), int(pid)

@@ -1,0 +1,255 @@
+"""Keeps commitlog files readable after the broker deleted them, until they are archived: hard links, or
+descriptors.
+
+A pin costs the broker's disk. So: no new pin above 65 % disk use, all released, oldest first, above 72 %,
+and always below the broker's own thresholds (3a, Pins never hurt: a gap is better than stopped producers).
+Where link() is refused (another file system, another owner) an open descriptor does the same, for as long
+as this process lives.
+
+``plan_pins`` decides, purely; ``PinKeeper`` acts. A pin of a file that the broker has replaced (a
+pre-allocated file removed and made anew, a log cut back) is stale and goes at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tiered.broker_store.commit_log import NAME_DIGITS, LogFile
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.residency import open_failure
+from tiered.broker_store.retention import DiskUse
+
+DESCRIPTORS_MAX: Final = 256
+BELOW_BROKER_RATIO: Final = 0.01
+"""Pins are gone this much of the disk before the broker would act."""
+
+
+class FileIdentity(NamedTuple):
+    """Which file, whatever it is called."""
+
+    device: int
+    inode: int
+
+
+class PinMethod(Enum):
+    """How a file is kept."""
+
+    LINK = "hard link"
+    DESCRIPTOR = "open descriptor"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One file kept. ``path`` opens it, also after the broker deleted it."""
+
+    begin_phys: int
+    size_bytes: int
+    identity: FileIdentity
+    method: PinMethod
+    path: Path
+
+    @property
+    def end_phys(self) -> int:
+        """One past the last physical offset the file can hold."""
+        return self.begin_phys + self.size_bytes
+
+
+@dataclass(frozen=True)
+class PinLimits:
+    """Shares of the disk used: pins are made below the one, all released above the other."""
+
+    create_below_ratio: float = 0.65
+    release_above_ratio: float = 0.72
+
+    def below_broker(self, conf: BrokerConf) -> PinLimits:
+        """These limits, lowered where the broker itself would act earlier."""
+        thresholds = (conf.disk_max_used_ratio, conf.disk_clean_forcibly_ratio, conf.disk_warning_ratio)
+        release = min(self.release_above_ratio, min(thresholds) - BELOW_BROKER_RATIO)
+        apart = self.release_above_ratio - self.create_below_ratio
+        return PinLimits(min(self.create_below_ratio, release - apart), release)
+
+
+@dataclass(frozen=True)
+class PinPlan:
+    """What to do now, in this order: release, then create."""
+
+    release: tuple[Pin, ...]
+    create: tuple[LogFile, ...]
+
+
+@dataclass(frozen=True)
+class PinStatus:
+    """What is kept, and what could not be. ``problem`` is empty when hard links work."""
+
+    pins: tuple[Pin, ...] = ()
+    released: int = 0
+    unpinned: tuple[LogFile, ...] = ()
+    used_ratio: float = 0.0
+    problem: str = ""
+
+
+def plan_pins(
+    files: Mapping[LogFile, FileIdentity],
+    pins: Sequence[Pin],
+    archived_phys: int,
+    used_ratio: float,
+    limits: PinLimits,
+) -> PinPlan:
+    """Decide for one disk. ``files``: the broker's own files there; ``archived_phys``: everything below is
+    archived."""
+    oldest_first = sorted(pins, key=lambda pin: pin.begin_phys)
+    if used_ratio > limits.release_above_ratio:
+        return PinPlan(tuple(oldest_first), ())
+    present = {file.begin_phys: identity for file, identity in files.items()}
+    last = max(present, default=None)
+    release = [
+        pin
+        for pin in oldest_first
+        if pin.end_phys <= archived_phys
+        or present.get(pin.begin_phys, pin.identity) != pin.identity
+        or (last is not None and pin.begin_phys > last)
+    ]
+    kept = {pin.begin_phys for pin in pins} - {pin.begin_phys for pin in release}
+    create: list[LogFile] = []
+    if used_ratio < limits.create_below_ratio:
+        create = [file for file in files if file.end_phys > archived_phys and file.begin_phys not in kept]
+    return PinPlan(tuple(release), tuple(sorted(create, key=lambda file: file.begin_phys)))
+
+
+def measure_disk(path: Path) -> DiskUse:
+    """The disk of ``path`` as the broker counts it (UtilAll.getDiskPartitionSpaceUsedPercent)."""
+    status = os.statvfs(path)
+    used = status.f_blocks - status.f_bfree
+    entire = used + status.f_bavail
+    # The broker rounds up to whole percents.
+    percent = -(-used * 100 // entire) if entire else 0
+    return DiskUse(percent / 100, entire * status.f_frsize)
+
+
+@dataclass
+class PinKeeper:
+    """Makes and releases pins. ``directories``: where links may be made; per file the first on the same
+    disk is used.
+
+    ``disk_use`` measures the disk of a path. Not thread-safe but for ``files``.
+    """
+
+    directories: Sequence[Path]
+    limits: PinLimits = field(default_factory=PinLimits)
+    disk_use: Callable[[Path], DiskUse] = measure_disk
+    _pins: dict[int, Pin] = field(default_factory=dict, init=False)
+    _descriptors: dict[int, int] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Takes up the links that an earlier process left. Raises AccessDeniedError naming the directory."""
+        for directory in self.directories:
+            for pin in _load_links(directory):
+                self._pins.setdefault(pin.begin_phys, pin)
+
+    def files(self) -> list[LogFile]:
+        """The pinned files, for CommitLog to read what the broker has deleted."""
+        return [LogFile(pin.begin_phys, pin.size_bytes, pin.path, True) for pin in list(self._pins.values())]
+
+    def step(self, files: Iterable[LogFile], archived_phys: int) -> PinStatus:
+        """Bring the pins in line with the broker's ``files`` and disk. Harmless to call often."""
+        identities = _identities(files)
+        disks = {identity.device for identity in identities.values()}
+        disks |= {pin.identity.device for pin in self._pins.values()}
+        released, unpinned, problem, used_ratio = 0, [], "", 0.0
+        for disk in disks:
+            on_disk = {file: identity for file, identity in identities.items() if identity.device == disk}
+            pins = [pin for pin in self._pins.values() if pin.identity.device == disk]
+            place = next(iter(on_disk)).path.parent if on_disk else pins[0].path
+            used_ratio = max(used_ratio, used := self.disk_use(place).used_ratio)
+            plan = plan_pins(on_disk, pins, archived_phys, used, self.limits)
+            for pin in plan.release:
+                self._release(pin)
+            released += len(plan.release)
+            for file in plan.create:
+                why_not = self._create(file, identities[file])
+                problem = problem or why_not
+            unpinned += [f for f in on_disk if f.end_phys > archived_phys and f.begin_phys not in self._pins]
+        return PinStatus(tuple(self._pins.values()), released, tuple(unpinned), used_ratio, problem)
+
+    def release_all(self) -> None:
+        """Release every pin, oldest first."""
+        for begin_phys in sorted(self._pins):
+            self._release(self._pins[begin_phys])
+
+    def close(self) -> None:
+        """Forget the descriptors; links stay for the next process."""
+        for begin_phys in list(self._descriptors):
+            self._release(self._pins[begin_phys])
+
+    def _create(self, file: LogFile, identity: FileIdentity) -> str:
+        refusal = "no directory for links on this disk"
+        for directory in self.directories:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                if directory.stat().st_dev != identity.device:
+                    continue
+                path = directory / f"{file.begin_phys:0{NAME_DIGITS}d}"
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+                os.link(file.path, path, follow_symlinks=False)
+            except OSError as error:
+                refusal = f"link into {directory}: {error.strerror}"
+                continue
+            return self._keep(file, PinMethod.LINK, path, path.stat())
+        return self._hold_descriptor(file) or f"pinned by open descriptors only ({refusal})"
+
+    def _hold_descriptor(self, file: LogFile) -> str:
+        if len(self._descriptors) >= DESCRIPTORS_MAX:
+            return (
+                f"more than {DESCRIPTORS_MAX} files would need an open descriptor: {file.path} is not pinned"
+            )
+        try:
+            fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            return open_failure(file.path, error).message
+        self._descriptors[file.begin_phys] = fd
+        return self._keep(file, PinMethod.DESCRIPTOR, Path(f"/proc/self/fd/{fd}"), os.fstat(fd))
+
+    def _keep(self, file: LogFile, method: PinMethod, path: Path, status: os.stat_result) -> str:
+        identity = FileIdentity(status.st_dev, status.st_ino)
+        self._pins[file.begin_phys] = Pin(file.begin_phys, status.st_size, identity, method, path)
+        return ""
+
+    def _release(self, pin: Pin) -> None:
+        self._pins.pop(pin.begin_phys, None)
+        if pin.method is PinMethod.DESCRIPTOR:
+            os.close(self._descriptors.pop(pin.begin_phys))
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                pin.path.unlink()
+
+
+def _identities(files: Iterable[LogFile]) -> dict[LogFile, FileIdentity]:
+    found = {}
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            if not file.is_pinned:
+                status = file.path.stat()
+                found[file] = FileIdentity(status.st_dev, status.st_ino)
+    return found
+
+
+def _load_links(directory: Path) -> list[Pin]:
+    found = []
+    try:
+        for path in sorted(directory.iterdir()):
+            if len(path.name) == NAME_DIGITS and path.name.isdecimal():
+                status = path.stat()
+                identity = FileIdentity(status.st_dev, status.st_ino)
+                found.append(Pin(int(path.name), status.st_size, identity, PinMethod.LINK, path))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise open_failure(directory, error) from error
+    return found

@@ -1,0 +1,237 @@
+"""Reads broker files without changing what the page cache holds (invariant 8).
+
+A page that was resident before our read stays; a page that only our read brought in is dropped after it.
+Kernel read-ahead is off on our descriptors: pages it loads beyond a read would look resident to the next
+one and stay. Pages that the broker has mapped are never dropped by the kernel, whatever we ask.
+
+Two ways to know what was resident: mincore(2), exact, but the kernel answers truthfully only to the file's
+owner or to who may write it; for others preadv2(RWF_NOWAIT), which reads a stride at once if the cache
+holds it. Where neither works, nothing is dropped.
+
+Owns one descriptor per file, opened read-only. Does not know what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError
+
+PAGE_BYTES: Final = mmap.PAGESIZE
+NOWAIT_STRIDE_BYTES: Final = 16 * PAGE_BYTES
+"""Without mincore, residency is known per stride of this size."""
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+_PROT_READ: Final = 1
+_MAP_SHARED: Final = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+]  # fmt: skip
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+
+class ResidencyProbe(Enum):
+    """How a file's resident pages are known."""
+
+    MINCORE = "mincore"
+    NOWAIT = "nowait"
+    NONE = "none"
+
+
+class ResidentPages:
+    """Asks which pages of one open file the page cache holds. Maps the file but touches no page of it."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._address: int | None = None
+        if size_bytes > 0:
+            address = _libc.mmap(None, size_bytes, _PROT_READ, _MAP_SHARED, fd, 0)
+            if address == _MAP_FAILED:
+                raise OSError(ctypes.get_errno(), "mmap")
+            self._address = address
+
+    def query(self, begin_byte: int, end_byte: int) -> NDArray[np.bool_]:
+        """Whether each page that [begin, end) touches is resident, first page first."""
+        first = begin_byte // PAGE_BYTES * PAGE_BYTES
+        length = min(end_byte, self._size_bytes) - first
+        if self._address is None or length <= 0:
+            return np.zeros(0, np.bool_)
+        pages = np.zeros(-(-length // PAGE_BYTES), np.uint8)
+        if _libc.mincore(self._address + first, length, pages.ctypes.data) != 0:
+            raise OSError(ctypes.get_errno(), "mincore")
+        return (pages & 1).astype(np.bool_)
+
+    def close(self) -> None:
+        """Unmap."""
+        if self._address is not None:
+            _libc.munmap(self._address, self._size_bytes)
+            self._address = None
+
+
+class ColdReadFile:
+    """One broker file, opened read-only, read so that the page cache stays as it was. Not thread-safe."""
+
+    def __init__(self, path: Path, *, probe: ResidencyProbe | None = None) -> None:
+        """Raises NotFoundError, AccessDeniedError or UnavailableError, all naming ``path``."""
+        self.path = path
+        self._pages: ResidentPages | None = None
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise open_failure(path, error) from error
+        try:
+            self.size_bytes = os.fstat(self._fd).st_size
+            self._advise(0, 0, os.POSIX_FADV_RANDOM)
+            self.probe = probe or _best_probe(self._fd)
+            if self.probe is ResidencyProbe.MINCORE:
+                self._pages = ResidentPages(self._fd, self.size_bytes)
+        except OSError as error:
+            os.close(self._fd)
+            raise open_failure(path, error) from error
+
+    def read_into(self, dest: memoryview, offset: int) -> int:
+        """Fill ``dest`` from ``offset``; returns the bytes read, fewer only at the end of the file."""
+        want = min(len(dest), self.size_bytes - offset)
+        if want <= 0:
+            return 0
+        dest = dest[:want]
+        try:
+            if self.probe is ResidencyProbe.NOWAIT:
+                return self._read_by_strides(dest, offset)
+            resident = self._pages.query(offset, offset + want) if self._pages is not None else None
+            got = self._read_fully(dest, offset)
+            if resident is not None:
+                self._drop_pages(~resident, offset // PAGE_BYTES)
+        except OSError as error:
+            raise open_failure(self.path, error) from error
+        return got
+
+    def first_hole(self) -> int:
+        """Offset of the first byte never written, where the file system knows it; else the end of the
+        file."""
+        try:
+            return os.lseek(self._fd, 0, os.SEEK_HOLE) if self.size_bytes else 0
+        except OSError:
+            # A hint only: without it the whole file counts as written.
+            return self.size_bytes
+
+    def close(self) -> None:
+        """Close the descriptor; further reads are an error."""
+        if self._pages is not None:
+            self._pages.close()
+            self._pages = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> ColdReadFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read_fully(self, dest: memoryview, offset: int) -> int:
+        filled = 0
+        while filled < len(dest):
+            got = os.preadv(self._fd, [dest[filled:]], offset + filled)
+            if got == 0:
+                break
+            filled += got
+        return filled
+
+    def _read_by_strides(self, dest: memoryview, offset: int) -> int:
+        filled = 0
+        while filled < len(dest):
+            position = offset + filled
+            stride_end = (position // NOWAIT_STRIDE_BYTES + 1) * NOWAIT_STRIDE_BYTES
+            part = dest[filled : filled + stride_end - position]
+            cached = self._read_nowait(part, position)
+            if cached < len(part):
+                cold_begin = position + cached
+                got = self._read_fully(part[cached:], cold_begin)
+                self._drop(cold_begin // PAGE_BYTES * PAGE_BYTES, cold_begin + got)
+                cached += got
+            filled += cached
+            if cached < len(part):
+                break
+        return filled
+
+    def _read_nowait(self, dest: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(self._fd, [dest], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            self.probe = ResidencyProbe.NONE
+            return self._read_fully(dest, offset)
+
+    def _drop_pages(self, cold: NDArray[np.bool_], first_page: int) -> None:
+        if not cold.any():
+            return
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], cold, [False]]).astype(np.int8)))
+        for begin, end in edges.reshape(-1, 2).tolist():
+            self._drop((first_page + begin) * PAGE_BYTES, (first_page + end) * PAGE_BYTES)
+
+    def _drop(self, begin: int, end: int) -> None:
+        """Pages wholly inside [begin, end) go; the page at the end of the file counts as whole."""
+        if end >= self.size_bytes:
+            end = -(-self.size_bytes // PAGE_BYTES) * PAGE_BYTES
+        if end > begin:
+            self._advise(begin, end - begin, os.POSIX_FADV_DONTNEED)
+
+    def _advise(self, offset: int, length: int, advice: int) -> None:
+        try:
+            os.posix_fadvise(self._fd, offset, length, advice)
+        except OSError as error:
+            # Some file systems know no advice; reading works all the same.
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE):
+                raise
+
+
+def open_failure(path: Path, error: OSError) -> NotFoundError | AccessDeniedError | UnavailableError:
+    """The typed error for a failed open or read of a broker's file."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+        return NotFoundError(f"{path} does not exist")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return AccessDeniedError(
+            f"{path} cannot be read: permission denied", hint="run as a user that may read the broker's files"
+        )
+    return UnavailableError(f"{path} cannot be read: {os.strerror(error.errno or 0)}")
+
+
+def resident_bytes(path: Path) -> int:
+    """Bytes of ``path`` in the page cache, in whole pages. Truthful only to the file's owner."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pages = ResidentPages(fd, os.fstat(fd).st_size)
+        try:
+            return int(pages.query(0, os.fstat(fd).st_size).sum()) * PAGE_BYTES
+        finally:
+            pages.close()
+    finally:
+        os.close(fd)
+
+
+def _best_probe(fd: int) -> ResidencyProbe:
+    """mincore says "all resident" to a caller that neither owns the file nor may write it (Linux 5.2)."""
+    status: Any = os.fstat(fd)
+    if os.geteuid() in (0, status.st_uid) or os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True):
+        return ResidencyProbe.MINCORE
+    return ResidencyProbe.NOWAIT if hasattr(os, "RWF_NOWAIT") else ResidencyProbe.NONE

@@ -1,0 +1,82 @@
+"""When the broker will delete what is not archived yet. Pure estimate, always on the early side.
+
+A file goes when it is older than fileReservedTime and it is the hour deleteWhen or the disk is fuller than
+diskMaxUsedSpaceRatio; regardless of age when the disk is fuller than diskSpaceCleanForciblyRatio. The last
+file never goes. Pins are not counted in. Source:
+org.apache.rocketmq.store.DefaultMessageStore.CleanCommitLogService.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+
+from tiered.broker_store.commit_log import LogFile
+from tiered.broker_store.conf import BrokerConf
+
+_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """A disk as the broker counts it: share used (0 to 1), capacity in bytes, and how fast it fills."""
+
+    used_ratio: float
+    capacity_bytes: int
+    growth_bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class DeletionMargin:
+    """``seconds`` until the oldest file with unarchived records may be deleted; None: never as things are."""
+
+    seconds: float | None
+    file: LogFile | None
+    why: str
+
+
+def deletion_margin(
+    files: Sequence[tuple[LogFile, int]],
+    archived_phys: int,
+    conf: BrokerConf,
+    disk: DiskUse,
+    *,
+    now_ms: int,
+    zone: tzinfo = UTC,
+) -> DeletionMargin:
+    """``files``: the broker's own files with their mtime in ms, oldest first. ``zone``: the broker's time
+    zone."""
+    at_risk = next(((file, mtime) for file, mtime in files[:-1] if file.end_phys > archived_phys), None)
+    if at_risk is None:
+        return DeletionMargin(None, None, "everything but the broker's last file is archived")
+    file, mtime_ms = at_risk
+    if disk.used_ratio > disk_limit(conf):
+        return DeletionMargin(0.0, file, "the disk is so full that the broker deletes regardless of age")
+    due_ms = max(now_ms, mtime_ms + conf.file_reserved_hours * _HOUR_MS)
+    why = f"age: fileReservedTime={conf.file_reserved_hours}"
+    if disk.used_ratio <= conf.disk_max_used_ratio:
+        due_ms = _next_deletion_hour_ms(due_ms, conf.delete_when_hours, zone)
+    seconds = (due_ms - now_ms) / 1000
+    if disk.growth_bytes_per_s > 0:
+        room_bytes = (disk_limit(conf) - disk.used_ratio) * disk.capacity_bytes
+        until_full = room_bytes / disk.growth_bytes_per_s
+        if until_full < seconds:
+            return DeletionMargin(
+                until_full, file, "the disk fills up until the broker deletes regardless of age"
+            )
+    return DeletionMargin(seconds, file, why)
+
+
+def disk_limit(conf: BrokerConf) -> float:
+    """Share of the disk above which the broker deletes files regardless of age."""
+    return min(conf.disk_clean_forcibly_ratio, conf.disk_warning_ratio)
+
+
+def _next_deletion_hour_ms(from_ms: int, hours: Sequence[int], zone: tzinfo) -> int:
+    moment = datetime.fromtimestamp(from_ms / 1000, zone)
+    if not hours or moment.hour in hours:
+        return from_ms
+    start = moment.replace(minute=0, second=0, microsecond=0)
+    later = (start + timedelta(hours=step) for step in range(1, 25))
+    return int(next(at for at in later if at.hour in hours).timestamp() * 1000)

@@ -1,0 +1,108 @@
+"""Opens one of a broker's RocksDB directories without touching it: from a private directory of links or
+copies.
+
+The library writes a file into the directory it opens, even read-only. So its small files are copied; table
+files, which never change, are copied too while the broker may delete them (it runs) and linked
+symbolically otherwise.
+
+Owns the private directory. What keys and values mean is in config.py and rocksdb_consume_queue.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from tiered.broker_store.residency import open_failure
+from tiered.errors import UnavailableError
+
+ATTEMPTS_MAX: Final = 5
+_TABLE_SUFFIX: Final = ".sst"
+_SKIPPED: Final = ("LOCK", "LOG", "rocksdict-config.json")
+
+
+def is_rocksdb(directory: Path) -> bool:
+    """Whether ``directory`` is a RocksDB."""
+    return (directory / "CURRENT").is_file()
+
+
+class RocksdbCopy:
+    """A broker's RocksDB, read-only, as of now. Close it to remove the private directory."""
+
+    def __init__(self, directory: Path, *, link_tables: bool) -> None:
+        """``link_tables``: no broker runs, so that table files cannot go away. Raises AccessDeniedError, or
+        UnavailableError when the database changes faster than it can be copied."""
+        self.directory = directory
+        self._private = tempfile.TemporaryDirectory(prefix="tiered-rocksdb-")
+        try:
+            self._db, self._families = self._open(link_tables)
+        except BaseException:
+            self._private.cleanup()
+            raise
+
+    def items(self, family: str = "default", *, from_key: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of a column family in key order; nothing when there is no such family."""
+        if family in self._families:
+            yield from self._families[family].items(from_key=from_key or None)
+
+    def close(self) -> None:
+        """Close the database and remove the private directory."""
+        self._families = {}
+        self._db.close()
+        self._private.cleanup()
+
+    def __enter__(self) -> RocksdbCopy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, link_tables: bool) -> tuple[Any, dict[str, Any]]:
+        problem = ""
+        for attempt in range(ATTEMPTS_MAX):
+            target = Path(self._private.name) / str(attempt)
+            try:
+                _copy(self.directory, target, link_tables)
+                return _open_read_only(target)
+            except FileNotFoundError as error:
+                problem = f"{error.filename} went away"
+            except OSError as error:
+                raise open_failure(self.directory, error) from error
+            except Exception as error:  # the library raises plain Exception
+                problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnavailableError(
+            f"RocksDB {self.directory} cannot be opened: {problem}",
+            hint="try again while the broker is quiet",
+        )
+
+
+def _copy(source: Path, target: Path, link_tables: bool) -> None:
+    target.mkdir()
+    # The manifest first: it names the tables, which must then still be there to be copied.
+    names = sorted(source.iterdir(), key=lambda path: path.suffix == _TABLE_SUFFIX)
+    for path in names:
+        if path.name.startswith(_SKIPPED) or not path.is_file():
+            continue
+        if link_tables and path.suffix == _TABLE_SUFFIX:
+            (target / path.name).symlink_to(path.resolve())
+        else:
+            shutil.copyfile(path, target / path.name)
+
+
+def _open_read_only(directory: Path) -> tuple[Any, dict[str, Any]]:
+    # Heavy, and most stores need none.
+    from rocksdict import AccessType, Options, Rdict
+
+    path = str(directory)
+    names = Rdict.list_cf(path, Options(raw_mode=True))
+    options = {name: Options(raw_mode=True) for name in names}
+    database = Rdict(
+        path, Options(raw_mode=True), column_families=options, access_type=AccessType.read_only()
+    )
+    return database, {name: database.get_column_family(name) for name in names}

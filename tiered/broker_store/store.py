@@ -1,0 +1,183 @@
+"""One broker's store directory: finds its parts and refuses what it cannot read, with one clear line.
+
+Owns the layout. Meaning is in the modules beside; nothing here or there writes into the store.
+Sources: org.apache.rocketmq.store.config.StorePathConfigHelper, MessageStoreConfig.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from tiered.broker_store.checkpoint import Checkpoint, read_checkpoint
+from tiered.broker_store.commit_log import BLANK_MAGIC, NAME_DIGITS, RECORD_MAGICS, CommitLog, LogFile
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.config import BrokerState, read_broker_state, refuse_unknown_configuration
+from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
+from tiered.broker_store.file_consume_queue import FileConsumeQueues
+from tiered.broker_store.liveness import LivenessReport, ask_liveness
+from tiered.broker_store.names import BrokerNames, find_names
+from tiered.broker_store.residency import open_failure
+from tiered.broker_store.rocksdb_consume_queue import RocksdbConsumeQueues
+from tiered.broker_store.rocksdb_copy import is_rocksdb
+from tiered.errors import NotFoundError, StoreLayoutError
+
+_DLEDGER_PREFIX: Final = "dledger-"
+_DLEDGER_ENTRY_MAGIC: Final = 1
+_PROBE_BYTES: Final = 1024 * 1024
+
+
+class BrokerStore:
+    """An open store. ``conf`` is None when no broker.conf was given. Not thread-safe but for
+    ``commit_log``."""
+
+    def __init__(self, path: Path, conf: BrokerConf | None, commit_log: CommitLog) -> None:
+        self.path = path
+        self.conf = conf
+        self.commit_log = commit_log
+        self._index: ConsumeQueueIndex | None = None
+
+    @property
+    def has_rocksdb_queues(self) -> bool:
+        """Whether the consume queues are in RocksDB, which shows nothing while the broker runs."""
+        return is_rocksdb(self.path / "consumequeue")
+
+    def liveness(self) -> LivenessReport:
+        """Ask whether the broker runs."""
+        return ask_liveness(self.path)
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The broker's checkpoint, None when there is none."""
+        return read_checkpoint(self.path)
+
+    def state(self) -> BrokerState:
+        """Topic table, subscription groups, offsets, read now."""
+        return read_broker_state(self.path, is_broker_dead=self.liveness().is_dead)
+
+    def names(self) -> BrokerNames:
+        """Cluster and broker; either is empty when it cannot be told."""
+        if self.conf is not None and self.conf.cluster and self.conf.broker:
+            return BrokerNames(self.conf.cluster, self.conf.broker)
+        return find_names(self.conf, self.state().topics)
+
+    def consume_queues(self) -> ConsumeQueueIndex | None:
+        """The consume queues, or None where none is visible: in RocksDB, unless the broker is proven dead.
+
+        Opened once and kept; call its ``refresh`` for queues that came since. Raises what opening raises.
+        """
+        if self.has_rocksdb_queues and not self.liveness().is_dead:
+            self._close_index()
+            return None
+        if self._index is None:
+            self._index = self._open_index()
+        return self._index
+
+    def close(self) -> None:
+        """Release what is open."""
+        self._close_index()
+        self.commit_log.close()
+
+    def __enter__(self) -> BrokerStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_index(self) -> ConsumeQueueIndex:
+        if self.has_rocksdb_queues:
+            return RocksdbConsumeQueues(self.path / "consumequeue", lambda: self.commit_log.broker_min_phys)
+        return FileConsumeQueues(self.path, lambda: self.commit_log.broker_min_phys)
+
+    def _close_index(self) -> None:
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+
+
+def open_broker_store(
+    path: Path,
+    *,
+    conf: BrokerConf | None = None,
+    commitlog_dirs: Sequence[Path] | None = None,
+    pinned: Callable[[], Iterable[LogFile]] | None = None,
+) -> BrokerStore:
+    """Open a store directory for reading.
+
+    The commitlog is where ``commitlog_dirs`` say, else where ``conf`` says, else ``path``/commitlog.
+    ``pinned`` names files kept after the broker deleted them. Raises StoreLayoutError for DLedger or an
+    unknown layout, NotFoundError, AccessDeniedError.
+    """
+    names = _list_names(path)
+    _refuse_foreign_layout(path, names, conf)
+    refuse_unknown_configuration(path)
+    dirs = tuple(commitlog_dirs or ()) or _commitlog_dirs(path, conf)
+    log = CommitLog(dirs, pinned=pinned)
+    _refuse_foreign_log(log)
+    return BrokerStore(path, conf, log)
+
+
+def _list_names(path: Path) -> set[str]:
+    try:
+        return set(os.listdir(path))
+    except NotADirectoryError as error:
+        raise StoreLayoutError(f"{path} is a file, not a broker's store directory") from error
+    except OSError as error:
+        raise open_failure(path, error) from error
+
+
+def _refuse_foreign_layout(path: Path, names: set[str], conf: BrokerConf | None) -> None:
+    is_dledger = conf is not None and conf.is_dledger
+    if is_dledger or any(name.startswith(_DLEDGER_PREFIX) for name in names):
+        raise StoreLayoutError(
+            f"{path} is a DLedger store, whose log has another layout: not supported",
+            hint="controller mode, and master and slave without DLedger, are",
+        )
+    if any(len(name) == NAME_DIGITS and name.isdecimal() for name in names):
+        raise StoreLayoutError(
+            f"{path} is a commitlog directory", hint=f"give the store directory: {path.parent}"
+        )
+
+
+def _commitlog_dirs(path: Path, conf: BrokerConf | None) -> tuple[Path, ...]:
+    configured = conf.commitlog_paths if conf is not None else ()
+    dirs = tuple(
+        _moved(directory, path, conf.store_path if conf is not None else None) for directory in configured
+    )
+    if not dirs:
+        dirs = (path / "commitlog",)
+    missing = [directory for directory in dirs if not directory.is_dir()]
+    if not missing:
+        return dirs
+    if configured:
+        raise NotFoundError(
+            f"commitlog directory {missing[0]} of broker.conf does not exist", hint="give --commitlog-path"
+        )
+    raise StoreLayoutError(
+        f"{path} has no commitlog directory: not a broker's store, or its commitlog is elsewhere",
+        hint="give the broker's storePathRootDir, and --broker-conf or --commitlog-path if need be",
+    )
+
+
+def _moved(directory: Path, path: Path, configured_root: Path | None) -> Path:
+    """A directory below the configured store that is not there: the store was copied, look below the copy."""
+    if directory.is_dir() or configured_root is None or not directory.is_relative_to(configured_root):
+        return directory
+    return path / directory.relative_to(configured_root)
+
+
+def _refuse_foreign_log(log: CommitLog) -> None:
+    """The first file must hold a record somewhere near its begin, or nothing at all."""
+    if not log.files:
+        return
+    file = log.files[0]
+    head = log.read(file.begin_phys, min(file.size_bytes, _PROBE_BYTES))
+    if int.from_bytes(head[:4], "big") == _DLEDGER_ENTRY_MAGIC:
+        raise StoreLayoutError(f"{file.path} holds DLedger entries, not records: not supported")
+    known = (magic.to_bytes(4, "big") for magic in (*RECORD_MAGICS, BLANK_MAGIC))
+    if head.strip(b"\0") and not any(magic in head for magic in known):
+        raise StoreLayoutError(f"{file.path} holds no commitlog records: unknown layout")

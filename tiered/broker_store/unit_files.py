@@ -1,0 +1,234 @@
+"""Fixed-size units in a row of files: the storage under plain and batch consume queues.
+
+Files are named by their first byte's offset in 20 digits; the last ones may be blank at the tail or
+wholly. A unit is valid if its offset is not negative and its size positive; the first invalid one ends the
+queue. A first file created at an offset above 0 is filled up with {0, 0x7FFFFFFF} units, which stand for
+nothing.
+
+Owns listing, searching and reading of units; their fields beyond phys and size belong to the callers.
+Sources: org.apache.rocketmq.store.ConsumeQueue, BatchConsumeQueue.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tiered.broker_store.commit_log import NAME_DIGITS
+from tiered.broker_store.residency import ColdReadFile, open_failure
+from tiered.errors import NotFoundError
+from tiered.model.tables import Table
+
+FILLER_SIZE: Final = 0x7FFFFFFF
+GALLOP_UNITS: Final = 64
+HOLE_UNITS: Final = 256
+"""How many units before a file's first hole hold the end of the queue, as a page of 4 KiB does."""
+
+
+class UnitFile(NamedTuple):
+    """One file: units [first, first + units)."""
+
+    first: int
+    units: int
+    path: Path
+
+
+class OpenFiles:
+    """Descriptors of the queue files looked at most recently, a bounded number. Not thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open: OrderedDict[Path, ColdReadFile] = OrderedDict()
+
+    def get(self, path: Path) -> ColdReadFile:
+        """The open file at ``path``. Raises as ColdReadFile does."""
+        opened = self._open.get(path)
+        if opened is None:
+            opened = ColdReadFile(path)
+            while len(self._open) >= self._limit:
+                self._open.popitem(last=False)[1].close()
+            self._open[path] = opened
+        self._open.move_to_end(path)
+        return opened
+
+    def forget(self, path: Path) -> None:
+        """Close the descriptor of ``path``: the file is gone or another one."""
+        opened = self._open.pop(path, None)
+        if opened is not None:
+            opened.close()
+
+    def close(self) -> None:
+        """Close all."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+class UnitFiles:
+    """The files of one queue. ``dtype`` is the big-endian unit and has fields ``phys`` and ``size``."""
+
+    def __init__(self, directory: Path, dtype: np.dtype[Any], open_files: OpenFiles) -> None:
+        self.directory = directory
+        self._dtype = dtype
+        self._open_files = open_files
+        self._files: list[UnitFile] = []
+        self._end = 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """List the directory again; a directory that is gone is an empty queue."""
+        unit_bytes = self._dtype.itemsize
+        found = []
+        try:
+            with os.scandir(self.directory) as entries:
+                for entry in entries:
+                    if len(entry.name) == NAME_DIGITS and entry.name.isdecimal():
+                        units = entry.stat().st_size // unit_bytes
+                        found.append(UnitFile(int(entry.name) // unit_bytes, units, Path(entry.path)))
+        except (FileNotFoundError, NotADirectoryError):
+            found = []
+        except OSError as error:
+            raise open_failure(self.directory, error) from error
+        found.sort()
+        for gone in {file.path for file in self._files} - {file.path for file in found}:
+            self._open_files.forget(gone)
+        self._files = found
+
+    @property
+    def first(self) -> int:
+        """Index of the first unit that a file can hold, valid or not."""
+        return self._files[0].first if self._files else 0
+
+    def end(self) -> int:
+        """One past the last valid unit. Cheap when little has changed since the last call."""
+        return self.tail()[0]
+
+    def tail(self) -> tuple[int, Table]:
+        """One past the last valid unit, and that unit; no unit when there is none."""
+        last = self._follow(self._end - 1) if self._end > self.first else self._none()
+        if len(last) == 0:
+            # Never looked, empty, or cut back since and written anew.
+            self._end = self._search_end()
+            if self._end > self.first:
+                last = self._follow(self._end - 1)
+        return self._end, last
+
+    def _follow(self, index: int) -> Table:
+        """Move ``_end`` past the valid units from ``index`` on; the last of them, or none."""
+        last, count = self._none(), GALLOP_UNITS
+        while len(units := self._valid(index, count)):
+            index += len(units)
+            self._end, last = index, units[-1:]
+            if len(units) < count and index < self._file_end(index - 1):
+                break
+            count *= 2
+        return last
+
+    def read(self, first: int, count: int) -> tuple[Table, Table]:
+        """Valid units from index ``first`` on, at most ``count``, and their indices; holes are stepped
+        over."""
+        indices, parts = [], []
+        last = min(first + count, self.end())
+        for file in self._files:
+            begin, end = max(first, file.first), min(last, file.first + file.units)
+            if begin < end:
+                units = self._raw(file, begin, end - begin)
+                index = np.arange(begin, begin + len(units))
+                keep = (units["phys"] >= 0) & (units["size"] > 0) & ~is_filler(units)
+                parts.append(units[keep])
+                indices.append(index[keep])
+        if not parts:
+            return self._none(), np.zeros(0, np.int64)
+        return np.concatenate(parts), np.concatenate(indices)
+
+    def lower_bound(self, field: str, value: int) -> int:
+        """Index of the first valid unit whose ``field``, which never decreases, is at least ``value``; or
+        ``end``."""
+        end = self.end()
+        files = [file for file in self._files if file.first < end]
+        # Bisect over files by their first real unit, then inside the file before.
+        i = bisect_left(files, value, key=lambda file: self._at(file.first, field, file))
+        if i == 0:
+            return files[0].first if files else end
+        file = files[i - 1]
+        inside = range(file.first, min(file.first + file.units, end))
+        found = bisect_left(inside, value, key=lambda index: self._at(index, field, file))
+        if found < len(inside):
+            return inside[found]
+        return files[i].first if i < len(files) else end
+
+    def _at(self, index: int, field: str, file: UnitFile) -> int:
+        unit = self._raw(file, index, 1)
+        return -1 if len(unit) == 0 or is_filler(unit)[0] else int(unit[field][0])
+
+    def _search_end(self) -> int:
+        for file in reversed(self._files):
+            end = self._search_end_in(file)
+            if end > file.first:
+                return end
+        return self.first
+
+    def _search_end_in(self, file: UnitFile) -> int:
+        """One past the last valid unit of ``file``: before its first hole if that helps, else by
+        bisection."""
+        unit_bytes = self._dtype.itemsize
+        try:
+            hole = self._open_files.get(file.path).first_hole()
+        except NotFoundError:
+            return file.first
+        written = min(file.units, -(-hole // unit_bytes))
+        first = file.first + max(written - HOLE_UNITS, 0)
+        near = self._leading_valid(self._raw(file, first, file.first + written - first))
+        if len(near) or first == file.first:
+            return first + len(near)
+        inside = range(file.first, first)
+        return file.first + bisect_left(inside, True, key=partial(self._is_blank, file))
+
+    def _is_blank(self, file: UnitFile, index: int) -> bool:
+        unit = self._raw(file, index, 1)
+        return len(unit) == 0 or bool(unit["phys"][0] < 0 or unit["size"][0] <= 0)
+
+    def _valid(self, first: int, count: int) -> Table:
+        """Leading valid units from ``first``, within one file."""
+        file = self._file_of(first)
+        if file is None:
+            return self._none()
+        return self._leading_valid(self._raw(file, first, min(count, file.first + file.units - first)))
+
+    def _leading_valid(self, units: Table) -> Table:
+        invalid = np.flatnonzero((units["phys"] < 0) | (units["size"] <= 0))
+        return units[: invalid[0]] if len(invalid) else units
+
+    def _none(self) -> Table:
+        return np.zeros(0, self._dtype)
+
+    def _file_of(self, index: int) -> UnitFile | None:
+        i = bisect_right(self._files, index, key=lambda file: file.first) - 1
+        if i < 0 or index >= self._files[i].first + self._files[i].units:
+            return None
+        return self._files[i]
+
+    def _file_end(self, index: int) -> int:
+        file = self._file_of(index)
+        return file.first + file.units if file is not None else index
+
+    def _raw(self, file: UnitFile, first: int, count: int) -> Table:
+        unit_bytes = self._dtype.itemsize
+        data = bytearray(count * unit_bytes)
+        try:
+            opened = self._open_files.get(file.path)
+            got = opened.read_into(memoryview(data), (first - file.first) * unit_bytes)
+        except NotFoundError:
+            return self._none()
+        return np.frombuffer(data, self._dtype, got // unit_bytes)
+
+
+def is_filler(units: Table) -> Table:
+    """Which units only fill up a file that began in its middle."""
+    filler: Table = (units["size"] == FILLER_SIZE) & (units["phys"] == 0)
+    return filler

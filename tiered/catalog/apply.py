@@ -1,0 +1,279 @@
+"""The commit state machine: which commit may follow a state, and the state after it. Pure.
+
+The same function checks a commit before it is sent and replays it when read back, so nothing can be written that a
+reader would refuse. Rules (each has a test of its name):
+
+- the chain: next version, names its predecessor's put id, epoch as before (a claim: one more);
+- one cursor: an append begins where the last one ended, on the same log line;
+- contiguity: every run starts at its queue's end, in offsets and in bytes, unless a gap in the same commit bridges
+  the offsets, or a new queue or the next generation begins;
+- a record below its queue's physical end is a re-read and refused;
+- new objects carry the epoch of the commit, so an attempt of a fenced epoch can never become visible;
+- a removed run is still there; what replaces it covers exactly the same offsets, or it was the queue's oldest, or
+  the added run fits inside a recorded gap.
+
+Work is a few numpy passes over the commit's runs and one copy of the queue table; Python loops run only over new
+queues, gaps and removals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tiered.catalog.apply_runs import append_runs, replace_runs
+from tiered.catalog.commit import Commit, CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.state import (
+    CatalogState,
+    Doom,
+    LogCursor,
+    LogLine,
+    RunChunk,
+    joined,
+)
+from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
+
+CHUNKS_MAX = 64
+"""Chunks in memory are joined when there are more: lookups touch few arrays, and joining costs little on average."""
+
+_OWNERS_ONLY = (CommitKind.APPEND, CommitKind.LINE, CommitKind.RELEASE)
+_MOVES_NOTHING = (CommitKind.CLAIM, CommitKind.RELEASE)
+
+
+def apply(state: CatalogState, commit: Commit, line_state: CatalogState | None = None) -> CatalogState:
+    """The state after ``commit``, or CommitInvalidError. ``line_state``: the root page a line commit names."""
+    _check_chain(state, commit)
+    if commit.draft.kind == CommitKind.LINE:
+        return _new_line(state, commit, line_state)
+    draft = commit.draft
+    next_state = replace(
+        state,
+        version=commit.version,
+        epoch=commit.place.epoch,
+        put_id=commit.put_id,
+        cluster=commit.place.cluster or state.cluster,
+        broker=commit.place.broker or state.broker,
+        created_ms=draft.created_ms,
+    )
+    if draft.kind == CommitKind.CLAIM:
+        next_state = replace(next_state, owner=draft.owner)
+    elif draft.kind == CommitKind.RELEASE:
+        assert next_state.owner is not None
+        next_state = replace(next_state, owner=next_state.owner._replace(released=True))
+    elif draft.kind == CommitKind.APPEND:
+        next_state = _append(next_state, commit)
+    else:
+        next_state = _maintain(next_state, commit)
+    next_state = _mark(next_state, draft)
+    next_state = _move_pages(next_state, commit)
+    return _doom(state, next_state, commit)
+
+
+def _check_chain(state: CatalogState, commit: Commit) -> None:
+    draft, place = commit.draft, commit.place
+    if place.version != state.version + 1:
+        raise CommitInvalidError(f"commit {place.version} does not follow version {state.version}")
+    if place.predecessor_put_id != state.put_id:
+        raise CommitInvalidError(
+            f"commit {place.version} follows {place.predecessor_put_id!r}, but version {state.version} is {state.put_id!r}"
+        )
+    is_claim = draft.kind == CommitKind.CLAIM
+    if place.epoch != state.epoch + is_claim:
+        raise CommitInvalidError(f"{draft.kind} of epoch {place.epoch} after epoch {state.epoch}")
+    if (state.cluster and place.cluster != state.cluster) or (state.broker and place.broker != state.broker):
+        raise CommitInvalidError(
+            f"commit of {place.cluster}/{place.broker} in the archive of {state.cluster}/{state.broker}"
+        )
+    if is_claim:
+        if draft.owner is None or draft.owner.instance != place.actor or draft.owner.released:
+            raise CommitInvalidError("a claim names its maker as the owner")
+        return
+    if state.version == 0 or state.owner is None:
+        raise CommitInvalidError(f"{draft.kind} in an archive nobody has claimed")
+    if draft.kind in _OWNERS_ONLY and (state.owner.released or state.owner.instance != place.actor):
+        raise CommitInvalidError(f"{draft.kind} by {place.actor}, who does not own epoch {state.epoch}")
+    if draft.owner is not None:
+        raise CommitInvalidError("only a claim changes the owner")
+
+
+# -- kinds ----------------------------------------------------------------------------------------------------
+
+
+def _append(state: CatalogState, commit: Commit) -> CatalogState:
+    draft = commit.draft
+    cursor = state.cursor
+    if draft.line != cursor.line:
+        raise CommitInvalidError(f"append to log line {draft.line}, but the archive is at line {cursor.line}")
+    if state.started and draft.from_phys != cursor.phys:
+        raise CommitInvalidError(f"append begins at {draft.from_phys}, but the cursor is at {cursor.phys}")
+    if draft.to_phys < draft.from_phys or draft.check.end_phys > draft.to_phys:
+        raise CommitInvalidError(f"append of [{draft.from_phys}, {draft.to_phys}) checked by {draft.check}")
+    if len(draft.removed) or draft.undoomed or draft.purged:
+        raise CommitInvalidError("an append removes nothing")
+    _check_objects(state, commit)
+    directory, table, gaps, chunk = append_runs(state, draft, commit.version)
+    return replace(
+        state,
+        cursor=LogCursor(cursor.line, draft.to_phys, draft.check),
+        started=state.started or draft.to_phys > draft.from_phys,
+        advanced_ms=draft.created_ms,
+        directory=directory,
+        table=table,
+        gaps=gaps,
+        chunks=_with_chunk(state.chunks, chunk),
+    )
+
+
+def _maintain(state: CatalogState, commit: Commit) -> CatalogState:
+    draft = commit.draft
+    if len(draft.gaps):
+        raise CommitInvalidError("only an append records gaps")
+    if not len(draft.runs) and not len(draft.removed):
+        return state
+    _check_objects(state, commit)
+    changed = replace_runs(state, draft, commit.version)
+    return replace(
+        state,
+        table=changed.table,
+        gaps=changed.gaps,
+        tombstones=changed.tombstones,
+        chunks=_with_chunk(changed.chunks, changed.added),
+    )
+
+
+def _new_line(state: CatalogState, commit: Commit, line_state: CatalogState | None) -> CatalogState:
+    draft = commit.draft
+    if line_state is None or commit.draft.pages.root.version != commit.version:
+        raise CommitInvalidError("a new log line names a root page that is the state it begins with")
+    if draft.line != state.cursor.line + 1 or not 0 <= draft.common_version <= state.version:
+        raise CommitInvalidError(
+            f"log line {draft.line} from version {draft.common_version} after line {state.cursor.line} "
+            f"at version {state.version}"
+        )
+    if len(draft.runs) or len(draft.gaps) or len(draft.removed):
+        raise CommitInvalidError("a new log line brings no data")
+    wanted = (commit.version, state.epoch, state.owner, draft.line, draft.to_phys)
+    cursor = line_state.cursor
+    found = (line_state.version, line_state.epoch, line_state.owner, cursor.line, cursor.phys)
+    if wanted != found:
+        raise CommitInvalidError(f"the root page of the new log line is {found}, not {wanted}")
+    root = draft.pages.root
+    lines = (*state.lines, LogLine(draft.line, draft.to_phys, draft.common_version, commit.version, root.key))
+    lost = [key for key in state.catalog_keys() - line_state.catalog_keys() - {root.key} if key]
+    doomed = dict(line_state.doomed)
+    for key in (*draft.doomed, *lost):
+        doomed.setdefault(key, Doom(draft.created_ms, commit.version))
+    return replace(
+        line_state, put_id=commit.put_id, root=root, lines=lines, doomed=doomed, created_ms=draft.created_ms
+    )
+
+
+def _check_objects(state: CatalogState, commit: Commit) -> None:
+    draft = commit.draft
+    if len(draft.objects) and bool((draft.objects["epoch"] != commit.place.epoch).any()):
+        raise CommitInvalidError(f"a new object does not carry epoch {commit.place.epoch}: an attempt already fenced")
+    if len(set(draft.object_keys)) != len(draft.object_keys) or len(draft.objects) != len(draft.object_keys):
+        raise CommitInvalidError("an object key is named twice")
+    given_up = [key for key in draft.object_keys if key in state.doomed or key in set(draft.doomed)]
+    if given_up:
+        raise CommitInvalidError(f"{given_up[0]} has been given up before: an older attempt can never be committed")
+
+
+# -- what every kind may carry --------------------------------------------------------------------------------
+
+
+def _mark(state: CatalogState, draft: CommitDraft) -> CatalogState:
+    if draft.kind in _MOVES_NOTHING and (len(draft.runs) or len(draft.gaps) or len(draft.removed)):
+        raise CommitInvalidError(f"a {draft.kind} brings no data")
+    table = state.table
+    for keys, hidden in ((draft.hide, True), (draft.unhide, False)):
+        rows = [state.row_of(key) for key in keys]
+        if None in rows:
+            raise CommitInvalidError(f"{keys[rows.index(None)]} is not in the archive")
+        if rows:
+            table = _flagged(table, np.array(rows, np.int64), hidden)
+    return replace(
+        state,
+        table=table,
+        state_objects={**state.state_objects, **draft.state_objects} if draft.state_objects else state.state_objects,
+        settings={**state.settings, **draft.settings} if draft.settings else state.settings,
+    )
+
+
+def _flagged(table: Table, rows: np.ndarray[tuple[int], np.dtype[np.int64]], hidden: bool) -> Table:
+    table = table.copy()
+    if hidden:
+        table["flags"][rows] |= QUEUE_HIDDEN
+    else:
+        table["flags"][rows[(table["flags"][rows] & QUEUE_SUPERSEDED) == 0]] &= ~np.uint32(QUEUE_HIDDEN)
+    return table
+
+
+def _move_pages(state: CatalogState, commit: Commit) -> CatalogState:
+    """Spilled runs leave memory, merged pages replace theirs, a new root is the place to start from."""
+    change = commit.draft.pages
+    if change.root.key:
+        if change.root.version != state.version - 1:
+            raise CommitInvalidError(f"root of version {change.root.version} named by commit {state.version}")
+        state = replace(state, root=change.root)
+    elif commit.place.root != state.root:
+        raise CommitInvalidError(f"commit points to root {commit.place.root}, the state to {state.root}")
+    if change.spilled_version >= state.version:
+        raise CommitInvalidError("a commit cannot spill its own runs")
+    pages = state.pages
+    if change.removed or change.added:
+        gone = set(change.removed)
+        if not gone <= {page.key for page in pages}:
+            raise CommitInvalidError("a page to be merged is not there any more")
+        pages = (*(page for page in pages if page.key not in gone), *change.added)
+    chunks = state.chunks
+    if change.spilled_version:
+        chunks = tuple(_without_older(chunk, change.spilled_version) for chunk in chunks)
+        chunks = tuple(chunk for chunk in chunks if len(chunk.runs))
+    tombstones = state.tombstones
+    if change.resolved_version and len(tombstones):
+        low = min(page.from_version for page in change.added)
+        high = max(page.to_version for page in change.added)
+        resolved = (
+            (tombstones["removed_version"] <= change.resolved_version)
+            & (tombstones["version"] >= low)
+            & (tombstones["version"] <= high)
+        )
+        tombstones = tombstones[~resolved]
+    return replace(state, pages=pages, chunks=chunks, tombstones=tombstones)
+
+
+def _without_older(chunk: RunChunk, version: int) -> RunChunk:
+    kept = chunk.runs["version"] > version
+    if kept.all():
+        return chunk
+    return chunk if not len(chunk.runs) else _kept(chunk, kept)
+
+
+def _kept(chunk: RunChunk, kept: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> RunChunk:
+    return selected(chunk, kept)
+
+
+def _doom(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
+    """Catalog first, object later: what nothing names any more is given up by the commit that says so."""
+    draft = commit.draft
+    given_up = list(draft.doomed)
+    replaced = before.catalog_keys() - state.catalog_keys()
+    given_up += sorted(replaced)
+    taken_back = {*draft.undoomed, *draft.purged}
+    if not given_up and not taken_back:
+        return state
+    if not taken_back <= state.doomed.keys():
+        raise CommitInvalidError(f"not doomed: {sorted(taken_back - state.doomed.keys())[0]}")
+    doomed = {key: doom for key, doom in state.doomed.items() if key not in taken_back}
+    for key in given_up:
+        doomed.setdefault(key, Doom(draft.created_ms, commit.version))
+    return replace(state, doomed=doomed)
+
+
+def _with_chunk(chunks: tuple[RunChunk, ...], chunk: RunChunk) -> tuple[RunChunk, ...]:
+    if not len(chunk.runs):
+        return chunks
+    chunks = (*chunks, chunk)
+    return (joined(chunks),) if len(chunks) > CHUNKS_MAX else chunks

@@ -1,0 +1,271 @@
+"""One step of the catalog: what a commit says, and its bytes.
+
+A *draft* is the content a writer wants; a *commit* is the draft at one version of the chain, with the put id by which
+its writer recognises it. Says nothing about whether a commit is right (apply.py) or how it wins (protocol.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from tiered.catalog.state import (
+    NO_CHECK,
+    NO_ROOT,
+    REMOVED_DTYPE,
+    LogCheck,
+    Owner,
+    PageRef,
+    RootRef,
+)
+from tiered.errors import CorruptionError, TieredError
+from tiered.formats.container import decode_container, encode_container
+from tiered.model.queue import QueueKey
+from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_DTYPE, RUN_DTYPE, Table
+
+COMMIT_KIND = b"RMQTCMIT"
+
+
+class CommitKind(StrEnum):
+    """Who may make it and what it may do."""
+
+    CLAIM = "claim"
+    """Starts the next epoch. Needs no consent of the owner before."""
+    APPEND = "append"
+    """The owner moves the cursor over one physical range."""
+    LINE = "line"
+    """The owner starts a new log line; the named root page is the whole state after it."""
+    MAINTENANCE = "maintenance"
+    """Any actor, in the current epoch: replaces or expires runs, merges pages, forgets garbage."""
+    RELEASE = "release"
+    """The owner leaves."""
+
+
+class CommitInvalidError(TieredError):
+    """The commit does not follow from the state; nothing was written. A bug, or a delta another actor made void."""
+
+
+@dataclass(frozen=True)
+class PageChange:
+    """How a commit moves older runs into pages. ``root`` is the state one version below, or, of a line, its own."""
+
+    root: RootRef = NO_ROOT
+    spilled_version: int = 0
+    """Runs in memory up to this version now stand in ``added``."""
+    added: Sequence[PageRef] = ()
+    removed: Sequence[str] = ()
+    resolved_version: int = 0
+    """Tombstones up to this version are already left out of ``added``."""
+
+
+NO_PAGES = PageChange()
+
+
+@dataclass(frozen=True)
+class CommitDraft:
+    """What a writer wants to be true. Table columns ``queue`` index ``queues``; ``runs.object`` indexes ``objects``.
+
+    ``queues`` may name more queues than have runs. ``kind`` is a CommitKind. ``removed``: runs taken out
+    (maintenance). ``doomed`` objects are given up from now on, ``undoomed`` ones are wanted after all, ``purged`` ones
+    may be deleted as soon as this is committed. A state object replaced by ``state_objects`` is doomed by itself.
+    """
+
+    kind: str
+    line: int = 0
+    from_phys: int = 0
+    to_phys: int = 0
+    check: LogCheck = NO_CHECK
+    queues: Sequence[QueueKey] = ()
+    runs: Table = field(default_factory=lambda: np.zeros(0, RUN_DTYPE))
+    removed: Table = field(default_factory=lambda: np.zeros(0, REMOVED_DTYPE))
+    objects: Table = field(default_factory=lambda: np.zeros(0, OBJECT_DTYPE))
+    object_keys: Sequence[str] = ()
+    gaps: Table = field(default_factory=lambda: np.zeros(0, GAP_DTYPE))
+    hide: Sequence[QueueKey] = ()
+    unhide: Sequence[QueueKey] = ()
+    state_objects: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    doomed: Sequence[str] = ()
+    undoomed: Sequence[str] = ()
+    purged: Sequence[str] = ()
+    created_ms: int = 0
+    owner: Owner | None = None
+    common_version: int = 0
+    pages: PageChange = NO_PAGES
+
+
+@dataclass(frozen=True)
+class CommitPlace:
+    """Where in the chain a draft is put, and by whom. ``root``: the newest root before this commit."""
+
+    version: int
+    epoch: int
+    predecessor_put_id: str
+    actor: str
+    cluster: str
+    broker: str
+    root: RootRef
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A draft at its place."""
+
+    draft: CommitDraft
+    place: CommitPlace
+    put_id: str
+
+    @property
+    def version(self) -> int:
+        """Its number in the chain, from 1."""
+        return self.place.version
+
+    @property
+    def root(self) -> RootRef:
+        """The root a reader of this version starts from."""
+        return self.draft.pages.root if self.draft.pages.root.key else self.place.root
+
+
+def encode_commit(draft: CommitDraft, place: CommitPlace, nonce: str) -> tuple[Commit, bytes]:
+    """The commit and its bytes. Equal content, place and ``nonce`` (one per writer process) give the same put id."""
+    header, tables = _content(draft, place)
+    digest = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=12)
+    for name, table in tables.items():
+        digest.update(name.encode())
+        digest.update(table.tobytes())
+    put_id = f"{nonce}-{digest.hexdigest()}"
+    header["put_id"] = put_id
+    return Commit(draft, place, put_id), encode_container(COMMIT_KIND, header, tables)
+
+
+def decode_commit(data: bytes, *, source: str) -> Commit:
+    """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
+    container = decode_container(data, COMMIT_KIND, source=source)
+    header, tables = container.header, container.tables
+    try:
+        pages = header["pages"]
+        draft = CommitDraft(
+            kind=str(CommitKind(header["kind"])),
+            line=int(header["line"]),
+            from_phys=int(header["from_phys"]),
+            to_phys=int(header["to_phys"]),
+            check=LogCheck(*map(int, header["check"])),
+            queues=queue_keys(header["topics"], tables["queues"]),
+            runs=conformed(tables["runs"], RUN_DTYPE),
+            removed=conformed(tables["removed"], REMOVED_DTYPE),
+            objects=conformed(tables["objects"], OBJECT_DTYPE),
+            object_keys=tuple(map(str, header["object_keys"])),
+            gaps=conformed(tables["gaps"], GAP_DTYPE),
+            hide=[QueueKey(*item) for item in header["hide"]],
+            unhide=[QueueKey(*item) for item in header["unhide"]],
+            state_objects=dict(header["state_objects"]),
+            settings=dict(header["settings"]),
+            doomed=list(header["doomed"]),
+            undoomed=list(header["undoomed"]),
+            purged=list(header["purged"]),
+            created_ms=int(header["created_ms"]),
+            owner=Owner(*header["owner"]) if header["owner"] else None,
+            common_version=int(header["common_version"]),
+            pages=PageChange(
+                root=RootRef(*pages["root"]),
+                spilled_version=int(pages["spilled_version"]),
+                added=[page_ref(item) for item in pages["added"]],
+                removed=list(pages["removed"]),
+                resolved_version=int(pages["resolved_version"]),
+            ),
+        )
+        place = CommitPlace(
+            version=int(header["version"]),
+            epoch=int(header["epoch"]),
+            predecessor_put_id=str(header["predecessor_put_id"]),
+            actor=str(header["actor"]),
+            cluster=str(header["cluster"]),
+            broker=str(header["broker"]),
+            root=RootRef(*header["root"]),
+        )
+        commit = Commit(draft, place, str(header["put_id"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(f"{source}: commit does not parse: {error!r}") from error
+    check_indexes(draft, source)
+    return commit
+
+
+def check_indexes(draft: CommitDraft, source: str) -> None:
+    """Every index in the tables must lie inside what it indexes; raises CorruptionError."""
+    for name, table, column, size in (
+        ("runs", draft.runs, "queue", len(draft.queues)),
+        ("runs", draft.runs, "object", len(draft.objects)),
+        ("removed", draft.removed, "queue", len(draft.queues)),
+        ("gaps", draft.gaps, "queue", len(draft.queues)),
+        ("objects", draft.objects, "key", len(draft.object_keys)),
+    ):
+        if len(table) and int(table[column].max()) >= size:
+            raise CorruptionError(f"{source}: {name}.{column} points outside its table of {size}")
+
+
+def without_pages(draft: CommitDraft) -> CommitDraft:
+    """The content proper: what is left when the chain moved and the page change must be decided anew."""
+    return replace(draft, pages=NO_PAGES)
+
+
+def queue_table(queues: Iterable[QueueKey]) -> tuple[list[str], Table]:
+    """Topics, each once, and the QUEUE_DTYPE table that refers to them."""
+    topics: dict[str, int] = {}
+    rows = [(topics.setdefault(topic, len(topics)), queue, generation) for topic, queue, generation in queues]
+    return list(topics), np.array(rows, QUEUE_DTYPE)
+
+
+def queue_keys(topics: Sequence[str], table: Table) -> list[QueueKey]:
+    """The reverse of ``queue_table``; an index outside ``topics`` is a ValueError."""
+    table = conformed(table, QUEUE_DTYPE)
+    if len(table) and int(table["topic"].max()) >= len(topics):
+        raise ValueError("queue table points outside the topics")
+    names = [topics[index] for index in table["topic"].tolist()]
+    return list(map(QueueKey, names, table["queue_id"].tolist(), table["generation"].tolist()))
+
+
+def page_ref(item: Sequence[Any]) -> PageRef:
+    """A PageRef from JSON."""
+    key, level, from_version, to_version, runs, size_bytes, first, last = item
+    return PageRef(key, level, from_version, to_version, runs, size_bytes, QueueKey(*first), QueueKey(*last))
+
+
+def conformed(table: Table, dtype: np.dtype[Any]) -> Table:
+    """``table`` as this program's ``dtype``: columns of a newer minor format are dropped, missing ones are zero."""
+    if table.dtype == dtype:
+        return table
+    result = np.zeros(len(table), dtype)
+    for name in dtype.names or ():
+        if table.dtype.names is not None and name in table.dtype.names:
+            result[name] = table[name]
+    return result
+
+
+def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], dict[str, Table]]:
+    topics, queues = queue_table(draft.queues)
+    pages = draft.pages
+    header = {
+        "kind": draft.kind, "line": draft.line, "from_phys": draft.from_phys, "to_phys": draft.to_phys,
+        "check": draft.check, "topics": topics, "object_keys": list(draft.object_keys),
+        "hide": list(draft.hide), "unhide": list(draft.unhide), "state_objects": dict(draft.state_objects),
+        "settings": dict(draft.settings), "doomed": list(draft.doomed), "undoomed": list(draft.undoomed),
+        "purged": list(draft.purged), "created_ms": draft.created_ms, "owner": draft.owner,
+        "common_version": draft.common_version,
+        "pages": {
+            "root": pages.root, "spilled_version": pages.spilled_version, "added": list(pages.added),
+            "removed": list(pages.removed), "resolved_version": pages.resolved_version,
+        },
+        "version": place.version, "epoch": place.epoch, "predecessor_put_id": place.predecessor_put_id,
+        "actor": place.actor, "cluster": place.cluster, "broker": place.broker, "root": place.root,
+    }  # fmt: skip
+    tables = {
+        "queues": queues, "runs": draft.runs, "removed": draft.removed,
+        "objects": draft.objects, "gaps": draft.gaps,
+    }  # fmt: skip
+    return header, tables

@@ -1,0 +1,1 @@
+"""STUB: signatures, being filled in."""

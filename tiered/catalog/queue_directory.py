@@ -1,0 +1,64 @@
+"""Which queues the catalog knows: name to row, shared by all versions of the state.
+
+Append-only. A state sees the first ``count`` rows only, so older states stay valid while newer ones add queues;
+whoever adds to a directory that another branch has already extended gets a copy of its own.
+Owns names and row numbers, not where the queues end (CatalogState.table).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from tiered.model.queue import QueueKey
+
+
+class QueueDirectory:
+    """Rows are numbered from 0 in order of appearance and never reused."""
+
+    def __init__(self, keys: Sequence[QueueKey] = ()) -> None:
+        self._lock = threading.Lock()
+        self.keys: list[QueueKey] = []
+        self._rows: dict[QueueKey, int] = {}
+        self._latest: dict[tuple[str, int], int] = {}
+        self._append(keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def extended(self, count: int, keys: Sequence[QueueKey]) -> QueueDirectory:
+        """A directory with ``keys`` in rows ``count`` onwards: this one, or a copy if those rows are taken."""
+        with self._lock:
+            if len(self.keys) == count:
+                self._append(keys)
+                return self
+        copy = QueueDirectory(self.keys[:count])
+        copy._append(keys)
+        return copy
+
+    def row(self, key: QueueKey, count: int) -> int | None:
+        """The row of ``key`` among the first ``count``."""
+        row = self._rows.get(key)
+        return row if row is not None and row < count else None
+
+    def rows(self, keys: Sequence[QueueKey], count: int) -> list[int]:
+        """The row of each key, or -1 where it is not among the first ``count``."""
+        get = self._rows.get
+        return [-1 if (row := get(key, -1)) >= count else row for key in keys]
+
+    def latest_generation(self, topic: str, queue_id: int, count: int) -> int | None:
+        """The highest generation among the first ``count`` rows."""
+        generation = self._latest.get((topic, queue_id))
+        while generation is not None and generation >= 0:
+            if self.row(QueueKey(topic, queue_id, generation), count) is not None:
+                return generation
+            generation -= 1
+        return None
+
+    def _append(self, keys: Sequence[QueueKey]) -> None:
+        for key in keys:
+            assert key not in self._rows, f"{key} has a row already"
+            # The name becomes findable last: a concurrent reader never sees a row without its key.
+            self.keys.append(key)
+            self._latest[key[:2]] = max(key.generation, self._latest.get(key[:2], -1))
+            self._rows[key] = len(self.keys) - 1

@@ -1,0 +1,274 @@
+"""What the catalog says at one version: an immutable value.
+
+Owns the value and how to ask it. How it changes is in apply.py, how it is stored in snapshot.py (root pages) and
+pages.py (older runs), how versions are won in protocol.py. Memory follows the number of live queues: runs older than
+the last spill are known only by the pages that hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.catalog.queue_directory import QueueDirectory
+from tiered.model.queue import QueueKey
+from tiered.model.tables import (
+    GAP_DTYPE,
+    OBJECT_DTYPE,
+    QUEUE_HIDDEN,
+    QUEUE_STATE_DTYPE,
+    QUEUE_SUPERSEDED,
+    RUN_DTYPE,
+    Table,
+)
+
+UNKNOWN_OFFSET = -1
+"""``end_queue_offset`` of a generation that will begin wherever its first record says."""
+
+REMOVED_DTYPE = np.dtype([
+    ("queue", "<u4"), ("unused", "<u4"),
+    ("base_queue_offset", "<i8"), ("end_queue_offset", "<i8"),
+    ("version", "<i8"),              # catalog version that had added the run
+    ("removed_version", "<i8"),      # catalog version that removed it
+])  # fmt: skip
+"""A run that a commit took out. In the state: a tombstone over a run that still stands in a page."""
+
+
+class LogCheck(NamedTuple):
+    """CRC32C of commitlog bytes [begin_phys, end_phys), the last ones a commit covers; empty: nothing to check."""
+
+    begin_phys: int
+    end_phys: int
+    crc32c: int
+
+
+NO_CHECK = LogCheck(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class LogCursor:
+    """Everything below ``phys`` of log line ``line`` is committed: the dispatch offset."""
+
+    line: int
+    phys: int
+    check: LogCheck
+
+
+class Owner(NamedTuple):
+    """Who won the epoch. ``kind``: "run" or "backfill"."""
+
+    instance: str
+    kind: str
+    host: str
+    claimed_ms: int
+    released: bool
+
+
+class PageRef(NamedTuple):
+    """One immutable page of runs, sorted by (queue, base offset).
+
+    Pages with equal level and versions are one sorted sequence cut into pieces. ``first`` and ``last`` are queues.
+    """
+
+    key: str
+    level: int
+    from_version: int
+    to_version: int
+    runs: int
+    size_bytes: int
+    first: QueueKey
+    last: QueueKey
+
+
+class RootRef(NamedTuple):
+    """The newest snapshot of the whole state: a reader starts there and applies the commits after ``version``."""
+
+    key: str
+    version: int
+
+
+NO_ROOT = RootRef("", 0)
+
+
+class LogLine(NamedTuple):
+    """One life of the commitlog. Commits in (common_version, version) belong to an older line and are superseded;
+    the commits themselves are kept, so their records can still be found. ``root`` is the state it began with."""
+
+    line: int
+    begin_phys: int
+    common_version: int
+    version: int
+    root: str
+
+
+class Doom(NamedTuple):
+    """When and by which version an object was given up."""
+
+    doomed_ms: int
+    version: int
+
+
+@dataclass(frozen=True)
+class RunChunk:
+    """Runs with the objects that hold them. ``runs.queue`` is a row of the state, or of a page's own queue list."""
+
+    runs: Table
+    objects: Table
+    object_keys: tuple[str, ...]
+
+
+EMPTY_CHUNK = RunChunk(np.zeros(0, RUN_DTYPE), np.zeros(0, OBJECT_DTYPE), ())
+
+
+@dataclass(frozen=True)
+class CatalogState:
+    """The catalog at one version. Never changed in place; ``dataclasses.replace`` makes the next one.
+
+    ``table`` holds one QUEUE_STATE_DTYPE row for each queue of ``directory``. ``chunks`` are the runs added since the
+    last spill, oldest first; ``pages`` hold all others. ``created_ms``: when the newest commit was made.
+    """
+
+    version: int = 0
+    epoch: int = 0
+    put_id: str = ""
+    owner: Owner | None = None
+    cluster: str = ""
+    broker: str = ""
+    cursor: LogCursor = LogCursor(1, 0, NO_CHECK)
+    started: bool = False
+    """Whether any commit has moved the cursor; before, the first may begin anywhere."""
+    advanced_ms: int = 0
+    """When the owner last moved the cursor."""
+    created_ms: int = 0
+    directory: QueueDirectory = field(default_factory=QueueDirectory)
+    table: Table = field(default_factory=lambda: np.zeros(0, QUEUE_STATE_DTYPE))
+    gaps: Table = field(default_factory=lambda: np.zeros(0, GAP_DTYPE))
+    chunks: tuple[RunChunk, ...] = ()
+    pages: tuple[PageRef, ...] = ()
+    tombstones: Table = field(default_factory=lambda: np.zeros(0, REMOVED_DTYPE))
+    root: RootRef = NO_ROOT
+    lines: tuple[LogLine, ...] = ()
+    state_objects: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    doomed: Mapping[str, Doom] = field(default_factory=dict)
+
+    # -- queues -----------------------------------------------------------------------------------------------
+
+    @property
+    def queue_count(self) -> int:
+        """Queues of all generations, hidden ones too."""
+        return len(self.table)
+
+    def row_of(self, key: QueueKey) -> int | None:
+        """Row of ``key`` in ``table``, or None."""
+        return self.directory.row(key, len(self.table))
+
+    def key_of(self, row: int) -> QueueKey:
+        """The queue in ``row``."""
+        return self.directory.keys[row]
+
+    def queue(self, key: QueueKey) -> np.void | None:
+        """The QUEUE_STATE_DTYPE row of ``key``, or None."""
+        row = self.row_of(key)
+        found: np.void | None = None if row is None else self.table[row]
+        return found
+
+    def queues(self) -> Iterator[tuple[QueueKey, np.void]]:
+        """All queues with their rows, in order of appearance."""
+        return zip(self.directory.keys[: len(self.table)], self.table, strict=True)
+
+    def visible_queues(self) -> list[QueueKey]:
+        """Queues listed by default, sorted by name."""
+        shown = np.flatnonzero((self.table["flags"] & QUEUE_HIDDEN) == 0).tolist()
+        return sorted(self.directory.keys[row] for row in shown)
+
+    def current_generation(self, topic: str, queue_id: int) -> int | None:
+        """The newest life of a queue, or None if it was never archived."""
+        return self.directory.latest_generation(topic, queue_id, len(self.table))
+
+    def current_queues(self) -> Iterator[tuple[QueueKey, np.void]]:
+        """Where a writer goes on: the newest generation of every queue with its row.
+
+        For a queue whose newest generation ended with its log line this is the next one, not yet there: its row is
+        hidden and its ``end_queue_offset`` is UNKNOWN_OFFSET.
+        """
+        for key, row in self.queues():
+            if self.current_generation(key.topic, key.queue_id) != key.generation:
+                continue
+            if row["flags"] & QUEUE_SUPERSEDED:
+                fresh = np.zeros(1, QUEUE_STATE_DTYPE)[0]
+                fresh["flags"], fresh["end_queue_offset"] = QUEUE_HIDDEN, UNKNOWN_OFFSET
+                fresh["queue_id"], fresh["generation"] = key.queue_id, key.generation + 1
+                yield key._replace(generation=key.generation + 1), fresh
+            else:
+                yield key, row
+
+    def gaps_of(self, key: QueueKey) -> Table:
+        """GAP_DTYPE rows of ``key``, by offset."""
+        row = self.row_of(key)
+        mine = self.gaps[self.gaps["queue"] == row] if row is not None else self.gaps[:0]
+        found: Table = np.sort(mine, order="begin_queue_offset")
+        return found
+
+    # -- runs since the last spill ----------------------------------------------------------------------------
+
+    @cached_property
+    def memory_runs(self) -> int:
+        """Runs in ``chunks``."""
+        return sum(len(chunk.runs) for chunk in self.chunks)
+
+    def memory_runs_of(self, row: int) -> RunChunk:
+        """Runs of one queue since the last spill, by base offset; objects are shared with the whole memory."""
+        merged, order, starts = self._memory_index
+        return RunChunk(merged.runs[order[starts[row] : starts[row + 1]]], merged.objects, merged.object_keys)
+
+    @cached_property
+    def memory(self) -> RunChunk:
+        """All chunks as one."""
+        return joined(self.chunks)
+
+    @cached_property
+    def _memory_index(self) -> tuple[RunChunk, NDArray[np.int64], NDArray[np.int64]]:
+        runs = self.memory.runs
+        order = np.lexsort((runs["base_queue_offset"], runs["queue"]))
+        starts = np.searchsorted(runs["queue"][order], np.arange(len(self.table) + 1))
+        return self.memory, order, starts
+
+    # -- keys -------------------------------------------------------------------------------------------------
+
+    def catalog_keys(self) -> set[str]:
+        """Pages and state objects this version needs, not counting what is inside the pages."""
+        keys = {page.key for page in self.pages} | {line.root for line in self.lines}
+        keys |= set(self.state_objects.values())
+        if self.root.key:
+            keys.add(self.root.key)
+        return keys
+
+
+def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
+    """Several chunks as one; queue numbers must mean the same in all of them."""
+    if len(chunks) <= 1:
+        return chunks[0] if chunks else EMPTY_CHUNK
+    runs = np.concatenate([chunk.runs for chunk in chunks])
+    objects = np.concatenate([chunk.objects for chunk in chunks])
+    runs["object"] += np.repeat(_offsets([len(c.objects) for c in chunks]), [len(c.runs) for c in chunks])
+    objects["key"] += np.repeat(_offsets([len(c.object_keys) for c in chunks]), [len(c.objects) for c in chunks])
+    return RunChunk(runs, objects, tuple(key for chunk in chunks for key in chunk.object_keys))
+
+
+def selected(chunk: RunChunk, index: NDArray[Any]) -> RunChunk:
+    """The runs at ``index`` (integers, or a mask) with only the objects they need."""
+    runs = chunk.runs[index].copy()
+    used, runs["object"] = np.unique(runs["object"], return_inverse=True)
+    objects = chunk.objects[used].copy()
+    keys, objects["key"] = np.unique(objects["key"], return_inverse=True)
+    return RunChunk(runs, objects, tuple(chunk.object_keys[key] for key in keys.tolist()))
+
+
+def _offsets(lengths: list[int]) -> NDArray[np.uint32]:
+    return np.cumsum([0, *lengths[:-1]], dtype=np.uint32)

@@ -1,0 +1,198 @@
+"""Parses the JSON dialect that fastjson writes: broker configuration files and remoting bodies.
+
+Strict JSON is read by orjson. What fastjson adds: integer keys without quotes (``{0:17}``), whole objects
+as keys (``{{"brokerName":"a"}:{…}}``), single quotes, bare identifiers as keys, stray commas, ``\\x41``
+and ``\\v`` escapes.
+
+Owns text -> values only; which file a value came from is the caller's to say. Sources: com.alibaba.fastjson
+1.2.83 ``JSONLexerBase``, ``DefaultJSONParser``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import orjson
+
+from tiered.errors import CorruptionError
+
+DEPTH_MAX: Final = 128
+
+_STRING_OR_INTEGER_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,\s])(-?\d+)(?=\s*:)', re.DOTALL)
+_SPACE_OR_COMMENT = re.compile(r"(?:[\s\ufeff\b]+|//[^\n]*|/\*.*?\*/)+", re.DOTALL)
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_NUMBER_SUFFIX = re.compile(r"[LSBFD]?(?![\w.$])")
+_IDENTIFIER = re.compile(r"[A-Za-z_$][\w$.-]*")
+_PLAIN = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
+_HEX = re.compile(r"[0-9A-Fa-f]+")
+_ESCAPES: Final = {
+    '"': '"', "'": "'", "\\": "\\", "/": "/",
+    "b": "\b", "f": "\f", "F": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
+    "0": "\0", "1": "\1", "2": "\2", "3": "\3", "4": "\4", "5": "\5", "6": "\6", "7": "\7",
+}  # fmt: skip
+_WORDS: Final = {"true": True, "false": False, "null": None, "undefined": None, "NaN": None}
+
+
+class FastjsonError(CorruptionError):
+    """The text is not JSON in any dialect fastjson writes. ``position`` is the character it fails at."""
+
+    def __init__(self, what: str, position: int) -> None:
+        super().__init__(f"bad JSON at character {position}: {what}")
+        self.position = position
+
+
+def loads(text: str | bytes) -> Any:
+    """The value of ``text``. Keys of objects are always strings; an object used as a key becomes its
+    compact JSON.
+
+    Raises FastjsonError. Of two equal keys the last wins, as in a Java map.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        # Not strict JSON: the dialect below decides whether it is an error.
+        pass
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise FastjsonError("not UTF-8", error.start) from error
+    try:
+        return orjson.loads(_STRING_OR_INTEGER_KEY.sub(_quote_key, text))
+    except orjson.JSONDecodeError:
+        return _Parser(text).document()
+
+
+def _quote_key(match: re.Match[str]) -> str:
+    return match[0] if match[1] is None else f'"{match[1]}"'
+
+
+class _Parser:
+    """Recursive descent over one text; slow and complete."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+
+    def document(self) -> Any:
+        value = self._value(0)
+        if self._peek():
+            raise self._error("text after the end")
+        return value
+
+    def _error(self, what: str) -> FastjsonError:
+        return FastjsonError(what, self._position)
+
+    def _peek(self) -> str:
+        space = _SPACE_OR_COMMENT.match(self._text, self._position)
+        if space:
+            self._position = space.end()
+        return self._text[self._position : self._position + 1]
+
+    def _value(self, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise self._error("nested too deeply")
+        first = self._peek()
+        if first == "{":
+            return self._object(depth)
+        if first == "[":
+            return self._array(depth)
+        if first in ('"', "'") and first:
+            return self._string(first)
+        number = _NUMBER.match(self._text, self._position)
+        if number:
+            return self._number(number)
+        word = _IDENTIFIER.match(self._text, self._position)
+        if word and word[0] in _WORDS:
+            self._position = word.end()
+            return _WORDS[word[0]]
+        raise self._error("a value is missing" if first else "the text ends too early")
+
+    def _number(self, number: re.Match[str]) -> int | float:
+        suffix = _NUMBER_SUFFIX.match(self._text, number.end())
+        if suffix is None:
+            raise self._error("not a number")
+        self._position = suffix.end()
+        try:
+            return int(number[0])
+        except ValueError:
+            return float(number[0])
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        self._position += 1
+        found: dict[str, Any] = {}
+        while True:
+            first = self._peek()
+            if first == ",":
+                self._position += 1
+            elif first == "}":
+                self._position += 1
+                return found
+            else:
+                key = self._key(first, depth)
+                if self._peek() != ":":
+                    raise self._error("':' is missing")
+                self._position += 1
+                found[key] = self._value(depth + 1)
+                if self._peek() not in (",", "}"):
+                    raise self._error("',' or '}' is missing")
+
+    def _key(self, first: str, depth: int) -> str:
+        if first in ("{", "["):
+            try:
+                return orjson.dumps(self._value(depth + 1)).decode("utf-8")
+            except orjson.JSONEncodeError as error:
+                raise self._error("an unusable key") from error
+        if first in ('"', "'") and first:
+            return self._string(first)
+        bare = _IDENTIFIER.match(self._text, self._position) or _NUMBER.match(self._text, self._position)
+        if bare is None:
+            raise self._error("a key is missing" if first else "the text ends too early")
+        self._position = bare.end()
+        return bare[0]
+
+    def _array(self, depth: int) -> list[Any]:
+        self._position += 1
+        found: list[Any] = []
+        while True:
+            first = self._peek()
+            if first == ",":
+                self._position += 1
+            elif first == "]":
+                self._position += 1
+                return found
+            else:
+                found.append(self._value(depth + 1))
+                if self._peek() not in (",", "]"):
+                    raise self._error("',' or ']' is missing")
+
+    def _string(self, quote: str) -> str:
+        self._position += 1
+        parts: list[str] = []
+        while True:
+            plain = _PLAIN[quote].match(self._text, self._position)
+            assert plain is not None  # the pattern matches the empty string
+            parts.append(plain[0])
+            self._position = plain.end()
+            stop = self._text[self._position : self._position + 1]
+            if not stop:
+                raise self._error("a string does not end")
+            self._position += 1
+            if stop == quote:
+                # Surrogate pairs arrive as two escapes; Java joins them by writing UTF-16.
+                return "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+            parts.append(self._escape())
+
+    def _escape(self) -> str:
+        letter = self._text[self._position : self._position + 1]
+        self._position += 1
+        if letter in ("u", "x"):
+            digits = self._text[self._position : self._position + (4 if letter == "u" else 2)]
+            if len(digits) != (4 if letter == "u" else 2) or not _HEX.fullmatch(digits):
+                raise self._error("a bad escape")
+            self._position += len(digits)
+            return chr(int(digits, 16))
+        if letter not in _ESCAPES:
+            raise self._error("a bad escape")
+        return _ESCAPES[letter]

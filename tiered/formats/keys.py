@@ -1,0 +1,174 @@
+"""Names of objects: how they are built, what they say, and how any name becomes a legal part of one.
+
+Keys are relative to the archive's own prefix, ``<cluster>/<broker>`` below the store's URL. Every name has exactly
+one escape and no two names share one, so listing a prefix never shows another topic's objects.
+
+Owns spelling only. Does not know which objects exist, nor what is in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NamedTuple
+
+from tiered.errors import UsageError
+from tiered.model.queue import QueueKey
+
+CATALOG_PREFIX = "catalog/"
+PAGES_PREFIX = "pages/"
+DATA_PREFIX = "data/"
+SETS_PREFIX = "sets/"
+INDEX_PREFIX = "index/"
+STATE_PREFIX = "state/"
+
+ESCAPED_CHARACTERS_MAX = 200
+"""Longer escapes are cut and end in a digest: a path component has at most 255 bytes on common file systems."""
+
+_VERSION_CEILING = 10**20 - 1
+_PLAIN = re.compile(rb"[A-Za-z0-9_-]")
+_ESCAPED = re.compile(r"(?:[A-Za-z0-9_-]|\.[0-9a-f]{2})+\Z")
+_EMPTY = ".-"
+_CUT = ".."
+_DIGEST_CHARACTERS = 32
+_DATA_KEY = re.compile(
+    r"data/[0-9a-f]{2}/(?P<topic>[^/]+)/(?P<generation>\d{1,10})/(?P<queue_id>-?\d{1,10})/"
+    r"(?P<base>\d{20})-(?P<epoch>\d{1,20})-(?P<attempt>\d{1,20})\.so\Z"
+)
+_SET_KEY = re.compile(
+    r"sets/[0-9a-f]{2}/(?P<batch>[A-Za-z0-9_]+)-(?P<epoch>\d{1,20})-(?P<attempt>\d{1,20})\.sso\Z"
+)
+_CATALOG_KEY = re.compile(r"catalog/(\d{20})\Z")
+_BATCH_ID = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
+_LABEL = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
+
+
+class DataKeyParts(NamedTuple):
+    """What a stream object's key says. ``topic`` is None where the name was too long to be spelled out."""
+
+    topic: str | None
+    queue_id: int
+    generation: int
+    base_queue_offset: int
+    epoch: int
+    attempt: int
+
+
+class SetKeyParts(NamedTuple):
+    """What a stream set object's key says."""
+
+    batch_id: str
+    epoch: int
+    attempt: int
+
+
+def escape(name: str) -> str:
+    """``name`` in ``[A-Za-z0-9._-]``, at most 234 characters, never ``.`` or ``..``.
+
+    Bytes outside ``[A-Za-z0-9_-]`` become a dot and two hex digits. An escape above ESCAPED_CHARACTERS_MAX is cut
+    and closed with two dots and half a SHA-256 of the whole name; two dots occur in no other escape.
+    """
+    if not name:
+        return _EMPTY
+    encoded = name.encode("utf-8", "surrogateescape")
+    parts = [chr(byte) if _PLAIN.match(bytes([byte])) else f".{byte:02x}" for byte in encoded]
+    escaped = "".join(parts)
+    if len(escaped) <= ESCAPED_CHARACTERS_MAX:
+        return escaped
+    kept = ""
+    for part in parts:
+        if len(kept) + len(part) > ESCAPED_CHARACTERS_MAX:
+            break
+        kept += part
+    return f"{kept}{_CUT}{hashlib.sha256(encoded).hexdigest()[:_DIGEST_CHARACTERS]}"
+
+
+def unescape(escaped: str) -> str | None:
+    """The name that ``escape`` spelled so, or None for a cut one (the object's footer has it).
+
+    Raises UsageError for what ``escape`` never gives.
+    """
+    if escaped == _EMPTY:
+        return ""
+    if _CUT in escaped:
+        return None
+    if _ESCAPED.match(escaped) is None:
+        raise UsageError(f"not an escaped name: {escaped[:200]!r}")
+    raw = re.sub(rb"\.([0-9a-f]{2})", lambda found: bytes([int(found[1], 16)]), escaped.encode("ascii"))
+    name = raw.decode("utf-8", "surrogateescape")
+    if escape(name) != escaped:
+        raise UsageError(f"not an escaped name: {escaped[:200]!r}")
+    return name
+
+
+def archive_prefix(cluster: str, broker: str) -> str:
+    """Where one broker name's archive lies below the store's URL; no closing slash."""
+    return f"{escape(cluster)}/{escape(broker)}"
+
+
+def data_key(queue: QueueKey, base_queue_offset: int, epoch: int, attempt: int) -> str:
+    """The key of a stream object (SO): one queue's segment, named by its base offset."""
+    identity = f"{queue.topic}\0{queue.generation}\0{queue.queue_id}"
+    return (
+        f"{DATA_PREFIX}{_spread(identity)}/{escape(queue.topic)}/{queue.generation}/{queue.queue_id}/"
+        f"{base_queue_offset:020d}-{epoch}-{attempt}.so"
+    )
+
+
+def parse_data_key(key: str) -> DataKeyParts | None:
+    """What ``data_key`` put into ``key``; None when it is no stream object's key."""
+    found = _DATA_KEY.match(key)
+    if found is None:
+        return None
+    return DataKeyParts(
+        unescape(found["topic"]), int(found["queue_id"]), int(found["generation"]),
+        int(found["base"]), int(found["epoch"]), int(found["attempt"]),
+    )  # fmt: skip
+
+
+def set_key(batch_id: str, epoch: int, attempt: int) -> str:
+    """The key of a stream set object (SSO). ``batch_id`` is ``[A-Za-z0-9_]``: retries of a batch share it."""
+    if _BATCH_ID.match(batch_id) is None:
+        raise UsageError(f"not a batch id: {batch_id[:200]!r}")
+    return f"{SETS_PREFIX}{_spread(batch_id)}/{batch_id}-{epoch}-{attempt}.sso"
+
+
+def parse_set_key(key: str) -> SetKeyParts | None:
+    """What ``set_key`` put into ``key``; None when it is no stream set object's key."""
+    found = _SET_KEY.match(key)
+    return None if found is None else SetKeyParts(found["batch"], int(found["epoch"]), int(found["attempt"]))
+
+
+def catalog_key(version: int) -> str:
+    """The key of commit ``version``. Newer versions list first: the head is the first key of one LIST."""
+    assert 0 <= version <= _VERSION_CEILING
+    return f"{CATALOG_PREFIX}{_VERSION_CEILING - version:020d}"
+
+
+def parse_catalog_key(key: str) -> int | None:
+    """The version that ``catalog_key`` put into ``key``; None when it is no commit's key."""
+    found = _CATALOG_KEY.match(key)
+    return None if found is None else _VERSION_CEILING - int(found[1])
+
+
+def page_key(kind: str, version: int, epoch: int, digest: str) -> str:
+    """The key of an immutable catalog page of ``kind`` made for ``version``; ``digest`` is of its content."""
+    assert _LABEL.match(kind) and _LABEL.match(digest)
+    return f"{PAGES_PREFIX}{kind}-{version:020d}-{epoch}-{digest}"
+
+
+def index_key(begin_ms: int, end_ms: int, identity: str) -> str:
+    """The key of an index file over messages stored in [begin, end] (ms since the epoch)."""
+    assert _LABEL.match(identity)
+    return f"{INDEX_PREFIX}{begin_ms:013d}-{end_ms:013d}-{identity}.idx"
+
+
+def state_key(name: str, epoch: int, attempt: int, digest: str) -> str:
+    """The key of a snapshot of one broker table; ends in the digest of its content."""
+    assert _LABEL.match(name) and _LABEL.match(digest)
+    return f"{STATE_PREFIX}{name}-{epoch}-{attempt}-{digest}"
+
+
+def _spread(identity: str) -> str:
+    """Two hex digits that spread keys over the store's partitions (and over directories)."""
+    return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:2]

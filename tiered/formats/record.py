@@ -1,0 +1,316 @@
+"""One commitlog record as the broker stores it: decoding, properties, bodies, and its JSON form.
+
+Owns the plain-Python reading of single records, for commands and queries that show a few of them; the hot
+path is in ``tiered.kernels``. Field names of the JSON form are in ``tiered.formats.fields``. Sources:
+MessageDecoder.decode, MessageDecoder.string2messageProperties, CompressorFactory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import lz4.frame
+import zstandard
+
+from tiered.errors import CorruptionError
+from tiered.model.queue import QueueKey
+
+MAGIC_V1 = 0xDAA320A7
+MAGIC_V2 = 0xDAA320AB
+"""The topic's length is two bytes, for topics over 127 bytes."""
+
+SYS_COMPRESSED = 0x1
+SYS_TRANSACTION_MASK = 0xC
+SYS_BORN_HOST_V6 = 0x10
+SYS_STORE_HOST_V6 = 0x20
+SYS_NEED_UNWRAP = 0x40
+SYS_INNER_BATCH = 0x80
+_COMPRESSION_MASK = 0x700
+_COMPRESSION_LZ4, _COMPRESSION_ZSTD, _COMPRESSION_ZLIB = 0x100, 0x200, 0x300
+
+BODY_BYTES_MAX = 1 << 28
+"""A body that decompresses to more than this is refused."""
+
+_ZSTD_PIECE_BYTES = 1024
+_HEAD = struct.Struct(">iIIiiqqiq")
+_INNER_HEAD = struct.Struct(">iIIii")
+_ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A decoded record. ``data`` is what was decoded, verbatim; times are ms since the epoch."""
+
+    data: bytes
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: str
+    store_timestamp: int
+    store_host: str
+    offset_msg_id: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+    stored_body: bytes
+    """As stored, maybe compressed."""
+    topic: str
+    properties: dict[str, str]
+
+    def body(self, max_bytes: int = BODY_BYTES_MAX) -> bytes:
+        """The body as a Java client hands it out. Raises CorruptionError if it cannot be decompressed."""
+        if not self.sys_flag & SYS_COMPRESSED:
+            return self.stored_body
+        source = f"body of {self.topic} at physical offset {self.physical_offset}"
+        return decompress_body(self.stored_body, self.sys_flag, max_bytes, source=source)
+
+    @property
+    def tags(self) -> str | None:
+        """TAGS."""
+        return self.properties.get("TAGS")
+
+    @property
+    def keys(self) -> list[str]:
+        """KEYS split on single spaces, as the broker's index does."""
+        return [key for key in self.properties.get("KEYS", "").split(" ") if key]
+
+    @property
+    def uniq_key(self) -> str | None:
+        """UNIQ_KEY, the client's message id."""
+        return self.properties.get("UNIQ_KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class InnerMessage:
+    """One message inside an inner batch."""
+
+    flag: int
+    body: bytes
+    properties: dict[str, str]
+
+
+def decode_record(data: bytes | bytearray | memoryview) -> Record:
+    """Decode exactly one record. Raises CorruptionError unless its lengths fill ``data`` exactly.
+
+    Checksums are not verified: whoever read the bytes did.
+    """
+    data = bytes(data)
+    try:
+        return _decode(data)
+    except (struct.error, IndexError, ValueError) as error:
+        raise CorruptionError(f"record of {len(data)} bytes does not decode: {error}") from error
+
+
+def _decode(data: bytes) -> Record:
+    size, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born = _HEAD.unpack_from(
+        data
+    )
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise ValueError(f"magic {magic:08x}")
+    born_host, _, at = _host(data, _HEAD.size, bool(sys_flag & SYS_BORN_HOST_V6))
+    (stored,) = struct.unpack_from(">q", data, at)
+    store_host, store_address, at = _host(data, at + 8, bool(sys_flag & SYS_STORE_HOST_V6))
+    reconsumed, prepared, length = struct.unpack_from(">iqi", data, at)
+    body, at = _take(data, at + 16, length)
+    if magic == MAGIC_V2:
+        length, at = struct.unpack_from(">h", data, at)[0], at + 2
+    else:
+        length, at = struct.unpack_from(">b", data, at)[0], at + 1
+    topic, at = _take(data, at, length)
+    (length,) = struct.unpack_from(">h", data, at)
+    properties, at = _take(data, at + 2, length)
+    if not at == size == len(data):
+        raise ValueError(f"lengths add up to {at}, TOTALSIZE is {size}")
+    return Record(
+        data=data,
+        magic=magic,
+        body_crc=body_crc,
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        sys_flag=sys_flag,
+        born_timestamp=born,
+        born_host=born_host,
+        store_timestamp=stored,
+        store_host=store_host,
+        offset_msg_id=(store_address + struct.pack(">q", physical_offset)).hex().upper(),
+        reconsume_times=reconsumed,
+        prepared_transaction_offset=prepared,
+        stored_body=body,
+        topic=decode_text(topic),
+        properties=parse_properties(properties),
+    )
+
+
+def _take(data: bytes, at: int, length: int) -> tuple[bytes, int]:
+    if length < 0 or at + length > len(data):
+        raise ValueError(f"a length of {length} at byte {at} does not fit")
+    return data[at : at + length], at + length
+
+
+def _host(data: bytes, at: int, is_v6: bool) -> tuple[str, bytes, int]:
+    """(``address:port`` as Java prints it, the stored bytes, where they end)."""
+    end = at + (20 if is_v6 else 8)
+    stored = data[at:end]
+    if len(stored) != end - at:
+        raise ValueError("cut short inside a host")
+    (port,) = struct.unpack(">i", stored[-4:])
+    address = ipaddress.ip_address(stored[:-4])
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:  # Java turns a mapped address into an IPv4 one
+            groups = struct.unpack(">8H", stored[:-4])
+            return f"{':'.join(format(group, 'x') for group in groups)}:{port}", stored, end
+        address = address.ipv4_mapped
+    return f"{address}:{port}", stored, end
+
+
+def decode_text(encoded: bytes) -> str:
+    """UTF-8 as Java decodes it: U+FFFD for each maximal invalid part, one for an encoded surrogate."""
+    return _ENCODED_SURROGATE.sub(b"\xef\xbf\xbd", encoded).decode("utf-8", "replace")
+
+
+def parse_properties(encoded: bytes) -> dict[str, str]:
+    """``name 0x01 value 0x02 …``: a pair without name or value is ignored, the last of equal names wins."""
+    properties: dict[str, str] = {}
+    for pair in encoded.split(b"\x02"):
+        name, separator, value = pair.partition(b"\x01")
+        if name and separator and value:
+            properties[decode_text(name)] = decode_text(value)
+    return properties
+
+
+def decompress_body(stored: bytes, sys_flag: int, max_bytes: int, *, source: str) -> bytes:
+    """Decompress by the type in ``sys_flag``: zlib (also the default of old clients), LZ4 frame or zstd.
+
+    Raises CorruptionError, naming ``source``, for damage, an unknown type, or more than ``max_bytes``.
+    """
+    kind = sys_flag & _COMPRESSION_MASK
+    try:
+        if kind in (0, _COMPRESSION_ZLIB):
+            inflater = zlib.decompressobj()
+            body, finished = inflater.decompress(stored, max_bytes + 1), inflater.eof
+        elif kind == _COMPRESSION_LZ4:
+            unpacker = lz4.frame.LZ4FrameDecompressor()
+            body, finished = unpacker.decompress(stored, max_bytes + 1), unpacker.eof
+        elif kind == _COMPRESSION_ZSTD:
+            body, finished = _decompress_zstd(stored, max_bytes)
+        else:
+            raise CorruptionError(f"{source}: unknown compression type {kind >> 8}")
+    except (zlib.error, zstandard.ZstdError, RuntimeError, EOFError) as error:
+        raise CorruptionError(f"{source} does not decompress: {error}") from error
+    if len(body) > max_bytes:
+        raise CorruptionError(f"{source} decompresses to more than {max_bytes} bytes")
+    if not finished:
+        raise CorruptionError(f"{source} is cut short")
+    return bytes(body)
+
+
+def _decompress_zstd(stored: bytes, max_bytes: int) -> tuple[bytes, bool]:
+    """(body, whether the frame ends).
+
+    Fed in pieces, as this library bounds its input only: 1 KiB gives <= 32 MiB.
+    """
+    decompressor, parts, total = zstandard.ZstdDecompressor().decompressobj(), list[bytes](), 0
+    for at in range(0, len(stored), _ZSTD_PIECE_BYTES):
+        parts.append(decompressor.decompress(stored[at : at + _ZSTD_PIECE_BYTES]))
+        total += len(parts[-1])
+        if total > max_bytes or decompressor.eof:
+            break
+    return b"".join(parts), decompressor.eof
+
+
+def inner_messages(record: Record) -> Iterator[InnerMessage]:
+    """Messages of an inner batch, in order; nothing for any other record (MessageDecoder.decodeMessages)."""
+    if not record.sys_flag & (SYS_INNER_BATCH | SYS_NEED_UNWRAP):
+        return
+    data, at = record.body(), 0
+    try:
+        while at < len(data):
+            _, _, _, flag, length = _INNER_HEAD.unpack_from(data, at)
+            body, at = _take(data, at + _INNER_HEAD.size, length)
+            (length,) = struct.unpack_from(">h", data, at)
+            properties, at = _take(data, at + 2, length)
+            yield InnerMessage(flag, body, parse_properties(properties))
+    except (struct.error, ValueError) as error:
+        raise CorruptionError(
+            f"inner batch of {record.topic} at physical offset {record.physical_offset}: {error}"
+        ) from error
+
+
+def record_to_json(
+    record: Record, *, queue: QueueKey, queue_offset: int, is_own_offset: bool = False
+) -> dict[str, Any]:
+    """The record as one JSON object, with the names of ``FIELD_TABLE`` in its order.
+
+    ``queue`` and ``queue_offset`` say where it was read: a light queue and its parent show the same record.
+    ``is_own_offset`` marks readings whose offsets are the records' own and need not be consecutive (BatchCQ,
+    compacted topics). Raises CorruptionError for a body that does not decompress.
+    """
+    body = record.body()
+    row: dict[str, Any] = {
+        "topic": queue.topic,
+        "queueId": queue.queue_id,
+        "queueOffset": queue_offset,
+        "commitLogOffset": record.physical_offset,
+        "storeSize": len(record.data),
+        "storeTimestamp": record.store_timestamp,
+        "bornTimestamp": record.born_timestamp,
+        "bornHost": record.born_host,
+        "storeHost": record.store_host,
+        "sysFlag": record.sys_flag,
+        "flag": record.flag,
+        "reconsumeTimes": record.reconsume_times,
+        "ptOffset": record.prepared_transaction_offset,
+        "magic": f"{record.magic:08x}",
+        "tags": record.tags,
+        "keys": record.properties.get("KEYS"),
+        "uniqKey": record.uniq_key,
+        "properties": dict(sorted(record.properties.items())),
+        "bodyCRC": record.body_crc,
+        "bodyLen": len(body),
+        "bodySha256": hashlib.sha256(body).hexdigest(),
+        "offsetMsgId": record.offset_msg_id,
+        "recCrc32": zlib.crc32(record.data),
+    }
+    if record.sys_flag & SYS_COMPRESSED:
+        row["wireBodyLen"] = len(record.stored_body)
+        row["wireBodySha256"] = hashlib.sha256(record.stored_body).hexdigest()
+        row["bodyDecompressedByClient"] = True
+    if record.topic != queue.topic:
+        row["recTopic"] = record.topic
+    if record.queue_id != queue.queue_id:
+        row["recQueueId"] = record.queue_id
+    if record.queue_offset != queue_offset:
+        row["recQueueOffset"] = record.queue_offset
+    if is_own_offset:
+        row["nonConsecutive"] = True
+    if record.sys_flag & (SYS_INNER_BATCH | SYS_NEED_UNWRAP):
+        row["inner"] = [
+            _inner_to_json(record, index, item) for index, item in enumerate(inner_messages(record))
+        ]
+    return row
+
+
+def _inner_to_json(record: Record, index: int, item: InnerMessage) -> dict[str, Any]:
+    return {
+        "queueOffset": record.queue_offset + index,
+        "tags": item.properties.get("TAGS"),
+        "keys": item.properties.get("KEYS"),
+        "uniqKey": item.properties.get("UNIQ_KEY"),
+        "properties": dict(sorted(item.properties.items())),
+        "bodyLen": len(item.body),
+        "bodySha256": hashlib.sha256(item.body).hexdigest(),
+        "flag": item.flag,
+    }

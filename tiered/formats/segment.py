@@ -1,0 +1,341 @@
+"""One segment in one object: what a writer hands in, and how it becomes the object's bytes.
+
+A stream object (SO) and a stream set object (SSO) are the same format; only the key differs. Layout (every byte is
+in docs/FORMATS.md):
+
+    header 16 | blocks | key section | column pages | footer (container RMQTSEGF) | trailer 48
+
+Owns encoding. Reading is in segment_index.py (pure) and tiered.flat_file.segment_reader (with an object store).
+Does not own how rows are found, cut into runs or grouped into objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import fastcrc
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from tiered.formats.container import encode_container
+from tiered.formats.segment_layout import (
+    BLOCK_DTYPE,
+    CODEC_RAW,
+    CODEC_ZSTD,
+    FOOTER_KIND,
+    HEADER_BYTES,
+    PAGE_DTYPE,
+    PAGE_ROWS,
+    SEGMENT_RUN_DTYPE,
+    TRAILER_BYTES,
+    RunView,
+    encode_header,
+    encode_trailer,
+)
+from tiered.kernels.columns import check_rows, encode_page
+from tiered.kernels.gather import cut_blocks, gather_records
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
+from tiered.object_store.protocol import Buffer
+
+_WAVE_BYTES = 8 * 1024 * 1024
+_PAGE_BYTES_MAX = PAGE_ROWS * 70 + 64  # seven columns of at most ten bytes
+_EMPTY_HASHES = np.zeros(0, np.uint64)
+_SEGMENTS_DTYPE = np.dtype([("offset", "<u8"), ("length", "<u8")])
+
+
+@dataclass(frozen=True)
+class SegmentMeta:
+    """Who wrote an object and from what; in the footer, so that objects alone tell the living from the dead.
+
+    ``catalog_version`` is the version the writer had seen, [from_phys, to_phys) the commitlog range of its cycle.
+    """
+
+    cluster: str
+    broker: str
+    epoch: int
+    attempt: int
+    line: int
+    catalog_version: int
+    from_phys: int
+    to_phys: int
+    created_ms: int
+    writer: str
+
+
+@dataclass(frozen=True)
+class BlockCodec:
+    """zstd level, raw bytes a block aims at, threads that compress one object."""
+
+    level: int = 1
+    block_bytes: int = 512 * 1024
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """Consume-queue rows, run after run. All columns have one entry per row but ``key_hashes``.
+
+    Written: ``position`` is in the arena (-1 for light-queue rows). Read back: it is in the bytes of the run.
+    """
+
+    position: NDArray[Any]  # i8
+    size: NDArray[Any]  # i4, bytes of the stored record
+    tags_code: NDArray[Any]  # i8
+    store_timestamp: NDArray[Any]  # i8, ms since the epoch
+    phys: NDArray[Any]  # i8, physical commitlog offset
+    queue_offset: NDArray[Any]  # i8, base offset of the row
+    inner_num: NDArray[Any]  # i4, queue offsets the row spans
+    key_count: NDArray[Any]  # u2
+    parent: NDArray[Any]  # i4, index into the segment's queues; -1 but in light-queue rows
+    parent_queue_offset: NDArray[Any]  # i8, -1 but in light-queue rows
+    key_hashes: NDArray[Any] = field(default_factory=lambda: _EMPTY_HASHES)  # u8, sum(key_count) of them
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+@dataclass(frozen=True)
+class EncodedSegment:
+    """An object ready to be put. ``body`` owns its memory: nothing of it lies in the arena or the scratch.
+
+    ``tail_bytes`` last bytes open the object; ``tail_crc32c`` is of them. ``raw_bytes`` counts message bytes.
+    """
+
+    body: list[Buffer]
+    size_bytes: int
+    tail_bytes: int
+    tail_crc32c: int
+    rows: int
+    raw_bytes: int
+    min_phys: int
+    end_phys: int
+
+
+class SegmentScratch:
+    """Memory one encoder reuses from object to object. Not to be shared by threads."""
+
+    def __init__(self) -> None:
+        self._gathered: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.page: NDArray[np.uint8] = np.empty(_PAGE_BYTES_MAX, np.uint8)
+        self.streams: NDArray[np.uint8] = np.empty(PAGE_ROWS * 70, np.uint8)
+
+    def gathered(self, length: int) -> NDArray[np.uint8]:
+        """At least ``length`` bytes to gather records into. Kept only up to a wave and a large block."""
+        if length <= len(self._gathered):
+            return self._gathered
+        buffer = np.empty(length, np.uint8)
+        if length <= 2 * _WAVE_BYTES:
+            self._gathered = buffer
+        return buffer
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return self._gathered.nbytes + self.page.nbytes + self.streams.nbytes
+
+
+def encode_segment(
+    meta: SegmentMeta,
+    queues: Sequence[QueueKey],
+    runs: Table,
+    rows: RowTable,
+    arena: NDArray[np.uint8],
+    codec: BlockCodec,
+    scratch: SegmentScratch | None = None,
+) -> EncodedSegment:
+    """The object that holds ``runs`` (RUN_DTYPE, complete but for block places) with ``rows`` in the same order.
+
+    ``runs["queue"]`` and ``rows.parent`` index ``queues``. Raises ValueError when runs and rows contradict each
+    other or a record lies outside the arena: nothing that a reader would refuse is ever written.
+    """
+    scratch = scratch or SegmentScratch()
+    view = RunView.of(runs)
+    _check(queues, runs, view, rows)
+    is_light = runs["kind"] == RunKind.LMQ
+    blocks, blocks_of_run = _cut_blocks(view, is_light, rows.size, codec.block_bytes)
+    body: list[Buffer] = [encode_header()]
+    body += _compress_blocks(blocks, rows, arena, codec, scratch)
+    keys_offset = HEADER_BYTES + int(blocks["stored_bytes"].sum())
+    keys, key_header = _encode_keys(rows)
+    pages, page_table = _encode_pages(view, rows, codec.level, scratch)
+    tail_offset = keys_offset + len(keys)
+    footer = _encode_footer(meta, queues, runs, blocks, blocks_of_run, page_table, key_header)
+    footer_offset = tail_offset + int(page_table["stored_bytes"].sum())
+    tail = b"".join([*pages, footer, encode_trailer(tail_offset, footer_offset, footer)])
+    if keys:
+        body.append(keys)
+    body.append(tail)
+    return EncodedSegment(
+        body=body,
+        size_bytes=footer_offset + len(footer) + TRAILER_BYTES,
+        tail_bytes=len(tail),
+        tail_crc32c=fastcrc.crc32.iscsi(tail),
+        rows=len(rows),
+        raw_bytes=int(runs["byte_count"].sum()),
+        min_phys=int(runs["min_phys"].min()),
+        end_phys=int(runs["end_phys"].max()),
+    )
+
+
+def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTable) -> None:
+    count = len(rows)
+    columns = (
+        rows.position, rows.tags_code, rows.store_timestamp, rows.phys, rows.queue_offset, rows.inner_num,
+        rows.key_count, rows.parent, rows.parent_queue_offset,
+    )  # fmt: skip
+    if len(runs) == 0 or any(len(column) != count for column in columns):
+        raise ValueError("a segment needs a run, and columns of equal length")
+    if int(runs["rows"].min()) < 1 or int(view.first_row[-1]) != count:
+        raise ValueError(f"runs have {int(view.first_row[-1])} rows, columns {count}")
+    if int(runs["queue"].max()) >= len(queues):
+        raise ValueError("a run names a queue that is not in the table")
+    if int(rows.key_count.sum(dtype=np.int64)) != len(rows.key_hashes):
+        raise ValueError("key counts and key hashes differ")
+    bad = check_rows(
+        view.first_row, view.kind, runs["base_queue_offset"].astype(np.int64),
+        runs["end_queue_offset"].astype(np.int64), runs["byte_count"].astype(np.int64), len(queues),
+        _i8(rows.position), _i4(rows.size), _i8(rows.queue_offset), _i4(rows.inner_num), _i4(rows.parent),
+    )  # fmt: skip
+    if bad >= 0:
+        run = view.run_at(min(int(bad), count - 1))
+        raise ValueError(f"row {bad} contradicts run {run}, of {queues[int(runs['queue'][run])]}")
+
+
+def _cut_blocks(
+    view: RunView, is_light: NDArray[Any], size: NDArray[Any], block_bytes: int
+) -> tuple[Table, NDArray[np.uint32]]:
+    """Block table (places and sums still 0) and blocks per run."""
+    block_rows = np.empty(len(size), np.uint32)
+    block_raw = np.empty(len(size), np.int64)
+    blocks_of_run = np.zeros(len(view), np.uint32)
+    count = int(cut_blocks(view.first_row, is_light.astype(np.uint8), _i4(size), block_bytes,
+                           block_rows, block_raw, blocks_of_run))  # fmt: skip
+    blocks = np.zeros(count, BLOCK_DTYPE)
+    blocks["rows"] = block_rows[:count]
+    blocks["raw_bytes"] = block_raw[:count]
+    return blocks, blocks_of_run
+
+
+def _compress_blocks(
+    blocks: Table, rows: RowTable, arena: NDArray[np.uint8], codec: BlockCodec, scratch: SegmentScratch
+) -> list[Buffer]:
+    """Gather and compress wave by wave, so that gathered bytes are still in the processor's cache."""
+    if len(blocks) == 0:
+        return []
+    compressor = zstandard.ZstdCompressor(level=codec.level, write_checksum=False, write_content_size=True)
+    raw_end = np.cumsum(blocks["raw_bytes"], dtype=np.int64)
+    position, size = _i8(rows.position), _i4(rows.size)
+    pieces: list[Buffer] = []
+    first = row = done = 0
+    while first < len(blocks):
+        last = max(first + 1, int(np.searchsorted(raw_end, done + _WAVE_BYTES, side="right")))
+        wave_bytes = int(raw_end[last - 1]) - done
+        gathered = scratch.gathered(wave_bytes)
+        row = int(gather_records(arena, position, size, row, wave_bytes, gathered))
+        if row < 0:
+            raise ValueError(f"the record of row {-1 - row} lies outside the arena")
+        pieces.append(_compress_wave(blocks[first:last], gathered, compressor, codec.threads))
+        first, done = last, int(raw_end[last - 1])
+    return pieces
+
+
+def _compress_wave(
+    blocks: Table, gathered: NDArray[np.uint8], compressor: zstandard.ZstdCompressor, threads: int
+) -> bytes:
+    """Stored bytes of consecutive blocks, whose raw bytes begin ``gathered``; fills in their table rows."""
+    segments = np.empty(len(blocks), _SEGMENTS_DTYPE)
+    raw = blocks["raw_bytes"].astype(np.uint64)
+    segments["length"] = raw
+    segments["offset"] = np.cumsum(raw) - raw
+    wave_bytes = int(raw.sum())
+    source = zstandard.BufferWithSegments(gathered[:wave_bytes].data, segments.tobytes())
+    compressed = compressor.multi_compress_to_buffer(source, threads=min(threads, len(blocks)))
+    stored: list[Buffer] = [memoryview(compressed[i]) for i in range(len(blocks))]
+    stored_bytes = np.fromiter(map(len, stored), np.int64, len(stored))
+    codecs = np.full(len(blocks), CODEC_ZSTD, np.uint8)
+    for i in np.flatnonzero(stored_bytes >= blocks["raw_bytes"]).tolist():
+        begin = int(segments["offset"][i])
+        stored[i] = gathered[begin : begin + int(raw[i])].data
+        stored_bytes[i], codecs[i] = raw[i], CODEC_RAW
+    blocks["stored_bytes"], blocks["codec"] = stored_bytes, codecs
+    blocks["crc32c"] = np.fromiter(map(fastcrc.crc32.iscsi, stored), np.uint32, len(stored))
+    return b"".join(stored)
+
+
+def _encode_keys(rows: RowTable) -> tuple[bytes, dict[str, int]]:
+    """The key section: counts per row (zstd), then the hashes as they are."""
+    if len(rows.key_hashes) == 0:
+        return b"", {"count": 0, "stored_counts_bytes": 0, "crc32c": 0}
+    counts = zstandard.ZstdCompressor(level=1).compress(rows.key_count.astype("<u2").tobytes())
+    section = counts + rows.key_hashes.astype("<u8").tobytes()
+    header = {"count": len(rows.key_hashes), "stored_counts_bytes": len(counts)}
+    return section, header | {"crc32c": fastcrc.crc32.iscsi(section)}
+
+
+def _encode_pages(
+    view: RunView, rows: RowTable, level: int, scratch: SegmentScratch
+) -> tuple[list[bytes], Table]:
+    """Column pages of PAGE_ROWS rows each; a page holds rows of many runs, a long run spans pages."""
+    compressor = zstandard.ZstdCompressor(level=level)
+    columns = (
+        _i4(rows.size), _i8(rows.tags_code), _i8(rows.store_timestamp), _i8(rows.phys), _i4(rows.inner_num),
+        _i4(rows.parent), _i8(rows.parent_queue_offset),
+    )  # fmt: skip
+    starts = range(0, len(rows), PAGE_ROWS)
+    table = np.zeros(len(starts), PAGE_DTYPE)
+    pages: list[bytes] = []
+    for number, start in enumerate(starts):
+        end = min(start + PAGE_ROWS, len(rows))
+        length = int(encode_page(start, end, view.run_at(start), *view.columns, *columns,
+                                 scratch.streams, scratch.page))  # fmt: skip
+        raw = scratch.page[:length].tobytes()
+        stored, codec = compressor.compress(raw), CODEC_ZSTD
+        if len(stored) >= length:
+            stored, codec = raw, CODEC_RAW
+        table[number] = (end - start, length, len(stored), fastcrc.crc32.iscsi(stored), codec)
+        pages.append(stored)
+    return pages, table
+
+
+def _encode_footer(
+    meta: SegmentMeta,
+    queues: Sequence[QueueKey],
+    runs: Table,
+    blocks: Table,
+    blocks_of_run: NDArray[np.uint32],
+    pages: Table,
+    keys: dict[str, int],
+) -> bytes:
+    topics: dict[str, int] = {}
+    queue_table = np.array(
+        [(topics.setdefault(q.topic, len(topics)), q.queue_id, q.generation) for q in queues], QUEUE_DTYPE
+    )
+    run_table = np.zeros(len(runs), SEGMENT_RUN_DTYPE)
+    for name in runs.dtype.names or ():
+        run_table[name] = runs[name]
+    run_table["object"] = 0
+    run_table["version"] = 0
+    run_table["ordinal"] = np.arange(len(runs))
+    run_table["blocks"] = blocks_of_run
+    header = {
+        "meta": asdict(meta),
+        "topics": list(topics),
+        "keys": keys,
+        "encryption": None,  # key id and nonces, once blocks are encrypted
+        "dictionaries": [],  # keys of dictionary objects; run field ``dictionary`` counts from 1
+    }
+    return encode_container(
+        FOOTER_KIND, header, {"queues": queue_table, "runs": run_table, "blocks": blocks, "pages": pages}
+    )
+
+
+def _i8(column: NDArray[Any]) -> NDArray[np.int64]:
+    return np.ascontiguousarray(column, np.int64)
+
+
+def _i4(column: NDArray[Any]) -> NDArray[np.int32]:
+    return np.ascontiguousarray(column, np.int32)

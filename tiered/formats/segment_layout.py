@@ -1,0 +1,138 @@
+"""Fixed parts of a segment's layout: magics, header, trailer, and the tables its footer adds to the catalog's.
+
+Owns byte positions and their checks. Does not own what blocks or columns contain.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import fastcrc
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.model.tables import RUN_DTYPE, Table
+
+SEGMENT_MAJOR = 1
+SEGMENT_MINOR = 0
+MAGIC = b"RMQTSEG\n"
+FOOTER_KIND = b"RMQTSEGF"
+TRAILER_MAGIC = b"RMQTSEGE"
+HEADER = struct.Struct("<8sHHI")
+HEADER_BYTES = HEADER.size
+_TRAILER = struct.Struct("<QQIHHI4x8sQ")
+TRAILER_BYTES = _TRAILER.size
+
+CODEC_RAW = 0
+CODEC_ZSTD = 1
+PAGE_ROWS = 4096
+"""Rows of a column page; some 40 KiB before compression."""
+BLOCK_RAW_BYTES_MAX = 64 * 1024 * 1024
+"""A larger block is believed only when it holds a single record."""
+
+BLOCK_DTYPE = np.dtype([
+    ("rows", "<u4"), ("raw_bytes", "<u4"), ("stored_bytes", "<u4"), ("crc32c", "<u4"), ("codec", "u1"),
+])  # fmt: skip
+"""Blocks, one behind the other from the end of the header, in run order. ``crc32c`` is of the stored bytes."""
+
+PAGE_DTYPE = BLOCK_DTYPE
+"""Column pages, one behind the other from the start of the tail, in row order."""
+
+SEGMENT_RUN_DTYPE = np.dtype([*RUN_DTYPE.descr, ("blocks", "<u4"), ("dictionary", "<u4")])
+"""A run in a footer. Its first row, first block and their positions are sums over the runs before it."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """Runs as the contiguous columns kernels want. ``first_row`` has one entry more than there are runs."""
+
+    first_row: NDArray[np.int64]
+    kind: NDArray[np.int32]
+    min_store_timestamp: NDArray[np.int64]
+    min_phys: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, runs: Table) -> RunView:
+        """Columns of a run table whose row counts are not negative."""
+        first_row = np.zeros(len(runs) + 1, np.int64)
+        np.cumsum(runs["rows"], out=first_row[1:])
+        return cls(
+            first_row,
+            runs["kind"].astype(np.int32),
+            np.ascontiguousarray(runs["min_store_timestamp"], np.int64),
+            np.ascontiguousarray(runs["min_phys"], np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        """In the order the page kernels take them."""
+        return self.first_row, self.kind, self.min_store_timestamp, self.min_phys
+
+    def run_at(self, row: int) -> int:
+        """The run that holds ``row``."""
+        return int(np.searchsorted(self.first_row, row, side="right")) - 1
+
+
+@dataclass(frozen=True)
+class Trailer:
+    """Where things are; all from the start of the object."""
+
+    tail_offset: int
+    footer_offset: int
+    footer_crc32c: int
+    total_bytes: int
+
+
+def encode_header() -> bytes:
+    """The first 16 bytes of a segment: they say what the object is to a person or a repair tool."""
+    return HEADER.pack(MAGIC, SEGMENT_MAJOR, SEGMENT_MINOR, 0)
+
+
+def check_header(data: bytes | memoryview, *, source: str) -> None:
+    """Raise CorruptionError unless ``data`` begins a segment."""
+    if bytes(data[:HEADER_BYTES]) != encode_header():
+        raise CorruptionError(f"{source}: bytes [0, {HEADER_BYTES}) are no segment header")
+
+
+def encode_trailer(tail_offset: int, footer_offset: int, footer: bytes) -> bytes:
+    """The last bytes of a segment whose footer begins at ``footer_offset``."""
+    crc = fastcrc.crc32.iscsi(footer)
+    total = footer_offset + len(footer) + TRAILER_BYTES
+    fields = (tail_offset, footer_offset, crc, SEGMENT_MAJOR, SEGMENT_MINOR)
+    own = fastcrc.crc32.iscsi(_TRAILER.pack(*fields, 0, TRAILER_MAGIC, total))
+    return _TRAILER.pack(*fields, own, TRAILER_MAGIC, total)
+
+
+def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) -> Trailer:
+    """Check the trailer, which ends ``data``, of an object of ``size_bytes``.
+
+    Raises CorruptionError, or UnsupportedFormatError when a newer major version wrote it.
+    """
+    if len(data) < TRAILER_BYTES:
+        raise CorruptionError(f"{source}: {len(data)} bytes are too few for a segment")
+    raw = bytes(data[len(data) - TRAILER_BYTES :])
+    tail_offset, footer_offset, footer_crc, major, minor, own, magic, total = _TRAILER.unpack(raw)
+    where = f"{source}: trailer [{size_bytes - TRAILER_BYTES}, {size_bytes})"
+    if magic != TRAILER_MAGIC:
+        raise CorruptionError(f"{where} has no segment magic")
+    fields = (tail_offset, footer_offset, footer_crc, major, minor)
+    if raw != _TRAILER.pack(*fields, own, magic, total) or own != fastcrc.crc32.iscsi(
+        _TRAILER.pack(*fields, 0, magic, total)
+    ):
+        raise CorruptionError(f"{where} fails its CRC32C")
+    if major > SEGMENT_MAJOR:
+        raise UnsupportedFormatError(
+            f"{source}: segment format {major}.{minor} is newer than {SEGMENT_MAJOR}.x",
+            hint="upgrade this program",
+        )
+    if total != size_bytes:
+        raise CorruptionError(f"{source}: has {size_bytes} bytes, its trailer says {total}")
+    if not HEADER_BYTES <= tail_offset <= footer_offset <= total - TRAILER_BYTES:
+        raise CorruptionError(f"{where} points outside the object")
+    return Trailer(tail_offset, footer_offset, footer_crc, total)

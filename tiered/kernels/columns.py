@@ -1,0 +1,207 @@
+"""Column pages of a segment: consume-queue rows as differences in variable-length integers, and back.
+
+A page holds seven streams, one behind the other, after their lengths (u32 each):
+
+    0 size                 zigzag of the difference to the row before
+    1 tags code            zigzag of the value
+    2 store timestamp      zigzag of the difference to the row before
+    3 physical offset      zigzag of the difference to the end of the record before
+    4 inner count          BATCH runs only: the value
+    5 parent               LMQ runs only: the value
+    6 parent queue offset  LMQ runs only: zigzag of the difference to the row before
+
+"Before" starts anew with every run and every page: size and parent queue offset at 0, the timestamp at the run's
+minimum, the physical offset at the run's first. Integers are 7 bits a byte, lowest first, at most ten bytes; sums
+wrap at 64 bits. The queue offset is not stored: rows of a run are contiguous.
+
+Owns the coding. Oracles: ``tiered.kernels.segment_oracle``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.kernels.jit import Int, kernel
+
+STREAMS = 7
+LENGTHS_BYTES = 4 * STREAMS
+VARINT_BYTES_MAX = 10
+_BATCH = 1  # RunKind.BATCH
+_LMQ = 2  # RunKind.LMQ
+_ONE, _SEVEN = np.uint64(1), np.uint64(7)
+_LOW, _MORE = np.uint64(0x7F), np.uint64(0x80)
+_LAST_SHIFT = 63
+
+
+@kernel
+def _put(out: NDArray[np.uint8], position: Int, value: Int) -> Int:
+    word = np.uint64(value)
+    while word >= _MORE:
+        out[position] = np.uint8((word & _LOW) | _MORE)
+        position += 1
+        word >>= _SEVEN
+    out[position] = np.uint8(word)
+    return position + 1
+
+
+@kernel
+def _zigzag(value: Int) -> Int:
+    return np.uint64((value << 1) ^ (value >> _LAST_SHIFT))
+
+
+@kernel
+def encode_page(
+    first: Int,
+    end: Int,
+    run: Int,
+    first_row: NDArray[np.int64],
+    kind: NDArray[np.int32],
+    min_store_timestamp: NDArray[np.int64],
+    min_phys: NDArray[np.int64],
+    size: NDArray[np.int32],
+    tags_code: NDArray[np.int64],
+    store_timestamp: NDArray[np.int64],
+    phys: NDArray[np.int64],
+    inner_num: NDArray[np.int32],
+    parent: NDArray[np.int32],
+    parent_queue_offset: NDArray[np.int64],
+    streams: NDArray[np.uint8],
+    out: NDArray[np.uint8],
+) -> Int:
+    """Write rows [first, end), the first of them in ``run``, to ``out``; returns the length.
+
+    ``streams`` is scratch of 70 bytes a row, ``out`` needs 28 bytes more.
+    """
+    stride = (end - first) * VARINT_BYTES_MAX
+    at = np.empty(STREAMS, np.int64)
+    for stream in range(STREAMS):
+        at[stream] = stream * stride
+    row = first
+    while row < end:
+        last = min(end, first_row[run + 1])
+        size_before = np.int64(0)
+        time_before = min_store_timestamp[run]
+        phys_before = min_phys[run]
+        parent_before = np.int64(0)
+        for i in range(row, last):
+            at[0] = _put(streams, at[0], _zigzag(size[i] - size_before))
+            at[1] = _put(streams, at[1], _zigzag(tags_code[i]))
+            at[2] = _put(streams, at[2], _zigzag(store_timestamp[i] - time_before))
+            at[3] = _put(streams, at[3], _zigzag(phys[i] - phys_before))
+            size_before, time_before, phys_before = np.int64(size[i]), store_timestamp[i], phys[i] + size[i]
+            if kind[run] == _BATCH:
+                at[4] = _put(streams, at[4], np.int64(inner_num[i]))
+            elif kind[run] == _LMQ:
+                at[5] = _put(streams, at[5], np.int64(parent[i]))
+                at[6] = _put(streams, at[6], _zigzag(parent_queue_offset[i] - parent_before))
+                parent_before = parent_queue_offset[i]
+        row = last
+        run += 1
+    position = np.int64(LENGTHS_BYTES)
+    for stream in range(STREAMS):
+        length = at[stream] - stream * stride
+        for byte in range(4):
+            out[stream * 4 + byte] = np.uint8((length >> (8 * byte)) & 0xFF)
+        out[position : position + length] = streams[stream * stride : stream * stride + length]
+        position += length
+    return position
+
+
+@kernel
+def _take(data: NDArray[np.uint8], at: NDArray[np.int64], ends: NDArray[np.int64], stream: Int) -> Int:
+    """The next integer of ``stream`` as uint64. Past its end, or too long: moves ``at`` past the end and gives 0."""
+    position = at[stream]
+    word, shift = np.uint64(0), np.uint64(0)
+    for _ in range(VARINT_BYTES_MAX):
+        if position >= ends[stream]:
+            break
+        byte = np.uint64(data[position])
+        position += 1
+        word |= (byte & _LOW) << shift
+        if byte < _MORE:
+            at[stream] = position
+            return word
+        shift += _SEVEN
+    at[stream] = ends[stream] + 1
+    return np.uint64(0)
+
+
+@kernel
+def _unzigzag(word: Int) -> Int:
+    return np.int64(word >> _ONE) ^ -np.int64(word & _ONE)
+
+
+@kernel
+def decode_page(
+    data: NDArray[np.uint8],
+    first: Int,
+    end: Int,
+    run: Int,
+    first_row: NDArray[np.int64],
+    kind: NDArray[np.int32],
+    min_store_timestamp: NDArray[np.int64],
+    min_phys: NDArray[np.int64],
+    size: NDArray[np.int32],
+    tags_code: NDArray[np.int64],
+    store_timestamp: NDArray[np.int64],
+    phys: NDArray[np.int64],
+    inner_num: NDArray[np.int32],
+    parent: NDArray[np.int32],
+    parent_queue_offset: NDArray[np.int64],
+) -> bool:
+    """Read the page of rows [first, end) into columns of that many rows; False when it is not well-formed.
+
+    Never reads outside ``data``. Rows without a parent get -1 there.
+    """
+    ends = np.empty(STREAMS, np.int64)
+    at = np.empty(STREAMS, np.int64)
+    if len(data) < LENGTHS_BYTES:
+        return False
+    position = np.int64(LENGTHS_BYTES)
+    for stream in range(STREAMS):
+        length = np.int64(0)
+        for byte in range(4):
+            length |= np.int64(data[stream * 4 + byte]) << (8 * byte)
+        at[stream] = position
+        position += length
+        ends[stream] = position
+    if position != len(data):
+        return False
+    row = first
+    while row < end:
+        last = min(end, first_row[run + 1])
+        size_before = np.int64(0)
+        time_before = min_store_timestamp[run]
+        phys_before = min_phys[run]
+        parent_before = np.int64(0)
+        for i in range(row - first, last - first):
+            size_before += _unzigzag(_take(data, at, ends, 0))
+            if size_before <= 0 or size_before > 0x7FFFFFFF:
+                return False
+            size[i] = size_before
+            tags_code[i] = _unzigzag(_take(data, at, ends, 1))
+            time_before += _unzigzag(_take(data, at, ends, 2))
+            store_timestamp[i] = time_before
+            phys_before += _unzigzag(_take(data, at, ends, 3))
+            phys[i] = phys_before
+            phys_before += size_before
+            inner_num[i], parent[i], parent_queue_offset[i] = 1, -1, -1
+            if kind[run] == _BATCH:
+                count = _take(data, at, ends, 4)
+                if count < _ONE or count > np.uint64(0x7FFFFFFF):
+                    return False
+                inner_num[i] = np.int32(count)
+            elif kind[run] == _LMQ:
+                index = _take(data, at, ends, 5)
+                if index > np.uint64(0x7FFFFFFF):
+                    return False
+                parent[i] = np.int32(index)
+                parent_before += _unzigzag(_take(data, at, ends, 6))
+                parent_queue_offset[i] = parent_before
+        row = last
+        run += 1
+    for stream in range(STREAMS):
+        if at[stream] != ends[stream]:
+            return False
+    return True

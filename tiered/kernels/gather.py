@@ -1,0 +1,130 @@
+"""From scattered records to blocks: check rows against runs, cut blocks, copy records together.
+
+Owns the loops over rows of a segment being written. Oracles: ``tiered.kernels.segment_oracle``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.kernels.jit import Int, kernel
+from tiered.kernels.loads import copy_bytes
+
+_BATCH = 1  # RunKind.BATCH
+_LMQ = 2  # RunKind.LMQ
+
+
+@kernel
+def check_rows(
+    first_row: NDArray[np.int64],
+    kind: NDArray[np.int32],
+    base_queue_offset: NDArray[np.int64],
+    end_queue_offset: NDArray[np.int64],
+    byte_count: NDArray[np.int64],
+    queues: Int,
+    position: NDArray[np.int64],
+    size: NDArray[np.int32],
+    queue_offset: NDArray[np.int64],
+    inner_num: NDArray[np.int32],
+    parent: NDArray[np.int32],
+) -> Int:
+    """The first row that contradicts its run (at a run's end: one past it), or -1.
+
+    Offsets are contiguous from base to end, sizes add up to the run's bytes, only BatchCQ rows span several
+    offsets, only light-queue rows have no position and a parent below ``queues``.
+    """
+    for run in range(len(kind)):
+        expected = base_queue_offset[run]
+        total = np.int64(0)
+        is_light = kind[run] == _LMQ
+        for row in range(first_row[run], first_row[run + 1]):
+            if queue_offset[row] != expected or size[row] <= 0 or inner_num[row] < 1:
+                return row
+            if (inner_num[row] != 1 and kind[run] != _BATCH) or (position[row] < 0) != is_light:
+                return row
+            if is_light and (parent[row] < 0 or parent[row] >= queues):
+                return row
+            expected += inner_num[row]
+            total += size[row]
+        if is_light:
+            total = np.int64(0)
+        if expected != end_queue_offset[run] or total != byte_count[run]:
+            return first_row[run + 1]
+    return -1
+
+
+@kernel
+def cut_blocks(
+    first_row: NDArray[np.int64],
+    is_light: NDArray[np.uint8],
+    size: NDArray[np.int32],
+    block_bytes: Int,
+    block_rows: NDArray[np.uint32],
+    block_raw: NDArray[np.int64],
+    blocks_of_run: NDArray[np.uint32],
+) -> Int:
+    """Blocks of every run: a block ends before the record that would take it above ``block_bytes``.
+
+    A larger record has a block to itself. Light-queue runs have none. Returns the number of blocks.
+    """
+    count = 0
+    for run in range(len(is_light)):
+        if is_light[run]:
+            continue
+        rows = 0
+        raw = np.int64(0)
+        before = count
+        for row in range(first_row[run], first_row[run + 1]):
+            if rows and raw + size[row] > block_bytes:
+                block_rows[count], block_raw[count] = rows, raw
+                count += 1
+                rows, raw = 0, np.int64(0)
+            rows += 1
+            raw += size[row]
+        if rows:
+            block_rows[count], block_raw[count] = rows, raw
+            count += 1
+        blocks_of_run[run] = count - before
+    return count
+
+
+@kernel
+def gather_records(
+    arena: NDArray[np.uint8],
+    position: NDArray[np.int64],
+    size: NDArray[np.int32],
+    row: Int,
+    length: Int,
+    out: NDArray[np.uint8],
+) -> Int:
+    """Copy records from ``row`` on, leaving out negative positions, until ``out`` has ``length`` bytes.
+
+    Returns the row after the last one copied, or -1 - row when that row's record is outside the arena or ``out``.
+    Records that lie together in the arena are copied together.
+    """
+    source, target = arena.ctypes.data, out.ctypes.data
+    filled = np.int64(0)
+    while filled < length:
+        if row >= len(position):
+            return -1 - row
+        if position[row] < 0:
+            row += 1
+            continue
+        begin = position[row]
+        end = begin + size[row]
+        if size[row] < 0 or end > len(arena) or filled + (end - begin) > min(length, len(out)):
+            return -1 - row
+        row += 1
+        while (
+            row < len(position)
+            and position[row] == end
+            and size[row] >= 0
+            and end + size[row] <= len(arena)
+            and filled + (end + size[row] - begin) <= length
+        ):
+            end += size[row]
+            row += 1
+        copy_bytes(source, begin, target, filled, end - begin)
+        filled += end - begin
+    return row

@@ -1,0 +1,238 @@
+"""Loads, stores, byte search and carry-less folding inside kernels, as LLVM code.
+
+Kernels that touch many arrays take their addresses (``array.ctypes.data``) instead of the arrays: numba would
+pass seven words and two atomic reference counts per array and call. Nothing here checks bounds: **the caller
+proves that every byte it asks for lies inside memory that the caller's caller keeps alive.** Offsets are
+int64 bytes from the address; ``get_`` and ``put_`` take element indices of a native-endian array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tiered.kernels.jit import intrinsic
+
+# Folding constants of the reflected IEEE polynomial (Gopal et al., "Fast CRC Computation for Generic
+# Polynomials Using PCLMULQDQ", 2009): by 512 bits and by 128 bits.
+_FOLD_512 = (0x0154442BD4, 0x01C6E41596)
+_FOLD_128 = (0x01751997D0, 0x00CCAA009E)
+
+
+def _pointer(builder: Any, address: Any, offset: Any, pointee: Any) -> Any:
+    return builder.inttoptr(builder.add(address, offset), pointee.as_pointer())
+
+
+def _element(builder: Any, address: Any, index: Any, bits: int) -> Any:
+    from llvmlite import ir
+
+    offset = builder.mul(index, ir.Constant(ir.IntType(64), bits // 8))
+    return _pointer(builder, address, offset, ir.IntType(bits))
+
+
+def _loader(bits: int, *, swap: bool, signed: bool, indexed: bool) -> Callable[..., Any]:
+    def load(_typing_context: Any, _address: Any, _offset: Any) -> Any:
+        from llvmlite import ir
+        from numba.core import types
+
+        def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            if indexed:
+                word = builder.load(_element(builder, args[0], args[1], bits), align=1)
+            else:
+                word = builder.load(_pointer(builder, args[0], args[1], ir.IntType(bits)), align=1)
+            if swap:
+                word = builder.bswap(word)
+            if bits == 64:
+                return word
+            return (builder.sext if signed else builder.zext)(word, ir.IntType(64))
+
+        result = types.int64 if signed or bits == 8 else types.uint64  # a byte fits either way
+        return result(types.int64, types.int64), codegen
+
+    return load
+
+
+def _storer(bits: int) -> Callable[..., Any]:
+    def store(_typing_context: Any, _address: Any, _index: Any, value: Any) -> Any:
+        from llvmlite import ir
+        from numba.core import types
+
+        def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            word = args[2] if bits == 64 else builder.trunc(args[2], ir.IntType(bits))
+            builder.store(word, _element(builder, args[0], args[1], bits), align=1)
+            return context.get_dummy_value()
+
+        wide = types.uint64 if value == types.uint64 else types.int64
+        return types.void(types.int64, types.int64, wide), codegen
+
+    return store
+
+
+def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    function.__name__ = function.__qualname__ = name
+    return intrinsic(function)
+
+
+def _load(name: str, bits: int, *, swap: bool, signed: bool) -> Callable[..., Any]:
+    return _named(name, _loader(bits, swap=swap, signed=signed, indexed=False))
+
+
+def _get(name: str, bits: int, *, signed: bool) -> Callable[..., Any]:
+    return _named(name, _loader(bits, swap=False, signed=signed, indexed=True))
+
+
+# load_x(address, offset_bytes): le ones give uint64, all others int64.
+load_u8 = _load("load_u8", 8, swap=False, signed=False)
+load_i8 = _load("load_i8", 8, swap=False, signed=True)
+load_be16 = _load("load_be16", 16, swap=True, signed=True)
+load_be32 = _load("load_be32", 32, swap=True, signed=True)
+load_be64 = _load("load_be64", 64, swap=True, signed=True)
+load_le32 = _load("load_le32", 32, swap=False, signed=False)
+load_le64 = _load("load_le64", 64, swap=False, signed=False)
+
+# get_x(address, index), put_x(address, index, value): elements of an array; all but u64 are int64 here.
+get_i32 = _get("get_i32", 32, signed=True)
+get_i64 = _get("get_i64", 64, signed=True)
+get_u64 = _get("get_u64", 64, signed=False)
+put_u8 = _named("put_u8", _storer(8))
+put_u16 = _named("put_u16", _storer(16))
+put_i32 = _named("put_i32", _storer(32))
+put_i64 = _named("put_i64", _storer(64))
+
+
+@intrinsic
+def match_mask(_typing_context: Any, _address: Any, _offset: Any, _value: Any) -> Any:
+    """``match_mask(address, offset, value) -> uint64``: bit i says whether byte ``offset + i`` is ``value``.
+
+    Reads 64 bytes.
+    """
+    from llvmlite import ir
+    from numba.core import types
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(8), 64)
+        block = builder.load(_pointer(builder, args[0], args[1], vector), align=1)
+        wanted = builder.trunc(args[2], ir.IntType(8))
+        undefined = ir.Constant(vector, ir.Undefined)
+        one = builder.insert_element(undefined, wanted, ir.Constant(ir.IntType(32), 0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
+        splat = builder.shuffle_vector(one, undefined, zeros)
+        return builder.bitcast(builder.icmp_unsigned("==", block, splat), ir.IntType(64))
+
+    return types.uint64(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def trailing_zeros(_typing_context: Any, _word: Any) -> Any:
+    """``trailing_zeros(uint64) -> int64``; 64 for zero."""
+    from llvmlite import ir
+    from numba.core import types
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def copy_bytes(_typing_context: Any, _source: Any, _offset: Any, _target: Any, _at: Any, _length: Any) -> Any:
+    """``copy_bytes(source, offset, target, target_offset, length)``: memcpy between addresses."""
+    from numba.core import cgutils, types
+
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        source, offset, target, at, length = args
+        byte = cgutils.int8_t
+        cgutils.raw_memcpy(
+            builder, _pointer(builder, target, at, byte), _pointer(builder, source, offset, byte), length, 1
+        )
+        return context.get_dummy_value()
+
+    words = [types.int64] * 5
+    return types.void(*words), codegen
+
+
+def _has_clmul(context: Any) -> bool:
+    triple, _, features = context.codegen().magic_tuple()
+    return triple.startswith("x86_64") and "+pclmul" in features.split(",")
+
+
+@intrinsic
+def can_fold_crc32(_typing_context: Any) -> Any:
+    """``can_fold_crc32() -> bool``: whether code is made for a processor with PCLMULQDQ (x86)."""
+    from llvmlite import ir
+    from numba.core import types
+
+    def codegen(context: Any, _builder: Any, _signature: Any, _args: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(_has_clmul(context)))
+
+    return types.boolean(), codegen
+
+
+@intrinsic
+def fold_crc32(_typing_context: Any, _address: Any, _offset: Any, _blocks: Any, _register: Any) -> Any:
+    """``fold_crc32(address, offset, blocks, register) -> (uint64, uint64)``.
+
+    Folds ``blocks`` >= 1 blocks of 64 bytes, begun with the CRC register, into 16 bytes whose CRC (from
+    register 0) is the register after all of them. Only where ``can_fold_crc32()``.
+    """
+    from llvmlite import ir
+    from numba.core import types
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not _has_clmul(context):
+            zero = ir.Constant(ir.IntType(64), 0)
+            return context.make_tuple(builder, signature.return_type, [zero, zero])
+        return context.make_tuple(builder, signature.return_type, _emit_fold(builder, args))
+
+    pair: Any = types.UniTuple(types.uint64, 2)  # type: ignore[attr-defined]
+    return pair(types.int64, types.int64, types.int64, types.uint64), codegen
+
+
+def _emit_fold(builder: Any, args: Any) -> list[Any]:
+    """LLVM code of ``fold_crc32``: four 128-bit lanes, folded 64 bytes at a time, then into one."""
+    from llvmlite import ir
+
+    address, offset, blocks, register = args
+    i64, i32 = ir.IntType(64), ir.IntType(32)
+    lanes = ir.VectorType(i64, 2)
+    clmul = builder.module.declare_intrinsic(
+        "llvm.x86.pclmulqdq", (), ir.FunctionType(lanes, [lanes, lanes, ir.IntType(8)])
+    )
+
+    def fold(value: Any, factors: tuple[int, int], following: Any) -> Any:
+        factor = ir.Constant(lanes, [ir.Constant(i64, word) for word in factors])
+        low = builder.call(clmul, [value, factor, ir.Constant(ir.IntType(8), 0x00)])
+        high = builder.call(clmul, [value, factor, ir.Constant(ir.IntType(8), 0x11)])
+        return builder.xor(builder.xor(low, high), following)
+
+    def load(begin: Any, lane: int) -> Any:
+        return builder.load(_pointer(builder, begin, ir.Constant(i64, 16 * lane), lanes), align=1)
+
+    start = builder.add(address, offset)
+    first = [load(start, lane) for lane in range(4)]
+    seed = builder.insert_element(
+        ir.Constant(lanes, [ir.Constant(i64, 0)] * 2), register, ir.Constant(i32, 0)
+    )
+    first[0] = builder.xor(first[0], seed)
+    entry = builder.block
+    head, body, done = (builder.append_basic_block(f"fold.{name}") for name in ("head", "body", "done"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(i64)
+    sums = [builder.phi(lanes) for _ in range(4)]
+    builder.cbranch(builder.icmp_signed("<", index, blocks), body, done)
+    builder.position_at_end(body)
+    here = builder.add(start, builder.mul(index, ir.Constant(i64, 64)))
+    folded = [fold(sums[lane], _FOLD_512, load(here, lane)) for lane in range(4)]
+    following = builder.add(index, ir.Constant(i64, 1))
+    builder.branch(head)
+    for phi, begin, again in zip(
+        [index, *sums], [ir.Constant(i64, 1), *first], [following, *folded], strict=True
+    ):
+        phi.add_incoming(begin, entry)
+        phi.add_incoming(again, body)
+    builder.position_at_end(done)
+    total = sums[0]
+    for lane in range(1, 4):
+        total = fold(total, _FOLD_128, sums[lane])
+    return [builder.extract_element(total, ir.Constant(i32, lane)) for lane in range(2)]

@@ -1,0 +1,276 @@
+"""The queue table: (topic, queue id) -> a small dense ordinal, shared by Python and the scan kernel.
+
+Owns an open-addressing hash table in numpy arrays that the scan kernel searches and inserts into by itself,
+so that 100,000s of queues cost no Python object per message. It lives as long as its dispatcher; ordinals
+never change. Does not decide which topics are archived: it only keeps the answer (``admitted``) where the
+kernel can see it. Not thread-safe: one scan at a time per table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.kernels.checksums import is_utf8
+from tiered.kernels.jit import Int, kernel
+from tiered.kernels.loads import (
+    copy_bytes,
+    get_i32,
+    get_i64,
+    get_u64,
+    load_le64,
+    load_u8,
+    put_i32,
+    put_i64,
+    put_u8,
+)
+
+NOT_ADMITTED = 0
+ADMITTED = 1
+UNDECIDED = 2
+
+# Results of find_or_insert that are not ordinals. The first two ask the caller to grow the table and repeat.
+QUEUES_FULL = -1
+TOPIC_BYTES_FULL = -2
+TOPIC_INVALID = -3
+ABSENT = -4
+
+_QUEUES_MIN = 64
+_TOPIC_BYTES_MIN = 4096
+_TOPIC_BYTES_MAX = 0x7FFF
+
+# The block of int64 words through which kernels see the table: counts, capacities, addresses of the columns.
+_COUNT = 0
+_BYTES_USED = 1
+_QUEUES_MAX = 2
+_BYTES_MAX = 3
+_SLOT_MASK = 4
+_SLOTS = 5
+_HASHES = 6
+_QUEUE_IDS = 7
+_TOPIC_BEGIN = 8
+_TOPIC_LENGTH = 9
+_ADMITTED = 10
+_TOPIC_BYTES = 11
+_WORDS = 12
+
+_COLUMNS = (
+    ("hashes", np.uint64, _HASHES),
+    ("queue_ids", np.int32, _QUEUE_IDS),
+    ("topic_begin", np.int64, _TOPIC_BEGIN),
+    ("topic_length", np.int32, _TOPIC_LENGTH),
+    ("admitted", np.uint8, _ADMITTED),
+)
+
+
+class QueueTable:
+    """Ordinals 0, 1, 2, … in order of first sight. Arrays returned are views: ask again after a scan."""
+
+    def __init__(self) -> None:
+        self._words = np.zeros(_WORDS, np.int64)
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._topics: dict[int, str] = {}
+        self._allocate(_QUEUES_MIN, _TOPIC_BYTES_MIN)
+
+    def __len__(self) -> int:
+        return int(self._words[_COUNT])
+
+    @property
+    def address(self) -> int:
+        """What kernels take: the address of the table's words, constant while this object lives."""
+        return self._words.ctypes.data
+
+    @property
+    def queue_id(self) -> NDArray[np.int32]:
+        """Queue id per ordinal."""
+        return self._columns["queue_ids"][: len(self)]
+
+    @property
+    def admitted(self) -> NDArray[np.uint8]:
+        """Writable, per ordinal: NOT_ADMITTED rows are skipped by the scan; queues start as UNDECIDED."""
+        return self._columns["admitted"][: len(self)]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held by the table's arrays."""
+        return sum(column.nbytes for column in self._columns.values())
+
+    def ordinal(self, topic: str, queue_id: int) -> int:
+        """The queue's ordinal, inserting it if new. A topic over 32,767 bytes is a ValueError."""
+        encoded = np.frombuffer(topic.encode() + b"\0", np.uint8)
+        length = len(encoded) - 1
+        if not 0 < length <= _TOPIC_BYTES_MAX:
+            raise ValueError(f"topic of {length} bytes")
+        while True:
+            found = int(find_or_insert(encoded.ctypes.data, 0, length, queue_id, self.address))
+            if found >= 0:
+                return found
+            self.grow(found)
+
+    def find(self, topic: str, queue_id: int) -> int | None:
+        """The queue's ordinal, None if never seen."""
+        encoded = np.frombuffer(topic.encode() + b"\0", np.uint8)
+        found = int(_find(encoded.ctypes.data, 0, len(encoded) - 1, queue_id, self.address))
+        return None if found < 0 else found
+
+    def topic(self, ordinal: int) -> str:
+        """Topic of a queue."""
+        known = self._topics.get(ordinal)
+        if known is None:
+            if not 0 <= ordinal < len(self):
+                raise IndexError(f"no queue has ordinal {ordinal}")
+            begin = int(self._columns["topic_begin"][ordinal])
+            length = int(self._columns["topic_length"][ordinal])
+            encoded = self._columns["topic_bytes"][begin : begin + length].tobytes()
+            known = self._topics[ordinal] = encoded.decode()
+        return known
+
+    def grow(self, shortage: int) -> None:
+        """Double what ``find_or_insert`` found full (QUEUES_FULL or TOPIC_BYTES_FULL)."""
+        queues, topic_bytes = int(self._words[_QUEUES_MAX]), int(self._words[_BYTES_MAX])
+        if shortage == QUEUES_FULL:
+            self._allocate(2 * queues, topic_bytes)
+        elif shortage == TOPIC_BYTES_FULL:
+            self._allocate(queues, max(2 * topic_bytes, topic_bytes + _TOPIC_BYTES_MAX))
+        else:
+            raise ValueError(f"{shortage} is not a shortage")
+
+    def _allocate(self, queues: int, topic_bytes: int) -> None:
+        """Replace the arrays by larger ones of the same content. ``queues`` is a power of two."""
+        used, bytes_used = len(self), int(self._words[_BYTES_USED])
+        old, new = self._columns, dict[str, NDArray[Any]]()
+        for name, kind, _ in _COLUMNS:
+            new[name] = np.zeros(queues, kind)
+        new["slots"] = np.full(2 * queues, -1, np.int32)
+        new["topic_bytes"] = np.zeros(topic_bytes, np.uint8)
+        if used:
+            for name, _, _ in _COLUMNS:
+                new[name][:used] = old[name][:used]
+            new["topic_bytes"][:bytes_used] = old["topic_bytes"][:bytes_used]
+        for name, _, word in _COLUMNS:
+            self._words[word] = new[name].ctypes.data
+        self._words[_SLOTS] = new["slots"].ctypes.data
+        self._words[_TOPIC_BYTES] = new["topic_bytes"].ctypes.data
+        self._words[_QUEUES_MAX], self._words[_BYTES_MAX] = queues, topic_bytes
+        self._words[_SLOT_MASK] = 2 * queues - 1
+        self._columns = new
+        if used:
+            _fill_slots(self.address)
+
+
+_PRIME_TOPIC = np.uint64(0x9E3779B185EBCA87)
+_PRIME_QUEUE = np.uint64(0xC2B2AE3D27D4EB4F)
+_SHIFT = np.uint64(29)
+
+
+@kernel
+def _queue_hash(data: Int, position: Int, length: Int, queue_id: Int) -> Int:
+    """A hash for this table only; never stored."""
+    total = np.uint64(queue_id) * _PRIME_QUEUE + np.uint64(length)
+    end = position + length
+    while end - position >= 8:
+        total = (total ^ load_le64(data, position)) * _PRIME_TOPIC
+        total ^= total >> _SHIFT
+        position += 8
+    if length >= 8:
+        total = (total ^ load_le64(data, end - 8)) * _PRIME_TOPIC
+    else:
+        while position < end:
+            total = (total ^ np.uint64(load_u8(data, position))) * _PRIME_TOPIC
+            position += 1
+    return total ^ (total >> _SHIFT)
+
+
+@kernel
+def _same_bytes(left: Int, left_at: Int, right: Int, right_at: Int, length: Int) -> bool:
+    step = 0
+    while length - step >= 8:
+        if load_le64(left, left_at + step) != load_le64(right, right_at + step):
+            return False
+        step += 8
+    while step < length:
+        if load_u8(left, left_at + step) != load_u8(right, right_at + step):
+            return False
+        step += 1
+    return True
+
+
+@kernel
+def _probe(data: Int, position: Int, length: Int, queue_id: Int, code: Int, table: Int) -> tuple[Int, Int]:
+    """(ordinal or ABSENT, slot where it is or belongs). At least half of all slots are always free."""
+    mask = get_i64(table, _SLOT_MASK)
+    slots = get_i64(table, _SLOTS)
+    slot = np.int64(code) & mask
+    while True:
+        ordinal = get_i32(slots, slot)
+        if ordinal < 0:
+            return ABSENT, slot
+        if (
+            get_u64(get_i64(table, _HASHES), ordinal) == code
+            and get_i32(get_i64(table, _QUEUE_IDS), ordinal) == queue_id
+            and get_i32(get_i64(table, _TOPIC_LENGTH), ordinal) == length
+        ):
+            begin = get_i64(get_i64(table, _TOPIC_BEGIN), ordinal)
+            if _same_bytes(data, position, get_i64(table, _TOPIC_BYTES), begin, length):
+                return ordinal, slot
+        slot = (slot + 1) & mask
+
+
+@kernel
+def _find(data: Int, position: Int, length: Int, queue_id: Int, table: Int) -> Int:
+    code = _queue_hash(data, position, length, queue_id)
+    return _probe(data, position, length, queue_id, code, table)[0]
+
+
+@kernel
+def find_or_insert(data: Int, position: Int, length: Int, queue_id: Int, table: Int) -> Int:
+    """Ordinal of the queue whose topic is ``length`` UTF-8 bytes at ``data + position``.
+
+    Or QUEUES_FULL, TOPIC_BYTES_FULL (nothing was inserted), TOPIC_INVALID when a new topic is not UTF-8.
+    """
+    code = _queue_hash(data, position, length, queue_id)
+    found, slot = _probe(data, position, length, queue_id, code, table)
+    if found >= 0:
+        return found
+    return _insert(data, position, length, queue_id, code, slot, table)
+
+
+@kernel
+def _insert(data: Int, position: Int, length: Int, queue_id: Int, code: Int, slot: Int, table: Int) -> Int:
+    if not is_utf8(data, position, length):
+        return TOPIC_INVALID
+    ordinal, begin = get_i64(table, _COUNT), get_i64(table, _BYTES_USED)
+    if ordinal >= get_i64(table, _QUEUES_MAX):
+        return QUEUES_FULL
+    if begin + length > get_i64(table, _BYTES_MAX):
+        return TOPIC_BYTES_FULL
+    copy_bytes(data, position, get_i64(table, _TOPIC_BYTES), begin, length)
+    put_i64(get_i64(table, _HASHES), ordinal, code)
+    put_i32(get_i64(table, _QUEUE_IDS), ordinal, queue_id)
+    put_i64(get_i64(table, _TOPIC_BEGIN), ordinal, begin)
+    put_i32(get_i64(table, _TOPIC_LENGTH), ordinal, length)
+    put_u8(get_i64(table, _ADMITTED), ordinal, UNDECIDED)
+    put_i32(get_i64(table, _SLOTS), slot, ordinal)
+    put_i64(table, _COUNT, ordinal + 1)
+    put_i64(table, _BYTES_USED, begin + length)
+    return ordinal
+
+
+@kernel
+def is_not_admitted(table: Int, ordinal: Int) -> Int:
+    """Whether the dispatcher has decided not to archive this queue."""
+    return load_u8(get_i64(table, _ADMITTED), ordinal) == NOT_ADMITTED
+
+
+@kernel
+def _fill_slots(table: Int) -> Int:
+    mask = get_i64(table, _SLOT_MASK)
+    slots, hashes = get_i64(table, _SLOTS), get_i64(table, _HASHES)
+    for ordinal in range(get_i64(table, _COUNT)):
+        slot = np.int64(get_u64(hashes, ordinal)) & mask
+        while get_i32(slots, slot) >= 0:
+            slot = (slot + 1) & mask
+        put_i32(slots, slot, ordinal)
+    return 0

@@ -1,0 +1,161 @@
+"""Kernels that decide whether the bytes at a commitlog position are a record to be believed.
+
+Owns every test of CommitLog.checkMessageAndReturnSize, and those the broker leaves out: the blank marker
+spans the rest of its file, PHYSICALOFFSET is the record's own position, all lengths stay inside the record.
+Fills the parsed fields of the record's words (record_columns). Oracle:
+``tiered.kernels.oracle.check_record``.
+"""
+
+from __future__ import annotations
+
+from tiered.kernels.checksums import crc32
+from tiered.kernels.jit import Int, kernel
+from tiered.kernels.loads import (
+    get_i64,
+    load_be16,
+    load_be32,
+    load_be64,
+    load_i8,
+    load_le64,
+    load_u8,
+    put_i64,
+)
+from tiered.kernels.record_columns import (
+    BODY,
+    BODY_LENGTH,
+    PROPERTIES,
+    PROPERTIES_LENGTH,
+    SIZE,
+    STOP_DETAIL,
+    STORE_TIMESTAMP,
+    SYS_FLAG,
+    TOPIC,
+    TOPIC_LENGTH,
+    InvalidReason,
+    StopReason,
+)
+from tiered.kernels.words import word
+
+MAGIC_V1 = -626843481  # 0xDAA320A7
+MAGIC_V2 = -626843477  # 0xDAA320AB: the topic's length is two bytes
+MAGIC_BLANK = -875286124  # 0xCBD43194: the rest of the file is padding
+RECORD_BYTES_MIN = 91
+END_OF_FILE_BYTES = 8
+"""A record is only written if this much room stays behind it in its file."""
+RESERVED_CRC_BYTES = 20
+"""``__CRC32#``, separator, ten digits, separator."""
+VALID = -1
+
+_INPUT_END, _FILE_END = int(StopReason.INPUT_END), int(StopReason.FILE_END)
+_NO_RECORD, _INVALID = int(StopReason.NO_RECORD), int(StopReason.INVALID)
+_NONE, _SIZE, _MAGIC = int(InvalidReason.NONE), int(InvalidReason.SIZE), int(InvalidReason.MAGIC)
+_PHYSICAL_OFFSET, _LENGTH = int(InvalidReason.PHYSICAL_OFFSET), int(InvalidReason.LENGTH)
+_BODY_CRC, _RECORD_CRC = int(InvalidReason.BODY_CRC), int(InvalidReason.RECORD_CRC)
+_TOPIC, _PROPERTIES = int(InvalidReason.TOPIC), int(InvalidReason.PROPERTIES)
+
+_CRC32_NAME = word(b"__CRC32#")
+_NAME_SEPARATOR = 1
+_PAIR_SEPARATOR = 2
+_BORN_HOST_V6 = 0x10
+_STORE_HOST_V6 = 0x20
+
+
+@kernel
+def check_record(arena: Int, position: Int, end: Int, phys: Int, file_end_phys: Int, out: Int) -> Int:
+    """VALID with the parsed fields filled, or a StopReason with STOP_DETAIL.
+
+    Of a record that is only partly inside ``[position, end)`` it tests what it can.
+    """
+    available = end - position
+    if available < END_OF_FILE_BYTES:
+        return _INPUT_END
+    size, magic, room = load_be32(arena, position), load_be32(arena, position + 4), file_end_phys - phys
+    if magic == MAGIC_BLANK:
+        put_i64(out, STOP_DETAIL, _SIZE)
+        return _FILE_END if size == room else _INVALID
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        put_i64(out, STOP_DETAIL, _MAGIC)
+        return _NO_RECORD if magic == 0 and size == 0 else _INVALID
+    if size < RECORD_BYTES_MIN or size > room - END_OF_FILE_BYTES:
+        put_i64(out, STOP_DETAIL, _SIZE)
+        return _INVALID
+    if available >= 36 and load_be64(arena, position + 28) != phys:
+        put_i64(out, STOP_DETAIL, _PHYSICAL_OFFSET)
+        return _INVALID
+    if size > available:
+        return _INPUT_END
+    put_i64(out, SIZE, size)
+    detail = _check_structure(arena, position, position + size, magic == MAGIC_V2, out)
+    if detail == _NONE:
+        detail = _check_sums(arena, position, position + size, out)
+    if detail == _NONE:
+        return VALID
+    put_i64(out, STOP_DETAIL, detail)
+    return _INVALID
+
+
+@kernel
+def _check_structure(arena: Int, position: Int, end: Int, long_topic: bool, out: Int) -> Int:
+    """Parse the lengths of a record wholly inside the arena, at least RECORD_BYTES_MIN long."""
+    system_flag = load_be32(arena, position + 36)
+    cursor = position + 48 + (20 if system_flag & _BORN_HOST_V6 else 8)
+    put_i64(out, SYS_FLAG, system_flag)
+    put_i64(out, STORE_TIMESTAMP, load_be64(arena, cursor))
+    cursor += 8 + (20 if system_flag & _STORE_HOST_V6 else 8) + 12
+    if cursor + 7 > end:
+        return _LENGTH
+    length = load_be32(arena, cursor)
+    cursor += 4
+    if length < 0 or length > end - cursor - 3:
+        return _LENGTH
+    put_i64(out, BODY, cursor)
+    put_i64(out, BODY_LENGTH, length)
+    cursor += length
+    if long_topic:
+        length = load_be16(arena, cursor)
+        cursor += 2
+    else:
+        length = load_i8(arena, cursor)
+        cursor += 1
+    if length <= 0:
+        return _TOPIC
+    if length > end - cursor - 2:
+        return _LENGTH
+    put_i64(out, TOPIC, cursor)
+    put_i64(out, TOPIC_LENGTH, length)
+    cursor += length
+    length = load_be16(arena, cursor)
+    cursor += 2
+    if length < 0:
+        return _PROPERTIES
+    put_i64(out, PROPERTIES, cursor)
+    put_i64(out, PROPERTIES_LENGTH, length)
+    return _NONE if cursor + length == end else _LENGTH
+
+
+@kernel
+def _check_sums(arena: Int, position: Int, end: Int, out: Int) -> Int:
+    """Body CRC (none for an empty body, as in the broker), then ``__CRC32#`` if it is the last property."""
+    body_length = get_i64(out, BODY_LENGTH)
+    if body_length > 0:
+        computed = crc32(arena, get_i64(out, BODY), body_length) & 0x7FFFFFFF
+        if computed != load_be32(arena, position + 8):
+            return _BODY_CRC
+    length = get_i64(out, PROPERTIES_LENGTH)
+    reserved = end - RESERVED_CRC_BYTES
+    if (
+        length < RESERVED_CRC_BYTES
+        or load_le64(arena, reserved) != _CRC32_NAME
+        or load_u8(arena, reserved + 8) != _NAME_SEPARATOR
+        or load_u8(arena, end - 1) != _PAIR_SEPARATOR
+        or (length > RESERVED_CRC_BYTES and load_u8(arena, reserved - 1) != _PAIR_SEPARATOR)
+    ):
+        return _NONE
+    wanted = 0
+    for step in range(10):  # least significant digit first, so read backwards
+        digit = load_u8(arena, end - 2 - step) - 48
+        if digit < 0 or digit > 9:
+            return _RECORD_CRC
+        wanted = wanted * 10 + digit
+    computed = crc32(arena, position, reserved - position) & 0x7FFFFFFF
+    return _NONE if computed == wanted else _RECORD_CRC

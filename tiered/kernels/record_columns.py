@@ -1,0 +1,241 @@
+"""What a scan produces: row columns, stop reasons, and the words through which the scan kernels write them.
+
+Owns the memory of the columns and its growth. Does not own any rule about records: see record_checks,
+record_rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FLAG_COMPRESSED = 0x1
+"""Body is compressed."""
+FLAG_BATCH = 0x80
+"""Row spans ``inner_num`` queue offsets (system flag INNER_BATCH)."""
+FLAG_LMQ = 0x100
+"""Row has light-queue references."""
+
+
+class StopReason(IntEnum):
+    """Why a scan stopped."""
+
+    INPUT_END = 0
+    """The next record, if any, is not wholly inside the input; or the input is used up."""
+    FILE_END = 1
+    """The blank marker: nothing but padding follows in this file."""
+    NO_RECORD = 2
+    """Size and magic are zero: nothing was ever written here."""
+    INVALID = 3
+    """What is there is no believable record; see InvalidReason."""
+
+
+class InvalidReason(IntEnum):
+    """Which test a record fails; NONE unless the stop is INVALID."""
+
+    NONE = 0
+    SIZE = 1
+    """Too small for a record, or it does not fit its file."""
+    MAGIC = 2
+    PHYSICAL_OFFSET = 3
+    """PHYSICALOFFSET is not the record's own position: recycled or misplaced bytes."""
+    LENGTH = 4
+    """The lengths inside do not add up to TOTALSIZE."""
+    BODY_CRC = 5
+    RECORD_CRC = 6
+    """``__CRC32#`` does not match the rest of the record."""
+    TOPIC = 7
+    """Empty, or not UTF-8."""
+    PROPERTIES = 8
+    """Negative length."""
+
+
+@dataclass(frozen=True)
+class ScanStop:
+    """Where and why a scan stopped; ``position`` is in the arena, at a record boundary."""
+
+    reason: StopReason
+    position: int
+    detail: InvalidReason = InvalidReason.NONE
+
+
+# Words of the block, in one int64 array: counters, where the scan stopped, capacities,
+ROWS = 0
+KEYS = 1
+LMQ_ROWS = 2
+SKIPPED = 3
+STOP_POSITION = 4
+STOP_DETAIL = 5
+ROWS_MAX = 6
+KEYS_MAX = 7
+LMQ_ROWS_MAX = 8
+# addresses of columns,
+A_POSITION = 9
+A_PHYS = 10
+A_SIZE = 11
+A_QUEUE = 12
+A_QUEUE_OFFSET = 13
+A_STORE_TIMESTAMP = 14
+A_TAGS_CODE = 15
+A_INNER_NUM = 16
+A_FLAGS = 17
+A_KEY_COUNT = 18
+A_KEY_HASHES = 19
+A_LMQ_QUEUE = 20
+A_LMQ_QUEUE_OFFSET = 21
+A_LMQ_ROW = 22
+A_KEY_TEXT = 23
+# parsed fields of the record at hand (positions are in the arena),
+SIZE = 24
+SYS_FLAG = 25
+STORE_TIMESTAMP = 26
+BODY = 27
+BODY_LENGTH = 28
+TOPIC = 29
+TOPIC_LENGTH = 30
+PROPERTIES = 31
+PROPERTIES_LENGTH = 32
+# and its properties: position and length of the value each, length 0 when absent.
+TAGS = 33
+KEY_LIST = 35
+UNIQ_KEY = 37
+DELAY = 39
+INNER_NUM = 41
+INNER_BASE = 43
+MULTI_DISPATCH = 45
+MULTI_OFFSET = 47
+_WORDS = 49
+
+# What the scan kernel returns besides a StopReason: capacity is short, grow and call again.
+GROW_ROWS = 16
+GROW_KEYS = 17
+GROW_LMQ_ROWS = 18
+GROW_QUEUES = 19
+GROW_TOPIC_BYTES = 20
+
+_KEY_TEXT_BYTES = 0x7FFF + 1 + 0x7FFF  # topic, '#', key: both lengths are positive shorts
+_CAPACITY = {GROW_ROWS: ROWS_MAX, GROW_KEYS: KEYS_MAX, GROW_LMQ_ROWS: LMQ_ROWS_MAX}
+_COLUMNS = (
+    ("position", np.int64, A_POSITION, GROW_ROWS),
+    ("phys", np.int64, A_PHYS, GROW_ROWS),
+    ("size", np.int32, A_SIZE, GROW_ROWS),
+    ("queue", np.int32, A_QUEUE, GROW_ROWS),
+    ("queue_offset", np.int64, A_QUEUE_OFFSET, GROW_ROWS),
+    ("store_timestamp", np.int64, A_STORE_TIMESTAMP, GROW_ROWS),
+    ("tags_code", np.int64, A_TAGS_CODE, GROW_ROWS),
+    ("inner_num", np.int32, A_INNER_NUM, GROW_ROWS),
+    ("flags", np.uint32, A_FLAGS, GROW_ROWS),
+    ("key_count", np.uint16, A_KEY_COUNT, GROW_ROWS),
+    ("key_hashes", np.uint64, A_KEY_HASHES, GROW_KEYS),
+    ("lmq_queue", np.int32, A_LMQ_QUEUE, GROW_LMQ_ROWS),
+    ("lmq_queue_offset", np.int64, A_LMQ_QUEUE_OFFSET, GROW_LMQ_ROWS),
+    ("lmq_row", np.int32, A_LMQ_ROW, GROW_LMQ_ROWS),
+)
+
+
+class RecordColumns:
+    """Columns of scanned rows, in log order, in memory reused from cycle to cycle.
+
+    The first ``rows`` (``keys``, ``lmq_rows``) entries of each column are valid. Arrays are replaced when a
+    scan needs more room: read the attributes after it. Capacities double; they never shrink.
+    """
+
+    position: NDArray[np.int64]
+    """Byte in the arena where the record begins."""
+    phys: NDArray[np.int64]
+    """The same in the commitlog."""
+    size: NDArray[np.int32]
+    """Bytes of the record."""
+    queue: NDArray[np.int32]
+    """QueueTable ordinal."""
+    queue_offset: NDArray[np.int64]
+    """The record's queue offset; an inner batch: that of its first message."""
+    store_timestamp: NDArray[np.int64]
+    """Milliseconds since the epoch."""
+    tags_code: NDArray[np.int64]
+    inner_num: NDArray[np.int32]
+    """Queue offsets the row spans: 1, or the count of an inner batch."""
+    flags: NDArray[np.uint32]
+    """Low byte of the system flag, and FLAG_LMQ."""
+    key_count: NDArray[np.uint16]
+    """How many of ``key_hashes`` are the row's."""
+    key_hashes: NDArray[np.uint64]
+    """XXH64 of ``topic#key``, row after row: UNIQ_KEY first, then each key of KEYS."""
+    lmq_queue: NDArray[np.int32]
+    """QueueTable ordinal of a light queue."""
+    lmq_queue_offset: NDArray[np.int64]
+    """Its queue offset."""
+    lmq_row: NDArray[np.int32]
+    """The row whose record it refers to."""
+
+    def __init__(self, rows: int = 4096, keys: int = 8192, lmq_rows: int = 64) -> None:
+        self._words = np.zeros(_WORDS, np.int64)
+        self._key_text = np.empty(_KEY_TEXT_BYTES, np.uint8)
+        self._words[A_KEY_TEXT] = self._key_text.ctypes.data
+        self._columns: dict[str, NDArray[Any]] = {}
+        for group, capacity in ((GROW_ROWS, rows), (GROW_KEYS, keys), (GROW_LMQ_ROWS, lmq_rows)):
+            self._allocate(group, max(1, capacity))
+
+    @property
+    def rows(self) -> int:
+        """Consume-queue rows of stored records."""
+        return int(self._words[ROWS])
+
+    @property
+    def keys(self) -> int:
+        """Key hashes."""
+        return int(self._words[KEYS])
+
+    @property
+    def lmq_rows(self) -> int:
+        """Light-queue references."""
+        return int(self._words[LMQ_ROWS])
+
+    @property
+    def skipped(self) -> int:
+        """Valid records without a row: prepared or rolled back transactions, queues that are not admitted."""
+        return int(self._words[SKIPPED])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, used or not."""
+        return sum(column.nbytes for column in self._columns.values()) + self._key_text.nbytes
+
+    @property
+    def address(self) -> int:
+        """What kernels take: the address of the words, constant while this object lives."""
+        return self._words.ctypes.data
+
+    @property
+    def stop_position(self) -> int:
+        """Where the last call of the scan kernel stopped."""
+        return int(self._words[STOP_POSITION])
+
+    @property
+    def stop_detail(self) -> InvalidReason:
+        """The test that failed there."""
+        return InvalidReason(int(self._words[STOP_DETAIL]))
+
+    def reset(self) -> None:
+        """Forget all rows, keep the memory."""
+        self._words[[ROWS, KEYS, LMQ_ROWS, SKIPPED]] = 0
+
+    def grow(self, shortage: int) -> None:
+        """Double the columns a scan found full: GROW_ROWS, GROW_KEYS or GROW_LMQ_ROWS."""
+        self._allocate(shortage, 2 * int(self._words[_CAPACITY[shortage]]))
+
+    def _allocate(self, group: int, capacity: int) -> None:
+        for name, kind, word, member_of in _COLUMNS:
+            if member_of != group:
+                continue
+            column = np.empty(capacity, kind)
+            if name in self._columns:
+                column[: len(self._columns[name])] = self._columns[name]
+            self._columns[name] = column
+            self._words[word] = column.ctypes.data
+            setattr(self, name, column)
+        self._words[_CAPACITY[group]] = capacity

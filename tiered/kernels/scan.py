@@ -1,0 +1,131 @@
+"""The scan: commitlog bytes -> validated columns, one pass, no Python object per message.
+
+Owns the loop over records and which of them are visible in a consume queue. The rules of belief are in
+record_checks, those of the columns in record_rows. Oracle: ``tiered.kernels.oracle.scan_log``.
+
+Does not know confirm offsets, files or damage: it stops at the first byte it cannot believe and says why.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.kernels.jit import Int, kernel
+from tiered.kernels.loads import get_i64, put_i64
+from tiered.kernels.queue_table import QUEUES_FULL, TOPIC_BYTES_FULL, QueueTable
+from tiered.kernels.record_checks import VALID, check_record
+from tiered.kernels.record_columns import (
+    FLAG_BATCH,
+    FLAG_COMPRESSED,
+    FLAG_LMQ,
+    GROW_QUEUES,
+    GROW_ROWS,
+    GROW_TOPIC_BYTES,
+    SIZE,
+    SKIPPED,
+    STOP_DETAIL,
+    STOP_POSITION,
+    SYS_FLAG,
+    InvalidReason,
+    RecordColumns,
+    ScanStop,
+    StopReason,
+)
+from tiered.kernels.record_rows import emit_record
+
+__all__ = [
+    "FLAG_BATCH",
+    "FLAG_COMPRESSED",
+    "FLAG_LMQ",
+    "InvalidReason",
+    "RecordColumns",
+    "ScanStop",
+    "StopReason",
+    "scan_log",
+    "warm_up",
+]
+
+_NO_DELAY_LEVELS = np.zeros(0, np.int64)
+_INVALID = int(StopReason.INVALID)
+_NOT_VISIBLE = 0x4
+"""Set in the system flag of prepared (0x4) and rolled back (0xC) transactions."""
+
+
+def scan_log(
+    arena: NDArray[np.uint8],
+    begin: int,
+    end: int,
+    phys_begin: int,
+    file_end_phys: int,
+    table: QueueTable,
+    out: RecordColumns,
+    *,
+    delay_levels_ms: NDArray[np.int64] | None,
+) -> ScanStop:
+    """Validate the records in ``arena[begin:end]`` and append their rows to ``out``.
+
+    The first byte lies at ``phys_begin`` in the commitlog file that ends at ``file_end_phys``. Prepared and
+    rolled back transactions give no row, nor do queues whose ``table.admitted`` is 0 unless the record
+    carries references of a light queue that is admitted. New queues are inserted into ``table`` as UNDECIDED.
+    ``delay_levels_ms[i]`` is the delay of level i + 1; when given, tagsCode of a scheduled message is its
+    deliver time, as in the consume queue of SCHEDULE_TOPIC_XXXX. Raises ValueError for a range outside the
+    arena.
+    """
+    if not 0 <= begin <= end <= len(arena) or not arena.flags.c_contiguous or arena.dtype != np.uint8:
+        raise ValueError(f"[{begin}, {end}) of an arena of {len(arena)} bytes of {arena.dtype}")
+    levels = _NO_DELAY_LEVELS if delay_levels_ms is None else np.ascontiguousarray(delay_levels_ms, np.int64)
+    address = arena.ctypes.data
+    while True:
+        outcome = _scan(
+            address, begin, end, len(arena), phys_begin, file_end_phys, table.address, out.address,
+            levels.ctypes.data, len(levels),
+        )  # fmt: skip
+        if outcome < GROW_ROWS:
+            return ScanStop(StopReason(outcome), out.stop_position, out.stop_detail)
+        if outcome == GROW_QUEUES:
+            table.grow(QUEUES_FULL)
+        elif outcome == GROW_TOPIC_BYTES:
+            table.grow(TOPIC_BYTES_FULL)
+        else:
+            out.grow(outcome)
+        phys_begin += out.stop_position - begin
+        begin = out.stop_position
+
+
+def warm_up() -> None:
+    """Compile the scan, or load it from the cache: some 10 s or some 100 ms, better spent before it is
+    needed.
+    """
+    scan_log(np.zeros(8, np.uint8), 0, 8, 0, 8, QueueTable(), RecordColumns(1, 1, 1), delay_levels_ms=None)
+
+
+@kernel
+def _scan(
+    arena: Int,
+    position: Int,
+    end: Int,
+    arena_end: Int,
+    phys: Int,
+    file_end_phys: Int,
+    table: Int,
+    out: Int,
+    delay_levels: Int,
+    level_count: Int,
+) -> Int:
+    """A StopReason or a GROW code; STOP_POSITION says where. Rows are appended whole or not at all."""
+    while True:
+        outcome = check_record(arena, position, end, phys, file_end_phys, out)
+        if outcome == VALID:
+            if get_i64(out, SYS_FLAG) & _NOT_VISIBLE:
+                put_i64(out, SKIPPED, get_i64(out, SKIPPED) + 1)
+            else:
+                outcome = emit_record(arena, position, arena_end, phys, table, out, delay_levels, level_count)
+        if outcome != VALID:
+            put_i64(out, STOP_POSITION, position)
+            if outcome != _INVALID:
+                put_i64(out, STOP_DETAIL, 0)
+            return outcome
+        size = get_i64(out, SIZE)
+        position += size
+        phys += size

@@ -1,0 +1,111 @@
+"""A body as pieces: its size, checksum, parts, and a file-like view for an SDK that knows no pieces.
+
+Nothing here copies the pieces; small neighbours are joined only at the moment of sending.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+
+from tiered.object_store.protocol import Body, Buffer
+
+SMALL_PIECE_BYTES = 64 * 1024
+JOINED_BYTES_MAX = 256 * 1024
+
+
+def size_bytes(body: Body) -> int:
+    """All pieces together."""
+    return sum(map(buffer_bytes, body))
+
+
+def buffer_bytes(piece: Buffer) -> int:
+    """Length in bytes: ``len`` of a memoryview counts items, not bytes."""
+    return piece.nbytes if isinstance(piece, memoryview) else len(piece)
+
+
+def as_views(body: Body) -> list[memoryview]:
+    """The pieces as flat byte views, empty ones left out."""
+    return [memoryview(piece).cast("B") for piece in body if buffer_bytes(piece)]
+
+
+def coalesced(views: list[memoryview]) -> Iterator[Buffer]:
+    """The same bytes in fewer, larger buffers: small neighbours are joined, large ones passed through."""
+    pending: list[memoryview] = []
+    pending_bytes = 0
+    for view in views:
+        if pending and (view.nbytes >= SMALL_PIECE_BYTES or pending_bytes + view.nbytes > JOINED_BYTES_MAX):
+            yield b"".join(pending)
+            pending, pending_bytes = [], 0
+        if view.nbytes >= SMALL_PIECE_BYTES:
+            yield view
+        else:
+            pending.append(view)
+            pending_bytes += view.nbytes
+    if pending:
+        yield b"".join(pending)
+
+
+def parts(views: list[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:
+    """Consecutive parts of exactly ``part_bytes``, the last one smaller."""
+    part: list[memoryview] = []
+    room = part_bytes
+    for view in views:
+        rest = view
+        while rest.nbytes:
+            part.append(rest[:room])
+            room -= part[-1].nbytes
+            rest = rest[part[-1].nbytes :]
+            if room == 0:
+                yield part
+                part, room = [], part_bytes
+    if part:
+        yield part
+
+
+def crc32c_base64(views: list[memoryview]) -> str:
+    """CRC32C of all pieces as S3's checksum headers spell it."""
+    from fastcrc import crc32  # loaded by the first upload
+
+    crc = 0
+    for view in views:
+        crc = crc32.iscsi(view, crc)
+    return base64.b64encode(crc.to_bytes(4, "big")).decode("ascii")
+
+
+class PieceReader:
+    """The pieces as a seekable file, which is the only form besides bytes that the SDK signs and sends."""
+
+    def __init__(self, views: list[memoryview]) -> None:
+        self.views = views
+        self._size = sum(view.nbytes for view in views)
+        self._position = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def tell(self) -> int:
+        """Bytes before the next read."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """As io.IOBase.seek."""
+        base = (0, self._position, self._size)[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, amount: int = -1) -> bytes:
+        """At most ``amount`` bytes, or all that is left."""
+        wanted = self._size - self._position if amount is None or amount < 0 else amount
+        taken: list[memoryview] = []
+        start = 0
+        for view in self.views:
+            if wanted <= 0:
+                break
+            within = self._position - start
+            start += view.nbytes
+            if within < view.nbytes:
+                taken.append(view[within : within + wanted])
+                wanted -= taken[-1].nbytes
+                self._position += taken[-1].nbytes
+        return b"".join(taken)

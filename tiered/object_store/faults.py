@@ -1,0 +1,228 @@
+"""Faults on demand: a store that loses, stalls, delays and refuses requests, and writes down every one.
+
+Seeded and free of clocks: a simulation gives its own ``wait``. Owns which request fails how; the wrapped
+store does everything else. Ships with the product because the crash tests of every part use it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import NamedTuple, TypeVar
+
+from tiered.errors import AlreadyExistsError, StoreFullError, ThrottledError, TieredError, UnansweredError
+from tiered.object_store.protocol import Body, ObjectInfo, ObjectStore
+
+T = TypeVar("T")
+
+
+class Fault(Enum):
+    """What happens to a request."""
+
+    LOST_BEFORE = "lost before effect"
+    LOST_AFTER = "lost after effect"
+    STALLED = "stalled until its time-out; the effect may land later (land_stalled)"
+    THROTTLED = "refused: 503"
+    CONFLICT = "refused: 409, repeat the same bytes"
+    FULL = "refused: no space"
+
+
+@dataclass(frozen=True)
+class FaultRule:
+    """``fault`` hits requests of ``operations`` whose key matches the shell pattern ``keys``.
+
+    The first ``skip`` matches pass, then at most ``times`` are hit (None: all), each with ``probability``.
+    """
+
+    fault: Fault
+    operations: frozenset[str] = frozenset({"put"})
+    keys: str = "*"
+    probability: float = 1.0
+    times: int | None = None
+    skip: int = 0
+
+
+class Request(NamedTuple):
+    """One line of the request log. ``outcome`` is "ok", a Fault's name, or an error's class name."""
+
+    operation: str
+    key: str
+    outcome: str
+
+
+OPERATIONS = frozenset({"put", "get", "get_range", "get_tail", "list", "delete", "clock"})
+
+
+@dataclass
+class _Armed:
+    rule: FaultRule
+    seen: int = 0
+    hits: int = 0
+
+
+class FaultStore:
+    """``store`` with faults. ``requests`` is the log, in order of completion.
+
+    ``wait(seconds)`` passes the time of a stall: ``timeout_s`` of the call, or ``stall_s`` without one.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        rules: Sequence[FaultRule] = (),
+        *,
+        seed: int = 0,
+        stall_s: float = 30.0,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._random = random.Random(seed)
+        self._stall_s = stall_s
+        self._wait = wait
+        self._lock = threading.Lock()
+        self._armed = [_Armed(rule) for rule in rules]
+        self._stalled: list[tuple[str, list[bytes]]] = []
+        self.requests: list[Request] = []
+
+    @property
+    def url(self) -> str:
+        """The wrapped store's."""
+        return self._store.url
+
+    def __repr__(self) -> str:
+        return f"FaultStore({self._store!r}, rules={len(self._armed)}, requests={len(self.requests)})"
+
+    # -- control -----------------------------------------
+
+    def add(self, rule: FaultRule) -> None:
+        """One more rule; the first that matches and fires wins."""
+        with self._lock:
+            self._armed.append(_Armed(rule))
+
+    def clear(self) -> None:
+        """No rules from now on. The log and the stalled effects stay."""
+        with self._lock:
+            self._armed.clear()
+
+    def hits(self) -> dict[FaultRule, int]:
+        """How often each rule fired."""
+        with self._lock:
+            return {armed.rule: armed.hits for armed in self._armed}
+
+    def land_stalled(self) -> list[str]:
+        """Stalled PUTs take effect now, as after a network heals. Returns the keys that were created."""
+        with self._lock:
+            stalled, self._stalled = self._stalled, []
+        landed = []
+        for key, body in stalled:
+            try:
+                self._store.put_if_absent(key, body)
+            except AlreadyExistsError:
+                continue
+            landed.append(key)
+        return landed
+
+    # -- the store -----------------------------------------
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        fault = self._draw("put", key)
+        if fault is Fault.STALLED:
+            with self._lock:
+                self._stalled.append((key, [bytes(piece) for piece in body]))
+        self._refuse("put", key, fault, timeout_s)
+        self._record("put", key, fault, lambda: self._store.put_if_absent(key, body, timeout_s=timeout_s))
+
+    def get(self, key: str) -> bytes:
+        """See ObjectStore."""
+        return self._call("get", key, lambda: self._store.get(key))
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See ObjectStore."""
+        return self._call("get_range", key, lambda: self._store.get_range(key, offset, length))
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        """See ObjectStore."""
+        return self._call("get_tail", key, lambda: self._store.get_tail(key, length))
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        """See ObjectStore. A fault hits at the call, not in the middle."""
+        return self._call(
+            "list", prefix, lambda: self._store.list(prefix, start_after=start_after, limit=limit)
+        )
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore. Logged once for each key; the first key decides the fault."""
+        fault = self._draw("delete", keys[0]) if keys else None
+        self._refuse("delete", keys[0] if keys else "", fault, None)
+        for key in keys[1:]:
+            self._log("delete", key, "ok")
+        self._record("delete", keys[0] if keys else "", fault, lambda: self._store.delete(keys))
+
+    def clock_ms(self) -> int:
+        """See ObjectStore."""
+        return self._call("clock", "", self._store.clock_ms)
+
+    def close(self) -> None:
+        """See ObjectStore."""
+        self._store.close()
+
+    # -- faults -----------------------------------------
+
+    def _call(self, operation: str, key: str, act: Callable[[], T]) -> T:
+        fault = self._draw(operation, key)
+        self._refuse(operation, key, fault, None)
+        return self._record(operation, key, fault, act)
+
+    def _draw(self, operation: str, key: str) -> Fault | None:
+        with self._lock:
+            for armed in self._armed:
+                rule = armed.rule
+                if operation not in rule.operations or not fnmatchcase(key, rule.keys):
+                    continue
+                armed.seen += 1
+                exhausted = rule.times is not None and armed.hits >= rule.times
+                if armed.seen <= rule.skip or exhausted or self._random.random() >= rule.probability:
+                    continue
+                armed.hits += 1
+                return rule.fault
+        return None
+
+    def _refuse(self, operation: str, key: str, fault: Fault | None, timeout_s: float | None) -> None:
+        """Raise for the faults that strike before the effect."""
+        if fault is None or fault is Fault.LOST_AFTER:
+            return
+        if fault is Fault.STALLED:
+            self._wait(self._stall_s if timeout_s is None else timeout_s)
+        self._log(operation, key, fault.name)
+        raise _ERRORS[fault](f"{self.url}: {operation} {key}: {fault.value} (injected)")
+
+    def _record(self, operation: str, key: str, fault: Fault | None, act: Callable[[], T]) -> T:
+        try:
+            answer = act()
+        except TieredError as error:
+            self._log(operation, key, type(error).__name__)
+            raise
+        if fault is Fault.LOST_AFTER:
+            self._log(operation, key, fault.name)
+            raise UnansweredError(f"{self.url}: {operation} {key}: {fault.value} (injected)")
+        self._log(operation, key, "ok")
+        return answer
+
+    def _log(self, operation: str, key: str, outcome: str) -> None:
+        with self._lock:
+            self.requests.append(Request(operation, key, outcome))
+
+
+_ERRORS: dict[Fault, type[TieredError]] = {
+    Fault.LOST_BEFORE: UnansweredError,
+    Fault.STALLED: UnansweredError,
+    Fault.THROTTLED: ThrottledError,
+    Fault.CONFLICT: ThrottledError,
+    Fault.FULL: StoreFullError,
+}

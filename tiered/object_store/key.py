@@ -1,0 +1,27 @@
+"""Which strings are keys. Every back end refuses the same ones, so that an archive can move between them.
+
+Does not own what keys mean (tiered.formats.keys).
+"""
+
+from __future__ import annotations
+
+import re
+
+from tiered.errors import UsageError
+
+KEY_BYTES_MAX = 1024
+_KEY = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*\Z")
+_DOTS = re.compile(r"(?:^|/)\.{1,2}(?:/|$)")
+_SINGLE_PUT = frozenset({"catalog", "pages"})
+
+
+def check_key(key: str) -> str:
+    """``key`` itself, or UsageError: components of ``[A-Za-z0-9._-]``, none of them ``.`` or ``..``."""
+    if len(key) > KEY_BYTES_MAX or _KEY.match(key) is None or _DOTS.search(key) is not None:
+        raise UsageError(f"not a key: {key[:200]!r}", hint="keys are [A-Za-z0-9._-] components joined by /")
+    return key
+
+
+def is_single_put(key: str) -> bool:
+    """Whether the object must be one PUT: a multipart completion is not the atomic step commits rely on."""
+    return not _SINGLE_PUT.isdisjoint(key.split("/"))

@@ -1,0 +1,96 @@
+"""memory://: the whole contract in a dictionary. For tests, simulations and throw-away archives.
+
+Owns no durability. Other back ends are measured against its meanings.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+
+from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError
+from tiered.object_store.key import check_key
+from tiered.object_store.protocol import Body, ObjectInfo
+
+
+def wall_clock_ms() -> int:
+    """This machine's clock."""
+    return time.time_ns() // 1_000_000
+
+
+class MemoryStore:
+    """Objects in a dictionary beside their sorted keys. ``clock_ms`` stamps them."""
+
+    def __init__(self, url: str = "memory://", *, clock_ms: Callable[[], int] = wall_clock_ms) -> None:
+        self._url = url
+        self._clock_ms = clock_ms
+        self._lock = threading.Lock()
+        self._objects: dict[str, tuple[bytes, int]] = {}
+        self._keys: list[str] = []
+
+    @property
+    def url(self) -> str:
+        """``memory://name``."""
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self._url!r}, objects={len(self._keys)})"
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        content = b"".join(body)
+        with self._lock:
+            if key in self._objects:
+                raise AlreadyExistsError(f"{self._url}: {key} exists")
+            self._objects[check_key(key)] = (content, self._clock_ms())
+            insort(self._keys, key)
+
+    def get(self, key: str) -> bytes:
+        """See ObjectStore."""
+        with self._lock:
+            found = self._objects.get(check_key(key))
+        if found is None:
+            raise NotFoundError(f"{self._url}: no object {key}")
+        return found[0]
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See ObjectStore."""
+        content = self.get(key)
+        if offset < 0 or length < 0 or offset + length > len(content):
+            raise CorruptionError(
+                f"{self._url}: {key} has {len(content)} bytes, wanted [{offset}, {offset + length})"
+            )
+        return content[offset : offset + length]
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        """See ObjectStore."""
+        content = self.get(key)
+        return content[max(0, len(content) - length) :]
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        """See ObjectStore. The answer is one snapshot."""
+        with self._lock:
+            first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, start_after))
+            found: list[ObjectInfo] = []
+            for key in self._keys[first:] if limit is None else self._keys[first : first + limit]:
+                if not key.startswith(prefix):
+                    break
+                content, modified_ms = self._objects[key]
+                found.append(ObjectInfo(key, len(content), modified_ms))
+        return iter(found)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore."""
+        with self._lock:
+            for key in keys:
+                if self._objects.pop(key, None) is not None:
+                    del self._keys[bisect_left(self._keys, key)]
+
+    def clock_ms(self) -> int:
+        """See ObjectStore."""
+        return self._clock_ms()
+
+    def close(self) -> None:
+        """Nothing to release."""

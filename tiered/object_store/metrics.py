@@ -1,0 +1,147 @@
+"""What was asked of an object store: requests, failures, bytes and latency of each operation.
+
+Owns the counters and the wrapper that feeds them. Does not own how they are published (the sidecar does).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from tiered.object_store.body import size_bytes
+from tiered.object_store.protocol import Body, ObjectInfo, ObjectStore
+
+LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+@dataclass
+class OperationStats:
+    """One operation's totals. ``latency_counts``: one entry more than LATENCY_BOUNDS_S, for the slower."""
+
+    requests: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
+
+
+class StoreMetrics:
+    """Totals since the start, shared by any number of stores. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._operations: dict[str, OperationStats] = {}
+
+    def record(self, operation: str, seconds: float, transferred_bytes: int, failure: str | None) -> None:
+        """Count one finished request; ``failure`` is the error's class name."""
+        with self._lock:
+            stats = self._operations.setdefault(operation, OperationStats())
+            stats.requests += 1
+            stats.bytes += transferred_bytes
+            stats.seconds += seconds
+            stats.latency_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
+            if failure is not None:
+                stats.failures[failure] = stats.failures.get(failure, 0) + 1
+
+    def snapshot(self) -> dict[str, OperationStats]:
+        """A copy of the totals by operation: put, get, get_range, get_tail, list, delete, clock."""
+        with self._lock:
+            return {
+                name: replace(stats, failures=dict(stats.failures), latency_counts=list(stats.latency_counts))
+                for name, stats in self._operations.items()
+            }
+
+    @property
+    def requests(self) -> int:
+        """All requests so far: an idle process adds none."""
+        with self._lock:
+            return sum(stats.requests for stats in self._operations.values())
+
+
+class _Timing:
+    transferred_bytes = 0
+
+
+class MetricsStore:
+    """``store`` with every request counted. Sits inside retries, so each attempt counts."""
+
+    def __init__(
+        self, store: ObjectStore, metrics: StoreMetrics, *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._clock_s = clock_s
+
+    @property
+    def url(self) -> str:
+        """The wrapped store's."""
+        return self._store.url
+
+    def __repr__(self) -> str:
+        return f"MetricsStore({self._store!r})"
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        """See ObjectStore. Bytes count when the answer was positive."""
+        with self._timed("put") as timing:
+            self._store.put_if_absent(key, body, timeout_s=timeout_s)
+            timing.transferred_bytes = size_bytes(body)
+
+    def get(self, key: str) -> bytes:
+        """See ObjectStore."""
+        with self._timed("get") as timing:
+            content = self._store.get(key)
+            timing.transferred_bytes = len(content)
+        return content
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See ObjectStore."""
+        with self._timed("get_range") as timing:
+            content = self._store.get_range(key, offset, length)
+            timing.transferred_bytes = len(content)
+        return content
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        """See ObjectStore."""
+        with self._timed("get_tail") as timing:
+            content = self._store.get_tail(key, length)
+            timing.transferred_bytes = len(content)
+        return content
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        """See ObjectStore. Counted once a listing, until it ends or the reader stops."""
+        with self._timed("list"):
+            yield from self._store.list(prefix, start_after=start_after, limit=limit)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore."""
+        with self._timed("delete"):
+            self._store.delete(keys)
+
+    def clock_ms(self) -> int:
+        """See ObjectStore."""
+        with self._timed("clock"):
+            return self._store.clock_ms()
+
+    def close(self) -> None:
+        """See ObjectStore."""
+        self._store.close()
+
+    @contextmanager
+    def _timed(self, operation: str) -> Iterator[_Timing]:
+        timing = _Timing()
+        failure: str | None = None
+        began_s = self._clock_s()
+        try:
+            yield timing
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            failure = type(error).__name__
+            raise
+        finally:
+            elapsed_s = self._clock_s() - began_s
+            self._metrics.record(operation, elapsed_s, timing.transferred_bytes, failure)

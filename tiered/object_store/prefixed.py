@@ -1,0 +1,59 @@
+"""A store seen from below a prefix: keys are relative to it on both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tiered.object_store.key import check_key
+from tiered.object_store.protocol import Body, ObjectInfo, ObjectStore
+
+
+class PrefixedStore:
+    """``store`` below ``prefix`` (one or more components, with or without the closing slash)."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = check_key(prefix.rstrip("/")) + "/"
+
+    @property
+    def url(self) -> str:
+        """The inner address and the prefix."""
+        inner = self._store.url
+        return f"{inner if inner.endswith('/') else inner + '/'}{self._prefix.rstrip('/')}"
+
+    def __repr__(self) -> str:
+        return f"PrefixedStore({self._store!r}, {self._prefix!r})"
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        self._store.put_if_absent(self._prefix + key, body, timeout_s=timeout_s)
+
+    def get(self, key: str) -> bytes:
+        """See ObjectStore."""
+        return self._store.get(self._prefix + key)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See ObjectStore."""
+        return self._store.get_range(self._prefix + key, offset, length)
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        """See ObjectStore."""
+        return self._store.get_tail(self._prefix + key, length)
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        """See ObjectStore."""
+        after = self._prefix + start_after if start_after else ""
+        for info in self._store.list(self._prefix + prefix, start_after=after, limit=limit):
+            yield info._replace(key=info.key[len(self._prefix) :])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore."""
+        self._store.delete([self._prefix + key for key in keys])
+
+    def clock_ms(self) -> int:
+        """See ObjectStore."""
+        return self._store.clock_ms()
+
+    def close(self) -> None:
+        """Closes the inner store: one archive, one connection pool."""
+        self._store.close()

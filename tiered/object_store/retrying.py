@@ -1,0 +1,118 @@
+"""Retries by tenacity: reads, lists, deletes and the clock. Never a PUT.
+
+A PUT whose answer is missing may have taken effect; who retries it chooses a new key (uploader) or resolves
+it by put id (catalog). A read may simply be asked again. Only UnavailableError is retried: the rest lasts.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from tiered.errors import UnavailableError
+from tiered.object_store.protocol import Body, ObjectInfo, ObjectStore
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX = 8
+WAIT_FIRST_S = 0.1
+WAIT_MAX_S = 5.0
+
+
+class RetryingStore:
+    """``store`` with everything but PUTs repeated for up to ``retry_seconds`` (exponential, full jitter)."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        retry_seconds: float,
+        sleep: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        # Loaded here: file:// archives never retry, and the import costs 50 ms of a command's start.
+        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
+
+        self._store = store
+        self._jitter = jitter
+        self._retrying = Retrying(
+            retry=retry_if_exception_type(UnavailableError),
+            stop=stop_after_delay(retry_seconds) | stop_after_attempt(ATTEMPTS_MAX),
+            wait=self._wait_s,
+            sleep=sleep,
+            reraise=True,
+        )
+
+    def _wait_s(self, state: RetryCallState) -> float:
+        ceiling_s: float = min(WAIT_MAX_S, WAIT_FIRST_S * 2 ** (state.attempt_number - 1))
+        return ceiling_s * (0.5 + self._jitter() / 2)
+
+    def _call(self, act: Callable[[], T]) -> T:
+        return self._retrying(act)
+
+    @property
+    def url(self) -> str:
+        """The wrapped store's."""
+        return self._store.url
+
+    def __repr__(self) -> str:
+        return f"RetryingStore({self._store!r})"
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        """See ObjectStore. One call, one attempt."""
+        self._store.put_if_absent(key, body, timeout_s=timeout_s)
+
+    def get(self, key: str) -> bytes:
+        """See ObjectStore."""
+        return self._call(lambda: self._store.get(key))
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See ObjectStore."""
+        return self._call(lambda: self._store.get_range(key, offset, length))
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        """See ObjectStore."""
+        return self._call(lambda: self._store.get_tail(key, length))
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        """See ObjectStore. After a failure the listing goes on behind the last key it gave."""
+        after, left = start_after, limit
+        while left is None or left > 0:
+            info: ObjectInfo | None = None
+            try:
+                for info in self._store.list(prefix, start_after=after, limit=left):
+                    after = info.key
+                    left = None if left is None else left - 1
+                    yield info
+            except UnavailableError:
+                if info is not None:
+                    continue
+                first = self._call(partial(self._first, prefix, after, left))
+                if first is None:
+                    return
+                after = first.key
+                left = None if left is None else left - 1
+                yield first
+                continue
+            return
+
+    def _first(self, prefix: str, after: str, left: int | None) -> ObjectInfo | None:
+        return next(self._store.list(prefix, start_after=after, limit=left), None)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore."""
+        self._call(lambda: self._store.delete(keys))
+
+    def clock_ms(self) -> int:
+        """See ObjectStore."""
+        return self._call(self._store.clock_ms)
+
+    def close(self) -> None:
+        """See ObjectStore."""
+        self._store.close()

@@ -1,0 +1,290 @@
+"""s3://: AWS, MinIO, LocalStack, Ceph and whatever else honours ``If-None-Match: *`` on PUT.
+
+One call is one attempt: the SDK's own retries are off. Every body carries its CRC32C, which the server checks
+and which is signed; the body itself is signed too unless the link is TLS or said to be trusted. Addresses are
+path-style for an endpoint of one's own, the SDK's choice for AWS.
+
+Owns the requests of the blocking client. The SDK is loaded by the first request, not by import.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from tiered.errors import CorruptionError, TieredError, UnansweredError
+from tiered.object_store.body import PieceReader, as_views, crc32c_base64, parts
+from tiered.object_store.key import check_key, is_single_put
+from tiered.object_store.options import StoreOptions
+from tiered.object_store.protocol import Body, ObjectInfo
+from tiered.object_store.s3_errors import s3_error
+from tiered.object_store.s3_transport import CONNECTIONS_MAX, S3Transport, TransportOptions, deadline
+from tiered.settings.sections import ObjectStoreSettings
+
+logger = logging.getLogger(__name__)
+
+DELETE_KEYS_MAX = 1000
+LIST_KEYS_MAX = 1000
+PARTS_MAX = 10_000
+ABORT_TIMEOUT_S = 2.0
+PATIENT_BYTES_PER_S = 1024 * 1024
+"""Without a time-out of the caller's, a PUT may take the read time-out plus its size at this rate."""
+
+
+class S3Store:
+    """One bucket. Thread-safe; keys are relative to the bucket's root."""
+
+    def __init__(self, bucket: str, options: StoreOptions) -> None:
+        self._bucket = bucket
+        self._options = options
+        self._settings = options.settings
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._transport: S3Transport | None = None
+
+    @property
+    def url(self) -> str:
+        """``s3://bucket``."""
+        return f"s3://{self._bucket}"
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.url!r}, endpoint={self._settings.endpoint_url or 'AWS'!r})"
+
+    # -- writing -----------------------------------------
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        """See ObjectStore."""
+        check_key(key)
+        views = as_views(body)
+        size = sum(view.nbytes for view in views)
+        if timeout_s is None:
+            timeout_s = self._settings.read_timeout_ms / 1000 + size / PATIENT_BYTES_PER_S
+        with self._translated(key), deadline(timeout_s):
+            if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
+                self._connected().put_object(
+                    Bucket=self._bucket,
+                    Key=key,
+                    Body=PieceReader(views),
+                    ChecksumCRC32C=crc32c_base64(views),
+                    IfNoneMatch="*",
+                )
+            else:
+                self._put_in_parts(key, views, size)
+
+    def _put_in_parts(self, key: str, views: list[memoryview], size: int) -> None:
+        client = self._connected()
+        target = {"Bucket": self._bucket, "Key": key}
+        upload = client.create_multipart_upload(**target, ChecksumAlgorithm="CRC32C")
+        target["UploadId"] = upload["UploadId"]
+        part_bytes = max(self._settings.multipart_part_bytes, -(-size // PARTS_MAX))
+        try:
+            sent = []
+            for number, part in enumerate(parts(views, part_bytes), start=1):
+                checksum = crc32c_base64(part)
+                answer = client.upload_part(
+                    **target, PartNumber=number, Body=PieceReader(part), ChecksumCRC32C=checksum
+                )
+                sent.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32C": checksum})
+            client.complete_multipart_upload(**target, MultipartUpload={"Parts": sent}, IfNoneMatch="*")
+        except Exception:
+            self._abort(target)
+            raise
+
+    def _abort(self, target: dict[str, str]) -> None:
+        """Best effort: parts left behind are invisible, and a lifecycle rule of the bucket removes them."""
+        try:
+            with deadline(ABORT_TIMEOUT_S):
+                self._connected().abort_multipart_upload(**target)
+        except Exception as error:
+            logger.warning("multipart upload not aborted: %s", s3_error(error, f"{self.url}/{target['Key']}"))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore."""
+        for start in range(0, len(keys), DELETE_KEYS_MAX):
+            batch = [check_key(key) for key in keys[start : start + DELETE_KEYS_MAX]]
+            with self._translated(batch[0]):
+                if len(batch) == 1:
+                    self._connected().delete_object(Bucket=self._bucket, Key=batch[0])
+                    continue
+                answer = self._connected().delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
+                )
+            for refused in answer.get("Errors", ()):
+                raise s3_error(_DeleteRefusedError(refused), f"{self.url}/{refused.get('Key', batch[0])}")
+
+    # -- reading -----------------------------------------
+
+    def get(self, key: str) -> bytes:
+        """See ObjectStore."""
+        return self._fetch(key, {})
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See ObjectStore."""
+        if offset < 0 or length < 0:
+            raise CorruptionError(f"{self.url}/{key}: impossible range [{offset}, {offset + length})")
+        if length == 0:
+            return b""
+        content = self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"})
+        return exact_range(content, f"{self.url}/{key}", offset, length)
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        """See ObjectStore."""
+        if length <= 0:
+            return b""
+        try:
+            return self._fetch(key, {"Range": f"bytes=-{length}"})
+        except CorruptionError:  # an empty object has no satisfiable range
+            return self._fetch(key, {})[-length:]
+
+    def _fetch(self, key: str, extra: dict[str, str]) -> bytes:
+        check_key(key)
+        with self._translated(key):
+            answer = self._connected().get_object(Bucket=self._bucket, Key=key, **extra)
+            content: bytes = answer["Body"].read()
+            return content
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        """See ObjectStore."""
+        left = limit
+        while left is None or left > 0:
+            wanted = LIST_KEYS_MAX if left is None else min(LIST_KEYS_MAX, left)
+            with self._translated(prefix):
+                # Paged by the last key rather than by a token: restartable, and the same on every server.
+                answer = self._connected().list_objects_v2(
+                    Bucket=self._bucket, Prefix=prefix, StartAfter=start_after, MaxKeys=wanted
+                )
+            found = listed_objects(answer)
+            yield from found
+            if not answer.get("IsTruncated") or not found:
+                return
+            start_after = found[-1].key
+            left = None if left is None else left - len(found)
+
+    def clock_ms(self) -> int:
+        """See ObjectStore. Whole seconds, from the Date header."""
+        with self._translated(""):
+            answer = self._connected().head_bucket(Bucket=self._bucket)
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if date is None:
+            raise UnansweredError(f"{self.url}: the answer has no date")
+        return int(parsedate_to_datetime(date).timestamp() * 1000)
+
+    def close(self) -> None:
+        """See ObjectStore."""
+        with self._lock:
+            client, self._client = self._client, None
+            transport, self._transport = self._transport, None
+        if client is not None:
+            client.close()
+        if transport is not None:
+            transport.close()
+
+    # -- the SDK -----------------------------------------
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            with self._lock:
+                if self._client is None:
+                    self._client, self._transport = connect(self._options)
+        return self._client
+
+    @contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except TieredError as error:
+            raise s3_error(error, f"{self.url}/{key}".rstrip("/")) from error.__cause__
+        except Exception as error:
+            translated = s3_error(error, f"{self.url}/{key}".rstrip("/"))
+            raise translated from error
+
+
+class _DeleteRefusedError(Exception):
+    """One key of a batch delete that the server refused, in the shape of the SDK's error."""
+
+    def __init__(self, refused: dict[str, Any]) -> None:
+        super().__init__(refused.get("Code"))
+        self.response = {"Error": refused, "ResponseMetadata": {"HTTPStatusCode": 0}}
+
+
+def exact_range(content: bytes, where: str, offset: int, length: int) -> bytes:
+    """``content`` if it is the whole range, else CorruptionError."""
+    if len(content) != length:
+        raise CorruptionError(f"{where}: [{offset}, {offset + length}) gave {len(content)} bytes")
+    return content
+
+
+def listed_objects(answer: dict[str, Any]) -> list[ObjectInfo]:
+    """The objects of one page of ListObjectsV2."""
+    return [
+        ObjectInfo(item["Key"], item["Size"], int(item["LastModified"].timestamp() * 1000))
+        for item in answer.get("Contents", ())
+    ]
+
+
+def client_arguments(options: StoreOptions) -> dict[str, Any]:
+    """What both clients give the SDK, its Config aside."""
+    settings, credentials = options.settings, options.credentials
+    arguments: dict[str, Any] = {
+        "endpoint_url": settings.endpoint_url or None,
+        "region_name": settings.region or None,
+    }
+    if credentials is not None:
+        arguments |= {
+            "aws_access_key_id": credentials.access_key,
+            "aws_secret_access_key": credentials.secret_key,
+            "aws_session_token": credentials.session_token,
+        }
+    return arguments
+
+
+def config_arguments(settings: ObjectStoreSettings) -> dict[str, Any]:
+    """The SDK's Config: no retries, no checksums of its own, addressing, payload signing."""
+    style = settings.addressing_style
+    if style == "auto" and settings.endpoint_url:
+        style = "path"  # an endpoint of one's own seldom has a wildcard name in DNS
+    unsigned = settings.trusted_network or not settings.endpoint_url.startswith("http://")
+    return {
+        "connect_timeout": settings.connect_timeout_ms / 1000,
+        "read_timeout": settings.read_timeout_ms / 1000,
+        "max_pool_connections": CONNECTIONS_MAX,
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        "s3": {"addressing_style": style, "payload_signing_enabled": not unsigned},
+    }
+
+
+def quiet_sdk_logs() -> None:
+    """At level debug the SDK logs whole requests, session token included: never let it."""
+    for name in ("botocore", "boto3", "aiobotocore", "aioboto3"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def connect(options: StoreOptions) -> tuple[Any, S3Transport]:
+    """A boto3 client whose requests go through our transport."""
+    import boto3  # 0.4 s, and file:// archives never need it
+    from botocore.config import Config
+    from botocore.httpsession import get_cert_path
+    from botocore.utils import get_environ_proxies
+
+    quiet_sdk_logs()
+    settings = options.settings
+    session = boto3.session.Session()
+    client = session.client("s3", config=Config(**config_arguments(settings)), **client_arguments(options))
+    endpoint = client.meta.endpoint_url
+    bundle = session._session.get_config_variable("ca_bundle")
+    transport = S3Transport(
+        TransportOptions(
+            connect_timeout_s=settings.connect_timeout_ms / 1000,
+            read_timeout_s=settings.read_timeout_ms / 1000,
+            ca_certs=bundle or get_cert_path(True),
+            proxy_url=get_environ_proxies(endpoint).get(endpoint.split(":", 1)[0]),
+        )
+    )
+    client.meta.events.register("before-send.s3", transport)
+    return client, transport

@@ -1,0 +1,124 @@
+"""s3:// for an event loop: the read half of the contract over aioboto3.
+
+Owns the requests of the asynchronous client; meanings, errors and options are those of s3.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+from tiered.errors import CorruptionError
+from tiered.object_store.key import check_key
+from tiered.object_store.options import StoreOptions
+from tiered.object_store.protocol import ObjectInfo
+from tiered.object_store.s3 import (
+    LIST_KEYS_MAX,
+    client_arguments,
+    config_arguments,
+    exact_range,
+    listed_objects,
+    quiet_sdk_logs,
+)
+from tiered.object_store.s3_errors import s3_error
+
+
+class AsyncS3Store:
+    """One bucket below ``prefix``. Belongs to the event loop of its first request; close it there."""
+
+    def __init__(self, bucket: str, options: StoreOptions, *, prefix: str = "") -> None:
+        self._bucket = bucket
+        self._options = options
+        self._prefix = check_key(prefix.rstrip("/")) + "/" if prefix else ""
+        self._connecting = asyncio.Lock()
+        self._resources = AsyncExitStack()
+        self._client: Any = None
+
+    @property
+    def url(self) -> str:
+        """``s3://bucket/prefix``."""
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"AsyncS3Store({self.url!r}, endpoint={self._options.settings.endpoint_url or 'AWS'!r})"
+
+    async def get(self, key: str) -> bytes:
+        """See AsyncObjectStore."""
+        return await self._fetch(key, {})
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See AsyncObjectStore."""
+        if offset < 0 or length < 0:
+            raise CorruptionError(f"{self.url}/{key}: impossible range [{offset}, {offset + length})")
+        if length == 0:
+            return b""
+        content = await self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"})
+        return exact_range(content, f"{self.url}/{key}", offset, length)
+
+    async def get_tail(self, key: str, length: int) -> bytes:
+        """See AsyncObjectStore."""
+        if length <= 0:
+            return b""
+        try:
+            return await self._fetch(key, {"Range": f"bytes=-{length}"})
+        except CorruptionError:  # an empty object has no satisfiable range
+            return (await self._fetch(key, {}))[-length:]
+
+    async def _fetch(self, key: str, extra: dict[str, str]) -> bytes:
+        check_key(key)
+        try:
+            client = await self._connected()
+            answer = await client.get_object(Bucket=self._bucket, Key=self._prefix + key, **extra)
+            async with answer["Body"] as body:
+                content: bytes = await body.read()
+            return content
+        except Exception as error:
+            translated = s3_error(error, f"{self.url}/{key}")
+            raise translated from error
+
+    async def list(
+        self, prefix: str, *, start_after: str = "", limit: int | None = None
+    ) -> AsyncIterator[ObjectInfo]:
+        """See AsyncObjectStore."""
+        after = self._prefix + start_after if start_after else ""
+        left = limit
+        while left is None or left > 0:
+            wanted = LIST_KEYS_MAX if left is None else min(LIST_KEYS_MAX, left)
+            try:
+                client = await self._connected()
+                answer = await client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=self._prefix + prefix, StartAfter=after, MaxKeys=wanted
+                )
+            except Exception as error:
+                translated = s3_error(error, f"{self.url}/{prefix}")
+                raise translated from error
+            found = listed_objects(answer)
+            for info in found:
+                yield info._replace(key=info.key[len(self._prefix) :])
+            if not answer.get("IsTruncated") or not found:
+                return
+            after = found[-1].key
+            left = None if left is None else left - len(found)
+
+    async def close(self) -> None:
+        """See AsyncObjectStore."""
+        self._client = None
+        await self._resources.aclose()
+
+    async def _connected(self) -> Any:
+        if self._client is None:
+            async with self._connecting:
+                if self._client is None:
+                    self._client = await self._connect()
+        return self._client
+
+    async def _connect(self) -> Any:
+        import aioboto3  # 0.7 s, loaded by the first request only
+        from botocore.config import Config
+
+        quiet_sdk_logs()
+        config = Config(**config_arguments(self._options.settings))
+        context = aioboto3.Session().client("s3", config=config, **client_arguments(self._options))
+        return await self._resources.enter_async_context(context)

@@ -1,0 +1,116 @@
+"""What S3's answers and the SDK's exceptions mean to us: one table, one function, for both clients.
+
+Owns the classification. Does not own failures of the connection itself (s3_transport.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tiered.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    CorruptionError,
+    NotFoundError,
+    RefusedRequestError,
+    StoreFullError,
+    ThrottledError,
+    TieredError,
+    UnansweredError,
+)
+
+_CLOCK = "set this machine's clock"
+_REGION = "set object_store.region (--region) and object_store.endpoint_url (--endpoint-url) to the bucket's"
+_KEYS = "check the credentials that the SDK's chain finds, and the bucket's policy"
+
+_BY_CODE: dict[str, tuple[type[TieredError], str]] = {
+    "NoSuchBucket": (NotFoundError, "create the bucket first"),
+    "NoSuchKey": (NotFoundError, ""),
+    "NoSuchUpload": (NotFoundError, ""),
+    "PreconditionFailed": (AlreadyExistsError, ""),
+    "ConditionalRequestConflict": (ThrottledError, ""),
+    "OperationAborted": (ThrottledError, ""),
+    "SlowDown": (ThrottledError, ""),
+    "Throttling": (ThrottledError, ""),
+    "RequestLimitExceeded": (ThrottledError, ""),
+    # The body did not arrive as it left: nothing was stored, the same bytes may be sent again.
+    "BadDigest": (ThrottledError, "the body arrived damaged"),
+    "XAmzContentChecksumMismatch": (ThrottledError, "the body arrived damaged"),
+    "XAmzContentSHA256Mismatch": (ThrottledError, "the body arrived damaged"),
+    "IncompleteBody": (ThrottledError, "the body arrived incomplete"),
+    "RequestTimeout": (UnansweredError, ""),
+    "InternalError": (UnansweredError, ""),
+    "XMinioStorageFull": (StoreFullError, "free space in the object store"),
+    "InsufficientStorage": (StoreFullError, "free space in the object store"),
+    "QuotaExceeded": (StoreFullError, "raise the bucket's quota"),
+    "XMinioAdminBucketQuotaExceeded": (StoreFullError, "raise the bucket's quota"),
+    "RequestTimeTooSkewed": (RefusedRequestError, _CLOCK),
+    "RequestExpired": (RefusedRequestError, _CLOCK),
+    "AuthorizationHeaderMalformed": (RefusedRequestError, _REGION),
+    "PermanentRedirect": (RefusedRequestError, _REGION),
+    "IllegalLocationConstraintException": (RefusedRequestError, _REGION),
+    "InvalidBucketName": (RefusedRequestError, "check the bucket's name"),
+    "ExpiredToken": (AccessDeniedError, "renew the credentials"),
+    "InvalidAccessKeyId": (AccessDeniedError, _KEYS),
+    "SignatureDoesNotMatch": (AccessDeniedError, _KEYS),
+    "AccessDenied": (AccessDeniedError, _KEYS),
+    "InvalidRange": (CorruptionError, ""),
+    "NotImplemented": (RefusedRequestError, "this object store lacks an operation that archives need"),
+}
+
+_BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
+    301: (RefusedRequestError, _REGION),
+    307: (ThrottledError, ""),
+    401: (AccessDeniedError, _KEYS),
+    403: (AccessDeniedError, _KEYS),
+    404: (NotFoundError, ""),
+    408: (UnansweredError, ""),
+    409: (ThrottledError, ""),
+    412: (AlreadyExistsError, ""),
+    416: (CorruptionError, ""),
+    429: (ThrottledError, ""),
+    501: (RefusedRequestError, "this object store lacks an operation that archives need"),
+    503: (ThrottledError, ""),
+    507: (StoreFullError, "free space in the object store"),
+}
+
+_NO_EFFECT = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"})
+_CREDENTIALS = ("Credential", "Token", "SSO", "Profile", "AssumeRole")
+
+
+def s3_error(error: Exception, where: str) -> TieredError:
+    """``error`` of the SDK as ours. ``where`` is the object's URL, without secrets."""
+    if isinstance(error, TieredError):
+        return _placed(error, where)
+    response: dict[str, Any] | None = getattr(error, "response", None)
+    if response is not None and "Error" in response:
+        return _answered(response, where)
+    name = type(error).__name__
+    if name in _NO_EFFECT:
+        return ThrottledError(f"{where}: the endpoint cannot be reached")
+    if any(word in name for word in _CREDENTIALS):
+        return AccessDeniedError(f"{where}: no usable credentials ({name})", hint=_KEYS)
+    if name in ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidProxiesConfigError"):
+        return RefusedRequestError(f"{where}: the SDK refuses the request ({name})", hint=_REGION)
+    if isinstance(error, ValueError):  # the SDK's "Invalid endpoint: ..."
+        return RefusedRequestError(f"{where}: {error}", hint=_REGION)
+    return UnansweredError(f"{where}: no usable answer ({name})")
+
+
+def _placed(error: TieredError, where: str) -> TieredError:
+    return error if where in error.message else type(error)(f"{where}: {error.message}", hint=error.hint)
+
+
+def _answered(response: dict[str, Any], where: str) -> TieredError:
+    code = str(response["Error"].get("Code", ""))
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    kind, hint = _BY_CODE.get(code) or _BY_STATUS.get(status) or _fallback(status)
+    said = str(response["Error"].get("Message", "")).rstrip(".")
+    described = f"{where}: {code}" if code and not code.isdigit() else f"{where}: HTTP {status}"
+    if said and said not in ("Forbidden", "Not Found", "Bad Request"):
+        described += f": {said}"
+    return kind(described, hint=hint)
+
+
+def _fallback(status: int) -> tuple[type[TieredError], str]:
+    return (RefusedRequestError, "") if 300 <= status < 500 else (UnansweredError, "")

@@ -1,0 +1,230 @@
+"""The SDK's requests on our own connections: a real deadline, pieces without copies, typed failures.
+
+The SDK knows only time-outs of single socket operations, wants a body in one buffer, and cannot say whether a
+failed request had been sent at all. It lets a handler answer a signed request instead of sending it
+(``before-send``); this is that handler. Three promises:
+
+- after the deadline nothing more is sent or awaited, and the connection is closed;
+- a failure before the first byte left is ThrottledError (no effect possible), after it UnansweredError;
+- a refusal sent while the body is still going out is read, not mistaken for a broken connection.
+
+Owns connections. Does not own signing, addressing or parsing (the SDK), nor what answers mean (s3_errors.py).
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from tiered.errors import RefusedRequestError, ThrottledError, TieredError, UnansweredError
+from tiered.object_store.body import PieceReader, coalesced
+
+SEND_BYTES = 256 * 1024
+SOL_SOCKET, SO_LINGER = 1, 13
+"""Linux's numbers: the sockets are urllib3's, this module only sets an option on one."""
+
+CONNECTIONS_MAX = 80
+"""Kept open for reuse: more than the largest allowed number of upload threads."""
+
+
+@dataclass
+class _Call:
+    """The request this thread is sending. ``deadline_s`` is on the monotonic clock."""
+
+    deadline_s: float
+    sent: bool = False
+
+    def remaining_s(self) -> float:
+        remaining = self.deadline_s - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError("time limit of the request reached")
+        return remaining
+
+
+_call: ContextVar[_Call | None] = ContextVar("_call", default=None)
+_deadline: ContextVar[float | None] = ContextVar("_deadline", default=None)
+
+
+@contextmanager
+def deadline(timeout_s: float) -> Iterator[None]:
+    """All requests of this thread inside the block end, answered or not, within ``timeout_s`` altogether."""
+    token = _deadline.set(time.monotonic() + timeout_s)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+class _DeadlineSend:
+    """Mixin: sends in bounded steps, each within what is left of the call's time."""
+
+    sock: Any
+
+    def send(self, data: Any) -> None:
+        call = _call.get()
+        if call is None or self.sock is None:
+            self.connect()  # type: ignore[attr-defined]
+        if call is None:
+            return super().send(data)  # type: ignore[misc,no-any-return]
+        view = memoryview(data)
+        for start in range(0, view.nbytes, SEND_BYTES):
+            call.sent = True
+            try:
+                self.sock.settimeout(call.remaining_s())
+                self.sock.sendall(view[start : start + SEND_BYTES])
+            except ConnectionResetError as error:
+                # The server refused early and closed. urllib3 then reads the answer that came first,
+                # as it does for a broken pipe; when there is none, that read fails.
+                raise BrokenPipeError(*error.args) from error
+            except TimeoutError:
+                self._forget_unsent()
+                raise
+        return None
+
+    def getresponse(self) -> Any:
+        try:
+            return super().getresponse()  # type: ignore[misc]
+        except TimeoutError:
+            self._forget_unsent()
+            raise
+
+    def _forget_unsent(self) -> None:
+        """Make the coming close a reset: otherwise the kernel goes on sending what the dead attempt left."""
+        if self.sock is not None:
+            self.sock.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _pool_classes() -> dict[str, Any]:
+    """urllib3's pools with our connections. Built here: importing it costs 0.1 s of a command's start."""
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+    class Connection(_DeadlineSend, HTTPConnection):
+        pass
+
+    class SecureConnection(_DeadlineSend, HTTPSConnection):
+        pass
+
+    class Pool(HTTPConnectionPool):
+        ConnectionCls = Connection
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = SecureConnection
+
+    return {"http": Pool, "https": SecurePool}
+
+
+@dataclass(frozen=True)
+class TransportOptions:
+    """Seconds. ``ca_certs`` is a bundle's path, ``proxy_url`` the environment's proxy for this endpoint."""
+
+    connect_timeout_s: float
+    read_timeout_s: float
+    ca_certs: str | None = None
+    proxy_url: str | None = None
+
+
+class S3Transport:
+    """Answers the SDK's ``before-send`` event. Thread-safe."""
+
+    def __init__(self, options: TransportOptions) -> None:
+        from urllib3 import PoolManager, proxy_from_url
+
+        self._options = options
+        arguments: dict[str, Any] = {"maxsize": CONNECTIONS_MAX, "retries": False}
+        if options.ca_certs is not None:
+            arguments |= {"ca_certs": options.ca_certs, "cert_reqs": "CERT_REQUIRED"}
+        self._manager = (
+            PoolManager(**arguments)
+            if options.proxy_url is None
+            else proxy_from_url(options.proxy_url, **arguments)
+        )
+        self._manager.pool_classes_by_scheme = _pool_classes()
+
+    def __call__(self, request: Any, **_event: Any) -> Any:
+        """Send one prepared request; the answer in the form the SDK parses."""
+        from botocore.awsrequest import AWSResponse  # the SDK is loaded: it is calling us
+        from urllib3 import Timeout
+        from urllib3.exceptions import HTTPError
+
+        read_s = self._options.read_timeout_s
+        limit_s = _deadline.get()
+        # Without a deadline of the caller's every phase is bounded, and sending by the read time-out as well.
+        call = _Call(time.monotonic() + read_s if limit_s is None else limit_s)
+        token = _call.set(call)
+        try:
+            left_s = call.remaining_s()
+            answer = self._manager.urlopen(
+                request.method,
+                request.url,
+                body=_body_of(request),
+                headers=_headers_of(request),
+                timeout=Timeout(
+                    connect=min(self._options.connect_timeout_s, left_s),
+                    read=read_s if limit_s is None else None,
+                    total=None if limit_s is None else left_s,
+                ),
+                preload_content=False,
+                decode_content=False,
+            )
+            response = AWSResponse(request.url, answer.status, answer.headers, answer)
+            if not request.stream_output:
+                _ = response.content
+            return response
+        except (HTTPError, OSError) as error:
+            raise transport_error(error, sent=call.sent, url=request.url) from error
+        finally:
+            _call.reset(token)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._manager.clear()
+
+
+def transport_error(error: Exception, *, sent: bool, url: str) -> TieredError:
+    """What a failed exchange means; ``sent``: whether any byte of the request may have arrived."""
+    endpoint = url.split("?", 1)[0].split("//", 1)[-1].split("/", 1)[0]
+    reason = _reason(error)
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        hint = "AWS_CA_BUNDLE names a bundle that the SDK trusts"
+        return RefusedRequestError(f"{endpoint}: the server's certificate is not trusted", hint=hint)
+    if not sent:
+        return ThrottledError(f"{endpoint} cannot be reached: {reason}")
+    return UnansweredError(f"{endpoint} did not answer: {reason}")
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause in a word: urllib3's own texts carry object addresses."""
+    seen = error
+    while True:
+        inner = [argument for argument in seen.args if isinstance(argument, BaseException)]
+        following = inner[-1] if inner else seen.__cause__
+        if following is None:
+            break
+        seen = following
+    if isinstance(seen, OSError) and seen.strerror:
+        return seen.strerror
+    if isinstance(seen, TimeoutError):
+        return "time limit reached"
+    text = str(seen).rsplit("): ", 1)[-1]
+    return text or type(seen).__name__
+
+
+def _body_of(request: Any) -> Any:
+    body = request.body
+    return coalesced(body.views) if isinstance(body, PieceReader) else body
+
+
+def _headers_of(request: Any) -> dict[str, str]:
+    # "Expect: 100-continue" costs a round trip and helps only against early refusals, which send() reads
+    # anyway. It is not among the signed headers.
+    return {
+        name: value.decode("ascii") if isinstance(value, bytes) else value
+        for name, value in request.headers.items()
+        if name.lower() != "expect"
+    }

@@ -1,0 +1,141 @@
+"""Settings from one TOML file, the environment and flags; later wins. Refuses what it does not know.
+
+Owns precedence, origins and complaints. Does not own which settings exist (sections.py) nor the meaning of a
+value (values.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tiered.errors import AccessDeniedError, NotFoundError, UsageError
+from tiered.settings.fields import SettingField, declared
+from tiered.settings.sections import NOT_IN_FORCE, SECTIONS, Settings, contradictions
+from tiered.settings.values import BadValueError, parse_value
+
+ENVIRONMENT_PREFIX = "TIERED_"
+CONFIG_VARIABLE = "TIERED_CONFIG"
+
+FIELDS: dict[str, SettingField] = {
+    item.key: item for section, component in SECTIONS.items() for item in declared(section, component)
+}
+
+
+@dataclass(frozen=True)
+class LoadedSettings:
+    """Settings and, per key that is not a default, where the value came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def load_settings(
+    config_path: str | Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, tuple[str, Any]] | None = None,
+) -> LoadedSettings:
+    """Merge defaults < file < environment < flags.
+
+    ``flags`` maps a key to (how the user wrote the flag, value). Raises UsageError naming key, origin and
+    fix; NotFoundError or AccessDeniedError for the file itself.
+    """
+    environment = environment or {}
+    config_path = config_path or environment.get(CONFIG_VARIABLE) or None
+    raw: dict[str, tuple[str, Any]] = {}
+    if config_path is not None:
+        raw.update(_from_file(Path(config_path)))
+    raw.update(_from_environment(environment))
+    raw.update(flags or {})
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for key, (origin, value) in raw.items():
+        item = _known(key, origin)
+        try:
+            values[item.section][item.name] = parse_value(item, value)
+        except BadValueError as error:
+            raise UsageError(f"{key} = {value!r} ({origin}) is impossible", hint=str(error)) from None
+    settings = replace(Settings(), **{name: SECTIONS[name](**chosen) for name, chosen in values.items()})
+    for key, complaint in contradictions(settings):
+        origin = raw[key][0] if key in raw else "default"
+        raise UsageError(f"{key} = {value_of(settings, key)!r} ({origin}) is impossible", hint=complaint)
+    return LoadedSettings(settings, {key: origin for key, (origin, _) in raw.items()})
+
+
+def value_of(settings: Settings, key: str) -> Any:
+    """The value of ``section.name``."""
+    section, name = key.split(".", 1)
+    return getattr(getattr(settings, section), name)
+
+
+def changed_keys(before: Settings, after: Settings) -> list[str]:
+    """Keys whose values differ, in declaration order."""
+    return [key for key in FIELDS if value_of(before, key) != value_of(after, key)]
+
+
+def flag_assignments(assignments: list[str]) -> dict[str, tuple[str, Any]]:
+    """``--set section.name=value`` flags as the ``flags`` of load_settings."""
+    flags: dict[str, tuple[str, Any]] = {}
+    for text in assignments:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise UsageError(f"--set {text} has no value", hint="write --set section.name=value")
+        flags[key.strip()] = (f"--set {key.strip()}", value.strip())
+    return flags
+
+
+def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no configuration file {path}", hint="check --config") from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise AccessDeniedError(f"cannot read {path}: {error.strerror}", hint="check --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}", hint="correct that line") from None
+    found: dict[str, tuple[str, Any]] = {}
+    for section, content in document.items():
+        if not isinstance(content, dict):
+            raise UsageError(f"{section} in {path} is outside any section", hint=_suggestion(section))
+        if section not in SECTIONS:
+            _known(f"{section}.{next(iter(content), '')}".rstrip("."), str(path))
+        for name, value in content.items():
+            found[f"{section}.{name}"] = (str(path), value)
+    return found
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+    found: dict[str, tuple[str, Any]] = {}
+    for variable, value in environment.items():
+        # Only names with a double underscore are ours: orchestrators inject TIERED_PORT and the like.
+        if variable.startswith(ENVIRONMENT_PREFIX) and "__" in variable:
+            section, name = variable[len(ENVIRONMENT_PREFIX) :].lower().split("__", 1)
+            found[f"{section}.{name}"] = (variable, value)
+    return found
+
+
+def _known(key: str, origin: str) -> SettingField:
+    if key in FIELDS:
+        return FIELDS[key]
+    for reserved, truth in NOT_IN_FORCE.items():
+        if key == reserved or key.startswith((f"{reserved}.", f"{reserved}_")):
+            raise UsageError(f"{key} ({origin}) is not in force in this version: {truth}", hint="remove it")
+    raise UsageError(f"{key} ({origin}) is not a setting", hint=_suggestion(key))
+
+
+def _suggestion(key: str) -> str:
+    section, _, name = key.partition(".")
+    same_name = [known for known, item in FIELDS.items() if item.name == (name or section)]
+    close = same_name or difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    if section in SECTIONS:
+        return (
+            f"[{section}] has {', '.join(item.name for item in FIELDS.values() if item.section == section)}"
+        )
+    return f"the sections are {', '.join(item.name for item in fields(Settings))}"

@@ -1,0 +1,139 @@
+"""Turning what a person wrote into a setting's value: integers with units, booleans, lists, and the limits.
+
+Pure. Does not own where the text came from; complaints are plain sentences which load.py puts beside key and
+origin.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tiered.settings.fields import SettingField
+
+_SIZE_UNITS = {
+    "": 1, "b": 1,
+    "k": 1024, "kib": 1024, "m": 1024**2, "mib": 1024**2, "g": 1024**3, "gib": 1024**3,
+    "t": 1024**4, "tib": 1024**4,
+    "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4,
+}  # fmt: skip
+_TIME_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0"})
+
+
+class BadValueError(ValueError):
+    """A value that cannot be the setting's. The text completes "<key> = <value>: ..."."""
+
+
+def parse_value(item: SettingField, raw: Any) -> Any:
+    """``raw`` (from TOML, or text) as the setting's type and inside its limits, or BadValueError."""
+    value = _CONVERTERS[item.type](item, raw)
+    return _checked(item, value)
+
+
+def _integer(item: SettingField, raw: Any) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int | str):
+        raise BadValueError(_expectation(item))
+    if isinstance(raw, int):
+        return raw
+    match = _QUANTITY.match(raw)
+    units = _units_of(item.name)
+    if match is None or match[2].lower() not in units:
+        raise BadValueError(_expectation(item))
+    amount = float(match[1].replace("_", "")) * units[match[2].lower()]
+    if amount != int(amount):
+        raise BadValueError(_expectation(item))
+    return int(amount)
+
+
+def _units_of(name: str) -> dict[str, int]:
+    if name.endswith(("_bytes", "_bytes_per_s")):
+        return _SIZE_UNITS
+    return _TIME_UNITS_MS if name.endswith("_ms") else {"": 1}
+
+
+def _number(item: SettingField, raw: Any) -> float:
+    if isinstance(raw, bool):
+        raise BadValueError(_expectation(item))
+    try:
+        return float(raw)
+    except (TypeError, ValueError):
+        raise BadValueError(_expectation(item)) from None
+
+
+def _boolean(item: SettingField, raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    text = raw.strip().lower() if isinstance(raw, str) else ""
+    if text not in _TRUE | _FALSE:
+        raise BadValueError(_expectation(item))
+    return text in _TRUE
+
+
+def _text(item: SettingField, raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise BadValueError(_expectation(item))
+    return raw
+
+
+def _texts(item: SettingField, raw: Any) -> tuple[str, ...]:
+    if isinstance(raw, str):
+        raw = _split_list(item, raw)
+    if not isinstance(raw, list | tuple) or not all(isinstance(part, str) for part in raw):
+        raise BadValueError(_expectation(item))
+    return tuple(raw)
+
+
+def _split_list(item: SettingField, raw: str) -> Any:
+    if not raw.lstrip().startswith("["):
+        return [part.strip() for part in raw.split(",") if part.strip()]
+    try:
+        return json.loads(raw)
+    except ValueError:
+        raise BadValueError(_expectation(item)) from None
+
+
+_CONVERTERS: dict[Any, Any] = {
+    int: _integer, float: _number, bool: _boolean, str: _text, tuple[str, ...]: _texts,
+}  # fmt: skip
+
+
+def _checked(item: SettingField, value: Any) -> Any:
+    rule = item.rule
+    if rule.choices and value not in rule.choices:
+        raise BadValueError(f"use one of {', '.join(rule.choices)}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        too_small = rule.minimum is not None and value < rule.minimum
+        too_large = rule.maximum is not None and not value <= rule.maximum  # NaN is refused here
+        if too_small or too_large:
+            raise BadValueError(f"use {limits(item)}")
+    return value
+
+
+def limits(item: SettingField) -> str:
+    """The allowed range as words, empty when everything is allowed."""
+    low, high = item.rule.minimum, item.rule.maximum
+    if low is not None and high is not None:
+        return (
+            f"a value from {low:g} to {high:g}" if isinstance(low, float) else f"a value from {low} to {high}"
+        )
+    if low is not None:
+        return f"a value of at least {low}"
+    return f"a value of at most {high}" if high is not None else ""
+
+
+def _expectation(item: SettingField) -> str:
+    if item.type is int:
+        if _units_of(item.name) is _SIZE_UNITS:
+            return 'use a whole number of bytes, or text such as "32MiB"'
+        if _units_of(item.name) is _TIME_UNITS_MS:
+            return 'use a whole number of milliseconds, or text such as "5s"'
+        return "use a whole number"
+    words = {
+        float: "use a number", bool: "use true or false", str: "use a text",
+        tuple[str, ...]: "use a list of texts, such as [\"orders-*\"]",
+    }  # fmt: skip
+    return words[item.type]

@@ -1,0 +1,60 @@
+"""Gathers what the upload bound depends on, in the order the rule demands: liveness, word, frontier, end of log.
+
+The decision itself is tiered.broker_store.bound. Owns the previous bound; asks the broker through ``word_source``,
+which answers None when the broker does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tiered.broker_store.bound import Bound, BoundFacts, BrokerWord, decide_bound
+from tiered.broker_store.damage import find_next_record, proven_phys
+from tiered.broker_store.store import BrokerStore
+
+WordSource = Callable[[], BrokerWord | None]
+
+
+def no_word() -> BrokerWord | None:
+    """For a store whose broker cannot be asked."""
+    return None
+
+
+class BoundSource:
+    """One store's bound, asked again and again. Not thread-safe."""
+
+    def __init__(self, store: BrokerStore, word_source: WordSource) -> None:
+        self._store = store
+        self._word_source = word_source
+        self.last: Bound | None = None
+
+    def ask(self, cursor_phys: int) -> Bound:
+        """The bound now. Costs a lock query, one request to a live broker, and a look at the consume queues."""
+        liveness = self._store.liveness()
+        word = None if liveness.is_dead else self._word_source()
+        index = self._store.consume_queues()
+        frontier = None
+        if index is not None and not liveness.is_dead:
+            index.refresh()
+            said = word.max_phys if word is not None else None
+            frontier = index.frontier_phys(at_least=said)
+        log = self._store.commit_log
+        log.refresh()
+        self.last = decide_bound(
+            BoundFacts(
+                liveness=liveness.liveness,
+                word=word,
+                frontier_phys=frontier,
+                log_end_phys=log.max_file_end,
+                cursor_phys=cursor_phys,
+                proven_phys=proven_phys(log, index) if index is not None and liveness.is_dead else 0,
+                previous=self.last,
+            )
+        )
+        return self.last
+
+    def next_record(self, damaged_phys: int, limit_phys: int) -> int | None:
+        """Where reading goes on after damage: see tiered.broker_store.damage."""
+        return find_next_record(
+            self._store.commit_log, damaged_phys, limit_phys, index=self._store.consume_queues()
+        )

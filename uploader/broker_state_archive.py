@@ -1,0 +1,68 @@
+"""Archives the broker's topic table, subscription groups and consumer offsets, so that a bucket alone can be served.
+
+A snapshot is written under ``state/`` only when its content changed, and becomes visible when the next commit names
+it (3, Data before visibility). Owns what was last written; does not decide when to look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tiered.formats.container import encode_container
+from tiered.formats.keys import state_key
+from tiered.object_store.protocol import ObjectStore
+
+STATE_KIND = b"RMQTSTAT"
+
+
+class BrokerStateArchive:
+    """``read`` returns {name: JSON-able document}, such as topics, subscription_groups, consumer_offsets."""
+
+    def __init__(self, archive: ObjectStore, read: Callable[[], Mapping[str, Any]]) -> None:
+        self._archive = archive
+        self._read = read
+        self._lock = threading.Lock()
+        self._digests: dict[str, str] = {}
+        self._pending: dict[str, str] = {}
+
+    def adopt(self, state_objects: Mapping[str, str]) -> None:
+        """Start from what the catalog names; keys end in the digest of their content."""
+        with self._lock:
+            self._digests = {name: key.rsplit("-", 1)[-1] for name, key in state_objects.items()}
+            self._pending = {}
+
+    def refresh(self, epoch: int, attempt: int) -> bool:
+        """Write changed documents durably; True when a commit has something new to name.
+
+        Raises what the object store raises; a document that failed is written again next time under a new key.
+        """
+        for name, document in self._read().items():
+            encoded = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+            digest = hashlib.sha256(encoded.encode()).hexdigest()[:16]
+            with self._lock:
+                if self._digests.get(name) == digest:
+                    continue
+            key = state_key(name, epoch, attempt, digest)
+            self._archive.put_if_absent(
+                key, [encode_container(STATE_KIND, {"name": name, "document": document}, {})]
+            )
+            with self._lock:
+                self._digests[name] = digest
+                self._pending[name] = key
+        return bool(self._pending)
+
+    def pending(self) -> dict[str, str]:
+        """Names and keys that the next commit must carry."""
+        with self._lock:
+            return dict(self._pending)
+
+    def committed(self, state_objects: Mapping[str, str]) -> None:
+        """Forget what a commit has named."""
+        with self._lock:
+            for name, key in state_objects.items():
+                if self._pending.get(name) == key:
+                    del self._pending[name]

@@ -1,0 +1,299 @@
+"""Decides what one cycle becomes: runs, generations, gaps, and which runs share an object. Pure; arrays in, arrays out.
+
+Per queue, offsets are contiguous (invariant 7). A run that starts at its queue's tail continues it; above the tail the
+offsets between are a gap; below it the topic was deleted and recreated, and a new generation starts (3a, Queues).
+A light-queue row refers to its parent's row; if the parent is excluded it stores the bytes itself.
+
+Work per cycle is a few numpy passes; Python loops run only over queues that do something unusual.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.formats.segment import RowTable
+from tiered.kernels.queue_table import QueueTable
+from tiered.kernels.scan import FLAG_BATCH, RecordColumns
+from tiered.kernels.split import SplitScratch, split_by_queue
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table
+from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
+
+Ints = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PlannedGap:
+    """Offsets [begin, end) that no archived or future record carries."""
+
+    queue: QueueKey
+    begin_queue_offset: int
+    end_queue_offset: int
+    reason: GapReason
+
+
+@dataclass(frozen=True)
+class ObjectPlan:
+    """One object to write: ``runs.queue`` and ``rows.parent`` index ``queues``."""
+
+    is_set: bool
+    queues: list[QueueKey]
+    runs: Table
+    rows: RowTable
+
+
+@dataclass(frozen=True)
+class CyclePlan:
+    """Everything of one cycle. ``change`` must be applied to the tails before the next cycle is planned."""
+
+    objects: list[ObjectPlan]
+    gaps: list[PlannedGap]
+    change: TailChange
+    rows: int
+    raw_bytes: int
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Consume-queue rows to archive: stored records first, then light-queue references to them."""
+
+    record: Ints  # index into the record columns
+    queue: Ints
+    queue_offset: Ints
+    inner_num: Ints
+    records: int  # how many lead rows are stored records
+
+
+@dataclass
+class _Runs:
+    ordinal: Ints
+    first: Ints  # index into order
+    rows: Ints
+    base: Ints
+    end: Ints
+    kind: Ints
+    generation: Ints
+    base_byte: Ints
+    byte_count: Ints
+    min_timestamp: Ints
+    max_timestamp: Ints
+    min_phys: Ints
+    end_phys: Ints
+
+
+class CyclePlanner:
+    """Plans cycles for one queue table; keeps only caches (queue order, queue names)."""
+
+    def __init__(self, table: QueueTable, tails: QueueTails, *, split_bytes: int) -> None:
+        self._table = table
+        self._tails = tails
+        self._split_bytes = split_bytes
+        self._rank: Ints = np.empty(0, np.int64)
+        self._keys: dict[tuple[int, int], QueueKey] = {}
+        self._scratch = SplitScratch()
+
+    def plan(self, columns: RecordColumns, *, gap_reason: GapReason) -> CyclePlan:
+        """Plan all rows of ``columns``. Does not touch the tails: the caller applies ``plan.change``."""
+        self._tails.grow(len(self._table))
+        rows = self._admitted_rows(columns)
+        if len(rows.queue) == 0:
+            empty = np.empty(0, np.int64)
+            return CyclePlan([], [], TailChange(empty, self._tails.of(empty), self._tails.of(empty)), 0, 0)
+        order = split_by_queue(rows.queue, len(rows.queue), len(self._table), self._scratch).order
+        runs = self._cut(columns, rows, order)
+        gaps = self._chain(runs, gap_reason)
+        change = self._change(runs)
+        by_queue = np.argsort(self._queue_rank()[runs.ordinal], kind="stable")
+        large = runs.byte_count[by_queue] >= self._split_bytes
+        groups = [by_queue[i : i + 1] for i in np.flatnonzero(large)]
+        small = by_queue[~large]
+        if len(small):
+            groups.append(small)
+        generation_of_row = self._generation_of_row(rows, runs, order)
+        objects = [self._object(group, columns, rows, runs, order, generation_of_row) for group in groups]
+        return CyclePlan(objects, gaps, change, len(rows.queue), int(runs.byte_count.sum()))
+
+    def _admitted_rows(self, columns: RecordColumns) -> _Rows:
+        count = columns.rows
+        admitted = self._table.admitted[: len(self._table)] == 1
+        record = np.flatnonzero(admitted[columns.queue[:count]])
+        queue = columns.queue[record].astype(np.int64)
+        offset = columns.queue_offset[record]
+        inner = columns.inner_num[record].astype(np.int64)
+        records = len(record)
+        if columns.lmq_rows:
+            light = np.flatnonzero(admitted[columns.lmq_queue[: columns.lmq_rows]])
+            record = np.concatenate([record, columns.lmq_row[light]])
+            queue = np.concatenate([queue, columns.lmq_queue[light]])
+            offset = np.concatenate([offset, columns.lmq_queue_offset[light]])
+            inner = np.concatenate([inner, np.ones(len(light), np.int64)])
+        return _Rows(record, queue.astype(np.int32), offset, inner.astype(np.int32), records)
+
+    def _cut(self, columns: RecordColumns, rows: _Rows, order: Ints) -> _Runs:
+        """Cut the rows of each queue where the next offset is not the one expected."""
+        queue, base = rows.queue[order], rows.queue_offset[order]
+        end = base + rows.inner_num[order]
+        first = np.flatnonzero(np.concatenate([[True], (queue[1:] != queue[:-1]) | (base[1:] != end[:-1])]))
+        count = np.diff(np.append(first, len(order)))
+        ordinal, base, end = queue[first].astype(np.int64), base[first], end[first + count - 1]
+        record = rows.record[order]
+        size = columns.size[record].astype(np.int64)
+        stamp = columns.store_timestamp[record]
+        phys = columns.phys[record]
+        is_light = np.logical_and.reduceat(order >= rows.records, first)
+        if is_light.any():
+            admitted = self._table.admitted[columns.queue[record]] == 1
+            is_light &= np.logical_and.reduceat(admitted, first)
+        is_batch = np.logical_or.reduceat((columns.flags[record] & FLAG_BATCH) != 0, first)
+        kind = np.where(is_light, RunKind.LMQ, np.where(is_batch, RunKind.BATCH, RunKind.PLAIN))
+        tails = self._tails.of(ordinal)
+        return _Runs(
+            ordinal=ordinal, first=first, rows=count, base=base, end=end, kind=kind,
+            generation=tails[:, 3].copy(),
+            base_byte=np.where(is_light, 0, tails[:, 1]),
+            byte_count=np.where(is_light, 0, np.add.reduceat(size, first)),
+            min_timestamp=np.minimum.reduceat(stamp, first),
+            max_timestamp=np.maximum.reduceat(stamp, first),
+            min_phys=phys[first],
+            end_phys=phys[first + count - 1] + size[first + count - 1],
+        )  # fmt: skip
+
+    def _chain(self, runs: _Runs, reason: GapReason) -> list[PlannedGap]:
+        """Check every run against its queue's tail; set generation and base byte where it does not continue it."""
+        tails = self._tails.of(runs.ordinal)
+        is_first = np.ones(len(runs.ordinal), bool)
+        is_first[1:] = runs.ordinal[1:] != runs.ordinal[:-1]
+        continues = is_first & ((tails[:, 0] == UNKNOWN) | (tails[:, 0] == runs.base))
+        gaps: list[PlannedGap] = []
+        following = next_offset = byte = generation = -1
+        for i in np.flatnonzero(~continues | _has_unusual_successor(runs.ordinal, continues)):
+            ordinal = int(runs.ordinal[i])
+            if ordinal != following:
+                following = ordinal
+                next_offset, byte, _, generation = (int(v) for v in tails[i])
+            base = int(runs.base[i])
+            if next_offset != UNKNOWN and base > next_offset:
+                gaps.append(PlannedGap(self._key(ordinal, generation), next_offset, base, reason))
+            elif base < next_offset:
+                generation, byte = generation + 1, 0
+            runs.generation[i] = generation
+            runs.base_byte[i] = byte if runs.kind[i] != RunKind.LMQ else 0
+            next_offset, byte = int(runs.end[i]), byte + int(runs.byte_count[i])
+        return gaps
+
+    def _change(self, runs: _Runs) -> TailChange:
+        is_last = np.ones(len(runs.ordinal), bool)
+        is_last[:-1] = runs.ordinal[1:] != runs.ordinal[:-1]
+        ordinals = runs.ordinal[is_last].astype(np.int64)
+        before = self._tails.of(ordinals)
+        end_byte = np.where(
+            runs.kind[is_last] == RunKind.LMQ, before[:, 1], (runs.base_byte + runs.byte_count)[is_last]
+        )
+        after = np.stack(
+            [runs.end[is_last], end_byte, runs.end_phys[is_last], runs.generation[is_last]], axis=1
+        )
+        return TailChange(ordinals, before, after)
+
+    def _generation_of_row(self, rows: _Rows, runs: _Runs, order: Ints) -> Ints | None:
+        """Generation each stored record's run got, by row; only light-queue references need it."""
+        if rows.records == len(rows.queue):
+            return None
+        generation = np.empty(len(order), np.int64)
+        generation[order] = np.repeat(runs.generation, runs.rows)
+        return generation
+
+    def _object(
+        self,
+        group: Ints,
+        columns: RecordColumns,
+        rows: _Rows,
+        runs: _Runs,
+        order: Ints,
+        generation_of_row: Ints | None,
+    ) -> ObjectPlan:
+        row = order[_spans(runs.first[group], runs.rows[group])]
+        record = rows.record[row]
+        is_light = np.repeat(runs.kind[group] == RunKind.LMQ, runs.rows[group])
+        ids = [(int(o), int(g)) for o, g in zip(runs.ordinal[group], runs.generation[group], strict=True)]
+        parent = np.full(len(row), -1, np.int32)
+        parent_offset = np.full(len(row), -1, np.int64)
+        if is_light.any():
+            assert generation_of_row is not None
+            row_of_record = np.full(columns.rows, -1, np.int64)
+            row_of_record[rows.record[: rows.records]] = np.arange(rows.records)
+            parent_generation = generation_of_row[row_of_record[record[is_light]]]
+            parents = list(
+                zip(columns.queue[record[is_light]].tolist(), parent_generation.tolist(), strict=True)
+            )
+            ids += parents
+            parent_offset[is_light] = columns.queue_offset[record[is_light]]
+        index = {identity: i for i, identity in enumerate(dict.fromkeys(ids))}
+        if is_light.any():
+            parent[is_light] = [index[identity] for identity in parents]
+        table = np.zeros(len(group), RUN_DTYPE)
+        table["queue"] = [index[identity] for identity in ids[: len(group)]]
+        table["ordinal"] = np.arange(len(group))
+        for field, values in (
+            ("kind", runs.kind), ("base_queue_offset", runs.base), ("end_queue_offset", runs.end),
+            ("rows", runs.rows), ("base_byte", runs.base_byte), ("byte_count", runs.byte_count),
+            ("min_store_timestamp", runs.min_timestamp), ("max_store_timestamp", runs.max_timestamp),
+            ("min_phys", runs.min_phys), ("end_phys", runs.end_phys),
+        ):  # fmt: skip
+            table[field] = values[group]
+        key_count = columns.key_count[record].astype(np.int64)
+        key_count[row >= rows.records] = 0  # the parent's row carries the keys
+        key_start = (
+            np.cumsum(columns.key_count[: columns.rows], dtype=np.int64) - columns.key_count[: columns.rows]
+        )
+        return ObjectPlan(
+            is_set=len(group) > 1,
+            queues=[self._key(*identity) for identity in index],
+            runs=table,
+            rows=RowTable(
+                position=np.where(is_light, -1, columns.position[record]),
+                size=columns.size[record],
+                tags_code=columns.tags_code[record],
+                store_timestamp=columns.store_timestamp[record],
+                phys=columns.phys[record],
+                queue_offset=rows.queue_offset[row],
+                inner_num=rows.inner_num[row],
+                key_count=key_count.astype(np.uint16),
+                parent=parent,
+                parent_queue_offset=parent_offset,
+                key_hashes=columns.key_hashes[_spans(key_start[record], key_count)],
+            ),
+        )
+
+    def _key(self, ordinal: int, generation: int) -> QueueKey:
+        identity = (ordinal, generation)
+        key = self._keys.get(identity)
+        if key is None:
+            key = QueueKey(self._table.topic(ordinal), int(self._table.queue_id[ordinal]), generation)
+            self._keys[identity] = key
+        return key
+
+    def _queue_rank(self) -> Ints:
+        """Position of every ordinal in (topic, queue id) order; recomputed only when queues were added."""
+        count = len(self._table)
+        if len(self._rank) != count:
+            names = [(self._table.topic(i), int(self._table.queue_id[i])) for i in range(count)]
+            self._rank = np.empty(count, np.int64)
+            self._rank[sorted(range(count), key=names.__getitem__)] = np.arange(count)
+        return self._rank
+
+
+def _spans(start: Ints, length: Ints) -> Ints:
+    """Concatenated aranges: for each i the indices start[i] … start[i] + length[i] - 1."""
+    length = length.astype(np.int64)
+    return np.repeat(start - (np.cumsum(length) - length), length) + np.arange(int(length.sum()))
+
+
+def _has_unusual_successor(ordinal: Ints, continues: Ints) -> Ints:
+    """A queue's first run is walked too when a later run of the same queue follows it."""
+    followed = np.zeros(len(ordinal), bool)
+    followed[:-1] = (ordinal[1:] == ordinal[:-1]) & ~continues[1:]
+    return followed

@@ -1,0 +1,185 @@
+"""TieredDispatcher (seed 004) on one cursor: hands ranges of the commitlog over, never blocks, catches up apart.
+
+Three parts share it, each with its own thread in offload.py:
+
+1. dispatch step: looks at the tail, tries the lock, hands the new range to the open batch and leaves. If the lock is
+   taken, or no batch is free, it leaves at once; the bytes stay in the commitlog.
+2. compensate: takes the lock and re-reads in bulk what the dispatch step could not hand over.
+3. builder: drains closed batches from the double buffer (cycle_upload.py).
+
+A batch closes when it is full or old, whichever comes first. A batch with nothing but filtered traffic stays open and
+only moves its range, until a commitlog file is crossed: then the dispatch offset is committed (3a, Gaps).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import Enum
+
+from uploader.double_buffer import DoubleBuffer
+from uploader.log_batch import LogBatch, LogBatchPool
+from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
+
+STEP_BYTES = 1 << 20
+
+
+class StepResult(Enum):
+    """What a dispatch step or a compensation round did."""
+
+    HANDED_OVER = "handed over"
+    BUSY = "busy"
+    """Lock taken or budget spent: compensation will re-read."""
+    CAUGHT_UP = "caught up"
+
+
+class TieredDispatcher:
+    """Owns the read cursor and the open batch. All methods are thread-safe."""
+
+    def __init__(
+        self,
+        feed: LogFeed,
+        pool: LogBatchPool,
+        closed: DoubleBuffer[LogBatch],
+        *,
+        start_phys: int,
+        batch_bytes: int,
+        batch_age_ms: int,
+        range_bytes_max: int,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._feed = feed
+        self._pool = pool
+        self._closed = closed
+        self._batch_bytes = batch_bytes
+        self._batch_age_ms = batch_age_ms
+        self._range_bytes_max = range_bytes_max
+        self._clock_ms = clock_ms
+        self._lock = threading.Lock()
+        self._open: LogBatch | None = None
+        self._cursor = start_phys
+
+    @property
+    def cursor(self) -> int:
+        """Physical offset up to which the log has been handed over."""
+        return self._cursor
+
+    @property
+    def open_since_ms(self) -> int | None:
+        """When the open batch got its first rows, or None."""
+        batch = self._open
+        return batch.opened_ms if batch is not None and batch.columns.rows else None
+
+    @property
+    def has_open_range(self) -> bool:
+        """Whether anything was read that is not yet closed."""
+        batch = self._open
+        return batch is not None and batch.to_phys > batch.from_phys
+
+    def dispatch_step(self, bound: FeedBound) -> StepResult:
+        """Hand over at most STEP_BYTES; never waits for a lock, memory or the store."""
+        if not self._lock.acquire(blocking=False):
+            return StepResult.BUSY
+        try:
+            return self._advance(bound, STEP_BYTES)
+        finally:
+            self._lock.release()
+
+    def compensate(self, bound: FeedBound) -> StepResult:
+        """Re-read one batch's worth of what is behind; waits for the lock, not for memory."""
+        with self._lock:
+            return self._advance(bound, self._batch_bytes)
+
+    def close_if_due(self, *, force: bool = False) -> None:
+        """Close the open batch when it is old, when its range crosses a file of filtered traffic, or now if ``force``."""
+        with self._lock:
+            batch = self._open
+            if batch is None or batch.to_phys == batch.from_phys:
+                return
+            is_old = batch.columns.rows > 0 and self._clock_ms() - batch.opened_ms >= self._batch_age_ms
+            is_long = batch.to_phys - batch.from_phys >= self._range_bytes_max
+            if force or is_old or is_long:
+                self._close(batch)
+
+    def extend_into(self, batch: LogBatch, bound: FeedBound) -> bool:
+        """NonStopWrite: let a failed attempt's ``batch``, the newest one closed, take what arrived since.
+
+        The open batch is given up and read again into ``batch``; False when newer closed batches exist, whose data
+        other attempts may already hold.
+        """
+        with self._lock:
+            newest_end = self._open.from_phys if self._open is not None else self._cursor
+            if batch.to_phys != newest_end or self._open is None:
+                return False
+            limit = FeedBound(self._cursor, min(self._cursor, bound.proven_phys))
+            while batch.to_phys < limit.limit_phys:
+                before = batch.to_phys
+                if self._feed.advance(batch, limit, self._batch_bytes) != FeedOutcome.MORE:
+                    break
+                if batch.to_phys == before:
+                    break
+            self._release_open()
+            self._cursor = batch.to_phys
+            return True
+
+    def rewind(self, phys: int) -> None:
+        """Start again at ``phys``; the open batch is dropped."""
+        with self._lock:
+            self._release_open()
+            self._cursor = phys
+
+    def _advance(self, bound: FeedBound, max_bytes: int) -> StepResult:
+        batch = self._open or self._open_batch()
+        if batch is None:
+            return StepResult.BUSY
+        had_rows = batch.columns.rows
+        outcome = self._feed.advance(batch, bound, min(max_bytes, max(self._batch_bytes - batch.filled, 1)))
+        self._cursor = batch.to_phys
+        if not had_rows and batch.columns.rows:
+            batch.opened_ms = self._clock_ms()
+        if outcome == FeedOutcome.OVERSIZE:
+            return self._replace_with_larger(batch)
+        if outcome == FeedOutcome.FULL or batch.filled >= self._batch_bytes:
+            return self._close_or_empty(batch)
+        if outcome == FeedOutcome.CAUGHT_UP:
+            return StepResult.CAUGHT_UP
+        return StepResult.HANDED_OVER
+
+    def _open_batch(self) -> LogBatch | None:
+        batch = self._pool.try_acquire()
+        if batch is not None:
+            batch.reset(self._cursor, self._clock_ms())
+            self._open = batch
+        return batch
+
+    def _close_or_empty(self, batch: LogBatch) -> StepResult:
+        if batch.columns.rows == 0 and not batch.damaged and not batch.lost:
+            batch.drop_bytes()
+            return StepResult.HANDED_OVER
+        return StepResult.HANDED_OVER if self._close(batch) else StepResult.BUSY
+
+    def _close(self, batch: LogBatch) -> bool:
+        if not self._closed.try_put(batch):
+            return False
+        self._open = None
+        return True
+
+    def _replace_with_larger(self, batch: LogBatch) -> StepResult:
+        phys = batch.to_phys
+        from_phys, damaged, lost = batch.from_phys, batch.damaged, batch.lost
+        self._pool.release(batch)
+        self._open = None
+        larger = self._pool.try_acquire(at_least_bytes=self._feed.oversize_bytes)
+        if larger is None:
+            self._cursor = from_phys
+            return StepResult.BUSY
+        larger.reset(from_phys, self._clock_ms())
+        larger.to_phys = larger.chunk_phys = phys
+        larger.damaged, larger.lost = damaged, lost
+        self._open = larger
+        return StepResult.HANDED_OVER
+
+    def _release_open(self) -> None:
+        if self._open is not None:
+            self._pool.release(self._open)
+            self._open = None

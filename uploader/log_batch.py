@@ -1,0 +1,124 @@
+"""One cycle's worth of commitlog: the bytes in an arena and their columns, reused from cycle to cycle.
+
+A batch covers the physical range [from_phys, to_phys) whole, for all queues; padding at file ends takes no arena
+space. The pool is the byte budget: when it is empty the dispatcher leaves the bytes in the commitlog, which is the
+retry buffer, and nobody allocates.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import fastcrc
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.catalog.state import LogCheck
+from tiered.kernels.scan import RecordColumns
+
+CHECK_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True)
+class DamagedRange:
+    """Bytes [begin, end) of the commitlog below the bound that are no valid record; quarantined."""
+
+    begin_phys: int
+    end_phys: int
+    path: str
+    detail: str
+
+
+class LogBatch:
+    """Filled by one thread at a time; handed from dispatcher to builder to uploader and back to the pool."""
+
+    def __init__(self, capacity_bytes: int, *, pooled: bool = True) -> None:
+        self.arena: NDArray[np.uint8] = np.empty(capacity_bytes, np.uint8)
+        self.columns = RecordColumns()
+        self.pooled = pooled
+        self.reset(0, 0)
+
+    def reset(self, phys: int, now_ms: int) -> None:
+        """Empty the batch; it will continue at ``phys``."""
+        self.columns.reset()
+        self.filled = 0
+        self.from_phys = self.to_phys = phys
+        self.opened_ms = now_ms
+        self.chunk_begin = 0
+        self.chunk_phys = phys
+        self._kept_check: LogCheck | None = None
+        self.damaged: list[DamagedRange] = []
+        self.lost: list[tuple[int, int]] = []
+
+    @property
+    def room(self) -> int:
+        """Free arena bytes."""
+        return len(self.arena) - self.filled
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return self.arena.nbytes + int(self.columns.nbytes)
+
+    def extend(self, byte_count: int, phys: int) -> None:
+        """Account for ``byte_count`` scanned bytes that begin at ``phys`` and lie at the end of the arena."""
+        if phys != self.chunk_phys + (self.filled - self.chunk_begin):
+            self.chunk_begin, self.chunk_phys = self.filled, phys
+        self.filled += byte_count
+        self.to_phys = phys + byte_count
+
+    def drop_bytes(self) -> None:
+        """Forget rows and bytes but not the range: only filtered traffic was in it."""
+        self._kept_check = self.log_check()
+        self.columns.reset()
+        self.filled = self.chunk_begin = 0
+        self.chunk_phys = self.to_phys
+
+    def log_check(self) -> LogCheck | None:
+        """CRC32C over the last bytes of the log in this batch, or None when the batch holds none."""
+        length = min(CHECK_BYTES_MAX, self.filled - self.chunk_begin)
+        if length <= 0:
+            return self._kept_check
+        end_phys = self.chunk_phys + (self.filled - self.chunk_begin)
+        crc = fastcrc.crc32.iscsi(memoryview(self.arena)[self.filled - length : self.filled])
+        return LogCheck(end_phys - length, end_phys, crc)
+
+
+class LogBatchPool:
+    """A fixed number of batches inside a byte budget. An oversized record gets a batch of its own, always."""
+
+    def __init__(self, *, batch_bytes: int, count: int) -> None:
+        self._lock = threading.Lock()
+        self._batch_bytes = batch_bytes
+        self._free: list[LogBatch] = []
+        self._left = count
+        self._in_use: dict[int, LogBatch] = {}
+
+    def try_acquire(self, *, at_least_bytes: int = 0) -> LogBatch | None:
+        """A batch, or None when the budget is spent. Never waits."""
+        with self._lock:
+            if self._free:
+                batch = self._free.pop()
+            elif self._left:
+                self._left -= 1
+                batch = LogBatch(self._batch_bytes)
+            else:
+                return None
+            if len(batch.arena) < at_least_bytes:
+                self._free.append(batch)
+                batch = LogBatch(at_least_bytes, pooled=False)
+            self._in_use[id(batch)] = batch
+            return batch
+
+    def release(self, batch: LogBatch) -> None:
+        """Give a batch back; an oversized one is freed."""
+        with self._lock:
+            del self._in_use[id(batch)]
+            if batch.pooled:
+                self._free.append(batch)
+
+    def used_bytes(self) -> int:
+        """Bytes of batches handed out, for the budget metric."""
+        with self._lock:
+            return sum(batch.nbytes for batch in self._in_use.values())

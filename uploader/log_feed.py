@@ -1,0 +1,165 @@
+"""Reads and scans the commitlog into a batch, up to a bound; decides what an unreadable spot means.
+
+Below ``proven_phys`` a record must be valid: if it is not, it is damage, and the feed continues at the next record
+that can be proven (consume queue, or a header whose PHYSICALOFFSET matches). At or above it an invalid record is the
+end of what was written so far: the feed stops and waits. Rules: 3a Bound, Damage.
+
+Owns the decision of where the next record is. Does not decide the bound, nor what becomes of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.broker_store.commit_log import CommitLog, LogFile
+from tiered.broker_store.damage import find_next_record
+from tiered.kernels.queue_table import QueueTable
+from tiered.kernels.scan import InvalidReason, StopReason, scan_log
+from tiered.model.queue import TopicFilter
+from uploader.log_batch import DamagedRange, LogBatch
+
+UNDECIDED = 2
+
+
+class FeedOutcome(Enum):
+    """Why ``advance`` returned."""
+
+    MORE = "more"
+    """Bytes were added and more may follow."""
+    FULL = "full"
+    """The next record does not fit into the batch."""
+    OVERSIZE = "oversize"
+    """The next record does not fit into an empty batch."""
+    CAUGHT_UP = "caught up"
+    """The bound, or the end of what is written, is reached."""
+
+
+@dataclass(frozen=True)
+class FeedBound:
+    """``limit_phys``: nothing at or above it is read. ``proven_phys``: below it every byte must be valid."""
+
+    limit_phys: int
+    proven_phys: int
+
+
+NextRecord = Callable[[int, int], int | None]
+"""(damaged position, limit) → position of the next provable record, or None: see broker_store.damage."""
+
+
+class LogFeed:
+    """One reader of one commitlog. Not thread-safe; callers serialise."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        table: QueueTable,
+        topic_filter: TopicFilter,
+        *,
+        delay_levels_ms: NDArray[Any] | None,
+        next_record: NextRecord | None = None,
+    ) -> None:
+        self._log = log
+        self._table = table
+        self._filter = topic_filter
+        self._delay_levels_ms = delay_levels_ms
+        self._next_record = next_record or (lambda phys, limit: find_next_record(log, phys, limit))
+        self._decided = 0
+        self.oversize_bytes = 0
+
+    def set_filter(self, topic_filter: TopicFilter) -> None:
+        """Use another filter from the next record on; queues already known are decided anew."""
+        self._filter = topic_filter
+        self._decided = 0
+        self._decide_new_queues()
+
+    def advance(self, batch: LogBatch, bound: FeedBound, max_bytes: int) -> FeedOutcome:
+        """Add at most ``max_bytes`` of log to ``batch`` at ``batch.to_phys``."""
+        phys = batch.to_phys
+        if phys >= bound.limit_phys:
+            return FeedOutcome.CAUGHT_UP
+        file = self._log.file_at(phys)
+        if file is None:
+            return self._skip_missing(batch, bound)
+        want = min(max_bytes, batch.room, bound.limit_phys - phys, file.end_phys - phys)
+        if want <= 0:
+            return FeedOutcome.FULL
+        begin = batch.filled
+        got = self._log.read_into(memoryview(batch.arena)[begin : begin + want], phys)
+        stop = scan_log(
+            batch.arena, begin, begin + got, phys, file.end_phys, self._table, batch.columns,
+            delay_levels_ms=self._delay_levels_ms,
+        )  # fmt: skip
+        self._decide_new_queues()
+        scanned = stop.position - begin
+        if scanned:
+            batch.extend(scanned, phys)
+        return self._after_stop(stop.reason, stop.detail, batch, bound, file, scanned, got)
+
+    def _after_stop(
+        self,
+        reason: StopReason,
+        detail: int,
+        batch: LogBatch,
+        bound: FeedBound,
+        file: LogFile,
+        scanned: int,
+        got: int,
+    ) -> FeedOutcome:
+        phys = batch.to_phys
+        if reason == StopReason.FILE_END:
+            batch.to_phys = file.end_phys
+            return FeedOutcome.MORE
+        if reason == StopReason.INPUT_END:
+            if phys >= bound.limit_phys:
+                return FeedOutcome.CAUGHT_UP
+            return FeedOutcome.MORE if scanned else self._record_larger_than_read(batch, bound, file, got)
+        if phys >= bound.proven_phys:
+            return FeedOutcome.CAUGHT_UP
+        what = "no record" if reason == StopReason.NO_RECORD else InvalidReason(detail).name.lower()
+        return self._skip_damage(batch, bound, file, what)
+
+    def _record_larger_than_read(
+        self, batch: LogBatch, bound: FeedBound, file: LogFile, got: int
+    ) -> FeedOutcome:
+        """The record at ``to_phys`` needs more bytes than were read: from the file, the bound, or the arena."""
+        size = self._log.record_size_at(batch.to_phys)
+        available = min(bound.limit_phys, file.end_phys) - batch.to_phys
+        if size is None or size > available:
+            # The scan accepted the size as fitting the file, so only the bound can cut it: wait for the rest.
+            return FeedOutcome.CAUGHT_UP
+        if size <= batch.room:
+            return self.advance(batch, bound, size) if got < size else FeedOutcome.CAUGHT_UP
+        if batch.filled:
+            return FeedOutcome.FULL
+        self.oversize_bytes = size
+        return FeedOutcome.OVERSIZE
+
+    def _skip_missing(self, batch: LogBatch, bound: FeedBound) -> FeedOutcome:
+        """No file holds ``to_phys``: the broker deleted it, or it was never there yet."""
+        later = [file.begin_phys for file in self._log.files if file.begin_phys > batch.to_phys]
+        if not later or min(later) >= bound.limit_phys:
+            return FeedOutcome.CAUGHT_UP
+        batch.lost.append((batch.to_phys, min(later)))
+        batch.to_phys = min(later)
+        return FeedOutcome.MORE
+
+    def _skip_damage(self, batch: LogBatch, bound: FeedBound, file: LogFile, what: str) -> FeedOutcome:
+        phys = batch.to_phys
+        limit = min(bound.proven_phys, bound.limit_phys)
+        following = self._next_record(phys, limit)
+        following = limit if following is None else min(following, limit)
+        batch.damaged.append(DamagedRange(phys, following, str(file.path), what))
+        batch.to_phys = following
+        return FeedOutcome.MORE
+
+    def _decide_new_queues(self) -> None:
+        count = len(self._table)
+        for ordinal in range(self._decided, count):
+            self._table.admitted[ordinal] = int(self._filter.admits(self._table.topic(ordinal)))
+        self._decided = count

@@ -1,0 +1,66 @@
+"""Is the commitlog still the log the archive was made from? Checked before any write (3a, The log may be replaced).
+
+A commit carries a CRC of the last log bytes below its end. If the broker's log now differs there, or ends below it
+(power loss, fail-over to a lagging slave, a wiped disk), the writer walks back to the newest commit whose check still
+holds and starts a new log line there; what was archived above it is superseded, not deleted. Never waits.
+
+Pure but for reading the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+import fastcrc
+
+from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.state import LogCheck
+
+
+class CheckResult(Enum):
+    """How a commit's check compares with the log on disk."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    DELETED = "deleted"
+    """The broker has removed those bytes: nothing to compare with."""
+
+
+@dataclass(frozen=True)
+class NewLine:
+    """Start a new line at ``phys``, right after commit ``version`` (0: nothing of the archive is in this log)."""
+
+    version: int
+    phys: int
+
+
+def compare(log: CommitLog, check: LogCheck) -> CheckResult:
+    """Read the checked bytes again."""
+    if check.end_phys <= check.begin_phys:
+        return CheckResult.SAME
+    if check.begin_phys < log.min_phys:
+        return CheckResult.DELETED if check.end_phys <= log.max_file_end else CheckResult.DIFFERENT
+    data = bytearray(check.end_phys - check.begin_phys)
+    filled = 0
+    while filled < len(data):
+        phys = check.begin_phys + filled
+        if log.file_at(phys) is None:
+            return CheckResult.DIFFERENT
+        got = log.read_into(memoryview(data)[filled:], phys)
+        if got == 0:
+            return CheckResult.DIFFERENT
+        filled += got
+    return CheckResult.SAME if fastcrc.crc32.iscsi(bytes(data)) == check.crc32c else CheckResult.DIFFERENT
+
+
+def find_new_line(log: CommitLog, checks: Iterable[tuple[int, LogCheck, int]]) -> NewLine:
+    """Walk ``checks`` (version, check, to_phys; newest first) back to the last one the log still holds."""
+    for version, check, to_phys in checks:
+        result = compare(log, check)
+        if result == CheckResult.SAME and log.min_phys <= to_phys <= log.max_file_end:
+            return NewLine(version, to_phys)
+        if result == CheckResult.DELETED:
+            break
+    return NewLine(0, log.min_phys)

@@ -1,0 +1,460 @@
+"""Ships one broker's commitlog into one archive: starts, wires and stops the parts of the write path.
+
+    start     load the catalog → check the log line → claim the epoch (back-fill: only when there is something to put)
+    follow    dispatch thread + compensate thread → closed batches → builder thread → committer thread
+    back-fill the same parts until the end of the log, then hide what the broker no longer shows
+    stop      close the open batch, drain, release the epoch
+
+Used alike by `tiered run` and `tiered backfill`. Owns threads and their order; decisions live in the other modules.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.store import BrokerStore
+from tiered.catalog.commit import CommitDraft
+from tiered.catalog.protocol import CatalogWriter, load, log_checks
+from tiered.catalog.state import CatalogState
+from tiered.errors import FencedError, TieredError, UnavailableError
+from tiered.formats.keys import archive_prefix
+from tiered.formats.segment import BlockCodec
+from tiered.kernels.queue_table import QueueTable
+from tiered.model.queue import SCHEDULE_TOPIC, QueueKey, TopicFilter
+from tiered.model.tables import QUEUE_HIDDEN
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.protocol import ObjectStore
+from tiered.settings.sections import OffloadSettings
+from uploader.attempts import AttemptPolicy
+from uploader.bound_source import BoundSource, WordSource
+from uploader.broker_state_archive import BrokerStateArchive
+from uploader.cycle_plan import CyclePlanner
+from uploader.cycle_upload import IN_FLIGHT_MAX, CycleUploader, UploadContext, UploadCounters
+from uploader.dispatcher import StepResult, TieredDispatcher
+from uploader.double_buffer import DoubleBuffer
+from uploader.follow import ASK_EVERY_MS, REFRESH_FILES_EVERY_MS, AdaptivePoll, Every
+from uploader.log_batch import LogBatch, LogBatchPool
+from uploader.log_feed import FeedBound, LogFeed
+from uploader.log_line import CheckResult, compare, find_new_line
+from uploader.queue_tails import QueueTails
+from uploader.visibility import hidden_queues
+
+ARENA_SLACK = 0.25
+"""Room beyond batch_bytes, so that a retry can take newer data along."""
+SHORT_WAIT_S = 0.05
+STATE_EVERY_MS = 60_000
+WALL_START_MS = 0
+
+
+@dataclass(frozen=True)
+class OffloadResult:
+    """What one run did."""
+
+    messages: int
+    raw_bytes: int
+    stored_bytes: int
+    commits: int
+    objects: int
+    from_phys: int
+    to_phys: int
+    gaps: int
+    damaged: int
+    lost: int
+    hidden: int
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class OffloadStatus:
+    """A moment's view, for status, metrics and progress; sizes in bytes, physical offsets in the commitlog."""
+
+    committed_phys: int
+    read_phys: int
+    bound_phys: int
+    log_min_phys: int
+    log_end_phys: int
+    lag_bytes: int
+    lag_ms: int
+    epoch: int
+    version: int
+    fenced: bool
+    memory_used_bytes: int
+    memory_budget_bytes: int
+    last_error: str
+    counters: UploadCounters
+
+
+@dataclass(frozen=True)
+class OffloadIdentity:
+    """Whose archive, and who writes it."""
+
+    cluster: str
+    broker: str
+    instance: str
+    kind: str
+    """"run" or "backfill"."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Clock, randomness and log lines, injected."""
+
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    jitter: Callable[[], float] = random.random
+    log: Callable[[str, Mapping[str, object]], None] = lambda message, fields: None
+
+
+class Offloader:
+    """One writer of one archive. ``run`` once; ``status`` from any thread."""
+
+    def __init__(
+        self,
+        broker_store: BrokerStore,
+        archive: ObjectStore,
+        identity: OffloadIdentity,
+        settings: OffloadSettings,
+        *,
+        topic_filter: TopicFilter,
+        word_source: WordSource,
+        take_over: bool = False,
+        environment: Environment | None = None,
+    ) -> None:
+        self._store = broker_store
+        self._log = broker_store.commit_log
+        self._identity = identity
+        self._settings = settings
+        self._environment = environment or Environment()
+        self._bound_source = BoundSource(broker_store, word_source)
+        self._take_over = take_over
+        self._archive = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
+        self._table = QueueTable()
+        self._tails = QueueTails()
+        self._feed = LogFeed(
+            self._log,
+            self._table,
+            topic_filter,
+            delay_levels_ms=_delay_levels_ms(broker_store) if topic_filter.admits(SCHEDULE_TOPIC) else None,
+            next_record=self._bound_source.next_record,
+        )
+        self._bound = FeedBound(0, 0)
+        self._failure: Exception | None = None
+        self._stop_parts = threading.Event()
+        self._behind = threading.Event()
+        self._started_s = time.monotonic()
+        self._hidden = 0
+        self._writer: CatalogWriter
+        self._dispatcher: TieredDispatcher
+        self._uploader: CycleUploader
+
+    # -- start ------------------------------------------------------------------------------------------------
+
+    def _open(self, *, claim_now: bool) -> None:
+        """Load the catalog, settle the log line, place the cursor."""
+        self._log.refresh()
+        self._writer = CatalogWriter(
+            self._archive,
+            cluster=self._identity.cluster,
+            broker=self._identity.broker,
+            instance=self._identity.instance,
+            kind=self._identity.kind,
+            clock_ms=self._environment.clock_ms,
+            root_every=self._settings.root_every,
+        )
+        state = self._writer.load()
+        start_phys = self._log.min_phys if state is None else state.cursor.phys
+        if state is not None and compare(self._log, state.cursor.check) == CheckResult.DIFFERENT:
+            start_phys = self._start_new_line()
+        elif claim_now:
+            self._claim()
+        self._load_tails()
+        self._wire(start_phys)
+
+    def _claim(self) -> None:
+        if not self._writer.is_claimed:
+            self._writer.claim(take_over=self._take_over)
+            self._log_line("epoch claimed", epoch=self._writer.state.epoch)
+
+    def _start_new_line(self) -> int:
+        new_line = find_new_line(self._log, log_checks(self._archive, self._writer.state))
+        self._claim()
+        self._writer.append_line(common_version=new_line.version, phys=new_line.phys)
+        self._log_line("the broker's log differs from the archive: new log line", from_phys=new_line.phys,
+                       common_version=new_line.version)  # fmt: skip
+        return new_line.phys
+
+    def _load_tails(self) -> None:
+        """Every queue's current generation, from the catalog."""
+        self._tails.clear()
+        state = self._writer.state_or_none
+        if state is None:
+            return
+        for key, row in state.current_queues():
+            self._tails.set(
+                self._table.ordinal(key.topic, key.queue_id),
+                next_offset=int(row["end_queue_offset"]),
+                end_byte=int(row["end_byte"]),
+                end_phys=int(row["end_phys"]),
+                generation=key.generation,
+            )
+
+    def _wire(self, start_phys: int) -> None:
+        settings, environment = self._settings, self._environment
+        arena_bytes = int(settings.batch_bytes * (1 + ARENA_SLACK))
+        count = max(2, min(IN_FLIGHT_MAX + 2, settings.memory_budget_bytes // (2 * arena_bytes)))
+        pool = LogBatchPool(batch_bytes=arena_bytes, count=count)
+        closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=count)
+        self._pool = pool
+        self._dispatcher = TieredDispatcher(
+            self._feed, pool, closed,
+            start_phys=start_phys,
+            batch_bytes=settings.batch_bytes,
+            batch_age_ms=settings.batch_age_ms,
+            range_bytes_max=max((file.size_bytes for file in self._log.files), default=1 << 30),
+            clock_ms=environment.clock_ms,
+        )  # fmt: skip
+        self._state_archive = BrokerStateArchive(self._archive, self._broker_tables)
+        state = self._writer.state_or_none
+        if state is not None:
+            self._state_archive.adopt(state.state_objects)
+        context = UploadContext(
+            archive=self._archive,
+            writer=self._writer,
+            planner=CyclePlanner(self._table, self._tails, split_bytes=settings.split_bytes),
+            tails=self._tails,
+            pool=pool,
+            codec=BlockCodec(settings.compression_level, settings.block_bytes, settings.compress_threads),
+            policy=AttemptPolicy(timeout_ms_max=settings.attempt_timeout_ms),
+            cluster=self._identity.cluster,
+            broker=self._identity.broker,
+            writer_name=self._identity.instance,
+            clock_ms=environment.clock_ms,
+            jitter=environment.jitter,
+            log=environment.log,
+        )
+        self._uploader = CycleUploader(
+            context, closed,
+            upload_threads=settings.upload_threads,
+            extend=lambda batch: self._dispatcher.extend_into(batch, self._bound),
+            state_archive=self._state_archive,
+        )  # fmt: skip
+
+    # -- run --------------------------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
+        """Work until ``stop`` is set or, without ``follow``, the end of the log is committed.
+
+        Raises FencedError when another writer took over, UnavailableError when the store stayed away while
+        stopping, and the other TieredErrors that repeating cannot help. Everything read and not committed stays in
+        the commitlog.
+        """
+        self._open(claim_now=follow)
+        from_phys = self._dispatcher.cursor
+        threads = [
+            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+            for name, work in (
+                ("compensate", self._compensate_loop),
+                ("builder", self._build_loop),
+                ("committer", self._commit_loop),
+            )
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            if follow:
+                self._follow(stop)
+            else:
+                self._read_to_the_end(stop)
+            self._drain()
+            if not follow and not stop.is_set():
+                self._finish_backfill()
+            if self._writer.is_claimed:
+                self._writer.release()
+        finally:
+            self._stop_parts.set()
+            self._behind.set()
+            self._uploader.close()
+            for thread in threads:
+                thread.join(timeout=5)
+        return self._result(from_phys)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """A part that fails stops the whole: nothing may go on as if it had been stored."""
+        try:
+            work()
+        except Exception as error:
+            if self._failure is None:
+                self._failure = error
+            self._stop_parts.set()
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _follow(self, stop: threading.Event) -> None:
+        poll = AdaptivePoll(min_ms=self._settings.poll_min_ms, max_ms=self._settings.poll_max_ms)
+        ask, refresh, state = Every(ASK_EVERY_MS), Every(REFRESH_FILES_EVERY_MS), Every(STATE_EVERY_MS)
+        while not stop.is_set():
+            self._check_failure()
+            now_ms = self._environment.clock_ms()
+            if refresh.is_due(now_ms):
+                self._log.refresh()
+            grown = self._dispatcher.cursor < self._bound.limit_phys or self._has_new_bytes()
+            if grown and self._dispatcher.cursor >= self._bound.limit_phys and ask.is_due(now_ms):
+                self._bound = self._ask_bound()
+            result = self._dispatcher.dispatch_step(self._bound) if grown else StepResult.CAUGHT_UP
+            if result == StepResult.BUSY or self._is_behind():
+                self._behind.set()
+            self._dispatcher.close_if_due()
+            if state.is_due(now_ms):
+                self._refresh_state()
+            stop.wait(poll.next_wait_ms(progressed=result == StepResult.HANDED_OVER) / 1000)
+        self._behind.clear()
+
+    def _ask_bound(self) -> FeedBound:
+        bound = self._bound_source.ask(self._dispatcher.cursor)
+        return FeedBound(bound.phys, bound.proven_phys)
+
+    def _has_new_bytes(self) -> bool:
+        """Whether anything but zeros stands at the cursor; costs one small read of a hot page."""
+        return any(self._log.read(self._dispatcher.cursor, 8))
+
+    def _is_behind(self) -> bool:
+        return self._bound.limit_phys - self._dispatcher.cursor > self._settings.batch_bytes // 4
+
+    def _compensate_loop(self) -> None:
+        while not self._stop_parts.is_set():
+            if not self._behind.wait(SHORT_WAIT_S):
+                continue
+            result = self._dispatcher.compensate(self._bound)
+            if result == StepResult.CAUGHT_UP:
+                self._behind.clear()
+            elif result == StepResult.BUSY:
+                self._stop_parts.wait(SHORT_WAIT_S / 5)
+
+    def _build_loop(self) -> None:
+        while not self._stop_parts.is_set():
+            self._uploader.build_next(SHORT_WAIT_S)
+
+    def _commit_loop(self) -> None:
+        while not self._stop_parts.is_set():
+            self._uploader.commit_next(SHORT_WAIT_S)
+
+    def _read_to_the_end(self, stop: threading.Event) -> None:
+        self._bound = self._ask_bound()
+        while not stop.is_set():
+            self._check_failure()
+            before = self._dispatcher.cursor
+            result = self._dispatcher.compensate(self._bound)
+            if result == StepResult.BUSY:
+                stop.wait(SHORT_WAIT_S / 5)
+            elif result == StepResult.CAUGHT_UP and self._dispatcher.cursor == before:
+                break
+
+    def _drain(self) -> None:
+        """Close the open batch and wait until everything closed is committed."""
+        while True:
+            self._check_failure()
+            self._dispatcher.close_if_due(force=True)
+            if self._uploader.is_idle and not self._dispatcher.has_open_range:
+                return
+            time.sleep(SHORT_WAIT_S / 5)
+
+    def _finish_backfill(self) -> None:
+        """Show what the broker would show: hide queues it deleted, and name the broker's tables."""
+        index = self._store.consume_queues()
+        state = self._writer.state_or_none
+        if state is None or index is None:
+            return
+        with_units = {
+            (queue.topic, queue.queue_id)
+            for queue in index.queues()
+            if len(index.last_unit(queue.topic, queue.queue_id))
+        }
+        current = [key for key, row in state.current_queues() if not row["flags"] & QUEUE_HIDDEN]
+        hidden = hidden_queues(current, with_units)
+        self._hidden = len(hidden)
+        if self._writer.is_claimed:
+            self._refresh_state()
+        if hidden or self._state_archive.pending():
+            self._claim()
+            self._uploader.commit_marks(hide=hidden)
+
+    def _broker_tables(self) -> Mapping[str, Any]:
+        """The broker's tables as documents; names are keys under ``state/``."""
+        state = self._store.state()
+        return {
+            "topics": state.topics,
+            "subscription_groups": state.subscription_groups,
+            "consumer_offsets": state.consumer_offsets,
+            "delay_offsets": state.delay_offsets,
+        }
+
+    def _refresh_state(self) -> None:
+        """Archive the broker's tables when they changed; they travel with the next commit."""
+        if not self._writer.is_claimed:
+            return
+        try:
+            self._state_archive.refresh(self._writer.state.epoch, self._uploader.next_attempt())
+        except UnavailableError as error:
+            self._log_line("broker tables not archived this time", error=str(error))
+
+    def _result(self, from_phys: int) -> OffloadResult:
+        counters = self._uploader.counters
+        state = self._writer.state_or_none
+        return OffloadResult(
+            messages=counters.messages,
+            raw_bytes=counters.raw_bytes,
+            stored_bytes=counters.stored_bytes,
+            commits=counters.commits,
+            objects=counters.objects,
+            from_phys=from_phys,
+            to_phys=from_phys if state is None else state.cursor.phys,
+            gaps=counters.gaps,
+            damaged=counters.damaged_ranges,
+            lost=counters.lost_ranges,
+            hidden=self._hidden,
+            duration_s=time.monotonic() - self._started_s,
+        )
+
+    # -- status -----------------------------------------------------------------------------------------------
+
+    def status(self) -> OffloadStatus:
+        """A consistent enough view for people and metrics; never blocks the parts."""
+        state = self._writer.state_or_none
+        committed = state.cursor.phys if state is not None else self._log.min_phys
+        bound = max(self._bound.limit_phys, committed)
+        since_ms = self._uploader.oldest_uncommitted_ms() or self._dispatcher.open_since_ms
+        return OffloadStatus(
+            committed_phys=committed,
+            read_phys=self._dispatcher.cursor,
+            bound_phys=bound,
+            log_min_phys=self._log.min_phys,
+            log_end_phys=self._log.max_file_end,
+            lag_bytes=bound - committed,
+            lag_ms=0 if since_ms is None else max(0, self._environment.clock_ms() - since_ms),
+            epoch=0 if state is None else state.epoch,
+            version=0 if state is None else state.version,
+            fenced=isinstance(self._failure, FencedError),
+            memory_used_bytes=self._pool.used_bytes() + self._uploader.in_flight_bytes(),
+            memory_budget_bytes=self._settings.memory_budget_bytes,
+            last_error=self._uploader.counters.last_error,
+            counters=self._uploader.counters,
+        )
+
+    def _log_line(self, message: str, **fields: object) -> None:
+        self._environment.log(message, fields)
+
+
+def _delay_levels_ms(store: BrokerStore) -> NDArray[np.int64]:
+    """The broker's own levels, or RocketMQ's defaults without its configuration."""
+    conf = store.conf if store.conf is not None else BrokerConf()
+    return conf.delay_levels_ms
