@@ -1,7 +1,7 @@
 """What the machine did meanwhile: children measured as whole processes, page cache asked about and dropped.
 
-Owns /proc, wait4 and mincore. Does not own what is measured. A figure taken while others used more than a
-fifth of a core is marked, not hidden.
+Owns /proc, wait4 and mincore. Does not own what is measured. Figures carry how many
+cores others used meanwhile: distrust one above a fifth of a core.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SAMPLE_S = 0.02
-DISTURBED_CORES = 0.2
+QUIET_CORES_MAX = 0.1
+QUIET_S = 2.0
 COPY_BYTES = 4 * 1024 * 1024
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -128,6 +129,17 @@ class _MemoryWatch(threading.Thread):
 
 def _bytes_of(field_text: str) -> int:
     return int(field_text.split(maxsplit=1)[0]) * 1024
+
+
+def await_quiet(limit_s: float) -> None:
+    """Wait until others leave the machine alone for QUIET_S, or until ``limit_s`` is over."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        busy_before, cpu_before, began = busy_core_s(), time.process_time(), time.perf_counter()
+        time.sleep(QUIET_S)
+        wall_s = time.perf_counter() - began
+        if others_cores(busy_before, time.process_time() - cpu_before, wall_s) < QUIET_CORES_MAX:
+            return
 
 
 def log_files(store: Path) -> list[Path]:

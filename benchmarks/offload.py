@@ -19,7 +19,15 @@ from pathlib import Path
 
 from benchmarks.archive_targets import open_target
 from benchmarks.backfill import BackfillResult, run_backfill, verify
-from benchmarks.machine import copy_and_fsync, drop_from_page_cache, log_files, note, run_child, warm
+from benchmarks.machine import (
+    await_quiet,
+    copy_and_fsync,
+    drop_from_page_cache,
+    log_files,
+    note,
+    run_child,
+    warm,
+)
 from benchmarks.peer import Peer, PeerResult
 from benchmarks.report import CycleSizes, Row, summarize, table
 from benchmarks.stores import PROFILES, BenchStore, StoreProfile, ensure_store
@@ -40,6 +48,8 @@ class Plan:
     work: Path
     peer: Peer | None
     verify: bool
+    quiet_wait_s: float = 0.0
+    """Before each figure, wait this long for others to leave the machine alone."""
 
 
 def main() -> int:
@@ -80,11 +90,18 @@ def measure(plan: Plan) -> Iterator[Row]:
                 yield common | _backfill(store, target, plan, check=number == 0, is_soak=is_soak)
             if plan.peer and profile.queues <= 2_000 and not is_soak:
                 warm(store.path)
+                _settle(plan)
                 yield common | _peer_row(plan.peer.dispatch(store))
 
 
-def _copy(store: BenchStore, plan: Plan) -> Row:
+def _settle(plan: Plan) -> None:
+    """Nothing of earlier figures is still being written, and nobody else works if that can be had."""
     os.sync()
+    await_quiet(plan.quiet_wait_s)
+
+
+def _copy(store: BenchStore, plan: Plan) -> Row:
+    _settle(plan)
     wall_s, cpu_s = copy_and_fsync(store.path, plan.work / "copy", store.log_bytes)
     return {
         "what": "copy",
@@ -96,7 +113,7 @@ def _copy(store: BenchStore, plan: Plan) -> Row:
 
 def _parts(store: BenchStore, plan: Plan) -> Row:
     """In a process of its own, so that its memory and its threads are nobody else's."""
-    os.sync()
+    _settle(plan)
     output = plan.work / "parts"
     child = run_child([sys.executable, "-m", "benchmarks.parts", str(store.path), str(output)])
     shutil.rmtree(output, ignore_errors=True)
@@ -112,7 +129,7 @@ def _backfill(store: BenchStore, target_name: str, plan: Plan, *, check: bool, i
             _leave_hot_tail(store)
         else:
             warm(store.path)
-        os.sync()
+        _settle(plan)
         result = run_backfill(store, target, plan.work)
         again = run_backfill(store, target, plan.work)
         row = _backfill_row(store, target_name, result, again) | {"is_soak": is_soak}
@@ -212,7 +229,7 @@ def _plan(options: argparse.Namespace) -> Plan:
             peer = None
     targets = options.targets.split(",")
     work = options.work.resolve()
-    return Plan(profiles, targets, options.runs, work, peer, not options.no_verify)
+    return Plan(profiles, targets, options.runs, work, peer, not options.no_verify, options.quiet_wait)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -239,6 +256,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--jars", type=Path, default=cache / "jars", help="jars of RocketMQ, a directory a version"
+    )
+    parser.add_argument(
+        "--quiet-wait",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="before each figure, wait up to S seconds for an idle machine",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not check what was written")
     return parser

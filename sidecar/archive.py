@@ -74,7 +74,9 @@ def open_for_reading(url: str, settings: Settings) -> Iterator[Archive]:
         store = PrefixedStore(root, archive_prefix(cluster, broker))
         state = load(store)
         if state is None:
-            raise NotFoundError(f"no archive of {cluster}/{broker} in {url}", hint="tiered backfill creates one")
+            raise NotFoundError(
+                f"no archive of {cluster}/{broker} in {url}", hint="tiered backfill creates one"
+            )
         yield Archive(url, cluster, broker, store, state)
     finally:
         root.close()

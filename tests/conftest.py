@@ -30,9 +30,12 @@ def real_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
             (pack,) = STORE_PACKS.glob(f"{name}-*.tar.zst")
             target = tmp_path_factory.mktemp(f"store-{name}-")
             decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-            with pack.open("rb") as packed, decompressor.stream_reader(packed) as stream:
-                with tarfile.open(fileobj=stream, mode="r|") as archive:
-                    archive.extractall(target, filter="data")
+            with (
+                pack.open("rb") as packed,
+                decompressor.stream_reader(packed) as stream,
+                tarfile.open(fileobj=stream, mode="r|") as archive,
+            ):
+                archive.extractall(target, filter="data")
             (unpacked[name],) = target.iterdir()
         return unpacked[name]
 

@@ -91,7 +91,7 @@ class TieredDispatcher:
             return self._advance(bound, self._batch_bytes)
 
     def close_if_due(self, *, force: bool = False) -> None:
-        """Close the open batch when it is old, when its range crosses a file of filtered traffic, or now if ``force``."""
+        """Close the open batch when it is old, crosses a file of filtered traffic, or now if ``force``."""
         with self._lock:
             batch = self._open
             if batch is None or batch.to_phys == batch.from_phys:

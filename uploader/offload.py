@@ -21,15 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.pins import PinKeeper, PinStatus
 from tiered.broker_store.store import BrokerStore
-from tiered.catalog.commit import CommitDraft
-from tiered.catalog.protocol import CatalogWriter, load, log_checks
-from tiered.catalog.state import CatalogState
-from tiered.errors import FencedError, TieredError, UnavailableError
+from tiered.catalog.protocol import CatalogWriter, log_checks
+from tiered.errors import FencedError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
 from tiered.kernels.queue_table import QueueTable
-from tiered.model.queue import SCHEDULE_TOPIC, QueueKey, TopicFilter
+from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
@@ -52,7 +51,7 @@ ARENA_SLACK = 0.25
 """Room beyond batch_bytes, so that a retry can take newer data along."""
 SHORT_WAIT_S = 0.05
 STATE_EVERY_MS = 60_000
-WALL_START_MS = 0
+PIN_EVERY_MS = 5_000
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,8 @@ class OffloadStatus:
     memory_used_bytes: int
     memory_budget_bytes: int
     last_error: str
+    pins: PinStatus | None
+    bound_reason: str
     counters: UploadCounters
 
 
@@ -126,6 +127,7 @@ class Offloader:
         topic_filter: TopicFilter,
         word_source: WordSource,
         take_over: bool = False,
+        pins: PinKeeper | None = None,
         environment: Environment | None = None,
     ) -> None:
         self._store = broker_store
@@ -135,6 +137,8 @@ class Offloader:
         self._environment = environment or Environment()
         self._bound_source = BoundSource(broker_store, word_source)
         self._take_over = take_over
+        self._pins = pins
+        self._pin_status: PinStatus | None = None
         self._archive = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
         self._table = QueueTable()
         self._tails = QueueTails()
@@ -302,6 +306,7 @@ class Offloader:
     def _follow(self, stop: threading.Event) -> None:
         poll = AdaptivePoll(min_ms=self._settings.poll_min_ms, max_ms=self._settings.poll_max_ms)
         ask, refresh, state = Every(ASK_EVERY_MS), Every(REFRESH_FILES_EVERY_MS), Every(STATE_EVERY_MS)
+        pin = Every(PIN_EVERY_MS)
         while not stop.is_set():
             self._check_failure()
             now_ms = self._environment.clock_ms()
@@ -316,6 +321,8 @@ class Offloader:
             self._dispatcher.close_if_due()
             if state.is_due(now_ms):
                 self._refresh_state()
+            if pin.is_due(now_ms):
+                self._step_pins()
             stop.wait(poll.next_wait_ms(progressed=result == StepResult.HANDED_OVER) / 1000)
         self._behind.clear()
 
@@ -326,6 +333,15 @@ class Offloader:
     def _has_new_bytes(self) -> bool:
         """Whether anything but zeros stands at the cursor; costs one small read of a hot page."""
         return any(self._log.read(self._dispatcher.cursor, 8))
+
+    def _step_pins(self) -> None:
+        """Keep files that are not archived yet, within the disk rules."""
+        if self._pins is None:
+            return
+        state = self._writer.state_or_none
+        archived = state.cursor.phys if state is not None else self._log.min_phys
+        own = [file for file in self._log.files if not file.is_pinned]
+        self._pin_status = self._pins.step(own, archived)
 
     def _is_behind(self) -> bool:
         return self._bound.limit_phys - self._dispatcher.cursor > self._settings.batch_bytes // 4
@@ -447,6 +463,8 @@ class Offloader:
             memory_used_bytes=self._pool.used_bytes() + self._uploader.in_flight_bytes(),
             memory_budget_bytes=self._settings.memory_budget_bytes,
             last_error=self._uploader.counters.last_error,
+            pins=self._pin_status,
+            bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,
         )
 

@@ -18,7 +18,8 @@ def _backfill(store: str, messages_per_s: float, **changes: Any) -> Row:
         "data_bytes": 80 * MIB, "catalog_objects": 12, "stored_ratio": 4.0, "others_cores": 0.01,
         "again_wall_s": 0.0,
         "work_messages_per_s": messages_per_s, "work_cpu_us_per_message": 2.0,
-        "again_new_data_objects": 0, "memory_growth": 1.0, "resident_change": 0.0, "is_soak": False, "puts_beyond_objects": 0,
+        "again_new_data_objects": 0, "memory_growth": 1.0, "resident_change": 0.0, "is_soak": False,
+        "puts_beyond_objects": 0,
     }  # fmt: skip
     return row | changes
 

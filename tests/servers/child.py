@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -90,7 +91,12 @@ class ChildServer:
 
 def answers(url: str, *, containing: bytes = b"") -> bool:
     """Whether a GET of ``url`` succeeds and its body holds ``containing``."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    trusting = ssl.create_default_context()
+    trusting.check_hostname = False
+    trusting.verify_mode = ssl.CERT_NONE
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusting)
+    )
     try:
         with opener.open(url, timeout=2) as answer:
             return containing in answer.read()

@@ -10,16 +10,36 @@ from tests.servers.install import minio_binary
 from tests.servers.running_store import RunningStore
 
 
-def start_minio(directory: Path, *, port: int | None = None) -> RunningStore:
-    """A MinIO over ``directory`` with a password of its own."""
+def start_minio(
+    directory: Path,
+    *,
+    port: int | None = None,
+    certificates: Path | None = None,
+    region: str = "",
+) -> RunningStore:
+    """A MinIO over ``directory`` with a password of its own.
+
+    ``certificates``: a directory with public.crt and private.key; then it speaks TLS. ``region``: the only one it
+    accepts; otherwise any will do.
+    """
     port = port or free_port()
+    scheme = "http" if certificates is None else "https"
     user, password = "tiered-test", secrets.token_hex(16)
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
     server = ChildServer(
         "MinIO",
-        [str(minio_binary()), "server", "--address", f"127.0.0.1:{port}", "--quiet", str(data)],
+        [
+            str(minio_binary()),
+            "server",
+            "--address",
+            f"127.0.0.1:{port}",
+            "--quiet",
+            *(() if certificates is None else ("--certs-dir", str(certificates))),
+            str(data),
+        ],
         {
+            **({"MINIO_SITE_REGION": region} if region else {}),
             "MINIO_ROOT_USER": user,
             "MINIO_ROOT_PASSWORD": password,
             "MINIO_BROWSER": "off",
@@ -27,7 +47,7 @@ def start_minio(directory: Path, *, port: int | None = None) -> RunningStore:
             "MINIO_CI_CD": "1",
         },
         directory / "minio.log",
-        lambda: answers(f"http://127.0.0.1:{port}/minio/health/ready"),
+        lambda: answers(f"{scheme}://127.0.0.1:{port}/minio/health/ready"),
     )
     server.start()
-    return RunningStore("MinIO", f"http://127.0.0.1:{port}", user, password, server)
+    return RunningStore("MinIO", f"{scheme}://127.0.0.1:{port}", user, password, server)

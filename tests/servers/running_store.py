@@ -51,12 +51,12 @@ class RunningStore:
         self._admin.create_bucket(Bucket=name)
         return f"s3://{name}"
 
-    def client(self) -> Any:
+    def client(self, region: str = REGION) -> Any:
         """The SDK's own client, for looking behind the store."""
         return boto3.session.Session().client(
             "s3",
             endpoint_url=self.endpoint,
-            region_name=REGION,
+            region_name=region,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             config=Config(s3={"addressing_style": "path"}),

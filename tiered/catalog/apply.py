@@ -29,8 +29,10 @@ from tiered.catalog.state import (
     Doom,
     LogCursor,
     LogLine,
+    RootRef,
     RunChunk,
     joined,
+    selected,
 )
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
@@ -172,12 +174,15 @@ def _new_line(state: CatalogState, commit: Commit, line_state: CatalogState | No
 def _check_objects(state: CatalogState, commit: Commit) -> None:
     draft = commit.draft
     if len(draft.objects) and bool((draft.objects["epoch"] != commit.place.epoch).any()):
-        raise CommitInvalidError(f"a new object does not carry epoch {commit.place.epoch}: an attempt already fenced")
+        raise CommitInvalidError(f"a new object is not of epoch {commit.place.epoch}: its attempt is fenced")
     if len(set(draft.object_keys)) != len(draft.object_keys) or len(draft.objects) != len(draft.object_keys):
         raise CommitInvalidError("an object key is named twice")
-    given_up = [key for key in draft.object_keys if key in state.doomed or key in set(draft.doomed)]
+    abandoned = {*draft.doomed}
+    given_up = [key for key in draft.object_keys if key in state.doomed or key in abandoned]
     if given_up:
-        raise CommitInvalidError(f"{given_up[0]} has been given up before: an older attempt can never be committed")
+        raise CommitInvalidError(
+            f"{given_up[0]} was given up before: an older attempt can never be committed"
+        )
 
 
 # -- what every kind may carry --------------------------------------------------------------------------------
@@ -196,7 +201,9 @@ def _mark(state: CatalogState, draft: CommitDraft) -> CatalogState:
     return replace(
         state,
         table=table,
-        state_objects={**state.state_objects, **draft.state_objects} if draft.state_objects else state.state_objects,
+        state_objects={**state.state_objects, **draft.state_objects}
+        if draft.state_objects
+        else state.state_objects,
         settings={**state.settings, **draft.settings} if draft.settings else state.settings,
     )
 
@@ -246,21 +253,15 @@ def _move_pages(state: CatalogState, commit: Commit) -> CatalogState:
 
 def _without_older(chunk: RunChunk, version: int) -> RunChunk:
     kept = chunk.runs["version"] > version
-    if kept.all():
-        return chunk
-    return chunk if not len(chunk.runs) else _kept(chunk, kept)
-
-
-def _kept(chunk: RunChunk, kept: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> RunChunk:
-    return selected(chunk, kept)
+    return chunk if kept.all() else selected(chunk, kept)
 
 
 def _doom(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
     """Catalog first, object later: what nothing names any more is given up by the commit that says so."""
     draft = commit.draft
     given_up = list(draft.doomed)
-    replaced = before.catalog_keys() - state.catalog_keys()
-    given_up += sorted(replaced)
+    if _named(before) != _named(state):
+        given_up += sorted(before.catalog_keys() - state.catalog_keys())
     taken_back = {*draft.undoomed, *draft.purged}
     if not given_up and not taken_back:
         return state
@@ -270,6 +271,11 @@ def _doom(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogS
     for key in given_up:
         doomed.setdefault(key, Doom(draft.created_ms, commit.version))
     return replace(state, doomed=doomed)
+
+
+def _named(state: CatalogState) -> tuple[int, RootRef, int]:
+    """Identities of what names catalog objects; equal ones need no comparison of every key."""
+    return id(state.pages), state.root, id(state.state_objects)
 
 
 def _with_chunk(chunks: tuple[RunChunk, ...], chunk: RunChunk) -> tuple[RunChunk, ...]:

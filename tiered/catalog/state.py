@@ -31,7 +31,7 @@ UNKNOWN_OFFSET = -1
 """``end_queue_offset`` of a generation that will begin wherever its first record says."""
 
 REMOVED_DTYPE = np.dtype([
-    ("queue", "<u4"), ("unused", "<u4"),
+    ("queue", "<u4"), ("rows", "<u4"),
     ("base_queue_offset", "<i8"), ("end_queue_offset", "<i8"),
     ("version", "<i8"),              # catalog version that had added the run
     ("removed_version", "<i8"),      # catalog version that removed it
@@ -257,7 +257,9 @@ def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
     runs = np.concatenate([chunk.runs for chunk in chunks])
     objects = np.concatenate([chunk.objects for chunk in chunks])
     runs["object"] += np.repeat(_offsets([len(c.objects) for c in chunks]), [len(c.runs) for c in chunks])
-    objects["key"] += np.repeat(_offsets([len(c.object_keys) for c in chunks]), [len(c.objects) for c in chunks])
+    objects["key"] += np.repeat(
+        _offsets([len(c.object_keys) for c in chunks]), [len(c.objects) for c in chunks]
+    )
     return RunChunk(runs, objects, tuple(key for chunk in chunks for key in chunk.object_keys))
 
 

@@ -3,7 +3,8 @@
 Commits, pages, state snapshots and the footers of segments are all containers, told apart by an 8-byte kind, so that
 there is one decoder to fuzz and one place that decides about versions.
 
-    kind 8 | major u16 | minor u16 | flags u32 | raw length u64 | stored length u64 | CRC32C of stored u32 | 0 u32
+    kind 8 | major u16 | minor u16 | flags u32 | raw length u64 | stored length u64 | CRC32C of stored u32 |
+    CRC32C of the 36 bytes before u32
     stored payload: one zstd frame (flags bit 0) or raw
     payload: header length u32, header (UTF-8 JSON); table count u32; per table:
              name length u16, name, dtype length u16, dtype (JSON list of [field, type]), rows u64,
@@ -30,6 +31,7 @@ from tiered.model.tables import Table
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 0
 HEADER = struct.Struct("<8sHHIQQII")
+_FIELDS = struct.Struct("<8sHHIQQI")
 PAYLOAD_BYTES_MAX = 1 << 31
 _FLAG_ZSTD = 1
 
@@ -62,7 +64,8 @@ def encode_container(
     if len(stored) >= len(raw):
         stored, flags = raw, 0
     crc = fastcrc.crc32.iscsi(stored)
-    return HEADER.pack(kind, FORMAT_MAJOR, FORMAT_MINOR, flags, len(raw), len(stored), crc, 0) + stored
+    fields = _FIELDS.pack(kind, FORMAT_MAJOR, FORMAT_MINOR, flags, len(raw), len(stored), crc)
+    return fields + fastcrc.crc32.iscsi(fields).to_bytes(4, "little") + stored
 
 
 def decode_container(data: bytes | memoryview, kind: bytes, *, source: str) -> Container:
@@ -72,9 +75,11 @@ def decode_container(data: bytes | memoryview, kind: bytes, *, source: str) -> C
     """
     if len(data) < HEADER.size:
         raise CorruptionError(f"{source}: {len(data)} bytes are too few for a container header")
-    found, major, minor, flags, raw_length, stored_length, crc, _ = HEADER.unpack_from(data)
+    found, major, minor, flags, raw_length, stored_length, crc, header_crc = HEADER.unpack_from(data)
     if found != kind:
         raise CorruptionError(f"{source}: expected a {kind!r} container, found {found!r}")
+    if fastcrc.crc32.iscsi(bytes(data[: _FIELDS.size])) != header_crc:
+        raise CorruptionError(f"{source}: container header fails its CRC32C")
     if major > FORMAT_MAJOR:
         raise UnsupportedFormatError(
             f"{source}: format {major}.{minor} of {kind.decode().strip()} is newer than {FORMAT_MAJOR}.x",
@@ -86,14 +91,7 @@ def decode_container(data: bytes | memoryview, kind: bytes, *, source: str) -> C
     if fastcrc.crc32.iscsi(stored) != crc:
         raise CorruptionError(f"{source}: container fails its CRC32C")
     try:
-        raw = (
-            zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_length)
-            if flags & _FLAG_ZSTD
-            else stored
-        )
-        if len(raw) != raw_length:
-            raise CorruptionError(f"{source}: container payload has {len(raw)} bytes, not {raw_length}")
-        return _parse_payload(raw)
+        return _parse_payload(_inflated(stored, raw_length) if flags & _FLAG_ZSTD else stored, raw_length)
     except (zstandard.ZstdError, struct.error, ValueError, TypeError, KeyError) as error:
         raise CorruptionError(f"{source}: container payload does not parse: {error}") from error
 
@@ -104,7 +102,16 @@ def container_length(data: bytes | memoryview) -> int:
     return HEADER.size + int(stored_length)
 
 
-def _parse_payload(raw: bytes) -> Container:
+def _inflated(stored: bytes, raw_length: int) -> bytes:
+    """Nothing is allocated for a frame that claims another length than the header."""
+    if zstandard.frame_content_size(stored) != raw_length:
+        raise ValueError("payload does not have the length recorded")
+    return zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_length)
+
+
+def _parse_payload(raw: bytes, raw_length: int) -> Container:
+    if len(raw) != raw_length:
+        raise ValueError(f"payload has {len(raw)} bytes, not {raw_length}")
     (head_length,) = struct.unpack_from("<I", raw)
     position = 4 + head_length
     header = json.loads(raw[4:position])

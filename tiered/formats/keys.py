@@ -1,7 +1,7 @@
 """Names of objects: how they are built, what they say, and how any name becomes a legal part of one.
 
-Keys are relative to the archive's own prefix, ``<cluster>/<broker>`` below the store's URL. Every name has exactly
-one escape and no two names share one, so listing a prefix never shows another topic's objects.
+Keys are relative to the archive's own prefix, ``<cluster>/<broker>`` below the store's URL. Every name has
+exactly one escape and no two names share one, so listing a prefix never shows another topic's objects.
 
 Owns spelling only. Does not know which objects exist, nor what is in them.
 """
@@ -23,7 +23,7 @@ INDEX_PREFIX = "index/"
 STATE_PREFIX = "state/"
 
 ESCAPED_CHARACTERS_MAX = 200
-"""Longer escapes are cut and end in a digest: a path component has at most 255 bytes on common file systems."""
+"""Longer escapes are cut and end in a digest: file systems take 255 bytes a path component."""
 
 _VERSION_CEILING = 10**20 - 1
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
@@ -65,8 +65,8 @@ class SetKeyParts(NamedTuple):
 def escape(name: str) -> str:
     """``name`` in ``[A-Za-z0-9._-]``, at most 234 characters, never ``.`` or ``..``.
 
-    Bytes outside ``[A-Za-z0-9_-]`` become a dot and two hex digits. An escape above ESCAPED_CHARACTERS_MAX is cut
-    and closed with two dots and half a SHA-256 of the whole name; two dots occur in no other escape.
+    Bytes outside ``[A-Za-z0-9_-]`` become a dot and two hex digits. An escape above ESCAPED_CHARACTERS_MAX
+    is cut and closed with two dots and half a SHA-256 of the whole name; two dots occur in no other escape.
     """
     if not name:
         return _EMPTY

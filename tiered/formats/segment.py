@@ -1,19 +1,19 @@
 """One segment in one object: what a writer hands in, and how it becomes the object's bytes.
 
-A stream object (SO) and a stream set object (SSO) are the same format; only the key differs. Layout (every byte is
-in docs/FORMATS.md):
+A stream object (SO) and a stream set object (SSO) are the same format; only the key differs. Layout (every byte
+is in docs/FORMATS.md):
 
     header 16 | blocks | key section | column pages | footer (container RMQTSEGF) | trailer 48
 
-Owns encoding. Reading is in segment_index.py (pure) and tiered.flat_file.segment_reader (with an object store).
-Does not own how rows are found, cut into runs or grouped into objects.
+Owns encoding. Reading is in segment_index.py (pure) and tiered.flat_file.segment_reader (with a store). Does not
+own how rows are found, cut into runs or grouped into objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import fastcrc
 import numpy as np
@@ -35,11 +35,12 @@ from tiered.formats.segment_layout import (
     encode_header,
     encode_trailer,
 )
-from tiered.kernels.columns import check_rows, encode_page
-from tiered.kernels.gather import cut_blocks, gather_records
+from tiered.kernels.columns import encode_page
+from tiered.kernels.gather import check_rows, cut_blocks, gather_records
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
-from tiered.object_store.protocol import Buffer
+
+Buffer = bytes | bytearray | memoryview
 
 _WAVE_BYTES = 8 * 1024 * 1024
 _PAGE_BYTES_MAX = PAGE_ROWS * 70 + 64  # seven columns of at most ten bytes
@@ -51,7 +52,8 @@ _SEGMENTS_DTYPE = np.dtype([("offset", "<u8"), ("length", "<u8")])
 class SegmentMeta:
     """Who wrote an object and from what; in the footer, so that objects alone tell the living from the dead.
 
-    ``catalog_version`` is the version the writer had seen, [from_phys, to_phys) the commitlog range of its cycle.
+    ``catalog_version`` is the version the writer had seen, [from_phys, to_phys) the commitlog range of its
+    cycle.
     """
 
     cluster: str
@@ -147,10 +149,10 @@ def encode_segment(
     codec: BlockCodec,
     scratch: SegmentScratch | None = None,
 ) -> EncodedSegment:
-    """The object that holds ``runs`` (RUN_DTYPE, complete but for block places) with ``rows`` in the same order.
+    """The object that holds ``runs`` (RUN_DTYPE) with ``rows`` in the same order.
 
-    ``runs["queue"]`` and ``rows.parent`` index ``queues``. Raises ValueError when runs and rows contradict each
-    other or a record lies outside the arena: nothing that a reader would refuse is ever written.
+    ``runs["queue"]`` and ``rows.parent`` index ``queues``. Raises ValueError when runs and rows contradict
+    each other or a record lies outside the arena: nothing that a reader would refuse is ever written.
     """
     scratch = scratch or SegmentScratch()
     view = RunView.of(runs)
@@ -254,7 +256,7 @@ def _compress_wave(
     wave_bytes = int(raw.sum())
     source = zstandard.BufferWithSegments(gathered[:wave_bytes].data, segments.tobytes())
     compressed = compressor.multi_compress_to_buffer(source, threads=min(threads, len(blocks)))
-    stored: list[Buffer] = [memoryview(compressed[i]) for i in range(len(blocks))]
+    stored: list[Buffer] = [memoryview(cast(bytes, compressed[i])) for i in range(len(blocks))]
     stored_bytes = np.fromiter(map(len, stored), np.int64, len(stored))
     codecs = np.full(len(blocks), CODEC_ZSTD, np.uint8)
     for i in np.flatnonzero(stored_bytes >= blocks["raw_bytes"]).tolist():
@@ -281,17 +283,16 @@ def _encode_pages(
 ) -> tuple[list[bytes], Table]:
     """Column pages of PAGE_ROWS rows each; a page holds rows of many runs, a long run spans pages."""
     compressor = zstandard.ZstdCompressor(level=level)
-    columns = (
-        _i4(rows.size), _i8(rows.tags_code), _i8(rows.store_timestamp), _i8(rows.phys), _i4(rows.inner_num),
-        _i4(rows.parent), _i8(rows.parent_queue_offset),
-    )  # fmt: skip
+    columns: list[Any] = [
+        *view.columns, _i4(rows.size), _i8(rows.tags_code), _i8(rows.store_timestamp), _i8(rows.phys),
+        _i4(rows.inner_num), _i4(rows.parent), _i8(rows.parent_queue_offset), scratch.streams, scratch.page,
+    ]  # fmt: skip
     starts = range(0, len(rows), PAGE_ROWS)
     table = np.zeros(len(starts), PAGE_DTYPE)
     pages: list[bytes] = []
     for number, start in enumerate(starts):
         end = min(start + PAGE_ROWS, len(rows))
-        length = int(encode_page(start, end, view.run_at(start), *view.columns, *columns,
-                                 scratch.streams, scratch.page))  # fmt: skip
+        length = int(encode_page(start, end, view.run_at(start), *columns))
         raw = scratch.page[:length].tobytes()
         stored, codec = compressor.compress(raw), CODEC_ZSTD
         if len(stored) >= length:

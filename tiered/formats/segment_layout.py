@@ -1,4 +1,4 @@
-"""Fixed parts of a segment's layout: magics, header, trailer, and the tables its footer adds to the catalog's.
+"""Fixed parts of a segment's layout: magics, header, trailer, the tables its footer adds to the catalog's.
 
 Owns byte positions and their checks. Does not own what blocks or columns contain.
 """
@@ -36,7 +36,7 @@ BLOCK_RAW_BYTES_MAX = 64 * 1024 * 1024
 BLOCK_DTYPE = np.dtype([
     ("rows", "<u4"), ("raw_bytes", "<u4"), ("stored_bytes", "<u4"), ("crc32c", "<u4"), ("codec", "u1"),
 ])  # fmt: skip
-"""Blocks, one behind the other from the end of the header, in run order. ``crc32c`` is of the stored bytes."""
+"""Blocks, one behind the other from the end of the header, in run order. ``crc32c`` is of stored bytes."""
 
 PAGE_DTYPE = BLOCK_DTYPE
 """Column pages, one behind the other from the start of the tail, in row order."""
@@ -70,7 +70,7 @@ class RunView:
         return len(self.kind)
 
     @property
-    def columns(self) -> tuple[NDArray[Any], ...]:
+    def columns(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
         """In the order the page kernels take them."""
         return self.first_row, self.kind, self.min_store_timestamp, self.min_phys
 

@@ -10,9 +10,9 @@ A page holds seven streams, one behind the other, after their lengths (u32 each)
     5 parent               LMQ runs only: the value
     6 parent queue offset  LMQ runs only: zigzag of the difference to the row before
 
-"Before" starts anew with every run and every page: size and parent queue offset at 0, the timestamp at the run's
-minimum, the physical offset at the run's first. Integers are 7 bits a byte, lowest first, at most ten bytes; sums
-wrap at 64 bits. The queue offset is not stored: rows of a run are contiguous.
+"Before" starts anew with every run and every page: size and parent queue offset at 0, the timestamp at the
+run's minimum, the physical offset at the run's first. Integers are 7 bits a byte, lowest first, at most ten
+bytes; sums wrap at 64 bits. The queue offset is not stored: rows of a run are contiguous.
 
 Owns the coding. Oracles: ``tiered.kernels.segment_oracle``.
 """
@@ -110,7 +110,7 @@ def encode_page(
 
 @kernel
 def _take(data: NDArray[np.uint8], at: NDArray[np.int64], ends: NDArray[np.int64], stream: Int) -> Int:
-    """The next integer of ``stream`` as uint64. Past its end, or too long: moves ``at`` past the end and gives 0."""
+    """The next integer of ``stream`` as uint64. Past its end, or too long: 0, and ``at`` is past the end."""
     position = at[stream]
     word, shift = np.uint64(0), np.uint64(0)
     for _ in range(VARINT_BYTES_MAX):
@@ -201,7 +201,7 @@ def decode_page(
                 parent_queue_offset[i] = parent_before
         row = last
         run += 1
+    left = 0
     for stream in range(STREAMS):
-        if at[stream] != ends[stream]:
-            return False
-    return True
+        left += at[stream] != ends[stream]
+    return left == 0

@@ -100,8 +100,8 @@ def gather_records(
 ) -> Int:
     """Copy records from ``row`` on, leaving out negative positions, until ``out`` has ``length`` bytes.
 
-    Returns the row after the last one copied, or -1 - row when that row's record is outside the arena or ``out``.
-    Records that lie together in the arena are copied together.
+    Returns the row after the last one copied, or -1 - row when that row's record is outside the arena or
+    ``out``. Records that lie together in the arena are copied together.
     """
     source, target = arena.ctypes.data, out.ctypes.data
     filled = np.int64(0)

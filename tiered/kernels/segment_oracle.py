@@ -1,4 +1,4 @@
-"""Plain Python that says what the segment kernels mean; tests compare them. Slow on purpose, no numpy arithmetic."""
+"""Plain Python that says what the segment kernels mean; tests compare them. Slow on purpose."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ class FileStore:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 _refuse_late(deadline_s, key)
                 self._publish(descriptor, name, target)
-            _sync_directory(os.path.dirname(target))
+            with suppress(FileNotFoundError):  # deleted again already
+                _sync_directory(os.path.dirname(target))
 
     @contextmanager
     def _upload_file(self) -> Iterator[tuple[int, str | None]]:

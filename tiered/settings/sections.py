@@ -111,6 +111,9 @@ class PinSettings:
     """Hard links that keep commitlog files readable until they are archived."""
 
     enabled: bool = setting(True, "pin files that are not yet archived")
+    directory: str = setting(
+        "", "where links are made, on the commitlog's disk; empty: state directory, else beside the store"
+    )
     create_below_ratio: float = setting(
         0.65, "no new pin when this share of the disk is used", minimum=0.0, maximum=1.0
     )

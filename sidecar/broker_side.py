@@ -1,0 +1,65 @@
+"""Opening the broker's side from settings: its configuration, store, names, and where it can be asked.
+
+Owns the order of precedence (settings, then broker.conf, then the store itself). Does not own reading any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from tiered.broker_store.commit_log import LogFile
+from tiered.broker_store.conf import BrokerConf, read_broker_conf
+from tiered.broker_store.names import BrokerNames, require_names
+from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.errors import UsageError
+from tiered.settings.sections import Settings
+
+
+def read_conf(settings: Settings) -> BrokerConf | None:
+    """The broker.conf that the settings name, if any."""
+    path = settings.broker.conf_path
+    return read_broker_conf(Path(path)) if path else None
+
+
+def store_path(settings: Settings, conf: BrokerConf | None) -> Path:
+    """The store directory, by the settings or by broker.conf. UsageError when neither names it."""
+    if settings.broker.store_path:
+        return Path(settings.broker.store_path)
+    if conf is not None and conf.store_path is not None:
+        return conf.store_path
+    raise UsageError(
+        "which store? neither broker.store_path nor a broker.conf with storePathRootDir is given",
+        hint="give --store DIRECTORY or --broker-conf FILE",
+    )
+
+
+def open_store_of(
+    settings: Settings,
+    conf: BrokerConf | None,
+    pinned: Callable[[], Iterable[LogFile]] | None = None,
+) -> BrokerStore:
+    """The broker's store, read-only. Raises what open_broker_store raises."""
+    return open_broker_store(
+        store_path(settings, conf),
+        conf=conf,
+        commitlog_dirs=[Path(path) for path in settings.broker.commitlog_paths] or None,
+        pinned=pinned,
+    )
+
+
+def names_of(settings: Settings, store: BrokerStore) -> BrokerNames:
+    """Cluster and broker name: by the settings, else by the store. UsageError asks for what is missing."""
+    chosen = BrokerNames(settings.archive.cluster, settings.archive.broker)
+    if not (chosen.cluster and chosen.broker):
+        found = store.names()
+        chosen = replace(
+            chosen, cluster=chosen.cluster or found.cluster, broker=chosen.broker or found.broker
+        )
+    return require_names(chosen, str(store.path))
+
+
+def address_of(settings: Settings, conf: BrokerConf | None) -> str:
+    """``host:port`` of the broker's remoting port; empty when nobody says."""
+    return settings.broker.address or (conf.address if conf is not None else "")

@@ -1,0 +1,165 @@
+"""The commitlog's file list and its bytes: any size, several directories, whatever is missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker_store.record_bytes import log_file, record, records
+from tests.broker_store.unprivileged import run_unprivileged
+from tiered.broker_store.commit_log import OPEN_FILES_MAX, CommitLog, LogFile, LogGap, LogGapReason
+from tiered.errors import AccessDeniedError, NotFoundError
+
+SIZE = 64 * 1024
+
+
+def read_all(log: CommitLog, begin: int, end: int) -> bytes:
+    data = bytearray(end - begin)
+    filled = 0
+    while filled < len(data):
+        got = log.read_into(memoryview(data)[filled:], begin + filled)
+        assert got > 0
+        filled += got
+    return bytes(data)
+
+
+def test_files_of_any_size_in_several_directories(tmp_path: Path) -> None:
+    contents = {0: os.urandom(5000), 5000: os.urandom(777), 5777: os.urandom(12_345)}
+    for number, (begin, data) in enumerate(contents.items()):
+        log_file(tmp_path / f"disk{number % 2}", begin, data, len(data))
+    log = CommitLog([tmp_path / "disk0", tmp_path / "disk1"])
+    assert [(file.begin_phys, file.end_phys) for file in log.files] == [(0, 5000), (5000, 5777), (5777, 18122)]
+    assert (log.min_phys, log.broker_min_phys, log.max_file_end) == (0, 0, 18122)
+    assert log.gaps == []
+    assert read_all(log, 0, 18122) == b"".join(contents.values())
+    assert read_all(log, 4999, 5778) == b"".join(contents.values())[4999:5778]
+
+
+def test_a_read_never_crosses_the_end_of_a_file(tmp_path: Path) -> None:
+    log_file(tmp_path, 0, b"a" * 100, 100)
+    log_file(tmp_path, 100, b"b" * 100, 100)
+    log = CommitLog([tmp_path])
+    dest = bytearray(100)
+    assert log.read_into(memoryview(dest), 90) == 10
+    assert log.read_into(memoryview(dest), 200) == 0
+    assert log.read(0, 1000) == b"a" * 100
+
+
+def test_preallocated_file_holds_nothing_but_is_listed(tmp_path: Path) -> None:
+    log_file(tmp_path, 0, record(0), SIZE)
+    log_file(tmp_path, SIZE, b"", SIZE)
+    log_file(tmp_path, 2 * SIZE, b"", 0)  # being created right now
+    log = CommitLog([tmp_path])
+    assert log.max_file_end == 2 * SIZE
+    assert log.record_size_at(0) == len(record(0))
+    assert log.record_size_at(len(record(0))) is None
+    assert log.record_size_at(SIZE) is None
+
+
+def test_missing_middle_file_is_a_gap_with_a_name(tmp_path: Path) -> None:
+    first = log_file(tmp_path, 0, record(0), SIZE)
+    log_file(tmp_path, 2 * SIZE, record(2 * SIZE), SIZE)
+    log = CommitLog([tmp_path])
+    assert log.gaps == [LogGap(SIZE, 2 * SIZE, LogGapReason.MISSING_FILE, first)]
+    assert log.file_at(SIZE) is None
+    assert log.read(SIZE, 10) == b""
+
+
+def test_file_cut_short_is_a_gap_of_its_own_kind(tmp_path: Path) -> None:
+    first = log_file(tmp_path, 0, record(0), SIZE - 4096)
+    log_file(tmp_path, SIZE, record(SIZE), SIZE)
+    assert CommitLog([tmp_path]).gaps == [LogGap(SIZE - 4096, SIZE, LogGapReason.TRUNCATED_FILE, first)]
+
+
+def test_file_deleted_between_listing_and_reading_reads_as_nothing(tmp_path: Path) -> None:
+    first = log_file(tmp_path, 0, record(0), SIZE)
+    log_file(tmp_path, SIZE, record(SIZE), SIZE)
+    log = CommitLog([tmp_path])
+    first.unlink()
+    assert log.read(0, 10) == b""
+    assert log.min_phys == SIZE
+
+
+def test_deleted_file_is_read_from_its_pin(tmp_path: Path) -> None:
+    data = records(0, [b"x" * 50] * 10)
+    first = log_file(tmp_path / "log", 0, data, SIZE)
+    log_file(tmp_path / "log", SIZE, record(SIZE), SIZE)
+    pin = tmp_path / "pin"
+    os.link(first, pin)
+    log = CommitLog([tmp_path / "log"], pinned=lambda: [LogFile(0, SIZE, pin, True)])
+    assert log.file_at(0) == LogFile(0, SIZE, first)
+    first.unlink()
+    assert log.read(0, len(data)) == data
+    assert log.file_at(0) == LogFile(0, SIZE, pin, True)
+    assert (log.min_phys, log.broker_min_phys) == (0, SIZE)
+
+
+def test_pin_above_the_last_file_belongs_to_a_log_that_is_gone(tmp_path: Path) -> None:
+    log_file(tmp_path / "log", 0, record(0), SIZE)
+    stale = log_file(tmp_path / "pins", SIZE, record(SIZE), SIZE)
+    log = CommitLog([tmp_path / "log"], pinned=lambda: [LogFile(SIZE, SIZE, stale, True)])
+    assert log.max_file_end == SIZE
+
+
+def test_refresh_closes_descriptors_of_deleted_files(tmp_path: Path) -> None:
+    first = log_file(tmp_path, 0, record(0), SIZE)
+    log_file(tmp_path, SIZE, record(SIZE), SIZE)
+    log = CommitLog([tmp_path])
+    log.read(0, 10)
+    first.unlink()
+    log.refresh()
+    assert not any(str(first) in os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors())
+
+
+def test_open_files_are_bounded(tmp_path: Path) -> None:
+    for number in range(OPEN_FILES_MAX + 5):
+        log_file(tmp_path, number * 4096, b"x" * 4096, 4096)
+    log = CommitLog([tmp_path])
+    before = len(_descriptors())
+    for file in log.files:
+        log.read(file.begin_phys, 10)
+    assert len(_descriptors()) - before <= OPEN_FILES_MAX
+    log.close()
+    assert len(_descriptors()) == before
+
+
+def _descriptors() -> list[str]:
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+
+
+def test_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=f"{tmp_path}/nowhere does not exist"):
+        CommitLog([tmp_path / "nowhere"])
+
+
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
+    path = log_file(tmp_path, 0, record(0), SIZE)
+    path.chmod(0)
+
+    def read() -> str:
+        with pytest.raises(AccessDeniedError) as caught:
+            CommitLog([tmp_path]).read(0, 10)
+        return str(caught.value)
+
+    assert run_unprivileged(read, tmp_path).startswith(f"{path} cannot be read: permission denied")
+
+
+def test_real_log_reads_as_the_files_are(real_store: Callable[[str], Path]) -> None:
+    directory = real_store("G") / "store" / "commitlog"
+    log = CommitLog([directory])
+    for file in log.files:
+        assert read_all(log, file.begin_phys, file.end_phys) == file.path.read_bytes()
+    assert log.record_size_at(log.min_phys) is not None
+
+
+def test_other_names_are_not_files_of_the_log(tmp_path: Path) -> None:
+    log_file(tmp_path, 0, record(0), SIZE)
+    (tmp_path / ".nfs0001").write_bytes(b"x")
+    (tmp_path / "00000000000000065536.bak").write_bytes(b"x")
+    (tmp_path / "00000000000000131072").mkdir()
+    files: list[Any] = list(CommitLog([tmp_path]).files)
+    assert len(files) == 1

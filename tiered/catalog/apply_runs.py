@@ -1,0 +1,401 @@
+"""The part of the commit state machine that deals with runs and gaps: contiguity, generations, replacement. Pure.
+
+Owns the per-queue arithmetic in numpy; apply.py owns everything about the chain, the cursor and the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.catalog.commit import CommitDraft, CommitInvalidError
+from tiered.catalog.queue_directory import QueueDirectory
+from tiered.catalog.state import EMPTY_CHUNK, REMOVED_DTYPE, CatalogState, RunChunk, selected
+from tiered.model.queue import LMQ_PREFIX, QueueKey
+from tiered.model.tables import (
+    GAP_DTYPE,
+    QUEUE_BATCH,
+    QUEUE_HIDDEN,
+    QUEUE_LMQ,
+    QUEUE_STATE_DTYPE,
+    QUEUE_SUPERSEDED,
+    RunKind,
+    Table,
+)
+
+Ints = NDArray[Any]
+Interval = tuple[int, int]
+
+_FLAG_OF_KIND = np.array([0, QUEUE_BATCH, QUEUE_LMQ], np.uint32)
+
+
+# -- append ---------------------------------------------------------------------------------------------------
+
+
+def append_runs(
+    state: CatalogState, draft: CommitDraft, version: int
+) -> tuple[QueueDirectory, Table, Table, RunChunk]:
+    """Directory, queue table, gaps and the new chunk after the runs and gaps of an append."""
+    runs, gaps = draft.runs, draft.gaps
+    if not len(runs) and not len(gaps):
+        return state.directory, state.table, state.gaps, EMPTY_CHUNK
+    _check_runs(draft)
+    rows, new_keys = _rows_of(state, draft)
+    directory, table = state.directory, state.table.copy()
+    succession: list[tuple[int, int]] = []
+    if new_keys:
+        succession = _succession(state, new_keys)
+        directory, table = (
+            state.directory.extended(len(table), new_keys),
+            _with_new_rows(state.table, new_keys),
+        )
+    run_row = rows[runs["queue"]]
+    order = np.lexsort((runs["base_queue_offset"], run_row))
+    run_row, runs = run_row[order], runs[order]
+    fresh = np.zeros(len(table), bool)
+    fresh[len(state.table) :] = True
+    ends_row, ends = _check_offsets(directory, table, fresh, (run_row, runs), (rows[gaps["queue"]], gaps))
+    if len(runs):
+        _check_bytes_and_phys(directory, table, run_row, runs)
+        _advance(table, fresh, run_row, runs)
+    _end_generations(directory, table, succession)
+    table["end_queue_offset"][ends_row] = ends
+    runs["queue"] = run_row
+    runs["version"] = version
+    new_gaps = np.zeros(len(gaps), GAP_DTYPE)
+    new_gaps[:] = gaps
+    new_gaps["queue"] = rows[gaps["queue"]]
+    chunk = RunChunk(runs, draft.objects, tuple(draft.object_keys))
+    return directory, table, np.concatenate([state.gaps, new_gaps]) if len(gaps) else state.gaps, chunk
+
+
+def _check_runs(draft: CommitDraft) -> None:
+    runs = draft.runs
+    offsets = runs["end_queue_offset"] - runs["base_queue_offset"]
+    is_light = runs["kind"] == RunKind.LMQ
+    wrong = (runs["rows"] < 1) | (runs["rows"] > offsets) | (runs["kind"] > RunKind.LMQ)
+    wrong |= (runs["base_queue_offset"] < 0) | (runs["min_phys"] >= runs["end_phys"])
+    wrong |= is_light & ((runs["byte_count"] != 0) | (runs["base_byte"] != 0) | (runs["rows"] != offsets))
+    wrong |= ~is_light & (runs["byte_count"] < 1)
+    if wrong.any():
+        raise CommitInvalidError(f"impossible run {_show(draft, int(np.flatnonzero(wrong)[0]))}")
+    outside = (runs["min_phys"] < draft.from_phys) | (runs["end_phys"] > draft.to_phys)
+    if outside.any():
+        raise CommitInvalidError(
+            f"run {_show(draft, int(np.flatnonzero(outside)[0]))} lies outside "
+            f"the range [{draft.from_phys}, {draft.to_phys})"
+        )
+    used = np.zeros(len(draft.objects), bool)
+    used[runs["object"]] = True
+    if not used.all():
+        raise CommitInvalidError("a commit names an object that holds none of its runs")
+    if len(draft.gaps) and bool((draft.gaps["begin_queue_offset"] >= draft.gaps["end_queue_offset"]).any()):
+        raise CommitInvalidError("a gap is empty")
+
+
+def _rows_of(state: CatalogState, draft: CommitDraft) -> tuple[Ints, list[QueueKey]]:
+    """Rows of the draft's queues and the new queues among them; -1 where a queue has neither runs nor gaps."""
+    count = len(state.table)
+    rows = np.array(state.directory.rows(draft.queues, count), np.int64)
+    has_runs, has_gaps = np.zeros(len(draft.queues), bool), np.zeros(len(draft.queues), bool)
+    has_runs[draft.runs["queue"]] = True
+    has_gaps[draft.gaps["queue"]] = True
+    if bool((has_gaps & ~has_runs & (rows < 0)).any()):
+        raise CommitInvalidError("a gap in a queue that has no records")
+    _check_open(state, rows[(has_runs | has_gaps) & (rows >= 0)])
+    unknown = np.flatnonzero(has_runs & (rows < 0)).tolist()
+    unknown.sort(key=lambda index: draft.queues[index].generation)
+    keys = [draft.queues[index] for index in unknown]
+    if len(set(keys)) != len(keys):
+        raise CommitInvalidError("a new queue is named twice")
+    rows[unknown] = np.arange(count, count + len(keys))
+    return rows, keys
+
+
+def _with_new_rows(old: Table, keys: Sequence[QueueKey]) -> Table:
+    count = len(old)
+    table = np.zeros(count + len(keys), QUEUE_STATE_DTYPE)
+    table[:count] = old
+    table["queue_id"][count:] = [key.queue_id for key in keys]
+    table["generation"][count:] = [key.generation for key in keys]
+    table["flags"][count:] = [QUEUE_LMQ if key.topic.startswith(LMQ_PREFIX) else 0 for key in keys]
+    return table
+
+
+def _succession(state: CatalogState, keys: Sequence[QueueKey]) -> list[tuple[int, int]]:
+    """A new queue is the first generation or the one after the newest; (row, row of the one it follows)."""
+    newest: dict[tuple[str, int], tuple[int, int]] = {}
+    pairs = []
+    for row, key in enumerate(keys, len(state.table)):
+        queue = key[:2]
+        previous = newest.get(queue)
+        if previous is None and (generation := state.current_generation(*queue)) is not None:
+            previous_row = state.row_of(QueueKey(*queue, generation))
+            assert previous_row is not None
+            previous = generation, previous_row
+        expected = 0 if previous is None else previous[0] + 1
+        if key.generation != expected:
+            raise CommitInvalidError(f"{key} is not generation {expected}")
+        newest[queue] = (key.generation, row)
+        if previous is not None:
+            pairs.append((row, previous[1]))
+    return pairs
+
+
+def _end_generations(directory: QueueDirectory, table: Table, succession: Sequence[tuple[int, int]]) -> None:
+    """A generation with a newer one is hidden, and ends in the log before the newer begins."""
+    for row, previous in succession:
+        # After a new log line physical offsets do not compare.
+        if (
+            not table["flags"][previous] & QUEUE_SUPERSEDED
+            and table["first_phys"][row] < table["end_phys"][previous]
+        ):
+            raise CommitInvalidError(
+                f"{directory.keys[row]} begins in the log before its predecessor ends: a re-read"
+            )
+        table["flags"][previous] |= QUEUE_HIDDEN
+
+
+def _check_open(state: CatalogState, rows: Ints) -> None:
+    """Records go to the newest generation only, never to one that ended with its log line."""
+    flagged = rows[(state.table["flags"][rows] & (QUEUE_HIDDEN | QUEUE_SUPERSEDED)) != 0]
+    for row in flagged.tolist():
+        key = state.key_of(row)
+        is_newest = state.current_generation(key.topic, key.queue_id) == key.generation
+        if state.table["flags"][row] & QUEUE_SUPERSEDED or not is_newest:
+            raise CommitInvalidError(f"{key} has ended")
+
+
+def _check_offsets(
+    directory: QueueDirectory, table: Table, fresh: Ints, runs: tuple[Ints, Table], gaps: tuple[Ints, Table]
+) -> tuple[Ints, Ints]:
+    """Runs and gaps of each queue, in order, must continue it without a hole. Returns touched rows and their ends."""
+    row = np.concatenate([runs[0], gaps[0]])
+    begin = np.concatenate([runs[1]["base_queue_offset"], gaps[1]["begin_queue_offset"]])
+    end = np.concatenate([runs[1]["end_queue_offset"], gaps[1]["end_queue_offset"]])
+    if len(gaps[0]):
+        order = np.lexsort((begin, row))
+        row, begin, end = row[order], begin[order], end[order]
+        is_gap = order >= len(runs[0])
+    else:
+        is_gap = np.zeros(len(row), bool)
+    first = _firsts(row)
+    expected = np.where(first, table["end_queue_offset"][row], np.concatenate([[0], end[:-1]]))
+    starts_queue = first & fresh[row]
+    expected[starts_queue] = begin[starts_queue]
+    broken = expected != begin
+    if broken.any():
+        at = int(np.flatnonzero(broken)[0])
+        raise CommitInvalidError(
+            f"{directory.keys[row[at]]}: a {'gap' if is_gap[at] else 'run'} begins at queue offset {begin[at]}, "
+            f"but the archive ends at {expected[at]}"
+        )
+    if (starts_queue & is_gap).any():
+        raise CommitInvalidError("a queue cannot begin with a gap")
+    last = np.concatenate([first[1:], [True]])
+    return row[last], end[last]
+
+
+def _check_bytes_and_phys(directory: QueueDirectory, table: Table, row: Ints, runs: Table) -> None:
+    first = _firsts(row)
+    starts = np.flatnonzero(first)
+    before = np.cumsum(runs["byte_count"]) - runs["byte_count"]
+    before -= np.repeat(before[starts], np.diff(np.append(starts, len(row))))
+    expected = table["end_byte"][row] + before
+    broken = (runs["base_byte"] != expected) & (runs["kind"] != RunKind.LMQ)
+    if broken.any():
+        at = int(np.flatnonzero(broken)[0])
+        raise CommitInvalidError(
+            f"{directory.keys[row[at]]}: a run begins at byte {runs['base_byte'][at]}, "
+            f"but the TieredCommitLog ends at {expected[at]}"
+        )
+    floor = np.where(first, table["end_phys"][row], np.concatenate([[0], runs["end_phys"][:-1]]))
+    reread = runs["min_phys"] < floor
+    if reread.any():
+        at = int(np.flatnonzero(reread)[0])
+        raise CommitInvalidError(
+            f"{directory.keys[row[at]]}: a record at {runs['min_phys'][at]} lies below the queue's end "
+            f"at {floor[at]} of the commitlog: a re-read"
+        )
+
+
+def _advance(table: Table, fresh: Ints, row: Ints, runs: Table) -> None:
+    """Move the touched rows of ``table`` (ours to change) to the end of their runs; offsets are set by the caller."""
+    starts = np.flatnonzero(_firsts(row))
+    touched = row[starts]
+    last = np.append(starts[1:], len(row)) - 1
+    table["end_byte"][touched] += np.add.reduceat(runs["byte_count"], starts)
+    table["row_count"][touched] += np.add.reduceat(runs["rows"], starts)
+    table["end_phys"][touched] = runs["end_phys"][last]
+    newest = np.maximum.reduceat(runs["max_store_timestamp"], starts)
+    begins = fresh[touched]
+    table["max_store_timestamp"][touched] = np.where(
+        begins, newest, np.maximum(newest, table["max_store_timestamp"][touched])
+    )
+    table["min_queue_offset"][touched[begins]] = runs["base_queue_offset"][starts[begins]]
+    table["first_phys"][touched[begins]] = runs["min_phys"][starts[begins]]
+    flags = np.bitwise_or.reduceat(_FLAG_OF_KIND[runs["kind"]], starts)
+    # Records prove that the queue lives.
+    table["flags"][touched] &= ~np.uint32(QUEUE_HIDDEN)
+    table["flags"][touched] |= flags
+
+
+def _firsts(row: Ints) -> NDArray[np.bool_]:
+    first = np.ones(len(row), bool)
+    first[1:] = row[1:] != row[:-1]
+    return first
+
+
+def _show(draft: CommitDraft, index: int) -> str:
+    run = draft.runs[index]
+    return (
+        f"{draft.queues[run['queue']]} offsets [{run['base_queue_offset']}, {run['end_queue_offset']}) "
+        f"phys [{run['min_phys']}, {run['end_phys']})"
+    )
+
+
+# -- replacement ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What changes when runs are replaced, expired, or fill a gap."""
+
+    table: Table
+    gaps: Table
+    tombstones: Table
+    chunks: tuple[RunChunk, ...]
+    added: RunChunk
+
+
+def replace_runs(state: CatalogState, draft: CommitDraft, version: int) -> Replacement:
+    """The state's parts after a maintenance commit's ``removed`` and ``runs``."""
+    rows = np.array(state.directory.rows(draft.queues, len(state.table)), np.int64)
+    if bool((rows[draft.runs["queue"]] < 0).any()) or bool((rows[draft.removed["queue"]] < 0).any()):
+        raise CommitInvalidError("maintenance of a queue that is not in the archive")
+    removed = draft.removed.copy()
+    removed["queue"], removed["removed_version"] = rows[draft.removed["queue"]], version
+    chunks, tombstones = _take_out(state, removed)
+    runs = draft.runs.copy()
+    runs["queue"], runs["version"] = rows[draft.runs["queue"]], version
+    runs = np.sort(runs, order=["queue", "base_queue_offset"])
+    table, gaps = state.table.copy(), state.gaps
+    for row in np.union1d(runs["queue"], removed["queue"]).tolist():
+        mine, gone = runs[runs["queue"] == row], removed[removed["queue"] == row]
+        gaps = _replace_in_queue(state.key_of(row), row, table, gaps, mine, gone)
+    added = RunChunk(runs, draft.objects, tuple(draft.object_keys))
+    return Replacement(table, gaps, tombstones, chunks, added)
+
+
+def _take_out(state: CatalogState, removed: Table) -> tuple[tuple[RunChunk, ...], Table]:
+    """Remove runs from memory; those in pages get a tombstone. Each must be there exactly once."""
+    wanted = {_identity(run) for run in removed}
+    if len(wanted) != len(removed):
+        raise CommitInvalidError("a run is removed twice")
+    chunks, found = [], set()
+    for chunk in state.chunks:
+        hit = [index for index, run in enumerate(chunk.runs) if _identity(run) in wanted] if wanted else []
+        found |= {_identity(chunk.runs[index]) for index in hit}
+        if hit:
+            kept = np.ones(len(chunk.runs), bool)
+            kept[hit] = False
+            chunk = selected(chunk, kept)  # noqa: PLW2901
+        if len(chunk.runs):
+            chunks.append(chunk)
+    dead = {_identity(run) for run in state.tombstones}
+    in_pages = np.zeros(len(removed), bool)
+    for index, run in enumerate(removed):
+        identity = _identity(run)
+        if identity in found:
+            continue
+        version = int(run["version"])
+        key = state.key_of(int(run["queue"]))
+        if identity in dead or not any(
+            page.from_version <= version <= page.to_version and page.first <= key <= page.last
+            for page in state.pages
+        ):
+            raise CommitInvalidError(f"{key}: the run at {run['base_queue_offset']} is not there any more")
+        in_pages[index] = True
+    new = removed[in_pages].astype(REMOVED_DTYPE)
+    return tuple(chunks), np.concatenate([state.tombstones, new]) if len(new) else state.tombstones
+
+
+def _identity(run: np.void) -> tuple[int, int, int, int]:
+    return int(run["queue"]), int(run["base_queue_offset"]), int(run["end_queue_offset"]), int(run["version"])
+
+
+def _replace_in_queue(
+    key: QueueKey, row: int, table: Table, gaps: Table, runs: Table, removed: Table
+) -> Table:
+    """Check one queue's part, change its row of ``table`` (ours to change), and return the gaps."""
+    added, gone = _intervals(key, runs), _intervals(key, removed)
+    if added and gone:
+        if added != gone or int(runs["rows"].sum()) != int(removed["rows"].sum()):
+            raise CommitInvalidError(f"{key}: runs {gone} cannot be replaced by {added}")
+        return gaps
+    if gone:
+        table["row_count"][row] -= removed["rows"].sum()
+        return _expire(key, row, table, gaps, gone)
+    for run in runs:
+        gaps = _fill(key, row, gaps, int(run["base_queue_offset"]), int(run["end_queue_offset"]))
+    expected = table["end_byte"][row] + np.cumsum(runs["byte_count"]) - runs["byte_count"]
+    if bool(((runs["base_byte"] != expected) & (runs["kind"] != RunKind.LMQ)).any()):
+        raise CommitInvalidError(f"{key}: bytes that fill a gap go to the end of the TieredCommitLog")
+    table["end_byte"][row] += runs["byte_count"].sum()
+    table["row_count"][row] += runs["rows"].sum()
+    table["max_store_timestamp"][row] = max(
+        table["max_store_timestamp"][row], runs["max_store_timestamp"].max()
+    )
+    return gaps
+
+
+def _intervals(key: QueueKey, runs: Table) -> list[Interval]:
+    """Maximal intervals of queue offsets; runs must not overlap."""
+    merged: list[Interval] = []
+    for begin, end in sorted(
+        zip(runs["base_queue_offset"].tolist(), runs["end_queue_offset"].tolist(), strict=True)
+    ):
+        if begin >= end or (merged and begin < merged[-1][1]):
+            raise CommitInvalidError(f"{key}: runs overlap at {begin}")
+        if merged and begin == merged[-1][1]:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _expire(key: QueueKey, row: int, table: Table, gaps: Table, gone: list[Interval]) -> Table:
+    """The oldest runs leave, with the gaps between and after them; the minimum moves up."""
+    floor, end = int(table["min_queue_offset"][row]), int(table["end_queue_offset"][row])
+    own = {int(gap["begin_queue_offset"]): index for index, gap in enumerate(gaps) if gap["queue"] == row}
+    kept = np.ones(len(gaps), bool)
+    while floor < end:
+        if gone and gone[0][0] == floor:
+            floor = gone.pop(0)[1]
+        elif floor in own:
+            kept[own[floor]] = False
+            floor = int(gaps["end_queue_offset"][own[floor]])
+        else:
+            break
+    if gone:
+        raise CommitInvalidError(f"{key}: only the oldest runs can leave, not {gone} above {floor}")
+    table["min_queue_offset"][row] = floor
+    return gaps[kept]
+
+
+def _fill(key: QueueKey, row: int, gaps: Table, begin: int, end: int) -> Table:
+    """Cut [begin, end) out of the gap that contains it."""
+    around = np.flatnonzero(
+        (gaps["queue"] == row) & (gaps["begin_queue_offset"] <= begin) & (gaps["end_queue_offset"] >= end)
+    )
+    if not len(around):
+        raise CommitInvalidError(f"{key}: [{begin}, {end}) fits into no recorded gap")
+    gap = gaps[around[0]]
+    rest = np.array([gap, gap], GAP_DTYPE)
+    rest["end_queue_offset"][0], rest["begin_queue_offset"][1] = begin, end
+    rest = rest[rest["begin_queue_offset"] < rest["end_queue_offset"]]
+    return np.concatenate([np.delete(gaps, around[0]), rest])

@@ -1,0 +1,31 @@
+"""Who may own the next epoch (3a, Epochs). Pure.
+
+An idle writer commits nothing, so silence does not prove death: lag does, and only whoever sees the broker's log can
+measure it. Such a caller passes ``take_over``; everybody else may claim only what nobody holds.
+"""
+
+from __future__ import annotations
+
+from tiered.catalog.state import CatalogState, Owner
+
+ADVANCING_MS = 60_000
+"""A writer whose last append is younger than this is advancing."""
+
+RUN = "run"
+BACKFILL = "backfill"
+
+
+def refusal(state: CatalogState, claimant: Owner, *, take_over: bool, now_ms: int) -> str:
+    """Why ``claimant`` may not claim the epoch after ``state``'s, in one sentence; empty: it may."""
+    owner = state.owner
+    if owner is None or owner.released or owner.instance == claimant.instance:
+        return ""
+    is_advancing = now_ms - max(state.advanced_ms, owner.claimed_ms) < ADVANCING_MS
+    holder = (
+        f"epoch {state.epoch} belongs to {owner.kind} {owner.instance} on {owner.host or 'an unknown host'}"
+    )
+    if claimant.kind == BACKFILL and is_advancing:
+        return f"{holder}, which is advancing"
+    if take_over or (owner.kind == BACKFILL and not is_advancing):
+        return ""
+    return f"{holder}, which has not released it"

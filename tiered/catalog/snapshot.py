@@ -1,0 +1,125 @@
+"""Root pages: the whole state at one version as bytes, from which a reader starts.
+
+Owns the encoding only. The put id of a state that begins a log line is not in it: its commit names the page.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tiered.catalog.commit import conformed, page_ref, queue_keys, queue_table
+from tiered.catalog.queue_directory import QueueDirectory
+from tiered.catalog.state import (
+    REMOVED_DTYPE,
+    CatalogState,
+    Doom,
+    LogCheck,
+    LogCursor,
+    LogLine,
+    Owner,
+    RootRef,
+    RunChunk,
+)
+from tiered.errors import CorruptionError
+from tiered.formats.container import decode_container, encode_container
+from tiered.model.queue import QueueKey
+from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_STATE_DTYPE, RUN_DTYPE
+
+ROOT_KIND = b"RMQTROOT"
+
+
+def encode_root(state: CatalogState) -> bytes:
+    """All of ``state``; equal states give equal bytes."""
+    keys = state.directory.keys[: state.queue_count]
+    topics, queues = queue_table(keys)
+    table = state.table.copy()
+    table["topic"] = queues["topic"]
+    memory = state.memory
+    header = {
+        "version": state.version, "epoch": state.epoch, "put_id": state.put_id, "owner": state.owner,
+        "cluster": state.cluster, "broker": state.broker,
+        "line": state.cursor.line, "phys": state.cursor.phys, "check": state.cursor.check,
+        "started": state.started, "advanced_ms": state.advanced_ms, "created_ms": state.created_ms,
+        "topics": topics, "object_keys": list(memory.object_keys),
+        "pages": list(state.pages), "root": state.root, "lines": list(state.lines),
+        "state_objects": dict(state.state_objects), "settings": dict(state.settings),
+        "doomed": dict(state.doomed),
+    }  # fmt: skip
+    tables = {
+        "queues": table, "gaps": state.gaps, "tombstones": state.tombstones,
+        "runs": memory.runs, "objects": memory.objects,
+    }  # fmt: skip
+    return encode_container(ROOT_KIND, header, tables)
+
+
+def decode_root(data: bytes, *, source: str) -> CatalogState:
+    """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
+    container = decode_container(data, ROOT_KIND, source=source)
+    header, tables = container.header, container.tables
+    try:
+        table = conformed(tables["queues"], QUEUE_STATE_DTYPE)
+        keys = queue_keys(header["topics"], tables["queues"])
+        table["topic"] = 0
+        memory = RunChunk(
+            conformed(tables["runs"], RUN_DTYPE),
+            conformed(tables["objects"], OBJECT_DTYPE),
+            tuple(header["object_keys"]),
+        )
+        _check_chunk(memory, len(keys))
+        cursor = LogCursor(int(header["line"]), int(header["phys"]), LogCheck(*map(int, header["check"])))
+        return CatalogState(
+            version=int(header["version"]),
+            epoch=int(header["epoch"]),
+            put_id=str(header["put_id"]),
+            owner=Owner(*header["owner"]) if header["owner"] else None,
+            cluster=str(header["cluster"]),
+            broker=str(header["broker"]),
+            cursor=cursor,
+            started=bool(header["started"]),
+            advanced_ms=int(header["advanced_ms"]),
+            created_ms=int(header["created_ms"]),
+            directory=QueueDirectory(keys),
+            table=table,
+            gaps=conformed(tables["gaps"], GAP_DTYPE),
+            chunks=(memory,) if len(memory.runs) else (),
+            pages=tuple(page_ref(item) for item in header["pages"]),
+            tombstones=conformed(tables["tombstones"], REMOVED_DTYPE),
+            root=RootRef(*header["root"]),
+            lines=tuple(LogLine(*item) for item in header["lines"]),
+            state_objects=dict(header["state_objects"]),
+            settings=dict(header["settings"]),
+            doomed={key: Doom(*item) for key, item in header["doomed"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise CorruptionError(f"{source}: root page does not parse: {error!r}") from error
+
+
+def _check_chunk(chunk: RunChunk, queues: int) -> None:
+    runs, objects = chunk.runs, chunk.objects
+    if len(runs) and (int(runs["queue"].max()) >= queues or int(runs["object"].max()) >= len(objects)):
+        raise ValueError("runs point outside the queues or objects")
+    if len(objects) and int(objects["key"].max()) >= len(chunk.object_keys):
+        raise ValueError("objects point outside the keys")
+
+
+def describe(state: CatalogState) -> dict[str, object]:
+    """Everything of a state as comparable plain values, runs in memory sorted; for tests and ``--json`` dumps."""
+    memory = state.memory
+    runs = sorted(
+        (
+            *state.key_of(int(run["queue"])),
+            memory.object_keys[int(memory.objects["key"][run["object"]])],
+            *(int(run[name]) for name in RUN_DTYPE.names or () if name not in ("queue", "object")),
+        )
+        for run in memory.runs
+    )
+    queues = {QueueKey(*key): tuple(row.tolist())[3:] for key, row in state.queues()}
+    gaps = sorted((*state.key_of(int(gap["queue"])), *gap.tolist()[1:]) for gap in state.gaps)
+    tombstones = sorted((*state.key_of(int(run["queue"])), *run.tolist()[1:]) for run in state.tombstones)
+    plain = (state.version, state.epoch, state.put_id, state.owner, state.cluster, state.broker, state.cursor,
+             state.started, state.advanced_ms, state.created_ms, state.root, state.lines)  # fmt: skip
+    return {
+        "plain": plain, "queues": queues, "runs": runs, "gaps": gaps, "tombstones": tombstones,
+        "pages": sorted(state.pages), "state_objects": dict(state.state_objects),
+        "settings": json.loads(json.dumps(state.settings)), "doomed": dict(state.doomed),
+    }  # fmt: skip

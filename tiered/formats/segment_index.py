@@ -1,0 +1,363 @@
+"""What a segment holds, from its last bytes alone, and its stored blocks back into records. Pure: no I/O.
+
+Bytes from an object store are untrusted. Every length is bounded by a checked one, every CRC32C is verified before
+the bytes are used, and what the footer says must add up; a mismatch is a CorruptionError that names key and range.
+
+Owns decoding. Does not own fetching (tiered.flat_file.segment_reader) nor encoding (segment.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import fastcrc
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.formats.container import Container, decode_container
+from tiered.formats.segment import RowTable, SegmentMeta
+from tiered.formats.segment_layout import (
+    BLOCK_DTYPE,
+    BLOCK_RAW_BYTES_MAX,
+    CODEC_RAW,
+    CODEC_ZSTD,
+    FOOTER_KIND,
+    HEADER_BYTES,
+    PAGE_DTYPE,
+    SEGMENT_RUN_DTYPE,
+    TRAILER_BYTES,
+    RunView,
+    decode_trailer,
+)
+from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX, decode_page
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
+
+PAGES_KEPT = 4
+"""Decoded column pages an index keeps; a walk over runs then decodes each page once."""
+
+_COLUMNS = (
+    ("size", np.int32), ("tags_code", np.int64), ("store_timestamp", np.int64), ("phys", np.int64),
+    ("inner_num", np.int32), ("parent", np.int32), ("parent_queue_offset", np.int64),
+)  # fmt: skip
+
+
+class BlockSpan(NamedTuple):
+    """Consecutive blocks of one run: bytes [offset, offset + length) of the object.
+
+    They hold rows [first_row, end_row) of the run and the run's raw bytes from ``raw_offset`` on.
+    """
+
+    first_block: int
+    end_block: int
+    offset: int
+    length: int
+    first_row: int
+    end_row: int
+    raw_offset: int
+    raw_bytes: int
+
+
+@dataclass(frozen=True)
+class KeySection:
+    """Key hashes of all rows, row after row; ``counts`` says how many each row has."""
+
+    counts: NDArray[np.uint16]
+    hashes: NDArray[np.uint64]
+
+
+class SegmentIndex:
+    """The decoded tail of one segment. Immutable but for a small cache of pages; may be shared by threads."""
+
+    def __init__(self, key: str, size_bytes: int, tail: bytes) -> None:
+        """``tail``: the last bytes of the object, at least from its first column page on.
+
+        Raises CorruptionError or UnsupportedFormatError. Who does not know the tail's length asks
+        ``tail_bytes_of`` first.
+        """
+        self.key = key
+        self.size_bytes = size_bytes
+        trailer = decode_trailer(tail, size_bytes, source=key)
+        start = size_bytes - len(tail)
+        if trailer.tail_offset < start:
+            raise CorruptionError(f"{key}: the tail begins at {trailer.tail_offset}, only [{start}, …) was read")
+        footer = memoryview(tail)[trailer.footer_offset - start : len(tail) - TRAILER_BYTES]
+        if fastcrc.crc32.iscsi(footer) != trailer.footer_crc32c:
+            raise CorruptionError(
+                f"{key}: footer [{trailer.footer_offset}, {size_bytes - TRAILER_BYTES}) fails its CRC32C"
+            )
+        container = decode_container(footer, FOOTER_KIND, source=f"{key} footer at {trailer.footer_offset}")
+        self.tail_offset = trailer.tail_offset
+        self._page_bytes = bytes(tail[trailer.tail_offset - start : trailer.footer_offset - start])
+        try:
+            self._load(container)
+            self._check(trailer.footer_offset)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise CorruptionError(f"{key}: footer at {trailer.footer_offset} is impossible: {error}") from error
+        self._lock = threading.Lock()
+        self._pages: OrderedDict[int, tuple[NDArray[Any], ...]] = OrderedDict()
+
+    def _load(self, container: Container) -> None:
+        header = container.header
+        if header.get("encryption") is not None or header.get("dictionaries"):
+            raise UnsupportedFormatError(
+                f"{self.key}: encrypted, or compressed with dictionaries", hint="upgrade this program"
+            )
+        self.meta = SegmentMeta(**{name: header["meta"][name] for name in SegmentMeta.__dataclass_fields__})
+        topics = [str(topic) for topic in header["topics"]]
+        table = _table(container, "queues", QUEUE_DTYPE)
+        rows = zip(table["topic"].tolist(), table["queue_id"].tolist(), table["generation"].tolist(), strict=True)
+        self.queues = [QueueKey(topics[topic], queue_id, generation) for topic, queue_id, generation in rows]
+        self.runs = _table(container, "runs", SEGMENT_RUN_DTYPE)
+        self.blocks = _table(container, "blocks", BLOCK_DTYPE)
+        self.pages = _table(container, "pages", PAGE_DTYPE)
+        keys = header["keys"]
+        self.key_count = int(keys["count"])
+        self._stored_counts_bytes = int(keys["stored_counts_bytes"])
+        self._keys_crc32c = int(keys["crc32c"])
+        if int(self.runs["rows"].min(initial=1)) < 1:
+            raise ValueError("a run has no rows")
+        self._view = RunView.of(self.runs)
+        self.first_row = self._view.first_row
+        self.first_block = _sums(self.runs["blocks"])
+        self._block_offset = _sums(self.blocks["stored_bytes"]) + HEADER_BYTES
+        self._block_row = _sums(self.blocks["rows"])
+        self._block_raw = _sums(self.blocks["raw_bytes"])
+        self._page_row = _sums(self.pages["rows"])
+        self._page_offset = _sums(self.pages["stored_bytes"])
+
+    def _check(self, footer_offset: int) -> None:
+        runs, blocks, pages = self.runs, self.blocks, self.pages
+        rows = int(self.first_row[-1])
+        keys_offset, keys_bytes = self.key_span
+        large = (blocks["raw_bytes"] > BLOCK_RAW_BYTES_MAX) & (blocks["rows"] > 1)
+        page_raw_max = pages["rows"].astype(np.int64) * STREAMS * VARINT_BYTES_MAX + LENGTHS_BYTES
+        is_light = runs["kind"] == RunKind.LMQ
+        first = self.first_block
+        says = {
+            "no runs": len(runs) == 0,
+            "unknown run kind": bool((runs["kind"] > RunKind.LMQ).any()),
+            "queue index": int(runs["queue"].max(initial=0)) >= len(self.queues),
+            "block count": int(first[-1]) != len(blocks),
+            "codecs": bool((blocks["codec"] > CODEC_ZSTD).any() or (pages["codec"] > CODEC_ZSTD).any()),
+            "stored raw": _raw_differs(blocks) or _raw_differs(pages),
+            "block sizes": bool(large.any() or (blocks["rows"] < 1).any() or (blocks["raw_bytes"] < 1).any()),
+            "page sizes": bool((pages["raw_bytes"] > page_raw_max).any() or (pages["rows"] < 1).any()),
+            "page rows": int(self._page_row[-1]) != rows,
+            "keys": self.key_count < 0 or self._stored_counts_bytes < 0,
+            "length of blocks": keys_offset + keys_bytes != self.tail_offset,
+            "length of pages": int(self._page_offset[-1]) != footer_offset - self.tail_offset,
+        }
+        wrong = [name for name, is_wrong in says.items() if is_wrong]
+        if wrong:
+            raise ValueError(", ".join(wrong))
+        in_blocks = self._block_row[first[1:]] - self._block_row[first[:-1]]
+        raw_in_blocks = self._block_raw[first[1:]] - self._block_raw[first[:-1]]
+        if bool((in_blocks != np.where(is_light, 0, runs["rows"])).any()):
+            raise ValueError("rows of runs and blocks differ")
+        if bool((raw_in_blocks != runs["byte_count"]).any()):
+            raise ValueError("bytes of runs and blocks differ")
+
+    # -- what is inside ---------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Runs."""
+        return len(self.runs)
+
+    def __repr__(self) -> str:
+        return f"SegmentIndex({self.key!r}, runs={len(self.runs)}, rows={int(self.first_row[-1])})"
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, roughly: for the budget of a cache."""
+        tables = self.runs.nbytes + self.blocks.nbytes * 5 + self.pages.nbytes
+        return len(self._page_bytes) + tables + 200 * len(self.queues) + 4096
+
+    def queue_of(self, run: int) -> QueueKey:
+        """The queue whose rows ``run`` holds."""
+        return self.queues[int(self.runs["queue"][run])]
+
+    def row_columns(self, run: int) -> RowTable:
+        """All rows of ``run``. ``position`` is in the run's bytes; keys are not loaded (``decode_keys``)."""
+        first, end = int(self.first_row[run]), int(self.first_row[run + 1])
+        size, tags_code, stamp, phys, inner, parent, parent_offset = self._rows(first, end)
+        row = self.runs[run]
+        spans = inner.astype(np.int64)
+        offsets = int(row["base_queue_offset"]) + np.cumsum(spans) - spans
+        sizes = size.astype(np.int64)
+        is_light = int(row["kind"]) == RunKind.LMQ
+        if int(row["base_queue_offset"]) + int(spans.sum()) != int(row["end_queue_offset"]):
+            raise CorruptionError(f"{self.key}: rows of run {run} do not reach its end offset")
+        if not is_light and int(sizes.sum()) != int(row["byte_count"]):
+            raise CorruptionError(f"{self.key}: sizes of run {run} do not add up to its bytes")
+        if is_light and int(parent.max(initial=-1)) >= len(self.queues):
+            raise CorruptionError(f"{self.key}: a row of run {run} names a parent that is not there")
+        position = np.full(len(size), -1, np.int64) if is_light else np.cumsum(sizes) - sizes
+        key_count = np.zeros(len(size), np.uint16)
+        return RowTable(position, size, tags_code, stamp, phys, offsets, inner, key_count, parent, parent_offset)
+
+    def _rows(self, first: int, end: int) -> tuple[NDArray[Any], ...]:
+        page = int(np.searchsorted(self._page_row, first, side="right")) - 1
+        parts: list[tuple[NDArray[Any], ...]] = []
+        while first < end:
+            begin, last = int(self._page_row[page]), min(end, int(self._page_row[page + 1]))
+            parts.append(tuple(column[first - begin : last - begin] for column in self._page(page)))
+            first, page = last, page + 1
+        if len(parts) == 1:
+            return parts[0]
+        return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+    def _page(self, page: int) -> tuple[NDArray[Any], ...]:
+        with self._lock:
+            if page in self._pages:
+                self._pages.move_to_end(page)
+                return self._pages[page]
+        begin, end = int(self._page_offset[page]), int(self._page_offset[page + 1])
+        where = f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end})"
+        raw = _expand(memoryview(self._page_bytes)[begin:end], self.pages[page], zstandard.ZstdDecompressor(), where)
+        first, last = int(self._page_row[page]), int(self._page_row[page + 1])
+        columns = tuple(np.empty(last - first, kind) for _, kind in _COLUMNS)
+        arguments: list[Any] = [*self._view.columns, *columns]
+        if not decode_page(np.frombuffer(raw, np.uint8), first, last, self._view.run_at(first), *arguments):
+            raise CorruptionError(f"{where} does not decode")
+        for column in columns:
+            column.flags.writeable = False
+        with self._lock:
+            self._pages[page] = columns
+            while len(self._pages) > PAGES_KEPT:
+                self._pages.popitem(last=False)
+        return columns
+
+    # -- blocks -----------------------------------------------------------------------------------------------
+
+    def block_span(self, run: int, first_row: int, end_row: int) -> BlockSpan:
+        """The blocks that hold rows [first_row, end_row) of ``run``, which is not empty and not a light queue's."""
+        rows = int(self.runs["rows"][run])
+        if not 0 <= first_row < end_row <= rows or int(self.runs["blocks"][run]) == 0:
+            raise ValueError(f"rows [{first_row}, {end_row}) of a run of {rows}")
+        base = int(self.first_block[run])
+        row_base = int(self._block_row[base])
+        first = int(np.searchsorted(self._block_row, row_base + first_row, side="right")) - 1
+        end = int(np.searchsorted(self._block_row, row_base + end_row, side="left"))
+        return self._span(base, first, end)
+
+    def _span(self, base: int, first: int, end: int) -> BlockSpan:
+        offset, raw = int(self._block_offset[first]), int(self._block_raw[first])
+        row_base = int(self._block_row[base])
+        return BlockSpan(
+            first, end, offset, int(self._block_offset[end]) - offset,
+            int(self._block_row[first]) - row_base, int(self._block_row[end]) - row_base,
+            raw - int(self._block_raw[base]), int(self._block_raw[end]) - raw,
+        )  # fmt: skip
+
+    def split_span(self, run: int, span: BlockSpan, stored_bytes_max: int) -> list[BlockSpan]:
+        """``span`` in pieces of at most ``stored_bytes_max`` stored bytes, each of at least one block."""
+        base = int(self.first_block[run])
+        pieces = []
+        first = span.first_block
+        while first < span.end_block:
+            limit = int(self._block_offset[first]) + stored_bytes_max
+            end = int(np.searchsorted(self._block_offset, limit, side="right")) - 1
+            end = min(max(end, first + 1), span.end_block)
+            pieces.append(self._span(base, first, end))
+            first = end
+        return pieces
+
+    def decode_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> NDArray[np.uint8]:
+        """The records of ``span`` one behind the other, from the object's bytes of that span."""
+        if len(stored) != span.length:
+            raise CorruptionError(
+                f"{self.key}: [{span.offset}, {span.offset + span.length}) came with {len(stored)} bytes"
+            )
+        raw = np.empty(span.raw_bytes, np.uint8)
+        decompressor = zstandard.ZstdDecompressor()
+        view = memoryview(stored)
+        done = 0
+        for block in range(span.first_block, span.end_block):
+            begin, end = int(self._block_offset[block]), int(self._block_offset[block + 1])
+            where = f"{self.key}: block {block} [{begin}, {end})"
+            data = _expand(view[begin - span.offset : end - span.offset], self.blocks[block], decompressor, where)
+            raw[done : done + len(data)] = np.frombuffer(data, np.uint8)
+            done += len(data)
+        return raw
+
+    # -- keys -------------------------------------------------------------------------------------------------
+
+    @property
+    def key_span(self) -> tuple[int, int]:
+        """Offset and length of the key section."""
+        return int(self._block_offset[-1]), self._stored_counts_bytes + 8 * self.key_count
+
+    def decode_keys(self, stored: bytes | memoryview) -> KeySection:
+        """Key hashes of all rows from the object's bytes of ``key_span``."""
+        offset, length = self.key_span
+        where = f"{self.key}: key section [{offset}, {offset + length})"
+        rows = int(self.first_row[-1])
+        if self.key_count == 0:
+            return KeySection(np.zeros(rows, np.uint16), np.zeros(0, np.uint64))
+        if len(stored) != length or fastcrc.crc32.iscsi(stored) != self._keys_crc32c:
+            raise CorruptionError(f"{where} fails its CRC32C")
+        packed = memoryview(stored)[: self._stored_counts_bytes]
+        counts = np.frombuffer(_inflate(packed, 2 * rows, zstandard.ZstdDecompressor(), where), "<u2")
+        if int(counts.sum(dtype=np.int64)) != self.key_count:
+            raise CorruptionError(f"{where} has {self.key_count} hashes, its counts say otherwise")
+        hashes = np.frombuffer(stored, "<u8", offset=self._stored_counts_bytes)
+        return KeySection(counts, hashes)
+
+
+def tail_bytes_of(data: bytes, size_bytes: int, *, key: str) -> int:
+    """How many last bytes open the object of which ``data`` are the last ones (48 at least)."""
+    return size_bytes - decode_trailer(data, size_bytes, source=key).tail_offset
+
+
+def _expand(
+    stored: memoryview, row: np.void, decompressor: zstandard.ZstdDecompressor, where: str
+) -> bytes | memoryview:
+    """Raw bytes of a block or page; its CRC32C is checked before anything looks at it."""
+    if len(stored) != int(row["stored_bytes"]) or fastcrc.crc32.iscsi(stored) != int(row["crc32c"]):
+        raise CorruptionError(f"{where} fails its CRC32C")
+    if int(row["codec"]) == CODEC_RAW:
+        return stored
+    return _inflate(stored, int(row["raw_bytes"]), decompressor, where)
+
+
+def _inflate(
+    stored: memoryview, raw_bytes: int, decompressor: zstandard.ZstdDecompressor, where: str
+) -> bytes:
+    """One zstd frame of exactly ``raw_bytes``; nothing is allocated for a frame that says otherwise."""
+    try:
+        if zstandard.frame_content_size(stored) != raw_bytes:
+            raise CorruptionError(f"{where} does not expand to the {raw_bytes} bytes recorded")
+        raw = decompressor.decompress(stored, max_output_size=raw_bytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptionError(f"{where} does not decompress: {error}") from error
+    if len(raw) != raw_bytes:
+        raise CorruptionError(f"{where} expands to {len(raw)} bytes, not {raw_bytes}")
+    return raw
+
+
+def _table(container: Container, name: str, dtype: np.dtype[Any]) -> Table:
+    """The named table with the columns this program knows; a newer minor version may have more."""
+    found = container.tables[name]
+    result = np.empty(len(found), dtype)
+    for field in dtype.names or ():
+        if found.dtype[field] != dtype[field]:
+            raise ValueError(f"{name}.{field} is {found.dtype[field]}")
+        result[field] = found[field]
+    return result
+
+
+def _sums(column: NDArray[Any]) -> NDArray[np.int64]:
+    sums = np.zeros(len(column) + 1, np.int64)
+    np.cumsum(column, out=sums[1:])
+    return sums
+
+
+def _raw_differs(table: Table) -> bool:
+    is_raw = table["codec"] == CODEC_RAW
+    return bool((table["raw_bytes"][is_raw] != table["stored_bytes"][is_raw]).any())
