@@ -10,7 +10,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
-from tiered.errors import AccessDeniedError, UsageError
+from tiered.errors import AccessDeniedError, TieredError, UsageError
 
 CONNECTIONS_MAX = 16
 REQUEST_TIMEOUT_S = 10
@@ -98,7 +98,12 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        path = self.path.split("?", 1)[0]
+        try:
+            self._route(self.path.split("?", 1)[0])
+        except TieredError as error:
+            self._answer(503, TEXT, f"{error}\n".encode())
+
+    def _route(self, path: str) -> None:
         if path == "/metrics":
             self._answer(200, METRICS, self.source.metrics())
         elif path == "/status.json":

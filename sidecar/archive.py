@@ -1,6 +1,7 @@
 """Opening an archive for the commands that read it, and the list of its queues.
 
-Owns the choice of one archive among those below a URL, and what `ls` shows of a queue. Does not own the catalog.
+Owns the choice of one archive among those below a URL, and what `ls` shows of a queue. Does not own the
+catalog.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tiered.catalog.archive import find_archive
 from tiered.catalog.protocol import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError
+from tiered.formats.keys import archive_prefix
 from tiered.model.tables import QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_LMQ
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.prefixed import PrefixedStore

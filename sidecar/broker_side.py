@@ -1,6 +1,7 @@
 """Opening the broker's side from settings: its configuration, store, names, and where it can be asked.
 
-Owns the order of precedence (settings, then broker.conf, then the store itself). Does not own reading any of them.
+Owns the order of precedence (settings, then broker.conf, then the store itself). Does not own reading any
+of them.
 """
 
 from __future__ import annotations

@@ -68,16 +68,24 @@ class Lag:
 
 
 def measure_lag(
-    log: CommitLog, index: ConsumeQueueIndex, topic_filter: TopicFilter, committed_phys: int, end_phys: int
+    log: CommitLog,
+    index: ConsumeQueueIndex | None,
+    topic_filter: TopicFilter,
+    committed_phys: int,
+    end_phys: int,
 ) -> Lag:
-    """Count what is in [committed_phys, end_phys) per queue."""
+    """Count what is in [committed_phys, end_phys) per queue. ``index`` None: no consume queue is visible."""
     lag = Lag()
     if committed_phys >= end_phys:
         return lag
-    shown_phys = min(index.frontier_phys(at_least=end_phys), end_phys)
-    if shown_phys > committed_phys:
+    shown_phys = committed_phys
+    if (
+        index is not None
+        and (reach := min(index.frontier_phys(at_least=end_phys), end_phys)) > committed_phys
+    ):
+        shown_phys = reach
         _count_units(lag, index.units_between(committed_phys, shown_phys), log, topic_filter)
-    _count_scanned(lag, log, topic_filter, max(committed_phys, shown_phys), end_phys)
+    _count_scanned(lag, log, topic_filter, shown_phys, end_phys)
     return lag
 
 

@@ -13,16 +13,14 @@ import orjson
 
 @dataclass(frozen=True)
 class QueueReport:
-    """How far one queue's archive is behind the broker."""
+    """How far one queue's archive is behind the broker; queues that are not behind have none."""
 
     topic: str
     queue_id: int
-    committed_offset: int
-    """One past the last archived queue offset (the tiered commit offset)."""
     lag_messages: int
     lag_bytes: int
     lag_seconds: float
-    """Age of the oldest message that is not archived; 0 when nothing is behind."""
+    """Age of the oldest message that is not archived."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class StatusReport:
     margin_seconds: float | None
     """Time left until the broker deletes what is not archived; None when nothing is at risk."""
     gaps: int
-    """Recorded gaps of all queues."""
+    """Gaps recorded: by this process (instance), or in the archive (catalog)."""
     errors: int
     last_error: str
     budget_used_bytes: int

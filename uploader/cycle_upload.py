@@ -87,6 +87,8 @@ class UploadContext:
     writer_name: str
     clock_ms: Callable[[], int]
     jitter: Callable[[], float]
+    claim: Callable[[], None]
+    """Owns the epoch, at the latest before the first PUT."""
     log: Callable[[str, dict[str, object]], None]
 
 
@@ -126,6 +128,7 @@ class CycleUploader:
                 return False
         if not self._closed.wait_for_request(timeout_s):
             return False
+        self._context.claim()
         with self._plan_lock:
             batch = self._closed.get()
             if batch is None:

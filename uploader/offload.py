@@ -242,6 +242,7 @@ class Offloader:
             writer_name=self._identity.instance,
             clock_ms=environment.clock_ms,
             jitter=environment.jitter,
+            claim=self._claim,
             log=environment.log,
         )
         self._uploader = CycleUploader(

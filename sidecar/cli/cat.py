@@ -9,11 +9,13 @@ from collections.abc import Iterator
 
 import orjson
 
-from sidecar.archive import Archive, list_queues, open_for_reading
+from sidecar.archive import Archive, QueueListing, list_queues, open_for_reading
 from sidecar.cli.arguments import add_archive, settings_of
 from sidecar.logs import log_plain
+from tiered.catalog.pages import RunIndex
 from tiered.errors import NotFoundError, UsageError
 from tiered.flat_file.composite_flat_file import Batch, QueueReader
+from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.record import decode_record, record_to_json
 from tiered.model.queue import QueueKey
 
@@ -50,16 +52,16 @@ def execute(options: argparse.Namespace) -> int:
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     with open_for_reading(options.url, settings) as archive:
+        printer = _Printer(archive, options)
         for queue in _chosen(archive, options):
-            _print_queue(archive, queue, options)
+            printer.print_queue(queue)
     return 0
 
 
-def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueKey]:
-    hidden = options.generation is not None
+def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]:
     found = [
-        QueueKey(queue.topic, queue.queue_id, queue.generation)
-        for queue in list_queues(archive.state, hidden=hidden)
+        queue
+        for queue in list_queues(archive.state, hidden=options.generation is not None)
         if (options.all or queue.topic == options.topic)
         and options.queue in (None, queue.queue_id)
         and options.generation in (None, queue.generation)
@@ -70,33 +72,50 @@ def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueKey]:
     return found
 
 
-def _print_queue(archive: Archive, queue: QueueKey, options: argparse.Namespace) -> None:
-    reader = QueueReader(archive.store, archive.state, queue)
-    left = options.count if options.count is not None else sys.maxsize
-    for batch in _batches(reader, options.start, left):
-        write = _raw if options.format == "raw" else _jsonl
-        for piece in write(batch, queue):
-            sys.stdout.buffer.write(piece)
+class _Printer:
+    """Prints queues of one archive; segments and pages read for one serve the others too."""
+
+    def __init__(self, archive: Archive, options: argparse.Namespace) -> None:
+        self._archive = archive
+        self._options = options
+        self._segments = SegmentCache(archive.store)
+        self._run_index = RunIndex(archive.store)
+
+    def print_queue(self, listing: QueueListing) -> None:
+        queue = QueueKey(listing.topic, listing.queue_id, listing.generation)
+        form = _raw if self._options.format == "raw" else _jsonl
+        for batch in self._batches(queue):
+            for piece in form(batch, queue, is_own_offset=listing.kind == "batch"):
+                sys.stdout.buffer.write(piece)
+
+    def _batches(self, queue: QueueKey) -> Iterator[Batch]:
+        reader = QueueReader(
+            self._archive.store,
+            self._archive.state,
+            queue,
+            segments=self._segments,
+            run_index=self._run_index,
+        )
+        offset = reader.min_offset if self._options.start is None else self._options.start
+        left = sys.maxsize if self._options.count is None else self._options.count
+        while left > 0 and offset < reader.max_offset:
+            batch = reader.read(offset, max_rows=min(left, READ_ROWS), max_bytes=READ_BYTES)
+            if batch.gap is not None:
+                logger.warning("%s queue %d: offsets %d to %d are not there", *queue[:2], *batch.gap)
+            yield batch
+            left -= len(batch)
+            offset = batch.next_offset
 
 
-def _batches(reader: QueueReader, start: int | None, left: int) -> Iterator[Batch]:
-    offset = reader.min_offset if start is None else start
-    while left > 0 and offset < reader.max_offset:
-        batch = reader.read(offset, max_rows=min(left, READ_ROWS), max_bytes=READ_BYTES)
-        if batch.gap is not None:
-            logger.warning("offsets %d to %d are a recorded gap", *batch.gap)
-        yield batch
-        left -= len(batch.starts)
-        offset = batch.next_offset
-
-
-def _raw(batch: Batch, queue: QueueKey) -> Iterator[bytes]:
+def _raw(batch: Batch, queue: QueueKey, *, is_own_offset: bool) -> Iterator[bytes]:
     for start, size in zip(batch.starts.tolist(), batch.sizes.tolist(), strict=True):
         yield bytes(batch.data[start : start + size])
 
 
-def _jsonl(batch: Batch, queue: QueueKey) -> Iterator[bytes]:
-    offsets = batch.queue_offsets.tolist()
-    for record, offset in zip(_raw(batch, queue), offsets, strict=True):
-        document = record_to_json(decode_record(record), queue=queue, queue_offset=offset)
+def _jsonl(batch: Batch, queue: QueueKey, *, is_own_offset: bool) -> Iterator[bytes]:
+    records = _raw(batch, queue, is_own_offset=is_own_offset)
+    for data, offset in zip(records, batch.queue_offsets.tolist(), strict=True):
+        document = record_to_json(
+            decode_record(data), queue=queue, queue_offset=offset, is_own_offset=is_own_offset
+        )
         yield orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)

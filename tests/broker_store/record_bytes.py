@@ -11,12 +11,16 @@ MAGIC_V1 = 0xDAA320A7
 BLANK_MAGIC = 0xCBD43194
 
 
-def record(phys: int, body: bytes = b"body", *, topic: str = "t", queue_id: int = 0, queue_offset: int = 0) -> bytes:
+def record(
+    phys: int, body: bytes = b"body", *, topic: str = "t", queue_id: int = 0, queue_offset: int = 0
+) -> bytes:
     """One IPv4 record of version 1 stored at ``phys``."""
     name = topic.encode()
     size = 91 + len(body) + len(name)
     crc = zlib.crc32(body) & 0x7FFFFFFF
-    head = struct.pack(">iIiiiqqiq", size, MAGIC_V1, crc, queue_id, 0, queue_offset, phys, 0, 1_700_000_000_000)
+    head = struct.pack(
+        ">iIiiiqqiq", size, MAGIC_V1, crc, queue_id, 0, queue_offset, phys, 0, 1_700_000_000_000
+    )
     host = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
     middle = host + struct.pack(">q", 1_700_000_000_000) + host + struct.pack(">iqi", 0, 0, len(body))
     return head + middle + body + bytes([len(name)]) + name + struct.pack(">h", 0)
@@ -45,6 +49,8 @@ def unit(phys: int, size: int, tags_code: int = 0) -> bytes:
     return struct.pack(">qiq", phys, size, tags_code)
 
 
-def queue_file(store: Path, topic: str, queue_id: int, units: bytes, *, first: int = 0, capacity: int = 2000) -> Path:
+def queue_file(
+    store: Path, topic: str, queue_id: int, units: bytes, *, first: int = 0, capacity: int = 2000
+) -> Path:
     """A consume queue file whose first unit has index ``first``."""
     return log_file(store / "consumequeue" / topic / str(queue_id), first * 20, units, capacity * 20)

@@ -32,7 +32,11 @@ def test_files_of_any_size_in_several_directories(tmp_path: Path) -> None:
     for number, (begin, data) in enumerate(contents.items()):
         log_file(tmp_path / f"disk{number % 2}", begin, data, len(data))
     log = CommitLog([tmp_path / "disk0", tmp_path / "disk1"])
-    assert [(file.begin_phys, file.end_phys) for file in log.files] == [(0, 5000), (5000, 5777), (5777, 18122)]
+    assert [(file.begin_phys, file.end_phys) for file in log.files] == [
+        (0, 5000),
+        (5000, 5777),
+        (5777, 18122),
+    ]
     assert (log.min_phys, log.broker_min_phys, log.max_file_end) == (0, 0, 18122)
     assert log.gaps == []
     assert read_all(log, 0, 18122) == b"".join(contents.values())
@@ -139,6 +143,7 @@ def test_missing_directory_is_named(tmp_path: Path) -> None:
 def test_unreadable_file_is_named(tmp_path: Path) -> None:
     path = log_file(tmp_path, 0, record(0), SIZE)
     path.chmod(0)
+    tmp_path.chmod(0o755)
 
     def read() -> str:
         with pytest.raises(AccessDeniedError) as caught:

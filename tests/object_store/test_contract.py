@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -163,3 +164,13 @@ class TestLocalstack(S3Contract):
     @pytest.fixture
     def server(self, localstack_url: RunningStore) -> RunningStore:
         return localstack_url
+
+    def test_ready_script_made_its_bucket(self, localstack_url: RunningStore) -> None:
+        client = localstack_url.client()
+        deadline_s = time.monotonic() + 10
+        while "rocketmq-tiered" not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
+            assert time.monotonic() < deadline_s, localstack_url.server.log.read_text("utf-8", "replace")
+            time.sleep(0.1)
+        rules = client.get_bucket_lifecycle_configuration(Bucket="rocketmq-tiered")["Rules"]
+        assert rules[0]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+        client.close()

@@ -48,6 +48,19 @@ def minio_binary() -> Path:
     return cached
 
 
+def compose_validator() -> Path:
+    """compose-go's command: reads a compose file as Docker does, without an engine."""
+    cached = cache_directory() / "compose-go" / "cmd"
+    gopath = Path(os.environ.get("GOPATH") or Path.home() / "go")
+    for candidate in (gopath / "bin" / "cmd", cached):
+        if os.access(candidate, os.X_OK):
+            return candidate
+    with _only_once("compose-go"):
+        if not cached.exists():
+            _go_install("github.com/compose-spec/compose-go/v2/cmd@latest", cached.parent)
+    return cached
+
+
 def localstack_python() -> Path:
     """The interpreter of LocalStack's environment, made now when missing (about a minute)."""
     environment = cache_directory() / "localstack-4.4.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from tests.servers.child import ChildServer, answers, free_port
@@ -16,7 +17,8 @@ def start_localstack(directory: Path, *, port: int | None = None) -> RunningStor
     port = port or free_port()
     endpoint = f"http://127.0.0.1:{port}"
     python = localstack_python()
-    directory.mkdir(parents=True, exist_ok=True)
+    # Outside Docker, LocalStack looks for its scripts below FILESYSTEM_ROOT.
+    shutil.copytree(READY_SCRIPTS, directory / "etc" / "localstack" / "init" / "ready.d", dirs_exist_ok=True)
     server = ChildServer(
         "LocalStack",
         [str(python), "-m", "localstack.runtime.main"],
@@ -26,6 +28,8 @@ def start_localstack(directory: Path, *, port: int | None = None) -> RunningStor
             "GATEWAY_LISTEN": f"127.0.0.1:{port}",
             "LOCALSTACK_VOLUME_DIR": str(directory),
             "FILESYSTEM_ROOT": str(directory),
+            # Even when this test runs in a container: its own directories, not /etc/localstack and /tmp/localstack.
+            "OVERRIDE_IN_DOCKER": "0",
             "DISABLE_EVENTS": "1",
             "SKIP_SSL_CERT_DOWNLOAD": "1",
             "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",

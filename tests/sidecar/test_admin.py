@@ -19,7 +19,7 @@ from sidecar.report import QueueReport, StatusReport, decode_report, encode_repo
 from tiered.errors import UnavailableError, UsageError
 from tiered.object_store.metrics import StoreMetrics
 
-QUEUE = QueueReport("orders", 3, committed_offset=90, lag_messages=10, lag_bytes=1000, lag_seconds=2.5)
+QUEUE = QueueReport("orders", 3, lag_messages=10, lag_bytes=1000, lag_seconds=2.5)
 REPORT = StatusReport(
     source="instance",
     state="following",

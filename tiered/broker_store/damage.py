@@ -2,7 +2,7 @@
 Damage).
 
 The next record is the first position above the damage whose header names that very position and whose
-lengths and body checksum hold. Where consume queues are visible it must also be known to them, itself or
+lengths and checksums hold. Where consume queues are visible it must also be known to them, itself or
 through an unbroken chain of records: bytes alone could be left over from an earlier life of the file.
 
 Reads the log; decides nothing about gaps. Rules of belief:
@@ -11,6 +11,7 @@ org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ HEADER_BYTES: Final = 40
 RECORD_BYTES_MIN: Final = 91
 _MAGIC_PREFIX: Final = b"\xda\xa3\x20"
 _HEADER = struct.Struct(">iIiiiqqi")
+CRC_MASK: Final = 0x7FFFFFFF
+_RECORD_CRC = re.compile(rb"__CRC32#\x01(\d{10})\x02\Z")
+_RECORD_CRC_BYTES: Final = 20
 _BORN_HOST_V6: Final = 0x10
 _STORE_HOST_V6: Final = 0x20
 
@@ -79,7 +83,17 @@ def is_record(data: bytes, phys: int) -> bool:
     properties_bytes = int.from_bytes(data[properties_at : properties_at + 2], "big")
     if properties_at + 2 + properties_bytes != size:
         return False
-    return body_bytes == 0 or zlib.crc32(data[body_at:topic_at]) & 0x7FFFFFFF == body_crc
+    is_body_whole = body_bytes == 0 or zlib.crc32(data[body_at:topic_at]) & CRC_MASK == body_crc
+    return is_body_whole and _is_record_crc_right(data)
+
+
+def _is_record_crc_right(data: bytes) -> bool:
+    """Whether the record's own checksum, its last property where the broker appends one, holds."""
+    match = _RECORD_CRC.search(data, len(data) - _RECORD_CRC_BYTES)
+    if match is None:
+        return True
+    stored = int(match[1][::-1])  # least significant digit first
+    return zlib.crc32(data[:-_RECORD_CRC_BYTES]) & CRC_MASK == stored
 
 
 def proven_phys(log: CommitLog, index: ConsumeQueueIndex) -> int:

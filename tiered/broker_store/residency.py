@@ -164,7 +164,7 @@ class ColdReadFile:
             if cached < len(part):
                 cold_begin = position + cached
                 got = self._read_fully(part[cached:], cold_begin)
-                self._drop(cold_begin // PAGE_BYTES * PAGE_BYTES, cold_begin + got)
+                self._drop(cold_begin, cold_begin + got)
                 cached += got
             filled += cached
             if cached < len(part):
@@ -190,11 +190,10 @@ class ColdReadFile:
             self._drop((first_page + begin) * PAGE_BYTES, (first_page + end) * PAGE_BYTES)
 
     def _drop(self, begin: int, end: int) -> None:
-        """Pages wholly inside [begin, end) go; the page at the end of the file counts as whole."""
-        if end >= self.size_bytes:
-            end = -(-self.size_bytes // PAGE_BYTES) * PAGE_BYTES
-        if end > begin:
-            self._advise(begin, end - begin, os.POSIX_FADV_DONTNEED)
+        """All pages that [begin, end) touches go; the kernel itself would keep a page touched in part."""
+        first, last = begin // PAGE_BYTES, -(-end // PAGE_BYTES)
+        if last > first:
+            self._advise(first * PAGE_BYTES, (last - first) * PAGE_BYTES, os.POSIX_FADV_DONTNEED)
 
     def _advise(self, offset: int, length: int, advice: int) -> None:
         try:

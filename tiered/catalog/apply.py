@@ -78,7 +78,8 @@ def _check_chain(state: CatalogState, commit: Commit) -> None:
         raise CommitInvalidError(f"commit {place.version} does not follow version {state.version}")
     if place.predecessor_put_id != state.put_id:
         raise CommitInvalidError(
-            f"commit {place.version} follows {place.predecessor_put_id!r}, but version {state.version} is {state.put_id!r}"
+            f"commit {place.version} follows {place.predecessor_put_id!r}, "
+            f"but version {state.version} is {state.put_id!r}"
         )
     is_claim = draft.kind == CommitKind.CLAIM
     if place.epoch != state.epoch + is_claim:
@@ -155,20 +156,15 @@ def _new_line(state: CatalogState, commit: Commit, line_state: CatalogState | No
         )
     if len(draft.runs) or len(draft.gaps) or len(draft.removed):
         raise CommitInvalidError("a new log line brings no data")
-    wanted = (commit.version, state.epoch, state.owner, draft.line, draft.to_phys)
-    cursor = line_state.cursor
-    found = (line_state.version, line_state.epoch, line_state.owner, cursor.line, cursor.phys)
-    if wanted != found:
-        raise CommitInvalidError(f"the root page of the new log line is {found}, not {wanted}")
     root = draft.pages.root
-    lines = (*state.lines, LogLine(draft.line, draft.to_phys, draft.common_version, commit.version, root.key))
-    lost = [key for key in state.catalog_keys() - line_state.catalog_keys() - {root.key} if key]
-    doomed = dict(line_state.doomed)
-    for key in (*draft.doomed, *lost):
-        doomed.setdefault(key, Doom(draft.created_ms, commit.version))
-    return replace(
-        line_state, put_id=commit.put_id, root=root, lines=lines, doomed=doomed, created_ms=draft.created_ms
-    )
+    line = LogLine(draft.line, draft.to_phys, draft.common_version, commit.version, root.key)
+    cursor = line_state.cursor
+    wanted = (commit.version, state.epoch, state.owner, line, root, draft.check, draft.created_ms)
+    found = (line_state.version, line_state.epoch, line_state.owner, line_state.lines[-1] if line_state.lines else None,
+             line_state.root, cursor.check, line_state.created_ms)  # fmt: skip
+    if wanted != found or (cursor.line, cursor.phys) != (draft.line, draft.to_phys):
+        raise CommitInvalidError(f"the root page of the new log line is {found}, not {wanted}")
+    return replace(line_state, put_id=commit.put_id)
 
 
 def _check_objects(state: CatalogState, commit: Commit) -> None:
@@ -239,9 +235,9 @@ def _move_pages(state: CatalogState, commit: Commit) -> CatalogState:
         chunks = tuple(_without_older(chunk, change.spilled_version) for chunk in chunks)
         chunks = tuple(chunk for chunk in chunks if len(chunk.runs))
     tombstones = state.tombstones
-    if change.resolved_version and len(tombstones):
-        low = min(page.from_version for page in change.added)
-        high = max(page.to_version for page in change.added)
+    if change.resolved_version and change.removed and len(tombstones):
+        merged = [page for page in state.pages if page.key in set(change.removed)]
+        low, high = min(page.from_version for page in merged), max(page.to_version for page in merged)
         resolved = (
             (tombstones["removed_version"] <= change.resolved_version)
             & (tombstones["version"] >= low)

@@ -29,10 +29,10 @@ from tiered.object_store.protocol import ObjectStore
 
 PAGE_KIND = b"RMQTPAGE"
 CACHE_BYTES = 64 << 20
-PUT_TIMEOUT_S = 15.0
+BYTES_PER_NAME = 200
 
-PutPage = Callable[[str, int, bytes], str]
-"""(kind, version, bytes) -> key, once durable; raises what the object store raises."""
+PutPage = Callable[[int, bytes], str]
+"""(version, bytes) -> key of the page of runs, once durable; raises what the object store raises."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ class Page:
     @property
     def nbytes(self) -> int:
         """Memory held, about."""
-        return self.chunk.runs.nbytes + self.chunk.objects.nbytes + 200 * (len(self.queues) + len(self.chunk.object_keys))
+        return (
+            self.chunk.runs.nbytes
+            + self.chunk.objects.nbytes
+            + 200 * (len(self.queues) + len(self.chunk.object_keys))
+        )
 
 
 # -- bytes ----------------------------------------------------------------------------------------------------
@@ -111,7 +115,7 @@ def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], pu
     refs = []
     for page in pages:
         data = encode_page(page)
-        key = put("runs", versions[1], data)
+        key = put(versions[1], data)
         refs.append(
             PageRef(key, level, *versions, len(page.chunk.runs), len(data), page.queues[0], page.queues[-1])
         )
@@ -130,20 +134,18 @@ def spill(state: CatalogState, runs_max: int, put: PutPage) -> list[PageRef]:
 
 
 def sequence_to_merge(pages: Sequence[PageRef], merge_sequences: int) -> list[list[PageRef]]:
-    """The oldest ``merge_sequences`` sequences of the lowest level that holds so many, or nothing. Pure."""
+    """The oldest ``merge_sequences`` sequences of the lowest level that holds so many, or nothing. Pure.
+
+    Pages of one sequence stand in ``pages`` in their order.
+    """
     levels: dict[int, dict[tuple[int, int], list[PageRef]]] = {}
     for page in pages:
         levels.setdefault(page.level, {}).setdefault((page.from_version, page.to_version), []).append(page)
     for level in sorted(levels):
         sequences = levels[level]
         if len(sequences) >= merge_sequences:
-            return [_in_order(sequences[versions]) for versions in sorted(sequences)[:merge_sequences]]
+            return [sequences[versions] for versions in sorted(sequences)[:merge_sequences]]
     return []
-
-
-def _in_order(pages: list[PageRef]) -> list[PageRef]:
-    """Pages of one sequence were put in order; their keys do not show it, but their runs and the commit do."""
-    return pages
 
 
 def merge(
@@ -268,7 +270,11 @@ class RunIndex:
         gone = [
             index
             for index in suspects
-            if (page.queues[runs["queue"][index]], int(runs["base_queue_offset"][index]), int(runs["version"][index]))
+            if (
+                page.queues[runs["queue"][index]],
+                int(runs["base_queue_offset"][index]),
+                int(runs["version"][index]),
+            )
             in dead
         ]
         if not gone:
@@ -304,7 +310,9 @@ class RunIndex:
             yield sorted_page(state.directory.keys, state.memory)
 
 
-def runs_of_queue(store: ObjectStore, state: CatalogState, key: QueueKey) -> tuple[Table, Table, tuple[str, ...]]:
+def runs_of_queue(
+    store: ObjectStore, state: CatalogState, key: QueueKey
+) -> tuple[Table, Table, tuple[str, ...]]:
     """(runs, objects, object keys) of a queue, for a single look; many looks share a RunIndex."""
     chunk = RunIndex(store).runs_of(state, key)
     return chunk.runs, chunk.objects, chunk.object_keys

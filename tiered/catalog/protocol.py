@@ -1,1 +1,435 @@
-"""STUB: signatures, being filled in."""
+"""How a version is won: create-if-absent of the next number, and nothing else (design rules: Commits, Epochs).
+
+    build the commit on the newest state known → check it locally → PUT version + 1
+      created                  → won
+      refused, busy            → the same bytes again, later
+      no answer                → read the version back: ours → won, another's → lost, absent → the same bytes again
+      exists                   → read what won: our put id → won, else lost
+    lost: catch up with the head; a higher epoch → FencedError; else build anew on the newer state
+
+An unanswered commit is settled before other content is tried, even across calls that gave up. One writer object per
+process and archive; every public method may be called from any thread, commits are made one at a time.
+"""
+
+from __future__ import annotations
+
+import random as random_module
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from tiered.catalog.apply import apply
+from tiered.catalog.claims import refusal
+from tiered.catalog.commit import (
+    NO_PAGES,
+    Commit,
+    CommitDraft,
+    CommitInvalidError,
+    CommitKind,
+    CommitPlace,
+    PageChange,
+    encode_commit,
+)
+from tiered.catalog.lines import LineStart, begin_line
+from tiered.catalog.pages import RunIndex, merge, sequence_to_merge, spill
+from tiered.catalog.reading import head_version, load, log_checks, read_commit, refresh
+from tiered.catalog.snapshot import encode_root
+from tiered.catalog.state import CatalogState, Owner, RootRef
+from tiered.errors import (
+    AlreadyExistsError,
+    FencedError,
+    NotFoundError,
+    UnansweredError,
+    UnavailableError,
+    UsageError,
+)
+from tiered.formats.keys import catalog_key, page_key
+from tiered.object_store.protocol import ObjectStore
+
+__all__ = ["CatalogLimits", "CatalogWriter", "load", "log_checks", "refresh"]
+
+T = TypeVar("T")
+Built = tuple[CommitDraft, CatalogState | None]
+
+
+@dataclass(frozen=True)
+class CatalogLimits:
+    """When runs leave memory and how long a PUT may take. ``spill_runs`` of 112 bytes each are kept in memory."""
+
+    root_every: int = 64
+    spill_runs: int = 65_536
+    page_runs_max: int = 65_536
+    merge_sequences: int = 8
+    put_timeout_s: float = 15.0
+    backoff_s_first: float = 0.1
+    backoff_s_max: float = 15.0
+    page_retry_commits: int = 8
+    """After a page could not be written, this many commits go by before the next try."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A commit whose fate is not known."""
+
+    source: CommitDraft
+    commit: Commit
+    data: bytes
+    next_state: CatalogState
+
+
+class CatalogWriter:
+    """Commits for one actor. ``store`` is the archive's own prefix.
+
+    ``instance`` identifies the actor across restarts of one process at a time. ``random`` gives put ids and jitter.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        cluster: str,
+        broker: str,
+        instance: str,
+        kind: str,
+        clock_ms: Callable[[], int],
+        host: str = "",
+        root_every: int | None = None,
+        limits: CatalogLimits | None = None,
+        random: random_module.Random | None = None,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        limits = limits or CatalogLimits()
+        self._store = store
+        self._cluster, self._broker = cluster, broker
+        self._instance, self._kind, self._host = instance, kind, host
+        self._clock_ms = clock_ms
+        self._limits = limits if root_every is None else replace(limits, root_every=root_every)
+        self._random = random or random_module.SystemRandom()
+        self._nonce = f"{self._random.getrandbits(64):016x}"
+        self._aborted = threading.Event()
+        self._wait = wait or self._aborted.wait
+        self._lock = threading.RLock()
+        self._state = CatalogState()
+        self._epoch: int | None = None
+        self._pending: _Pending | None = None
+        self._index = RunIndex(store)
+        self._pages_made = 0
+        self._abandoned_pages: list[str] = []
+        self._pages_after_version = 0
+
+    # -- what is known ----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> CatalogState:
+        """The newest state known; the empty one before anything was loaded."""
+        return self._state
+
+    @property
+    def state_or_none(self) -> CatalogState | None:
+        """``state``, or None while no commit has moved the cursor: there is nothing to go on from."""
+        return self._state if self._state.started else None
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether this writer owns the newest epoch it knows of."""
+        owner = self._state.owner
+        return (
+            self._epoch is not None
+            and self._epoch == self._state.epoch
+            and owner is not None
+            and not owner.released
+        )
+
+    def load(self) -> CatalogState | None:
+        """Read the head; as ``state_or_none``. Raises UsageError when the archive belongs to other names."""
+        with self._lock:
+            head = head_version(self._store)
+            if head > self._state.version:
+                self._state = load(self._store, version=head)
+            names = (self._state.cluster, self._state.broker)
+            if self._state.version and names != (self._cluster, self._broker):
+                raise UsageError(
+                    f"{self._store.url} holds the archive of {names[0]}/{names[1]}, "
+                    f"not of {self._cluster}/{self._broker}"
+                )
+            return self.state_or_none
+
+    def refresh(self) -> CatalogState:
+        """Catch up with the head; what fenced writers and standbys watch."""
+        with self._lock:
+            self._state = refresh(self._store, self._state)
+            return self._state
+
+    def abort(self) -> None:
+        """Make a call that waits for the store give up with UnavailableError; safe from any thread, final."""
+        self._aborted.set()
+
+    # -- commits ----------------------------------------------------------------------------------------------
+
+    def claim(self, *, take_over: bool = False) -> CatalogState:
+        """Win the next epoch. No data may be put before.
+
+        ``take_over``: the caller has decided that the owner may be fenced (beside the current master, by command, or
+        because its own log holds records unarchived for too long). Raises FencedError when it may not be, or when
+        another claimant was faster.
+        """
+        with self._lock:
+            self._settle()
+            self._patiently(self.load)
+            before = self._state.epoch
+
+            def build(state: CatalogState) -> Built:
+                now_ms = self._clock_ms()
+                owner = Owner(self._instance, self._kind, self._host, now_ms, False)
+                if state.epoch != before:
+                    raise FencedError(
+                        f"epoch {state.epoch} was claimed by {_name(state.owner)} at the same time"
+                    )
+                reason = refusal(state, owner, take_over=take_over, now_ms=now_ms)
+                if reason:
+                    raise FencedError(reason, hint="stop that writer, or take over if it is known to be dead")
+                return CommitDraft(CommitKind.CLAIM, owner=owner, created_ms=now_ms), None
+
+            self._epoch = None
+            self._commit(CommitDraft(CommitKind.CLAIM), build, epoch_step=1)
+            self._epoch = self._state.epoch
+            return self._state
+
+    def append(self, draft: CommitDraft) -> CatalogState:
+        """Make ``draft`` visible; returns the state that has it.
+
+        Waits out a store that is busy or away, until ``abort``. Raises FencedError, CommitInvalidError (nothing was
+        written), UnavailableError after ``abort``, and what repeating cannot help. After UnavailableError the commit
+        may or may not be made: call again with the same draft.
+        """
+        if draft.kind not in (CommitKind.APPEND, CommitKind.MAINTENANCE):
+            raise CommitInvalidError(f"append of a {draft.kind}")
+        with self._lock:
+            pages = len(self._state.pages)
+            self._commit(draft, lambda state: (self._with_pages(self._owned(state), draft), None))
+            if len(self._state.pages) > pages:
+                self._merge_pages()
+            return self._state
+
+    def append_line(self, *, common_version: int, phys: int) -> CatalogState:
+        """Start a new log line at ``phys``, the end of ``common_version``; 0: no version is in the new log."""
+        with self._lock:
+            common = (
+                self._patiently(lambda: load(self._store, version=common_version)) if common_version else None
+            )
+
+            def build(state: CatalogState) -> Built:
+                return self._patiently(lambda: self._line(self._owned(state), common, phys))
+
+            self._commit(CommitDraft(CommitKind.LINE), build)
+            return self._state
+
+    def maintain(self, build: Callable[[CatalogState], CommitDraft | None]) -> CatalogState:
+        """Commit what ``build`` makes of the newest state, in whatever epoch that is; None: nothing to do any more.
+
+        ``build`` is called again when another actor was faster: a delta that became void is decided anew.
+        """
+        with self._lock:
+
+            def built(state: CatalogState) -> Built | None:
+                draft = build(state)
+                return None if draft is None else (draft, None)
+
+            if self._state.version == 0:
+                self._patiently(self.load)
+            self._commit(CommitDraft(CommitKind.MAINTENANCE), built)
+            return self._state
+
+    def release(self, *, doomed: Sequence[str] = ()) -> CatalogState:
+        """Leave the epoch so that the next writer need not take over. ``doomed``: attempts not yet given up."""
+        with self._lock:
+            draft = CommitDraft(CommitKind.RELEASE, doomed=tuple(doomed), created_ms=self._clock_ms())
+
+            def build(state: CatalogState) -> Built | None:
+                if self._epoch is not None and not self.is_claimed and state.epoch == self._epoch:
+                    return None  # an earlier call that gave up has won after all
+                self._owned(state)
+                return replace(draft, doomed=(*draft.doomed, *self._abandoned_pages)), None
+
+            self._commit(draft, build)
+            self._epoch = None
+            return self._state
+
+    def _owned(self, state: CatalogState) -> CatalogState:
+        if self._epoch is None:
+            raise FencedError("this writer has claimed no epoch")
+        if state.epoch != self._epoch:
+            raise FencedError(
+                f"epoch {self._epoch} is fenced by epoch {state.epoch} of {_name(state.owner)}",
+                hint="this writer stops; reading goes on",
+            )
+        return state
+
+    # -- winning a version ------------------------------------------------------------------------------------
+
+    def _commit(
+        self, source: CommitDraft, build: Callable[[CatalogState], Built | None], *, epoch_step: int = 0
+    ) -> None:
+        """See what ``build`` makes of the newest state through to being committed."""
+        settled = self._settle()
+        if settled is not None and settled.source is source:
+            return
+        while (built := build(self._state)) is not None:
+            draft, line_state = built
+            state = self._state
+            place = CommitPlace(
+                state.version + 1, state.epoch + epoch_step, state.put_id,
+                self._instance, self._cluster, self._broker, state.root,
+            )  # fmt: skip
+            commit, data = encode_commit(draft, place, self._nonce)
+            self._pending = _Pending(source, commit, data, apply(state, commit, line_state))
+            if self._settle() is not None:
+                return
+
+    def _settle(self) -> _Pending | None:
+        """Find out what became of the pending commit, putting its bytes until there is an answer.
+
+        Returns it when it won; when it lost, catches up with what did. Nothing else is tried before.
+        """
+        pending = self._pending
+        if pending is None:
+            return None
+        if self._put(pending):
+            self._state = pending.next_state
+            self._pending = None
+            settled = pending.next_state.catalog_keys() | set(pending.commit.draft.doomed)
+            self._abandoned_pages = [key for key in self._abandoned_pages if key not in settled]
+            return pending
+        self._state = self._patiently(lambda: refresh(self._store, self._state))
+        self._pending = None
+        if pending.commit.draft.pages is not NO_PAGES:
+            self._pages_after_version = self._state.version + self._limits.page_retry_commits
+        return None
+
+    def _put(self, pending: _Pending) -> bool:
+        """Whether ``pending`` is the version it wants to be."""
+        key = catalog_key(pending.commit.version)
+        failures = 0
+        while True:
+            try:
+                self._store.put_if_absent(key, [pending.data], timeout_s=self._limits.put_timeout_s)
+                return True
+            except AlreadyExistsError:
+                winner = self._patiently(lambda: read_commit(self._store, pending.commit.version))
+                return winner.put_id == pending.commit.put_id
+            except UnansweredError as error:
+                found = self._read_back(pending.commit.version)
+                if found is not None:
+                    return found.put_id == pending.commit.put_id
+                cause: UnavailableError = error
+            except UnavailableError as error:
+                cause = error
+            failures += 1
+            self._back_off(failures, cause)
+
+    def _read_back(self, version: int) -> Commit | None:
+        try:
+            return read_commit(self._store, version)
+        except (NotFoundError, UnavailableError):
+            return None
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """The answer of a question that may be asked again."""
+        failures = 0
+        while True:
+            try:
+                return ask()
+            except UnavailableError as error:
+                failures += 1
+                self._back_off(failures, error)
+
+    def _back_off(self, failures: int, cause: UnavailableError) -> None:
+        if self._aborted.is_set():
+            raise cause
+        ceiling_s = min(self._limits.backoff_s_max, self._limits.backoff_s_first * 2 ** min(failures - 1, 16))
+        self._wait(ceiling_s * (0.5 + self._random.random() / 2))
+        if self._aborted.is_set():
+            raise cause
+
+    # -- pages ------------------------------------------------------------------------------------------------
+
+    def _with_pages(self, state: CatalogState, draft: CommitDraft) -> CommitDraft:
+        """``draft`` and, when due, a spill or a root. A page that cannot be written now waits; the commit does not."""
+        given_up = tuple(self._abandoned_pages)
+        draft = replace(draft, doomed=(*draft.doomed, *given_up)) if given_up else draft
+        if state.version < self._pages_after_version or draft.pages is not NO_PAGES:
+            return draft
+        try:
+            if state.memory_runs >= self._limits.spill_runs:
+                added = spill(state, self._limits.page_runs_max, self._put_runs)
+                change = PageChange(spilled_version=state.version, added=tuple(added))
+            elif state.version - state.root.version >= self._limits.root_every:
+                key = self._new_page_key("root", state.version)
+                self._put_page(key, encode_root(state))
+                change = PageChange(root=RootRef(key, state.version))
+            else:
+                return draft
+        except UnavailableError:
+            self._pages_after_version = state.version + self._limits.page_retry_commits
+            return draft
+        return replace(draft, pages=change)
+
+    def _line(self, state: CatalogState, common: CatalogState | None, phys: int) -> Built:
+        now_ms = self._clock_ms()
+        root_key = self._new_page_key("line", state.version + 1)
+        start = LineStart(phys, common, root_key, now_ms)
+        line_state = begin_line(state, start, self._index, self._put_runs, self._limits.page_runs_max)
+        self._put_page(root_key, encode_root(line_state))
+        draft = CommitDraft(
+            CommitKind.LINE,
+            line=line_state.cursor.line,
+            from_phys=phys,
+            to_phys=phys,
+            check=line_state.cursor.check,
+            created_ms=now_ms,
+            common_version=0 if common is None else common.version,
+            pages=PageChange(root=RootRef(root_key, state.version + 1)),
+        )
+        return draft, line_state
+
+    def _merge_pages(self) -> None:
+        """Merge one level if it is full. Only ever postponed by a store that is away."""
+        sequences = sequence_to_merge(self._state.pages, self._limits.merge_sequences)
+        if not sequences or self._state.version < self._pages_after_version:
+            return
+        merged_from = self._state
+        gone = [page.key for sequence in sequences for page in sequence]
+        try:
+            added = merge(self._index, merged_from, sequences, self._limits.page_runs_max, self._put_runs)
+        except UnavailableError:
+            self._pages_after_version = self._state.version + self._limits.page_retry_commits
+            return
+
+        def build(state: CatalogState) -> CommitDraft | None:
+            if state.epoch != self._epoch or not set(gone) <= {page.key for page in state.pages}:
+                return None
+            change = PageChange(added=tuple(added), removed=gone, resolved_version=merged_from.version)
+            return CommitDraft(CommitKind.MAINTENANCE, pages=change, created_ms=self._clock_ms())
+
+        self.maintain(build)
+
+    def _put_runs(self, version: int, data: bytes) -> str:
+        key = self._new_page_key("runs", version)
+        self._put_page(key, data)
+        return key
+
+    def _new_page_key(self, kind: str, version: int) -> str:
+        self._pages_made += 1
+        return page_key(kind, version, self._state.epoch, f"{self._nonce}_{self._pages_made}")
+
+    def _put_page(self, key: str, data: bytes) -> None:
+        """One attempt; until a commit names ``key`` it counts as given up."""
+        self._abandoned_pages.append(key)
+        self._store.put_if_absent(key, [data], timeout_s=self._limits.put_timeout_s)
+
+
+def _name(owner: Owner | None) -> str:
+    return (
+        "nobody" if owner is None else f"{owner.kind} {owner.instance} on {owner.host or 'an unknown host'}"
+    )

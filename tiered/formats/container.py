@@ -65,7 +65,8 @@ def encode_container(
         stored, flags = raw, 0
     crc = fastcrc.crc32.iscsi(stored)
     fields = _FIELDS.pack(kind, FORMAT_MAJOR, FORMAT_MINOR, flags, len(raw), len(stored), crc)
-    return fields + fastcrc.crc32.iscsi(fields).to_bytes(4, "little") + stored
+    own_crc: int = fastcrc.crc32.iscsi(fields)
+    return fields + own_crc.to_bytes(4, "little") + stored
 
 
 def decode_container(data: bytes | memoryview, kind: bytes, *, source: str) -> Container:
@@ -106,7 +107,8 @@ def _inflated(stored: bytes, raw_length: int) -> bytes:
     """Nothing is allocated for a frame that claims another length than the header."""
     if zstandard.frame_content_size(stored) != raw_length:
         raise ValueError("payload does not have the length recorded")
-    return zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_length)
+    raw: bytes = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_length)
+    return raw
 
 
 def _parse_payload(raw: bytes, raw_length: int) -> Container:

@@ -38,6 +38,8 @@ _DATA_KEY = re.compile(
 _SET_KEY = re.compile(
     r"sets/[0-9a-f]{2}/(?P<batch>[A-Za-z0-9_]+)-(?P<epoch>\d{1,20})-(?P<attempt>\d{1,20})\.sso\Z"
 )
+_PAGE_KEY = re.compile(r"pages/[A-Za-z0-9_]+-\d{20}-(?P<epoch>\d{1,20})-[A-Za-z0-9_]+\Z")
+_STATE_KEY = re.compile(r"state/[A-Za-z0-9_]+-(?P<epoch>\d{1,20})-\d{1,20}-[A-Za-z0-9_]+\Z")
 _CATALOG_KEY = re.compile(r"catalog/(\d{20})\Z")
 _BATCH_ID = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 _LABEL = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
@@ -172,3 +174,14 @@ def state_key(name: str, epoch: int, attempt: int, digest: str) -> str:
 def _spread(identity: str) -> str:
     """Two hex digits that spread keys over the store's partitions (and over directories)."""
     return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:2]
+
+
+def epoch_of(key: str) -> int | None:
+    """The epoch in whose name ``key`` was written; None for keys that carry none (commits, index files, foreign)."""
+    data = parse_data_key(key)
+    if data is not None:
+        return data.epoch
+    found = parse_set_key(key) or _PAGE_KEY.match(key) or _STATE_KEY.match(key)
+    if found is None:
+        return None
+    return found.epoch if isinstance(found, SetKeyParts) else int(found["epoch"])

@@ -85,7 +85,9 @@ class SegmentIndex:
         trailer = decode_trailer(tail, size_bytes, source=key)
         start = size_bytes - len(tail)
         if trailer.tail_offset < start:
-            raise CorruptionError(f"{key}: the tail begins at {trailer.tail_offset}, only [{start}, …) was read")
+            raise CorruptionError(
+                f"{key}: the tail begins at {trailer.tail_offset}, only [{start}, …) was read"
+            )
         footer = memoryview(tail)[trailer.footer_offset - start : len(tail) - TRAILER_BYTES]
         if fastcrc.crc32.iscsi(footer) != trailer.footer_crc32c:
             raise CorruptionError(
@@ -98,7 +100,9 @@ class SegmentIndex:
             self._load(container)
             self._check(trailer.footer_offset)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            raise CorruptionError(f"{key}: footer at {trailer.footer_offset} is impossible: {error}") from error
+            raise CorruptionError(
+                f"{key}: footer at {trailer.footer_offset} is impossible: {error}"
+            ) from error
         self._lock = threading.Lock()
         self._pages: OrderedDict[int, tuple[NDArray[Any], ...]] = OrderedDict()
 
@@ -111,7 +115,9 @@ class SegmentIndex:
         self.meta = SegmentMeta(**{name: header["meta"][name] for name in SegmentMeta.__dataclass_fields__})
         topics = [str(topic) for topic in header["topics"]]
         table = _table(container, "queues", QUEUE_DTYPE)
-        rows = zip(table["topic"].tolist(), table["queue_id"].tolist(), table["generation"].tolist(), strict=True)
+        rows = zip(
+            table["topic"].tolist(), table["queue_id"].tolist(), table["generation"].tolist(), strict=True
+        )
         self.queues = [QueueKey(topics[topic], queue_id, generation) for topic, queue_id, generation in rows]
         self.runs = _table(container, "runs", SEGMENT_RUN_DTYPE)
         self.blocks = _table(container, "blocks", BLOCK_DTYPE)
@@ -199,7 +205,9 @@ class SegmentIndex:
             raise CorruptionError(f"{self.key}: a row of run {run} names a parent that is not there")
         position = np.full(len(size), -1, np.int64) if is_light else np.cumsum(sizes) - sizes
         key_count = np.zeros(len(size), np.uint16)
-        return RowTable(position, size, tags_code, stamp, phys, offsets, inner, key_count, parent, parent_offset)
+        return RowTable(
+            position, size, tags_code, stamp, phys, offsets, inner, key_count, parent, parent_offset
+        )
 
     def _rows(self, first: int, end: int) -> tuple[NDArray[Any], ...]:
         page = int(np.searchsorted(self._page_row, first, side="right")) - 1
@@ -219,7 +227,9 @@ class SegmentIndex:
                 return self._pages[page]
         begin, end = int(self._page_offset[page]), int(self._page_offset[page + 1])
         where = f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end})"
-        raw = _expand(memoryview(self._page_bytes)[begin:end], self.pages[page], zstandard.ZstdDecompressor(), where)
+        raw = _expand(
+            memoryview(self._page_bytes)[begin:end], self.pages[page], zstandard.ZstdDecompressor(), where
+        )
         first, last = int(self._page_row[page]), int(self._page_row[page + 1])
         columns = tuple(np.empty(last - first, kind) for _, kind in _COLUMNS)
         arguments: list[Any] = [*self._view.columns, *columns]
@@ -255,6 +265,17 @@ class SegmentIndex:
             raw - int(self._block_raw[base]), int(self._block_raw[end]) - raw,
         )  # fmt: skip
 
+    def spans_of_rows(self, run: int, rows: NDArray[np.int64]) -> list[BlockSpan]:
+        """The blocks that hold these ``rows`` of ``run`` (ascending), neighbours together."""
+        if len(rows) == 0:
+            return []
+        self.block_span(run, int(rows[0]), int(rows[-1]) + 1)
+        base = int(self.first_block[run])
+        blocks = np.searchsorted(self._block_row, rows + self._block_row[base], side="right") - 1
+        wanted = np.unique(blocks)
+        cuts = np.flatnonzero(np.diff(wanted) > 1) + 1
+        return [self._span(base, int(group[0]), int(group[-1]) + 1) for group in np.split(wanted, cuts)]
+
     def split_span(self, run: int, span: BlockSpan, stored_bytes_max: int) -> list[BlockSpan]:
         """``span`` in pieces of at most ``stored_bytes_max`` stored bytes, each of at least one block."""
         base = int(self.first_block[run])
@@ -281,7 +302,9 @@ class SegmentIndex:
         for block in range(span.first_block, span.end_block):
             begin, end = int(self._block_offset[block]), int(self._block_offset[block + 1])
             where = f"{self.key}: block {block} [{begin}, {end})"
-            data = _expand(view[begin - span.offset : end - span.offset], self.blocks[block], decompressor, where)
+            data = _expand(
+                view[begin - span.offset : end - span.offset], self.blocks[block], decompressor, where
+            )
             raw[done : done + len(data)] = np.frombuffer(data, np.uint8)
             done += len(data)
         return raw

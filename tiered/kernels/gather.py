@@ -112,16 +112,16 @@ def gather_records(
             row += 1
             continue
         begin = position[row]
-        end = begin + size[row]
-        if size[row] < 0 or end > len(arena) or filled + (end - begin) > min(length, len(out)):
+        if size[row] < 0 or begin > len(arena) - size[row] or filled + size[row] > min(length, len(out)):
             return -1 - row
+        end = begin + size[row]
         row += 1
         while (
             row < len(position)
             and position[row] == end
             and size[row] >= 0
             and end + size[row] <= len(arena)
-            and filled + (end + size[row] - begin) <= length
+            and filled + (end + size[row] - begin) <= min(length, len(out))
         ):
             end += size[row]
             row += 1

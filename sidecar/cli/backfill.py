@@ -1,0 +1,124 @@
+"""`tiered backfill`: archive what a store directory holds, once, with progress; resumable."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from sidecar.cli.arguments import (
+    BROKER_FLAGS,
+    NAME_FLAGS,
+    STORE_FLAGS,
+    TOPIC_FLAGS,
+    add_json,
+    add_setting_flags,
+    add_writer_flags,
+    settings_of,
+)
+from sidecar.cli.output import duration_text, print_json, size_text
+from sidecar.logs import log_plain
+from sidecar.progress import Progress
+from sidecar.uploader_job import UploaderJob, Writer
+from tiered.object_store.metrics import StoreMetrics
+from uploader.offload import OffloadResult
+
+EXIT_INTERRUPTED = 130
+POLL_S = 0.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """STORE, ARCHIVE_URL and what a writer may choose."""
+    parser.add_argument("broker.store_path", metavar="STORE", help="the broker's store directory")
+    parser.add_argument("archive.url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
+    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS)
+    add_writer_flags(parser)
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Archive until the end of the log; what is there already is not sent again."""
+    settings = settings_of(options).settings
+    log_plain(settings.process.log_level)
+    writer = Writer(_instance(settings.broker.store_path), "backfill", settings.archive.take_over)
+    job = UploaderJob(settings, writer, StoreMetrics())
+    stop = threading.Event()
+    previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        with Progress("backfill", 0, quiet=options.json) as progress:
+            result = _run(job, stop, progress)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    title = f"{job.names.cluster}/{job.names.broker} in {settings.archive.url}"
+    if options.json:
+        print_json(asdict(result) | {"interrupted": stop.is_set()})
+    else:
+        print(f"{title}: {_sentence(result)}")
+        if stop.is_set():
+            print("interrupted; the same command continues where it stopped")
+    return EXIT_INTERRUPTED if stop.is_set() else 0
+
+
+def _run(job: UploaderJob, stop: threading.Event, progress: Progress) -> OffloadResult:
+    """The uploader in a thread, progress and Ctrl-C in this one."""
+    outcome: list[OffloadResult] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(job.offload(stop, follow=False))
+        except BaseException as error:  # raised again in the main thread
+            failure.append(error)
+
+    thread = threading.Thread(target=work, name="uploader", daemon=True)
+    thread.start()
+    first_phys: int | None = None
+    while thread.is_alive():
+        _patiently(lambda: thread.join(POLL_S), stop)
+        status = job.status()
+        if status is not None:
+            first_phys = status.committed_phys if first_phys is None else first_phys
+            progress.update(status.committed_phys - first_phys, status.bound_phys - first_phys)
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _patiently(wait: Callable[[], None], stop: threading.Event) -> None:
+    """The first Ctrl-C stops orderly, the second at once."""
+    try:
+        wait()
+    except KeyboardInterrupt:
+        if stop.is_set():
+            raise
+        stop.set()
+
+
+def _instance(store: str) -> str:
+    """Stable for one store on one host, so that a killed back-fill can be repeated at once."""
+    place = f"{os.uname().nodename}\0{Path(store).absolute()}"
+    return f"backfill-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+
+
+def _sentence(result: OffloadResult) -> str:
+    if result.commits == 0 and result.messages == 0:
+        return f"nothing to do, everything up to physical offset {result.to_phys:,} is archived"
+    rate = result.raw_bytes / result.duration_s if result.duration_s > 0 else 0.0
+    parts = [
+        f"{result.messages:,} messages, {size_text(result.raw_bytes)} as {size_text(result.stored_bytes)}"
+        f" in {result.objects} objects, {duration_text(result.duration_s)} ({size_text(rate)}/s)"
+    ]
+    for count, what in (
+        (result.hidden, "queues hidden (deleted at the broker)"),
+        (result.gaps, "gaps recorded"),
+        (result.damaged, "damaged ranges quarantined"),
+        (result.lost, "ranges the broker had deleted already"),
+    ):
+        if count:
+            parts.append(f"{count} {what}")
+    return "; ".join(parts)

@@ -1,0 +1,143 @@
+"""`tiered run`: follow a broker and archive its messages until stopped."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+
+from sidecar.admin import AdminServer
+from sidecar.broker_side import names_of, open_store_of, read_conf
+from sidecar.cli.arguments import (
+    BROKER_FLAGS,
+    NAME_FLAGS,
+    STORE_FLAGS,
+    TOPIC_FLAGS,
+    add_setting_flags,
+    add_writer_flags,
+    settings_of,
+)
+from sidecar.instance import InstanceDescription, StateDirectory, default_state_dir
+from sidecar.lifecycle import EXIT_NOT_DRAINED, Service
+from sidecar.logs import log_json
+from sidecar.metrics import ObjectStoreCollector, StatusCollector
+from sidecar.report import StatusReport, encode_report
+from sidecar.uploader_job import UploaderJob, Writer
+from tiered.broker_store.names import BrokerNames
+from tiered.errors import UnavailableError, UsageError
+from tiered.object_store.metrics import StoreMetrics
+from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The settings that are usually given by hand."""
+    parser.add_argument("--store", dest="broker.store_path", metavar="DIRECTORY", help="the broker's store")
+    parser.add_argument("--url", dest="archive.url", metavar="ARCHIVE_URL", help="where to archive")
+    parser.add_argument(
+        "--state-dir", dest="process.state_dir", metavar="DIRECTORY", help="lock and identity"
+    )
+    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS)
+    add_writer_flags(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Serve until a signal, or until something that retrying cannot cure."""
+    loaded = settings_of(options)
+    settings = loaded.settings
+    log_json(settings.process.log_level)
+    if not settings.archive.url:
+        raise UsageError("which archive? archive.url is not set", hint="give --url file:///… or s3://…")
+    names, store_path = _names(settings)
+    directory = settings.process.state_dir or default_state_dir(os.environ, names.cluster, names.broker)
+    with StateDirectory(Path(directory)) as state:
+        metrics = StoreMetrics()
+        factory = _Factory(state, metrics)
+        service = Service(loaded, factory=factory, reload=lambda: settings_of(options))
+        service.handle_signals()
+        admin = AdminServer(settings.admin.host, settings.admin.port, _Source(service, metrics))
+        started_ms = time.time_ns() // 1_000_000
+        state.describe(
+            InstanceDescription(
+                os.getpid(),
+                admin.url,
+                settings.archive.url,
+                names.cluster,
+                names.broker,
+                store_path,
+                started_ms,
+            )
+        )
+        logger.info(
+            "started", extra={"admin": admin.url, "archive": settings.archive.url, "store": store_path}
+        )
+        code = service.serve()
+        admin.close()
+    logger.info("ended", extra={"exit_code": code})
+    if code == EXIT_NOT_DRAINED:
+        # Threads still wait for the object store; the interpreter would wait for them. Nothing is lost:
+        # what is not committed is in the commitlog.
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _names(settings: Settings) -> tuple[BrokerNames, str]:
+    with open_store_of(settings, read_conf(settings)) as store:
+        return names_of(settings, store), str(store.path)
+
+
+class _Factory:
+    """Builds jobs. A take-over is asked for once for each (re)load of the settings: fenced again means
+    fenced."""
+
+    def __init__(self, state: StateDirectory, metrics: StoreMetrics) -> None:
+        self._state = state
+        self._metrics = metrics
+        self._took_over_for: Settings | None = None
+
+    def __call__(self, settings: Settings) -> UploaderJob:
+        take_over = settings.archive.take_over and settings is not self._took_over_for
+        self._took_over_for = settings
+        writer = Writer(self._state.identity(), "run", take_over, self._state.path)
+        return UploaderJob(settings, writer, self._metrics)
+
+
+class _Source:
+    """What the admin server answers."""
+
+    def __init__(self, service: Service, metrics: StoreMetrics) -> None:
+        self._service = service
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._registry.register(StatusCollector(service.report))
+        self._registry.register(ObjectStoreCollector(metrics))
+
+    def health(self) -> tuple[bool, str]:
+        """See AdminSource."""
+        return self._service.health()
+
+    def readiness(self) -> tuple[bool, str]:
+        """See AdminSource."""
+        return self._service.readiness()
+
+    def status_json(self) -> bytes:
+        """See AdminSource."""
+        return encode_report(self._report())
+
+    def metrics(self) -> bytes:
+        """See AdminSource."""
+        return generate_latest(self._registry)
+
+    def _report(self) -> StatusReport:
+        report = self._service.report()
+        if report is None:
+            raise UnavailableError("the uploader has not started yet")
+        return report

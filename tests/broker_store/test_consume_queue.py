@@ -1,0 +1,182 @@
+"""Consume queues in files, made by hand: blank tails, fillers, growth, truncation, holes, ext addresses,
+batches."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.broker_store.record_bytes import log_file, queue_file, unit
+from tiered.broker_store.consume_queue_index import QueueKind
+from tiered.broker_store.file_consume_queue import SEARCH_QUEUES_MAX, FileConsumeQueues
+
+CAPACITY = 1000
+
+
+def index_of(store: Path, min_phys: int = 0) -> FileConsumeQueues:
+    return FileConsumeQueues(store, lambda: min_phys)
+
+
+def units_for(first: int, count: int) -> bytes:
+    return b"".join(unit(100 * number, 100, number) for number in range(first, first + count))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 129, 204, 205, 206, 500, 999, 1000, 1001, 1999, 2500])
+def test_end_of_data_in_preallocated_files(tmp_path: Path, count: int) -> None:
+    for first in range(0, count + 1, CAPACITY):
+        data = units_for(first, min(CAPACITY, count - first))
+        queue_file(tmp_path, "t", 0, data, first=first, capacity=CAPACITY)
+    index = index_of(tmp_path)
+    assert index.max_offset("t", 0) == count
+    assert index.frontier_phys() == 100 * count
+    assert index.units("t", 0, 0, 10_000)["phys"].tolist() == [100 * i for i in range(count)]
+    assert index.last_unit("t", 0)["tags_code"].tolist() == ([count - 1] if count else [])
+
+
+@settings(deadline=None, max_examples=30)
+@given(counts=st.lists(st.integers(0, 700), min_size=1, max_size=5), hole=st.booleans())
+def test_growth_is_seen_without_listing_again(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], hole: bool
+) -> None:
+    store = tmp_path_factory.mktemp("store")
+    capacity = sum(counts) + 1
+    path = queue_file(store, "t", 0, b"" if hole else bytes(capacity * 20), capacity=capacity)
+    index = index_of(store)
+    written = 0
+    for count in counts:
+        with path.open("r+b") as file:
+            file.seek(written * 20)
+            file.write(units_for(written, count))
+        written += count
+        assert index.max_offset("t", 0) == written
+        assert index.frontier_phys(100 * written) == 100 * written
+
+
+def test_next_file_is_found_by_refresh(tmp_path: Path) -> None:
+    queue_file(tmp_path, "t", 0, units_for(0, CAPACITY), capacity=CAPACITY)
+    index = index_of(tmp_path)
+    assert index.max_offset("t", 0) == CAPACITY
+    queue_file(tmp_path, "t", 0, units_for(CAPACITY, 5), first=CAPACITY, capacity=CAPACITY)
+    queue_file(tmp_path, "new", 7, units_for(0, 1))
+    assert not index.contains("new", 7)
+    index.refresh()
+    assert index.max_offset("t", 0) == CAPACITY + 5
+    assert index.contains("new", 7)
+
+
+def test_queue_cut_back_and_written_anew(tmp_path: Path) -> None:
+    path = queue_file(tmp_path, "t", 0, units_for(0, 500), capacity=CAPACITY)
+    index = index_of(tmp_path)
+    assert index.frontier_phys(100) == 50_000
+    path.write_bytes(units_for(0, 20) + bytes(20 * (CAPACITY - 20)))
+    assert index.max_offset("t", 0) == 20
+    assert index.frontier_phys() == 2000
+    index = index_of(tmp_path)
+    path.write_bytes(units_for(0, 10) + bytes(20 * (CAPACITY - 10)))
+    assert index.frontier_phys(50) == 1000  # asked for less than before: looks anew
+
+
+def test_filler_of_a_first_file_made_in_its_middle_stands_for_nothing(tmp_path: Path) -> None:
+    filler = unit(0, 0x7FFFFFFF)
+    queue_file(tmp_path, "t", 0, filler * 300 + units_for(1300, 10), first=1000, capacity=CAPACITY)
+    index = index_of(tmp_path)
+    assert index.min_offset("t", 0) == 1300
+    assert index.max_offset("t", 0) == 1310
+    assert index.units("t", 0, 0, 2000)["queue_offset"].tolist() == list(range(1300, 1310))
+
+
+def test_only_filler_is_an_empty_queue(tmp_path: Path) -> None:
+    queue_file(tmp_path, "t", 0, unit(0, 0x7FFFFFFF) * 300, capacity=CAPACITY)
+    index = index_of(tmp_path)
+    assert index.min_offset("t", 0) == index.max_offset("t", 0) == 300
+    assert index.frontier_phys() == 0
+
+
+@pytest.mark.parametrize(
+    ("min_phys", "min_offset"),
+    [(0, 0), (1, 1), (50_000, 500), (99_901, 1000), (150_050, 1501), (10**9, 1700)],
+)
+def test_minimum_is_the_first_unit_whose_record_is_left(
+    tmp_path: Path, min_phys: int, min_offset: int
+) -> None:
+    queue_file(tmp_path, "t", 0, units_for(0, CAPACITY), capacity=CAPACITY)
+    queue_file(tmp_path, "t", 0, units_for(CAPACITY, 700), first=CAPACITY, capacity=CAPACITY)
+    assert index_of(tmp_path, min_phys).min_offset("t", 0) == min_offset
+
+
+def test_missing_file_in_the_middle_is_stepped_over(tmp_path: Path) -> None:
+    queue_file(tmp_path, "t", 0, units_for(0, CAPACITY), capacity=CAPACITY)
+    queue_file(tmp_path, "t", 0, units_for(2 * CAPACITY, 10), first=2 * CAPACITY, capacity=CAPACITY)
+    index = index_of(tmp_path)
+    assert index.max_offset("t", 0) == 2 * CAPACITY + 10
+    offsets = index.units("t", 0, CAPACITY - 2, 2 * CAPACITY)["queue_offset"].tolist()
+    assert offsets == [998, 999, *range(2000, 2010)]
+
+
+def test_ext_address_is_resolved_and_a_dead_one_left(tmp_path: Path) -> None:
+    ext_units = b"".join(struct.pack(">hqqh", 20, tags, 0, 0) for tags in (11, -22))
+    log_file(tmp_path / "consumequeue_ext" / "t" / "0", 4096, ext_units, 4096)
+    addresses = [-(2**63) + offset for offset in (4096, 4116, 0, 4136, 99_999)]
+    units = b"".join(unit(100 * n, 100, tags) for n, tags in enumerate([*addresses, -(2**31), 2112]))
+    queue_file(tmp_path, "t", 0, units)
+    found = index_of(tmp_path).units("t", 0, 0, 100)["tags_code"].tolist()
+    assert found == [11, -22, *addresses[2:], -(2**31), 2112]
+
+
+def batch_unit(phys: int, base: int, count: int) -> bytes:
+    return struct.pack(">qiqqqhii", phys, 100, 0, 1_700_000_000_000, base, count, -1, 0)
+
+
+def test_batch_queue(tmp_path: Path) -> None:
+    units = b"".join(batch_unit(100 * n, base, 3) for n, base in enumerate(range(0, 90, 3)))
+    log_file(tmp_path / "batchconsumequeue" / "t" / "1", 0, units, 46 * CAPACITY)
+    (tmp_path / "consumequeue" / "t" / "0").mkdir(parents=True)
+    index = index_of(tmp_path, 250)
+    assert [queue.kind for queue in index.queues()] == [QueueKind.PLAIN, QueueKind.BATCH]
+    assert (index.min_offset("t", 1), index.max_offset("t", 1)) == (9, 90)
+    for asked, first in ((0, 0), (1, 0), (2, 0), (3, 3), (44, 42), (89, 87)):
+        (found,) = index.units("t", 1, asked, 1)
+        assert (found["queue_offset"], found["inner_num"]) == (first, 3)
+    assert len(index.units("t", 1, 90, 5)) == 0
+
+
+def test_unknown_queue_is_empty(tmp_path: Path) -> None:
+    index = index_of(tmp_path)
+    assert index.queues() == []
+    assert (index.min_offset("t", 0), index.max_offset("t", 0), index.frontier_phys()) == (0, 0, 0)
+    assert len(index.units("t", 0, 0, 10)) == len(index.last_unit("t", 0)) == 0
+
+
+def test_other_directories_and_files_are_no_queues(tmp_path: Path) -> None:
+    queue_file(tmp_path, "t", 0, units_for(0, 3))
+    (tmp_path / "consumequeue" / "t" / "notes").mkdir()
+    (tmp_path / "consumequeue" / "stray").write_text("x")
+    (tmp_path / "consumequeue" / "t" / "0" / "tmp").write_text("x")
+    index = index_of(tmp_path)
+    assert [tuple(queue) for queue in index.queues()] == [("t", 0, QueueKind.PLAIN)]
+
+
+def test_units_between_positions(tmp_path: Path) -> None:
+    queue_file(tmp_path, "a", 0, units_for(0, 10))
+    queue_file(tmp_path, "b", 0, units_for(5, 10))
+    found = index_of(tmp_path).units_between(350, 601)
+    assert found["a", 0]["phys"].tolist() == [400, 500, 600]
+    assert found["b", 0]["queue_offset"].tolist() == [0, 1]
+    assert index_of(tmp_path).units_between(5000, 6000) == {}
+
+
+def test_frontier_looks_at_a_bounded_number_of_queues_and_finds_them_all_in_turn(tmp_path: Path) -> None:
+    queues = 2 * SEARCH_QUEUES_MAX + 100
+    for queue_id in range(queues):
+        queue_file(tmp_path, "t", queue_id, unit(0, 10), capacity=4)
+    moved = sorted(map(str, range(queues)))[-1]  # listed last
+    queue_file(tmp_path, "t", int(moved), unit(0, 10) + unit(10, 90), capacity=4)
+    index = index_of(tmp_path)
+    answers = [index.frontier_phys(100) for _ in range(3)]
+    assert answers == [10, 10, 100]
+    assert index.frontier_phys(100) == 100
+    assert index.frontier_phys() == 100

@@ -1,0 +1,157 @@
+"""Where reading goes on after damage, and how far a dead broker's log is proven."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.broker_store.record_bytes import log_file, queue_file, record, unit
+from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.damage import SEARCH_BYTES, find_next_record, is_record, proven_phys, record_size
+from tiered.broker_store.file_consume_queue import FileConsumeQueues
+from tiered.broker_store.store import open_broker_store
+
+SIZE = 64 * 1024
+FAR = 1 << 62
+
+
+def chain(begin: int, count: int, body: bytes = b"x" * 100) -> tuple[bytearray, list[int]]:
+    """``count`` records from ``begin`` on, and where each begins."""
+    data, positions = bytearray(), []
+    for number in range(count):
+        positions.append(begin + len(data))
+        data += record(begin + len(data), body, queue_offset=number)
+    return data, positions
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> tuple[CommitLog, list[int]]:
+    """Ten records, the fourth with a flipped byte in its body."""
+    data, positions = chain(0, 10)
+    data[positions[3] + 120] ^= 1
+    log_file(tmp_path / "commitlog", 0, bytes(data), SIZE)
+    return CommitLog([tmp_path / "commitlog"]), positions
+
+
+def test_next_header_whose_position_matches(damaged: tuple[CommitLog, list[int]]) -> None:
+    log, positions = damaged
+    assert record_size(log, positions[3]) is None
+    assert find_next_record(log, positions[3], FAR) == positions[4]
+
+
+def test_nothing_provable_below_the_limit(damaged: tuple[CommitLog, list[int]]) -> None:
+    log, positions = damaged
+    assert find_next_record(log, positions[3], positions[5]) == positions[4]
+    assert find_next_record(log, positions[3], positions[5] - 1) is None
+    assert find_next_record(log, positions[9], FAR) is None
+
+
+def test_a_copied_record_elsewhere_is_no_record(tmp_path: Path) -> None:
+    data, positions = chain(0, 3)
+    data[positions[1] : positions[2]] = data[positions[0] : positions[1]]
+    log_file(tmp_path, 0, bytes(data), SIZE)
+    assert find_next_record(CommitLog([tmp_path]), positions[1], FAR) == positions[2]
+
+
+def test_damage_to_the_end_of_a_file_goes_on_in_the_next(tmp_path: Path) -> None:
+    data, positions = chain(0, 3)
+    data[positions[2] :] = random.Random(1).randbytes(len(data) - positions[2])
+    log_file(tmp_path, 0, bytes(data), SIZE)
+    log_file(tmp_path, 2 * SIZE, record(2 * SIZE), SIZE)  # the one between is missing
+    assert find_next_record(CommitLog([tmp_path]), positions[2], FAR) == 2 * SIZE
+
+
+@pytest.mark.parametrize("shift", [-90, -41, -40, -36, -4, -1, 0, 1])
+def test_header_across_two_reads_is_found(tmp_path: Path, shift: int) -> None:
+    begin = SEARCH_BYTES + 1 + shift
+    whole = bytes(begin) + record(begin)
+    log_file(tmp_path, 0, whole, 2 * SEARCH_BYTES)
+    assert find_next_record(CommitLog([tmp_path]), 0, FAR) == begin
+
+
+def test_record_at_the_very_end_of_a_file_is_found(tmp_path: Path) -> None:
+    last = record(1000)
+    log_file(tmp_path, 0, bytes(1000) + last, 1000 + len(last))
+    assert find_next_record(CommitLog([tmp_path]), 0, FAR) == 1000
+
+
+def test_bytes_unknown_to_the_consume_queues_are_left_over(tmp_path: Path) -> None:
+    data, positions = chain(0, 10)
+    size = positions[1]
+    left_over = positions[4] + 7  # a valid record that no unit and no chain leads to
+    data[positions[3] : positions[6]] = bytes(3 * size)
+    data[left_over : left_over + size] = record(left_over, b"x" * 100)
+    log_file(tmp_path / "commitlog", 0, bytes(data), SIZE)
+    units = b"".join(unit(phys, size) for phys in positions)
+    queue_file(tmp_path, "t", 0, units)
+    log = CommitLog([tmp_path / "commitlog"])
+    index = FileConsumeQueues(tmp_path, lambda: 0)
+    assert find_next_record(log, positions[3], FAR) == left_over
+    assert find_next_record(log, positions[3], FAR, index=index) == positions[6]
+
+
+def test_record_without_a_unit_counts_when_the_chain_leads_to_one(
+    damaged: tuple[CommitLog, list[int]],
+) -> None:
+    log, positions = damaged
+    store = log.dirs[0].parent
+    queue_file(store, "t", 0, b"".join(unit(phys, positions[1]) for phys in (0, positions[6])))
+    index = FileConsumeQueues(store, lambda: 0)
+    assert find_next_record(log, positions[3], FAR, index=index) == positions[4]
+
+
+def test_torn_tail_is_not_proven_and_units_above_it_prove_nothing(tmp_path: Path) -> None:
+    data, positions = chain(0, 10)
+    size = positions[1]
+    torn = bytes(data[: positions[9] + 60])
+    log_file(tmp_path / "commitlog", 0, torn, SIZE)
+    left_over = [*positions, positions[9] + size, SIZE + 500]
+    queue_file(tmp_path, "t", 0, b"".join(unit(phys, size) for phys in positions[:9]))
+    queue_file(tmp_path, "u", 0, b"".join(unit(phys, size) for phys in left_over))
+    log = CommitLog([tmp_path / "commitlog"])
+    assert proven_phys(log, FileConsumeQueues(tmp_path, lambda: 0)) == positions[9]
+
+
+def test_no_unit_proves_nothing(damaged: tuple[CommitLog, list[int]]) -> None:
+    log, _ = damaged
+    assert proven_phys(log, FileConsumeQueues(log.dirs[0].parent, lambda: 0)) == 0
+
+
+@pytest.mark.parametrize("name", ["A", "E", "K"])
+def test_real_records_are_records_and_any_flipped_byte_is_noticed_where_it_can_be(
+    name: str, real_store: Callable[[str], Path]
+) -> None:
+    with open_broker_store(real_store(name) / "store") as store:
+        log, phys, seen = store.commit_log, store.commit_log.min_phys, 0
+        while seen < 2000 and (size := record_size(log, phys)) is not None:
+            data = log.read(phys, size)
+            assert is_record(data, phys)
+            assert not is_record(data, phys + 8)
+            assert not is_record(data[:-1], phys)
+            broken = bytearray(data)
+            # Size, magic, position; with a checksum of the whole record, anything.
+            broken[seen % size if name == "K" else [*range(8), *range(28, 36)][seen % 16]] ^= 0x40
+            assert not is_record(bytes(broken), phys)
+            phys, seen = phys + size, seen + 1
+        assert seen > 1000
+
+
+def test_damage_in_a_real_store_loses_one_record(real_store: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copytree(real_store("K") / "store", tmp_path / "store")
+    with open_broker_store(tmp_path / "store") as store:
+        index = store.consume_queues()
+        assert index is not None
+        units = index.units("t_one", 0, 0, 50)
+        hit, following = int(units["phys"][10]), int(units["phys"][10] + units["size"][10])
+        file = store.commit_log.file_at(hit)
+        assert file is not None
+        with file.path.open("r+b") as log_bytes:
+            log_bytes.seek(hit - file.begin_phys + 4)
+            log_bytes.write(b"\xff\xff")
+        assert find_next_record(store.commit_log, hit, FAR, index=index) == following
+        lost = index.units_between(hit, following)
+        assert {key: units["queue_offset"].tolist() for key, units in lost.items()} == {("t_one", 0): [10]}

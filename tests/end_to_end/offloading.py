@@ -1,0 +1,39 @@
+"""Back-fills a real store the way `tiered backfill` does, in this process."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from tiered.broker_store.store import open_broker_store
+from tiered.model.queue import TopicFilter
+from tiered.object_store.protocol import ObjectStore
+from tiered.settings.sections import OffloadSettings
+from uploader.bound_source import no_word
+from uploader.offload import Offloader, OffloadIdentity, OffloadResult
+
+CLUSTER, BROKER = "FxCluster", "fx-a"
+FILTER = TopicFilter(cluster=CLUSTER, broker=BROKER)
+SMALL = OffloadSettings(batch_bytes=1 << 20, split_bytes=256 << 10, block_bytes=64 << 10, root_every=4)
+"""Small cycles, so that a store of some megabytes makes many commits, stream objects and root pages."""
+
+
+def backfill(
+    store: Path,
+    archive: ObjectStore,
+    *,
+    settings: OffloadSettings = SMALL,
+    topic_filter: TopicFilter = FILTER,
+    instance: str = "test",
+) -> OffloadResult:
+    """Offload everything and stop."""
+    with open_broker_store(store) as broker_store:
+        offloader = Offloader(
+            broker_store,
+            archive,
+            OffloadIdentity(CLUSTER, BROKER, instance, "backfill"),
+            settings,
+            topic_filter=topic_filter,
+            word_source=no_word,
+        )
+        return offloader.run(threading.Event(), follow=False)

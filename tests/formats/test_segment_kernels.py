@@ -1,0 +1,126 @@
+"""Kernels that write and read segments, against their plain-Python oracles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered.formats.segment_layout import RunView
+from tiered.kernels import segment_oracle
+from tiered.kernels.columns import decode_page, encode_page
+from tiered.kernels.gather import cut_blocks, gather_records
+from tiered.kernels.segment_oracle import PageRow, PageRun
+from tiered.model.tables import RUN_DTYPE, RunKind
+
+I64 = st.integers(-(1 << 63), (1 << 63) - 1)
+I32 = st.integers(1, (1 << 31) - 1)
+COLUMNS = ("size", "tags_code", "store_timestamp", "phys", "inner_num", "parent", "parent_queue_offset")
+KINDS = (np.int32, np.int64, np.int64, np.int64, np.int32, np.int32, np.int64)
+
+
+@st.composite
+def page_runs(draw: st.DrawFn) -> list[PageRun]:
+    runs = []
+    for _ in range(draw(st.integers(1, 5))):
+        kind = draw(st.sampled_from(list(RunKind)))
+        row = st.builds(
+            PageRow, I32, I64, I64, I64,
+            I32 if kind == RunKind.BATCH else st.just(1),
+            st.integers(0, (1 << 31) - 1) if kind == RunKind.LMQ else st.just(-1),
+            I64 if kind == RunKind.LMQ else st.just(-1),
+        )  # fmt: skip
+        runs.append(PageRun(int(kind), draw(I64), draw(I64), draw(st.lists(row, min_size=1, max_size=8))))
+    return runs
+
+
+def _view(runs: list[PageRun]) -> RunView:
+    table = np.zeros(len(runs), RUN_DTYPE)
+    for index, run in enumerate(runs):
+        table["rows"][index], table["kind"][index] = len(run.rows), run.kind
+        table["min_store_timestamp"][index], table["min_phys"][index] = run.min_store_timestamp, run.min_phys
+    return RunView.of(table)
+
+
+def _encode(runs: list[PageRun], first: int, end: int) -> bytes:
+    view = _view(runs)
+    rows = [row for run in runs for row in run.rows]
+    columns = [np.array([getattr(row, name) for row in rows], kind) for name, kind in zip(COLUMNS, KINDS, strict=True)]
+    streams, out = np.empty(70 * len(rows), np.uint8), np.empty(70 * len(rows) + 28, np.uint8)
+    length = encode_page(first, end, view.run_at(first), *view.columns, *columns, streams, out)
+    return out[:length].tobytes()
+
+
+def _decode(runs: list[PageRun], data: bytes, first: int, end: int) -> list[PageRow] | None:
+    view = _view(runs)
+    columns = [np.empty(end - first, kind) for kind in KINDS]
+    is_valid = decode_page(np.frombuffer(data, np.uint8), first, end, view.run_at(first), *view.columns, *columns)
+    return [PageRow(*map(int, values)) for values in zip(*columns, strict=True)] if is_valid else None
+
+
+@settings(max_examples=150, deadline=None)
+@given(page_runs())
+def test_a_page_is_what_the_oracle_says_and_comes_back(runs: list[PageRun]) -> None:
+    rows = [row for run in runs for row in run.rows]
+    data = _encode(runs, 0, len(rows))
+    assert data == segment_oracle.encode_page(runs)
+    assert _decode(runs, data, 0, len(rows)) == rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(page_runs(), st.data())
+def test_pages_may_begin_and_end_inside_runs(runs: list[PageRun], data: st.DataObject) -> None:
+    rows = [row for run in runs for row in run.rows]
+    first = data.draw(st.integers(0, len(rows) - 1))
+    end = data.draw(st.integers(first + 1, len(rows)))
+    assert _decode(runs, _encode(runs, first, end), first, end) == rows[first:end]
+
+
+@settings(max_examples=150, deadline=None)
+@given(page_runs(), st.data())
+def test_any_bytes_are_read_without_harm(runs: list[PageRun], data: st.DataObject) -> None:
+    """Without a checksum nothing can be told but form: no read outside, no impossible value."""
+    rows = [row for run in runs for row in run.rows]
+    page = bytearray(_encode(runs, 0, len(rows)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        page[data.draw(st.integers(0, len(page) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(page)))
+    for damaged in (bytes(page), bytes(page[:cut])):
+        found = _decode(runs, damaged, 0, len(rows))
+        assert found is None or all(row.size > 0 and row.inner_num > 0 for row in found)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=20), min_size=1, max_size=6), st.integers(1, 80))
+def test_blocks_are_cut_as_the_oracle_says(run_sizes: list[list[int]], block_bytes: int) -> None:
+    sizes = np.array([size for run in run_sizes for size in run], np.int32)
+    first_row = np.cumsum([0, *map(len, run_sizes)])
+    rows, raw = np.zeros(len(sizes), np.uint32), np.zeros(len(sizes), np.int64)
+    of_run = np.zeros(len(run_sizes), np.uint32)
+    count = cut_blocks(first_row, np.zeros(len(run_sizes), np.uint8), sizes, block_bytes, rows, raw, of_run)
+    expected = segment_oracle.cut_blocks(run_sizes, block_bytes)
+    assert rows[:count].tolist() == [number for blocks in expected for number in blocks]
+    assert of_run.tolist() == list(map(len, expected))
+    assert raw[:count].sum() == sizes.sum()
+
+
+def test_a_record_above_the_block_size_has_a_block_to_itself() -> None:
+    assert segment_oracle.cut_blocks([[5, 100, 5, 5]], 10) == [[1, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("position", "size"),
+    [([0, 95], [10, 10]), ([0, 1 << 62], [10, 10]), ([(1 << 63) - 5], [10]), ([0, 20], [10, -5])],
+    ids=["past the end", "far away", "overflowing", "negative size"],
+)
+def test_gather_never_leaves_the_arena(position: list[int], size: list[int]) -> None:
+    arena, out = np.zeros(100, np.uint8), np.zeros(64, np.uint8)
+    row = gather_records(arena, np.array(position), np.array(size, np.int32), 0, 20, out)
+    assert row == -len(position)
+
+
+def test_gather_never_writes_past_its_output() -> None:
+    arena, out = np.ones(100, np.uint8), np.zeros(64, np.uint8)
+    assert gather_records(arena, np.array([0]), np.array([40], np.int32), 0, 30, out) == -1
+    assert not out.any()

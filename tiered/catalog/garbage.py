@@ -1,0 +1,156 @@
+"""Garbage: which objects may be deleted, and deleting them (invariant 13; 3a, GC).
+
+Deleted is only what a committed version has given up, once the grace period is over, and what epochs already fenced
+have left: an object carries its epoch, and no commit can name one of an older epoch any more. Nothing is deleted for
+being old and unreferenced. Commits are never deleted; what the head needs never is, whatever else is said of it.
+
+The plan is pure. Acting commits first: what is to go is *purged* from the doomed, which cannot be taken back, then
+deleted. A crash in between leaves an object nobody names, which the next epoch's collection finds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.pages import RunIndex, referenced_keys
+from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.state import CatalogState
+from tiered.errors import UsageError
+from tiered.formats.keys import DATA_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX, epoch_of
+from tiered.object_store.protocol import ObjectInfo, ObjectStore
+
+CLOCK_SKEW_MS_MAX = 5 * 60_000
+DELETE_BATCH = 1000
+COLLECTED = (DATA_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX)
+
+
+class KeySet:
+    """Object keys as 8-byte digests, so that millions fit; a false positive keeps an object, never deletes one."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        parts: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
+        stream = iter(keys)
+        while digests := [_digest(key) for key in islice(stream, 100_000)]:
+            parts.append(np.unique(np.array(digests, np.uint64)))
+        self._digests = np.unique(np.concatenate(parts))
+
+    def __contains__(self, key: object) -> bool:
+        digest = _digest(str(key))
+        at = int(np.searchsorted(self._digests, np.uint64(digest)))
+        return at < len(self._digests) and int(self._digests[at]) == digest
+
+
+def _digest(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass
+class GcPlan:
+    """``delete`` exists and may go; ``purge`` are the doomed keys whose time is over, whether they exist or not.
+
+    ``kept`` counts what stays, by reason; ``delete_bytes`` is what ``delete`` frees.
+    """
+
+    delete: list[str] = field(default_factory=list)
+    purge: list[str] = field(default_factory=list)
+    kept: dict[str, int] = field(default_factory=dict)
+    delete_bytes: int = 0
+
+
+def plan_gc(
+    listing: Iterable[ObjectInfo], state: CatalogState, references: KeySet, *, now_ms: int, grace_ms: int
+) -> GcPlan:
+    """Decide about every listed object. ``references``: all that the head names, pages read."""
+    plan = GcPlan()
+    for key, doom in state.doomed.items():
+        if now_ms - doom.doomed_ms >= grace_ms and key not in references:
+            plan.purge.append(key)
+    due = set(plan.purge)
+    for info in listing:
+        reason = _reason_to_keep(info.key, state, references, due)
+        if reason:
+            plan.kept[reason] = plan.kept.get(reason, 0) + 1
+        else:
+            plan.delete.append(info.key)
+            plan.delete_bytes += info.size_bytes
+    return plan
+
+
+def _reason_to_keep(key: str, state: CatalogState, references: KeySet, due: set[str]) -> str:
+    if key in references:
+        return "named by the head"
+    if key in due:
+        return ""
+    if key in state.doomed:
+        return "given up, within the grace period"
+    epoch = epoch_of(key)
+    if epoch is None:
+        return "not ours"
+    return "of the current epoch" if epoch >= state.epoch else ""
+
+
+def referenced_by(store: ObjectStore, state: CatalogState) -> KeySet:
+    """All keys that the head needs; reads every page once."""
+
+    def keys() -> Iterator[str]:
+        yield from state.catalog_keys()
+        for page in RunIndex(store).all_runs(state):
+            yield from referenced_keys(page)
+
+    return KeySet(keys())
+
+
+def run_gc(
+    store: ObjectStore, state: CatalogState, *, apply: bool, grace_ms: int, clock: Callable[[], int]
+) -> GcPlan:
+    """Plan, and with ``apply`` delete. ``store`` is the archive's own prefix; ``clock`` gives ms since the epoch.
+
+    Raises UsageError when the local clock and the store's differ by more than five minutes.
+    """
+    now_ms = clock()
+    skew_ms = now_ms - store.clock_ms()
+    if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
+        raise UsageError(
+            f"this machine's clock is {abs(skew_ms) // 1000} s {'ahead of' if skew_ms > 0 else 'behind'} "
+            f"that of {store.url}",
+            hint="set the clock first: the grace period is measured by it",
+        )
+    listing = (info for prefix in COLLECTED for info in store.list(prefix))
+    plan = plan_gc(listing, state, referenced_by(store, state), now_ms=now_ms, grace_ms=grace_ms)
+    if apply:
+        purged = _purge(store, state, plan, clock) if plan.purge else frozenset()
+        plan.delete = [key for key in plan.delete if key not in state.doomed or key in purged]
+        for first in range(0, len(plan.delete), DELETE_BATCH):
+            store.delete(plan.delete[first : first + DELETE_BATCH])
+    return plan
+
+
+def _purge(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]) -> frozenset[str]:
+    """Commit that the plan's doomed keys will be deleted; those taken back meanwhile are left out."""
+    nonce = random.SystemRandom().getrandbits(48)
+    writer = CatalogWriter(
+        store,
+        cluster=state.cluster,
+        broker=state.broker,
+        instance=f"gc-{nonce:012x}",
+        kind="maintenance",
+        clock_ms=clock,
+    )
+    purged: list[str] = []
+
+    def build(newest: CatalogState) -> CommitDraft | None:
+        purged[:] = [key for key in plan.purge if key in newest.doomed]
+        if not purged:
+            return None
+        return CommitDraft(CommitKind.MAINTENANCE, purged=tuple(purged), created_ms=clock())
+
+    writer.maintain(build)
+    return frozenset(purged)

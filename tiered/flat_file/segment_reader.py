@@ -1,0 +1,160 @@
+"""A TieredFileSegment: one object opened for reading, and a cache of open ones.
+
+Owns the requests: one ranged GET opens a segment, one GET reads consecutive blocks. All decisions about bytes are in
+tiered.formats.segment_index.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.errors import CorruptionError
+from tiered.formats.segment import RowTable
+from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex, tail_bytes_of
+from tiered.formats.segment_layout import TRAILER_BYTES
+from tiered.model.queue import QueueKey
+from tiered.model.tables import Table
+from tiered.object_store.protocol import ObjectStore
+
+RANGE_BYTES_MAX = 16 * 1024 * 1024
+"""Stored bytes of one GET; a single larger block is still read at once."""
+TAIL_GUESS_BYTES = 64 * 1024
+CACHE_BYTES = 64 * 1024 * 1024
+
+
+class Records(NamedTuple):
+    """Records of some rows: row i is ``data[starts[i] : starts[i] + sizes[i]]``."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+
+
+class SegmentReader:
+    """Runs of one object. Errors: CorruptionError and UnsupportedFormatError, else what the store raises."""
+
+    def __init__(self, store: ObjectStore, index: SegmentIndex) -> None:
+        self._store = store
+        self.index = index
+
+    @classmethod
+    def open(
+        cls,
+        store: ObjectStore,
+        key: str,
+        *,
+        size_bytes: int,
+        tail_bytes: int,
+    ) -> SegmentReader:
+        """Open an object the catalog describes, by one ranged GET of its tail."""
+        if not TRAILER_BYTES <= tail_bytes <= size_bytes:
+            raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
+        tail = store.get_range(key, size_bytes - tail_bytes, tail_bytes)
+        return cls(store, SegmentIndex(key, size_bytes, tail))
+
+    @classmethod
+    def open_unknown(cls, store: ObjectStore, key: str) -> SegmentReader:
+        """Open an object nothing is known of, for repair: its trailer says how long it and its tail are."""
+        tail = store.get_tail(key, TAIL_GUESS_BYTES)
+        if len(tail) < TRAILER_BYTES:
+            raise CorruptionError(f"{key}: {len(tail)} bytes are too few for a segment")
+        size_bytes = len(tail)
+        if len(tail) == TAIL_GUESS_BYTES:
+            size_bytes = max(size_bytes, int.from_bytes(tail[-8:], "little"))
+        tail_bytes = tail_bytes_of(tail, size_bytes, key=key)
+        if tail_bytes > len(tail):
+            return cls.open(store, key, size_bytes=size_bytes, tail_bytes=tail_bytes)
+        return cls(store, SegmentIndex(key, size_bytes, tail[len(tail) - tail_bytes :]))
+
+    @property
+    def key(self) -> str:
+        """The object's key."""
+        return self.index.key
+
+    @property
+    def runs(self) -> Table:
+        """SEGMENT_RUN_DTYPE."""
+        return self.index.runs
+
+    @property
+    def queues(self) -> list[QueueKey]:
+        """What ``runs["queue"]`` and the rows' ``parent`` index."""
+        return self.index.queues
+
+    def row_columns(self, run: int) -> RowTable:
+        """Consume-queue rows of ``run``, from the tail alone."""
+        return self.index.row_columns(run)
+
+    def read_blocks(self, run: int, first_row: int, end_row: int) -> Records:
+        """Records of rows [first_row, end_row) of ``run``: consecutive blocks, as few GETs as possible."""
+        span = self.index.block_span(run, first_row, end_row)
+        columns = self.row_columns(run)
+        data = self._fetch(run, span)
+        starts = columns.position[first_row:end_row] - span.raw_offset
+        return Records(data, starts, columns.size[first_row:end_row])
+
+    def read_rows(self, run: int, rows: NDArray[np.int64]) -> Records:
+        """Records of single ``rows`` of ``run``, ascending; only the blocks that hold them are read."""
+        columns = self.row_columns(run)
+        parts: list[NDArray[np.uint8]] = []
+        starts = np.empty(len(rows), np.int64)
+        done = at = 0
+        for span in self.index.spans_of_rows(run, rows):
+            end = int(np.searchsorted(rows, span.end_row))
+            parts.append(self._fetch(run, span))
+            starts[at:end] = columns.position[rows[at:end]] - span.raw_offset + done
+            done += span.raw_bytes
+            at = end
+        data = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
+        return Records(data, starts, columns.size[rows])
+
+    def key_hashes(self) -> KeySection:
+        """Key hashes of all rows of the object, by one GET."""
+        offset, length = self.index.key_span
+        return self.index.decode_keys(self._store.get_range(self.key, offset, length) if length else b"")
+
+    def _fetch(self, run: int, span: BlockSpan) -> NDArray[np.uint8]:
+        pieces = self.index.split_span(run, span, RANGE_BYTES_MAX)
+        parts = [
+            self.index.decode_blocks(piece, self._store.get_range(self.key, piece.offset, piece.length))
+            for piece in pieces
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class SegmentCache:
+    """Open segments, least recently used ones dropped above ``cache_bytes``. Thread-safe."""
+
+    def __init__(self, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self._store = store
+        self._cache_bytes = cache_bytes
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[str, SegmentReader] = OrderedDict()
+        self._held_bytes = 0
+
+    def open(self, key: str, *, size_bytes: int, tail_bytes: int) -> SegmentReader:
+        """The segment of ``key``, fetched when it is not held."""
+        with self._lock:
+            found = self._readers.get(key)
+            if found is not None:
+                self._readers.move_to_end(key)
+                return found
+        reader = SegmentReader.open(self._store, key, size_bytes=size_bytes, tail_bytes=tail_bytes)
+        with self._lock:
+            if key not in self._readers:
+                self._readers[key] = reader
+                self._held_bytes += reader.index.nbytes
+            while self._held_bytes > self._cache_bytes and len(self._readers) > 1:
+                self._held_bytes -= self._readers.popitem(last=False)[1].index.nbytes
+        return reader
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the segments held, roughly."""
+        with self._lock:
+            return self._held_bytes
