@@ -23,8 +23,8 @@ MEMORY_GROWTH_MAX = 1.10
 RESIDENT_CHANGE_MAX = 0.05
 OF_TWIN_MAX = 1.5
 DATA_PUTS_FACTOR = 1.2
-EXTRA_COMMITS = 2
-"""Claim and release of the epoch: once a run, not once a cycle."""
+EXTRA_COMMITS = 3
+"""Claim and release of the epoch, and the broker's tables at the end: once a run, not once a cycle."""
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tiered.catalog.archive import find_archive
-from tiered.catalog.protocol import load
+from tiered.catalog.archives import open_archive
+from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState
-from tiered.errors import NotFoundError
-from tiered.formats.keys import archive_prefix
 from tiered.model.tables import QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_LMQ
 from tiered.object_store.options import StoreOptions
-from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
 from tiered.object_store.url import open_store
 from tiered.settings.sections import Settings
@@ -72,14 +69,8 @@ def open_for_reading(url: str, settings: Settings) -> Iterator[Archive]:
     """
     root = open_store(url, StoreOptions(settings.object_store))
     try:
-        cluster, broker = find_archive(root, settings.archive.cluster, settings.archive.broker)
-        store = PrefixedStore(root, archive_prefix(cluster, broker))
-        state = load(store)
-        if state is None:
-            raise NotFoundError(
-                f"no archive of {cluster}/{broker} in {url}", hint="tiered backfill creates one"
-            )
-        yield Archive(url, cluster, broker, store, state)
+        found = open_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
+        yield Archive(url, found.cluster, found.broker, found.store, load(found.store))
     finally:
         root.close()
 

@@ -1,4 +1,4 @@
-"""The broker's own word about its log, asked over the wire when somebody says where.
+"""The broker's own word about its log, asked over the wire when somebody says where the broker is.
 
 Owns the connection and the log line when the broker stops or starts answering. Does not decide the bound.
 """
@@ -6,5 +6,60 @@ Owns the connection and the log line when the broker stops or starts answering. 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+
+from tiered.broker_store.bound import BrokerWord
+from tiered.errors import TieredError
+from tiered.remoting.client import BrokerClient
 
 logger = logging.getLogger(__name__)
+
+Connect = Callable[[str, float], BrokerClient]
+
+
+class BrokerVoice:
+    """Asks one broker. ``address`` empty: there is nobody to ask. Not thread-safe."""
+
+    def __init__(self, address: str, timeout_s: float, *, connect: Connect = BrokerClient) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._connect = connect
+        self._client: BrokerClient | None = None
+        self._is_silent = False
+
+    def ask(self) -> BrokerWord | None:
+        """What the broker says now; None when it does not answer, said once in the log."""
+        if not self._address:
+            return None
+        try:
+            if self._client is None:
+                self._client = self._connect(self._address, self._timeout_s)
+            info = self._client.runtime_info()
+            word = BrokerWord(
+                max_phys=_number(info, "commitLogMaxOffset"),
+                confirm_phys=self._client.confirm_offset(),
+                dispatch_behind_bytes=_number(info, "dispatchBehindBytes"),
+            )
+        except TieredError as error:
+            self.close()
+            if not self._is_silent:
+                logger.warning(
+                    "the broker does not answer", extra={"address": self._address, "cause": str(error)}
+                )
+            self._is_silent = True
+            return None
+        if self._is_silent:
+            logger.info("the broker answers again", extra={"address": self._address})
+        self._is_silent = False
+        return word
+
+    def close(self) -> None:
+        """Hang up; the next question connects again."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def _number(info: dict[str, str], name: str) -> int | None:
+    text = info.get(name, "")
+    return int(text) if text.lstrip("-").isdecimal() else None

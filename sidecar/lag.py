@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sidecar.report import QueueReport
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.kernels.queue_table import QueueTable
@@ -49,6 +50,8 @@ class Lag:
 
     queues: dict[tuple[str, int], QueueLag] = field(default_factory=dict)
     is_complete: bool = True
+    end_phys: int = 0
+    """Physical end of the last record counted."""
 
     @property
     def messages(self) -> int | None:
@@ -58,6 +61,13 @@ class Lag:
     def oldest_ms(self) -> int | None:
         """Store timestamp of the oldest message that is not archived; None when nothing is behind."""
         return min((queue.oldest_ms for queue in self.queues.values() if queue.oldest_ms), default=None)
+
+    def reports(self, now_ms: int) -> tuple[QueueReport, ...]:
+        """One report a queue that is behind, by name."""
+        return tuple(
+            QueueReport(topic, queue_id, lag.messages, lag.bytes, max(0.0, (now_ms - lag.oldest_ms) / 1000))
+            for (topic, queue_id), lag in sorted(self.queues.items())
+        )
 
     def add(self, topic: str, queue_id: int, counted: QueueLag) -> None:
         """Count ``counted`` for one queue; earlier calls are for earlier records."""
@@ -75,7 +85,7 @@ def measure_lag(
     end_phys: int,
 ) -> Lag:
     """Count what is in [committed_phys, end_phys) per queue. ``index`` None: no consume queue is visible."""
-    lag = Lag()
+    lag = Lag(end_phys=committed_phys)
     if committed_phys >= end_phys:
         return lag
     shown_phys = committed_phys
@@ -83,7 +93,7 @@ def measure_lag(
         index is not None
         and (reach := min(index.frontier_phys(at_least=end_phys), end_phys)) > committed_phys
     ):
-        shown_phys = reach
+        shown_phys = lag.end_phys = reach
         _count_units(lag, index.units_between(committed_phys, shown_phys), log, topic_filter)
     _count_scanned(lag, log, topic_filter, shown_phys, end_phys)
     return lag
@@ -122,6 +132,7 @@ def _count_scanned(
             batch = LogBatch(feed.oversize_bytes)
             continue
         _count_rows(lag, batch, table)
+        lag.end_phys = batch.to_phys
         if outcome is FeedOutcome.CAUGHT_UP or batch.to_phys == phys:
             return
         phys = batch.to_phys

@@ -10,19 +10,17 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import timedelta, timezone
+from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.broker_side import address_of, names_of, open_store_of, read_conf, store_path
 from sidecar.broker_word import BrokerVoice
 from sidecar.lag import Lag, measure_lag
-from sidecar.report import QueueReport, StatusReport
+from sidecar.margin import LogGrowth, margin_of
+from sidecar.report import StatusReport
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
-from tiered.broker_store.pins import PinKeeper, PinLimits, PinStatus, measure_disk
-from tiered.broker_store.retention import deletion_margin
-from tiered.broker_store.store import BrokerStore
+from tiered.broker_store.pins import PinKeeper, PinLimits, PinStatus
 from tiered.errors import TieredError, UsageError
 from tiered.object_store.metrics import StoreMetrics
 from tiered.object_store.options import StoreOptions
@@ -78,7 +76,7 @@ class UploaderJob:
         self._view = open_store_of(settings, self._conf, pinned)
         self._report_lock = threading.Lock()
         self._reported: tuple[float, StatusReport] | None = None
-        self._growth = _Growth()
+        self._growth = LogGrowth()
 
     def run(self, stop: threading.Event) -> None:
         """Follow the broker until ``stop``."""
@@ -97,26 +95,26 @@ class UploaderJob:
                 self._pins.close()
             self._archive.close()
 
-    def status(self) -> OffloadStatus:
-        """The uploader's own, cheap view."""
+    def status(self) -> OffloadStatus | None:
+        """The uploader's own, cheap view; None until it has loaded the catalog."""
         return self._offloader.status()
 
-    def report(self) -> StatusReport:
-        """The whole status, at most REPORT_EVERY_S old."""
+    def report(self) -> StatusReport | None:
+        """The whole status, at most REPORT_EVERY_S old; None until the catalog is loaded."""
         with self._report_lock:
             now_s = time.monotonic()
             if self._reported is None or now_s - self._reported[0] >= REPORT_EVERY_S:
-                self._reported = (now_s, self._fresh_report(self._offloader.status()))
+                status = self._offloader.status()
+                if status is None:
+                    return None
+                self._reported = (now_s, self._fresh_report(status))
             return self._reported[1]
 
     def _fresh_report(self, status: OffloadStatus) -> StatusReport:
         lag, problem = self._lag(status)
         oldest_ms = lag.oldest_ms()
         now_ms = time.time_ns() // 1_000_000
-        queues = tuple(
-            QueueReport(topic, queue_id, queue.messages, queue.bytes, _age_s(now_ms, queue.oldest_ms))
-            for (topic, queue_id), queue in sorted(lag.queues.items())
-        )
+        end_phys = lag.end_phys if lag.is_complete else status.bound_phys
         pins = status.pins if status.pins is not None else PinStatus()
         return StatusReport(
             source="instance",
@@ -131,9 +129,9 @@ class UploaderJob:
             bound_phys=status.bound_phys,
             bound_reason=status.bound_reason,
             lag_messages=lag.messages,
-            lag_bytes=status.lag_bytes,
-            lag_seconds=0.0 if oldest_ms is None else _age_s(now_ms, oldest_ms),
-            margin_seconds=self._margin_seconds(status),
+            lag_bytes=max(0, end_phys - status.committed_phys),
+            lag_seconds=0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
+            margin_seconds=self._margin_seconds(status.committed_phys, end_phys),
             gaps=status.counters.gaps,
             errors=status.counters.attempts_abandoned,
             last_error=status.last_error or problem,
@@ -143,7 +141,7 @@ class UploaderJob:
             pin_note=pins.problem,
             messages=status.counters.messages,
             bytes=status.counters.raw_bytes,
-            queues=queues,
+            queues=lag.reports(now_ms),
         )
 
     def _lag(self, status: OffloadStatus) -> tuple[Lag, str]:
@@ -158,52 +156,9 @@ class UploaderJob:
         except TieredError as error:
             return Lag(is_complete=False), str(error)
 
-    def _margin_seconds(self, status: OffloadStatus) -> float | None:
-        growth = self._growth.sample(time.monotonic(), status.bound_phys)
-        return margin_of(self._view, self._conf, status.committed_phys, growth)
-
-
-def margin_of(
-    store: BrokerStore, conf: BrokerConf | None, committed_phys: int, growth_bytes_per_s: float
-) -> float | None:
-    """Seconds until the broker deletes unarchived log; None when nothing is at risk or nothing can be
-    told."""
-    files = []
-    for file in store.commit_log.files:
-        try:
-            files.append((file, int(file.path.stat().st_mtime * 1000)))
-        except FileNotFoundError:  # the broker deleted it since the listing
-            continue
-    files = [(file, mtime_ms) for file, mtime_ms in files if not file.is_pinned]
-    if not files:
-        return None
-    disk = replace(measure_disk(files[-1][0].path), growth_bytes_per_s=growth_bytes_per_s)
-    now_ms = time.time_ns() // 1_000_000
-    zone = time.localtime().tm_gmtoff
-    return deletion_margin(
-        files,
-        committed_phys,
-        conf or BrokerConf(),
-        disk,
-        now_ms=now_ms,
-        zone=timezone(timedelta(seconds=zone)),
-    ).seconds
-
-
-class _Growth:
-    """How fast the commitlog grows, over at least ten seconds."""
-
-    def __init__(self) -> None:
-        self._since: tuple[float, int] | None = None
-        self._rate = 0.0
-
-    def sample(self, now_s: float, end_phys: int) -> float:
-        if self._since is None:
-            self._since = (now_s, end_phys)
-        elif now_s - self._since[0] >= 10:
-            self._rate = max(0.0, (end_phys - self._since[1]) / (now_s - self._since[0]))
-            self._since = (now_s, end_phys)
-        return self._rate
+    def _margin_seconds(self, committed_phys: int, end_phys: int) -> float | None:
+        growth = self._growth.bytes_per_s(time.monotonic(), end_phys)
+        return margin_of(self._view, self._conf, committed_phys, end_phys, growth)
 
 
 def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> PinKeeper | None:
@@ -216,10 +171,6 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
         [Path(settings.pins.directory)] if settings.pins.directory else [writer.state_dir / "pins", beside]
     )
     return PinKeeper(chosen, limits.below_broker(conf or BrokerConf()))
-
-
-def _age_s(now_ms: int, then_ms: int) -> float:
-    return max(0.0, (now_ms - then_ms) / 1000)
 
 
 def _log(message: str, fields: Mapping[str, object]) -> None:

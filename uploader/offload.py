@@ -155,6 +155,7 @@ class Offloader:
         self._behind = threading.Event()
         self._started_s = time.monotonic()
         self._hidden = 0
+        self._is_wired = False
         self._writer: CatalogWriter
         self._dispatcher: TieredDispatcher
         self._uploader: CycleUploader
@@ -251,6 +252,7 @@ class Offloader:
             extend=lambda batch: self._dispatcher.extend_into(batch, self._bound),
             state_archive=self._state_archive,
         )  # fmt: skip
+        self._is_wired = True
 
     # -- run --------------------------------------------------------------------------------------------------
 
@@ -444,8 +446,10 @@ class Offloader:
 
     # -- status -----------------------------------------------------------------------------------------------
 
-    def status(self) -> OffloadStatus:
-        """A consistent enough view for people and metrics; never blocks the parts."""
+    def status(self) -> OffloadStatus | None:
+        """A consistent enough view for people and metrics; never blocks the parts. None until the catalog is loaded."""
+        if not self._is_wired:
+            return None
         state = self._writer.state_or_none
         committed = state.cursor.phys if state is not None else self._log.min_phys
         bound = max(self._bound.limit_phys, committed)

@@ -86,6 +86,8 @@ def _run(job: UploaderJob, stop: threading.Event, progress: Progress) -> Offload
             progress.update(status.committed_phys - first_phys, status.bound_phys - first_phys)
     if failure:
         raise failure[0]
+    done = outcome[0].to_phys - (outcome[0].from_phys if first_phys is None else first_phys)
+    progress.update(done, done)
     return outcome[0]
 
 

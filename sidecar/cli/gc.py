@@ -8,7 +8,7 @@ from typing import Any
 
 from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from sidecar.cli.output import print_json
+from sidecar.cli.output import print_json, size_text
 from tiered.catalog.garbage import run_gc
 
 
@@ -29,14 +29,21 @@ def execute(options: argparse.Namespace) -> int:
         plan = run_gc(
             archive.store, archive.state, apply=options.apply, grace_ms=settings.gc.grace_ms, clock=_now_ms
         )
-    document: dict[str, Any] = {"applied": options.apply, "delete": sorted(plan.delete)}
+    document: dict[str, Any] = {
+        "applied": options.apply,
+        "delete": sorted(plan.delete),
+        "deleteBytes": plan.delete_bytes,
+        "kept": plan.kept,
+    }
     if options.json:
         print_json(document)
         return 0
     for key in document["delete"]:
         print(key)
     verb = "deleted" if options.apply else "would delete (nothing was; add --apply)"
-    print(f"{archive.title}: {verb} {len(plan.delete)} objects")
+    kept = ", ".join(f"{count:,} {reason}" for reason, count in sorted(plan.kept.items())) or "none"
+    size = size_text(plan.delete_bytes)
+    print(f"{archive.title}: {verb} {len(plan.delete)} objects, {size}; kept: {kept}")
     return 0
 
 

@@ -119,6 +119,17 @@ def test_refresh_closes_descriptors_of_deleted_files(tmp_path: Path) -> None:
     assert not any(str(first) in os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors())
 
 
+def test_file_removed_and_made_anew_is_read_anew(tmp_path: Path) -> None:
+    """A broker that stops removes the file it had pre-allocated, and makes it again when it starts."""
+    path = log_file(tmp_path, 0, b"", SIZE)
+    log = CommitLog([tmp_path])
+    assert log.read(0, 8) == bytes(8)
+    path.unlink()
+    log_file(tmp_path, 0, record(0), SIZE)
+    log.refresh()
+    assert log.record_size_at(0) == len(record(0))
+
+
 def test_open_files_are_bounded(tmp_path: Path) -> None:
     for number in range(OPEN_FILES_MAX + 5):
         log_file(tmp_path, number * 4096, b"x" * 4096, 4096)

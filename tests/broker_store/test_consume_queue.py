@@ -3,7 +3,9 @@ batches."""
 
 from __future__ import annotations
 
+import shutil
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.broker_store.record_bytes import log_file, queue_file, unit
 from tiered.broker_store.consume_queue_index import QueueKind
-from tiered.broker_store.file_consume_queue import SEARCH_QUEUES_MAX, FileConsumeQueues
+from tiered.broker_store.file_consume_queue import OPEN_FILES_MAX, SEARCH_QUEUES_MAX, FileConsumeQueues
 
 CAPACITY = 1000
 
@@ -56,16 +58,78 @@ def test_growth_is_seen_without_listing_again(
         assert index.frontier_phys(100 * written) == 100 * written
 
 
-def test_next_file_is_found_by_refresh(tmp_path: Path) -> None:
+def test_next_file_is_found_when_the_last_is_full(tmp_path: Path) -> None:
     queue_file(tmp_path, "t", 0, units_for(0, CAPACITY), capacity=CAPACITY)
     index = index_of(tmp_path)
     assert index.max_offset("t", 0) == CAPACITY
-    queue_file(tmp_path, "t", 0, units_for(CAPACITY, 5), first=CAPACITY, capacity=CAPACITY)
+    queue_file(tmp_path, "t", 0, b"", first=CAPACITY, capacity=CAPACITY)
+    assert index.max_offset("t", 0) == CAPACITY
+    queue_file(tmp_path, "t", 0, units_for(CAPACITY, CAPACITY), first=CAPACITY, capacity=CAPACITY)
+    queue_file(tmp_path, "t", 0, units_for(2 * CAPACITY, 5), first=2 * CAPACITY, capacity=CAPACITY)
+    assert index.max_offset("t", 0) == 2 * CAPACITY + 5
+    assert index.frontier_phys() == 100 * (2 * CAPACITY + 5)
+
+
+def test_new_queue_is_found_by_refresh(tmp_path: Path) -> None:
+    queue_file(tmp_path, "t", 0, units_for(0, 5))
+    index = index_of(tmp_path)
     queue_file(tmp_path, "new", 7, units_for(0, 1))
+    queue_file(tmp_path, "t", 1, units_for(0, 2))
     assert not index.contains("new", 7)
     index.refresh()
-    assert index.max_offset("t", 0) == CAPACITY + 5
     assert index.contains("new", 7)
+    assert index.max_offset("t", 1) == 2
+
+
+def test_new_queue_is_found_when_the_frontier_does_not_reach_far_enough(tmp_path: Path) -> None:
+    queue_file(tmp_path, "t", 0, units_for(0, 5))
+    index = index_of(tmp_path)
+    assert index.frontier_phys(at_least=600) == 500
+    queue_file(tmp_path, "t", 1, units_for(5, 1))
+    assert index.frontier_phys(at_least=600) == 600
+    queue_file(tmp_path, "new", 0, units_for(6, 1))
+    assert index.frontier_phys(at_least=700) == 700
+
+
+def test_deleted_and_recreated_topic_is_read_from_its_new_files(tmp_path: Path) -> None:
+    queue_file(tmp_path, "t", 0, units_for(0, 500), capacity=CAPACITY)
+    index = index_of(tmp_path)
+    assert index.max_offset("t", 0) == 500
+    shutil.rmtree(tmp_path / "consumequeue" / "t")
+    index.refresh()
+    assert not index.contains("t", 0)
+    queue_file(tmp_path, "t", 0, units_for(700, 3), capacity=CAPACITY)
+    index.refresh()
+    assert index.units("t", 0, 0, 10)["phys"].tolist() == [70_000, 70_100, 70_200]
+    shutil.rmtree(tmp_path / "consumequeue" / "t")
+    queue_file(tmp_path, "t", 0, units_for(900, 2), capacity=CAPACITY)
+    index.refresh()
+    assert index.units("t", 0, 0, 10)["phys"].tolist() == [90_000, 90_100]
+
+
+def test_queue_deleted_while_it_is_read_is_empty(tmp_path: Path) -> None:
+    queue_file(tmp_path, "t", 0, units_for(0, 5))
+    index = index_of(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue")
+    assert index.max_offset("t", 0) == 0
+    assert len(index.units("t", 0, 0, 10)) == 0
+
+
+def test_threads_may_read_while_another_refreshes(tmp_path: Path) -> None:
+    for queue_id in range(OPEN_FILES_MAX + 50):
+        queue_file(tmp_path, "t", queue_id, units_for(queue_id, 3), capacity=8)
+    index = index_of(tmp_path)
+
+    def read(turn: int) -> None:
+        for queue_id in range(turn, OPEN_FILES_MAX + 50, 3):
+            assert index.units("t", queue_id, 0, 10)["phys"].tolist() == [
+                100 * (queue_id + n) for n in range(3)
+            ]
+            if queue_id % 40 == turn:
+                index.refresh()
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(read, range(3)))
 
 
 def test_queue_cut_back_and_written_anew(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_dledger_is_refused(store: Path, how: str) -> None:
 
 def test_unknown_log_is_refused(store: Path) -> None:
     log_file(store / "commitlog", 0, b"some other program's data " * 10, 4096)
-    with pytest.raises(StoreLayoutError, match="0{20} holds no commitlog records"):
+    with pytest.raises(StoreLayoutError, match=r"0{20} holds no commitlog records"):
         open_broker_store(store)
 
 
@@ -90,7 +90,7 @@ def test_commitlog_elsewhere_by_conf_or_by_argument(store: Path, tmp_path: Path)
 
 def test_disk_that_is_not_mounted_is_an_error_not_a_gap(store: Path, tmp_path: Path) -> None:
     conf = broker_conf({"storePathCommitLog": f"{store}/commitlog,{tmp_path}/unmounted/commitlog"})
-    with pytest.raises(NotFoundError, match="unmounted/commitlog of broker.conf does not exist"):
+    with pytest.raises(NotFoundError, match=r"unmounted/commitlog of broker\.conf does not exist"):
         open_broker_store(store, conf=conf)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import zstandard
 
-from tiered.broker_store.store import open_broker_store
+from tiered.broker_store.commit_log import CommitLog
 from tiered.model.queue import TopicFilter
 
 TRUTH_OF_ROUND = {"H": "after2", "H2": "after2"}
@@ -54,17 +54,13 @@ def load_truth(directory: Path, name: str, topic_filter: TopicFilter) -> GroundT
     return truth
 
 
-def stored_record(store: Path, line: dict[str, Any]) -> bytes:
-    """The record's bytes straight from the broker's commitlog."""
-    log = open_broker_store(store).commit_log
-    return log.read(line["commitLogOffset"], line["storeSize"])
-
-
-def difference(record: bytes, line: dict[str, Any], store: Path) -> str:
-    """Empty when ``record`` is the one the broker delivered."""
+def difference(record: bytes, line: dict[str, Any], log: CommitLog) -> str:
+    """Empty when ``record`` is the one the broker delivered; ``log`` is its own commitlog."""
     if len(record) != line["storeSize"]:
         return f"{len(record)} bytes, not {line['storeSize']}"
     if "recCrc32" in line:
         crc = zlib.crc32(record)
         return "" if crc == line["recCrc32"] else f"CRC {crc}, not {line['recCrc32']}"
-    return "" if record == stored_record(store, line) else "bytes differ from the commitlog"
+    # The slim truth has no checksum: the bytes at the physical offset it names are what was delivered.
+    stored = log.read(line["commitLogOffset"], line["storeSize"])
+    return "" if record == stored else "bytes differ from the commitlog"

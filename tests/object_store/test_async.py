@@ -157,7 +157,7 @@ async def test_failures_are_unavailable(moto_url: RunningStore, action: Action) 
         began_s = time.monotonic()
         with pytest.raises(UnavailableError):
             await store.get("a")
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 4
         await store.close()
         # aiohttp itself asks once more when a kept connection breaks; only reads ever go this way.
         assert len(proxy.requests) <= (2 if action is Action.LOST_AFTER else 1)

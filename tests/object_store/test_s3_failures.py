@@ -6,10 +6,12 @@ moto for what any server shows; MinIO for secrets, checksums and clocks.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import botocore.auth
 import pytest
@@ -20,6 +22,7 @@ from tests.servers.running_store import RunningStore
 from tiered.errors import (
     AccessDeniedError,
     AlreadyExistsError,
+    CorruptionError,
     NotFoundError,
     RefusedRequestError,
     StoreFullError,
@@ -34,7 +37,7 @@ from tiered.object_store.url import open_store
 from tiered.settings.sections import ObjectStoreSettings
 
 MIB = 1024 * 1024
-SLACK_S = 1.0
+SLACK_S = 3.0
 
 
 class ProxiedBucket:
@@ -209,6 +212,37 @@ def test_tls_to_a_plain_port(moto_url: RunningStore) -> None:
     store = S3Store("bucket", replace(moto_url, endpoint=endpoint).options())
     with pytest.raises(UnavailableError):
         store.put_if_absent("k", [b"x"])
+
+
+def test_a_web_server_is_no_object_store() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(200)
+            self.send_header("Content-Length", "13")
+            self.end_headers()
+            self.wfile.write(b"<html></html>")
+
+        do_PUT = do_GET = do_DELETE = answer  # noqa: N815
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{server.server_port}", region="us-east-1")
+    store = S3Store("bucket", StoreOptions(settings, S3Credentials("a", "b")))
+    try:
+        with pytest.raises(UnavailableError, match="is this an object store"):
+            store.put_if_absent("k", [b"x"])
+        with pytest.raises(CorruptionError):
+            store.get_range("k", 0, 5)
+    finally:
+        store.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_not_an_address() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,7 @@ def test_reads_lists_and_deletes_are_repeated() -> None:
     faulty = FaultStore(filled("a", "b"))
     sleeps: list[float] = []
     store = retrying(faulty, sleeps)
-    acts = {
+    acts: dict[str, Callable[[], object]] = {
         "get": lambda: store.get("a"),
         "get_range": lambda: store.get_range("a", 0, 1),
         "get_tail": lambda: store.get_tail("a", 1),

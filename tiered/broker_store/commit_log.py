@@ -77,7 +77,7 @@ class CommitLog:
         self._lock = threading.Lock()
         self._files: tuple[LogFile, ...] = ()
         self._begins: tuple[int, ...] = ()
-        self._open: OrderedDict[Path, ColdReadFile] = OrderedDict()
+        self._open: OrderedDict[LogFile, ColdReadFile] = OrderedDict()
         self.refresh()
 
     @property
@@ -125,12 +125,13 @@ class CommitLog:
         files = tuple(found[begin] for begin in sorted(found))
         with self._lock:
             self._files, self._begins = files, tuple(file.begin_phys for file in files)
-            by_path = {file.path: file for file in files}
-            for path in list(self._open):
-                file = by_path.get(path)
-                # A descriptor of a deleted file would keep its disk space from the broker.
-                if file is None or file.size_bytes != self._open[path].size_bytes:
-                    self._open.pop(path).close()
+            for file in list(self._open):
+                # A descriptor of a deleted file would keep its disk space from the broker, and one of a file
+                # that was
+                # removed and made anew (a pre-allocated one, over a restart) would never show what is written
+                # now.
+                if file not in files or not self._open[file].is_current():
+                    self._open.pop(file).close()
 
     def file_at(self, phys: int) -> LogFile | None:
         """The file that holds physical offset ``phys``, or None."""
@@ -178,12 +179,12 @@ class CommitLog:
     def _read_file(self, file: LogFile, dest: memoryview, phys: int) -> int:
         room = dest[: file.end_phys - phys]
         with self._lock:
-            opened = self._open.get(file.path)
+            opened = self._open.get(file)
             if opened is None:
                 while len(self._open) >= OPEN_FILES_MAX:
                     self._open.popitem(last=False)[1].close()
-                opened = self._open[file.path] = ColdReadFile(file.path)
-            self._open.move_to_end(file.path)
+                opened = self._open[file] = ColdReadFile(file.path)
+            self._open.move_to_end(file)
             return opened.read_into(room, phys - file.begin_phys)
 
 

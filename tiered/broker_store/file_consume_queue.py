@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from tiered.broker_store.consume_queue_ext import resolve_tags_codes
 from tiered.broker_store.consume_queue_index import UNIT_DTYPE, BrokerQueue, QueueKind, empty_units
+from tiered.broker_store.directory_changes import DirectoryChanges
 from tiered.broker_store.residency import open_failure
 from tiered.broker_store.unit_files import OpenFiles, UnitFiles, is_filler
 from tiered.model.tables import Table
 
 OPEN_FILES_MAX: Final = 128
 RECENT_MAX: Final = 64
-SEARCH_QUEUES_MAX: Final = 512
+SEARCH_QUEUES_MAX: Final = 256
 """One look at the frontier costs at most this many queues, or its price would follow their number."""
+SEARCH_TOPICS_MAX: Final = 64
 PLAIN_DTYPE: Final = np.dtype([("phys", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 BATCH_DTYPE: Final = np.dtype([
     ("phys", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8"),
@@ -33,6 +36,7 @@ BATCH_DTYPE: Final = np.dtype([
 ])  # fmt: skip
 _STORED: Final[dict[QueueKind, np.dtype[Any]]] = {QueueKind.PLAIN: PLAIN_DTYPE, QueueKind.BATCH: BATCH_DTYPE}
 _Key = tuple[str, int]
+_Item = TypeVar("_Item")
 
 
 class _Queue:
@@ -88,38 +92,37 @@ class _Queue:
 
 
 class FileConsumeQueues:
-    """ConsumeQueueIndex over files. ``min_phys`` gives the broker's oldest physical offset. Not
-    thread-safe."""
+    """ConsumeQueueIndex over files. ``min_phys`` gives the broker's oldest physical offset. Thread-safe."""
 
     def __init__(self, store_path: Path, min_phys: Callable[[], int]) -> None:
         self._store_path = store_path
         self._min_phys = min_phys
+        self._lock = threading.RLock()
         self._open_files = OpenFiles(OPEN_FILES_MAX)
+        self._changes = DirectoryChanges()
+        self._topics: dict[QueueKind, list[str]] = {QueueKind.PLAIN: [], QueueKind.BATCH: []}
+        self._by_topic: dict[tuple[QueueKind, str], dict[_Key, _Queue]] = {}
         self._queues: dict[_Key, _Queue] = {}
         self._order: list[_Key] = []
         self._recent: dict[_Key, None] = {}  # the queue that moved last is at the end
-        self._turn = self._frontier = self._asked = 0
+        self._queue_turn = self._topic_turn = self._frontier = self._asked = 0
         self.refresh()
 
     def refresh(self) -> None:
-        """See ConsumeQueueIndex."""
-        found: dict[_Key, _Queue] = {}
-        for kind in (QueueKind.PLAIN, QueueKind.BATCH):
-            for topic, queue_id, directory in _queue_directories(self._store_path / kind.value):
-                queue = self._queues.get((topic, queue_id))
-                if queue is not None and queue.kind is kind:
+        """See ConsumeQueueIndex. Costs a stat per topic and queue; lists only what changed."""
+        with self._lock:
+            topics = self._list_topics()
+            for kind, topic in topics:
+                self._list_queues(kind, topic)
+            for queue in self._queues.values():
+                if self._changes.has_changed(queue.files.directory):
                     queue.files.refresh()
-                else:
-                    ext = self._store_path / "consumequeue_ext" / topic / str(queue_id)
-                    queue = _Queue(kind, directory, ext, self._open_files)
-                if kind is QueueKind.PLAIN or queue.files.end() or (topic, queue_id) not in found:
-                    found[topic, queue_id] = queue
-        self._queues, self._order = found, list(found)
-        self._recent = {key: None for key in self._recent if key in found}
+            self._gather()
 
     def queues(self) -> list[BrokerQueue]:
         """See ConsumeQueueIndex."""
-        return [BrokerQueue(*key, self._queues[key].kind) for key in sorted(self._queues)]
+        with self._lock:
+            return [BrokerQueue(*key, self._queues[key].kind) for key in sorted(self._queues)]
 
     def contains(self, topic: str, queue_id: int) -> bool:
         """See ConsumeQueueIndex."""
@@ -127,33 +130,44 @@ class FileConsumeQueues:
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """See ConsumeQueueIndex."""
-        queue = self._queues.get((topic, queue_id))
-        return queue.min_offset(self._min_phys()) if queue is not None else 0
+        with self._lock:
+            queue = self._queues.get((topic, queue_id))
+            return queue.min_offset(self._min_phys()) if queue is not None else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """See ConsumeQueueIndex."""
-        queue = self._queues.get((topic, queue_id))
-        return queue.max_offset() if queue is not None else 0
+        with self._lock:
+            queue = self._queues.get((topic, queue_id))
+            return queue.max_offset() if queue is not None else 0
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
         """See ConsumeQueueIndex."""
-        queue = self._queues.get((topic, queue_id))
-        return queue.read(queue.index_of(from_offset), count) if queue is not None else empty_units()
+        with self._lock:
+            queue = self._queues.get((topic, queue_id))
+            return queue.read(queue.index_of(from_offset), count) if queue is not None else empty_units()
 
     def last_unit(self, topic: str, queue_id: int) -> Table:
         """See ConsumeQueueIndex."""
-        queue = self._queues.get((topic, queue_id))
-        return queue.last() if queue is not None else empty_units()
+        with self._lock:
+            queue = self._queues.get((topic, queue_id))
+            return queue.last() if queue is not None else empty_units()
 
     def frontier_phys(self, at_least: int | None = None) -> int:
         """See ConsumeQueueIndex. With ``at_least`` one call looks at a bounded number of queues: those
         that moved last, and some of the others in turn; what it has not looked at it finds in a later
         call."""
-        if at_least is None or at_least < self._asked:
-            self._frontier = 0  # start over: the log may have been cut back
-        self._asked = at_least or 0
-        enough = at_least if at_least is not None else sys.maxsize
-        for key in self._to_look_at(at_least is None):
+        with self._lock:
+            if at_least is None or at_least < self._asked:
+                self._frontier = 0  # start over: the log may have been cut back
+            self._asked = at_least or 0
+            enough = at_least if at_least is not None else sys.maxsize
+            self._advance_frontier(self._to_look_at(at_least is None), enough)
+            if at_least is not None and self._frontier < at_least:
+                self._advance_frontier(self._look_for_new_queues(), enough)
+            return self._frontier
+
+    def _advance_frontier(self, keys: Iterable[_Key], enough: int) -> None:
+        for key in keys:
             if self._frontier >= enough:
                 break
             end = self._queues[key].end_phys()
@@ -163,38 +177,87 @@ class FileConsumeQueues:
                 self._recent[key] = None
         while len(self._recent) > RECENT_MAX:
             del self._recent[next(iter(self._recent))]
-        return self._frontier
 
     def _to_look_at(self, look_at_all: bool) -> list[_Key]:
         recent = list(reversed(self._recent))
-        others = self._order
-        if not look_at_all and len(others) > SEARCH_QUEUES_MAX:
-            begin = self._turn % len(others)
-            self._turn = begin + SEARCH_QUEUES_MAX
-            others = (others + others[:SEARCH_QUEUES_MAX])[begin : begin + SEARCH_QUEUES_MAX]
+        if look_at_all:
+            return recent + self._order
+        others = _turn(self._order, self._queue_turn, SEARCH_QUEUES_MAX)
+        self._queue_turn += len(others)
         return recent + others
+
+    def _look_for_new_queues(self) -> list[_Key]:
+        """Queues that came since the last look at some of the topics, in turn."""
+        before = set(self._queues)
+        topics = _turn(self._list_topics(), self._topic_turn, SEARCH_TOPICS_MAX)
+        self._topic_turn += len(topics)
+        for kind, topic in topics:
+            self._list_queues(kind, topic)
+        self._gather()
+        return [key for key in self._order if key not in before]
+
+    def _list_topics(self) -> list[tuple[QueueKind, str]]:
+        for kind, topics in self._topics.items():
+            root = self._store_path / kind.value
+            if self._changes.has_changed(root):
+                found = _subdirectories(root)
+                new = set(found) - set(topics)
+                for gone in set(topics) - set(found):
+                    self._by_topic.pop((kind, gone), None)
+                self._topics[kind] = [
+                    *(name for name in found if name in new),
+                    *(n for n in found if n not in new),
+                ]
+        return [(kind, topic) for kind, topics in self._topics.items() for topic in topics]
+
+    def _list_queues(self, kind: QueueKind, topic: str) -> None:
+        directory = self._store_path / kind.value / topic
+        if not self._changes.has_changed(directory):
+            return
+        known = self._by_topic.get((kind, topic), {})
+        found: dict[_Key, _Queue] = {}
+        for name in _subdirectories(directory):
+            if name.isdecimal():
+                key = topic, int(name)
+                ext = self._store_path / "consumequeue_ext" / topic / name
+                found[key] = known.get(key) or _Queue(kind, directory / name, ext, self._open_files)
+        self._by_topic[kind, topic] = found
+
+    def _gather(self) -> None:
+        found: dict[_Key, _Queue] = {}
+        for kind in (QueueKind.PLAIN, QueueKind.BATCH):
+            for topic in self._topics[kind]:
+                for key, queue in self._by_topic.get((kind, topic), {}).items():
+                    # A queue whose kind was changed has a directory of each; the one with units counts.
+                    if key not in found or queue.files.end() > queue.files.first:
+                        found[key] = queue
+        self._queues, self._order = found, list(found)
+        self._recent = {key: None for key in self._recent if key in found}
 
     def units_between(self, begin_phys: int, end_phys: int) -> dict[_Key, Table]:
         """See ConsumeQueueIndex."""
         found = {}
-        for key in sorted(self._queues):
-            queue = self._queues[key]
-            first = queue.files.lower_bound("phys", begin_phys)
-            units = queue.read(first, queue.files.lower_bound("phys", end_phys) - first)
-            if len(units):
-                found[key] = units
+        with self._lock:
+            for key in sorted(self._queues):
+                queue = self._queues[key]
+                first = queue.files.lower_bound("phys", begin_phys)
+                units = queue.read(first, queue.files.lower_bound("phys", end_phys) - first)
+                if len(units):
+                    found[key] = units
         return found
 
     def close(self) -> None:
         """See ConsumeQueueIndex."""
-        self._open_files.close()
+        with self._lock:
+            self._open_files.close()
 
 
-def _queue_directories(root: Path) -> Iterator[tuple[str, int, Path]]:
-    for topic in _subdirectories(root):
-        for queue in _subdirectories(root / topic):
-            if queue.isdecimal():
-                yield topic, int(queue), root / topic / queue
+def _turn(items: list[_Item], turn: int, count: int) -> list[_Item]:
+    """``count`` of ``items``, all of them in turn when asked again with ``turn`` moved on."""
+    if len(items) <= count:
+        return items
+    begin = turn % len(items)
+    return (items + items[:count])[begin : begin + count]
 
 
 def _subdirectories(directory: Path) -> list[str]:

@@ -119,6 +119,13 @@ class ColdReadFile:
             raise open_failure(self.path, error) from error
         return got
 
+    def is_current(self) -> bool:
+        """Whether ``path`` still names the file that is open."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except OSError:
+            return False
+
     def first_hole(self) -> int:
         """Offset of the first byte never written, where the file system knows it; else the end of the
         file."""

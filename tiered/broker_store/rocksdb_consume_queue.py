@@ -33,7 +33,7 @@ _Key = tuple[str, int]
 
 
 class RocksdbConsumeQueues:
-    """ConsumeQueueIndex over a RocksDB as it is when opened. Not thread-safe."""
+    """ConsumeQueueIndex over a RocksDB as it is when opened. Reading is thread-safe, ``refresh`` is not."""
 
     def __init__(self, directory: Path, min_phys: Callable[[], int]) -> None:
         self._directory = directory

@@ -7,6 +7,7 @@ Sources: org.apache.rocketmq.store.config.StorePathConfigHelper, MessageStoreCon
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +39,7 @@ class BrokerStore:
         self.path = path
         self.conf = conf
         self.commit_log = commit_log
+        self._lock = threading.Lock()
         self._index: ConsumeQueueIndex | None = None
 
     @property
@@ -68,12 +70,14 @@ class BrokerStore:
 
         Opened once and kept; call its ``refresh`` for queues that came since. Raises what opening raises.
         """
-        if self.has_rocksdb_queues and not self.liveness().is_dead:
-            self._close_index()
-            return None
-        if self._index is None:
-            self._index = self._open_index()
-        return self._index
+        is_hidden = self.has_rocksdb_queues and not self.liveness().is_dead
+        with self._lock:
+            if is_hidden:
+                self._close_index()
+                return None
+            if self._index is None:
+                self._index = self._open_index()
+            return self._index
 
     def close(self) -> None:
         """Release what is open."""

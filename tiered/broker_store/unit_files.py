@@ -94,10 +94,14 @@ class UnitFiles:
             found = []
         except OSError as error:
             raise open_failure(self.directory, error) from error
-        found.sort()
-        for gone in {file.path for file in self._files} - {file.path for file in found}:
-            self._open_files.forget(gone)
-        self._files = found
+        # A topic deleted and created again has other files under the same names.
+        self.forget()
+        self._files = sorted(found)
+
+    def forget(self) -> None:
+        """Close what is open of this queue."""
+        for file in self._files:
+            self._open_files.forget(file.path)
 
     @property
     def first(self) -> int:
@@ -124,10 +128,24 @@ class UnitFiles:
         while len(units := self._valid(index, count)):
             index += len(units)
             self._end, last = index, units[-1:]
-            if len(units) < count and index < self._file_end(index - 1):
+            is_file_full = index == self._file_end(index - 1)
+            if len(units) < count and not is_file_full:
                 break
+            if is_file_full and index == self._file_end(self._files[-1].first):
+                self._add_next_file(index)
             count *= 2
         return last
+
+    def _add_next_file(self, first: int) -> None:
+        """The file after the last, if the broker has made it since."""
+        path = self.directory / f"{first * self._dtype.itemsize:0{NAME_DIGITS}d}"
+        try:
+            units = path.stat().st_size // self._dtype.itemsize
+        except OSError:
+            # Not there yet, or not readable: reading it will say which.
+            return
+        if units:
+            self._files.append(UnitFile(first, units, path))
 
     def read(self, first: int, count: int) -> tuple[Table, Table]:
         """Valid units from index ``first`` on, at most ``count``, and their indices; holes are stepped

@@ -169,16 +169,16 @@ def _new_line(state: CatalogState, commit: Commit, line_state: CatalogState | No
 
 def _check_objects(state: CatalogState, commit: Commit) -> None:
     draft = commit.draft
-    if len(draft.objects) and bool((draft.objects["epoch"] != commit.place.epoch).any()):
-        raise CommitInvalidError(f"a new object is not of epoch {commit.place.epoch}: its attempt is fenced")
     if len(set(draft.object_keys)) != len(draft.object_keys) or len(draft.objects) != len(draft.object_keys):
         raise CommitInvalidError("an object key is named twice")
-    abandoned = {*draft.doomed}
-    given_up = [key for key in draft.object_keys if key in state.doomed or key in abandoned]
+    taken_back, abandoned = {*draft.undoomed}, {*draft.doomed}
+    for index in np.flatnonzero(draft.objects["epoch"] != commit.place.epoch).tolist():
+        key = draft.object_keys[int(draft.objects["key"][index])]
+        if key not in taken_back:
+            raise CommitInvalidError(f"{key} is not of epoch {commit.place.epoch}: its attempt is fenced")
+    given_up = [key for key in draft.object_keys if (key in state.doomed and key not in taken_back) or key in abandoned]
     if given_up:
-        raise CommitInvalidError(
-            f"{given_up[0]} was given up before: an older attempt can never be committed"
-        )
+        raise CommitInvalidError(f"{given_up[0]} was given up before: an older attempt can never be committed")
 
 
 # -- what every kind may carry --------------------------------------------------------------------------------

@@ -65,13 +65,15 @@ class S3Store:
             timeout_s = self._settings.read_timeout_ms / 1000 + size / PATIENT_BYTES_PER_S
         with self._translated(key), deadline(timeout_s):
             if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
-                self._connected().put_object(
+                checksum = crc32c_base64(views)
+                answer = self._connected().put_object(
                     Bucket=self._bucket,
                     Key=key,
                     Body=PieceReader(views),
-                    ChecksumCRC32C=crc32c_base64(views),
+                    ChecksumCRC32C=checksum,
                     IfNoneMatch="*",
                 )
+                _require_stored(answer, checksum)
             else:
                 self._put_in_parts(key, views, size)
 
@@ -88,8 +90,12 @@ class S3Store:
                 answer = client.upload_part(
                     **target, PartNumber=number, Body=PieceReader(part), ChecksumCRC32C=checksum
                 )
+                _require_stored(answer, checksum)
                 sent.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32C": checksum})
-            client.complete_multipart_upload(**target, MultipartUpload={"Parts": sent}, IfNoneMatch="*")
+            done = client.complete_multipart_upload(
+                **target, MultipartUpload={"Parts": sent}, IfNoneMatch="*"
+            )
+            _require_stored(done, None)
         except Exception:
             self._abort(target)
             raise
@@ -136,7 +142,7 @@ class S3Store:
         if length <= 0:
             return b""
         try:
-            return self._fetch(key, {"Range": f"bytes=-{length}"})
+            return self._fetch(key, {"Range": f"bytes=-{length}"})[-length:]
         except CorruptionError:  # an empty object has no satisfiable range
             return self._fetch(key, {})[-length:]
 
@@ -201,6 +207,15 @@ class S3Store:
         except Exception as error:
             translated = s3_error(error, f"{self.url}/{key}".rstrip("/"))
             raise translated from error
+
+
+def _require_stored(answer: dict[str, Any], checksum: str | None) -> None:
+    """A positive answer is a store's only if it tells the ETag: any web server can say 200."""
+    if not answer.get("ETag"):
+        raise UnansweredError("answered without an ETag: is this an object store?")
+    stored = answer.get("ChecksumCRC32C", checksum)
+    if checksum is not None and stored != checksum:
+        raise UnansweredError(f"stored with CRC32C {stored} instead of {checksum}")
 
 
 class _DeleteRefusedError(Exception):

@@ -62,7 +62,7 @@ class AsyncS3Store:
         if length <= 0:
             return b""
         try:
-            return await self._fetch(key, {"Range": f"bytes=-{length}"})
+            return (await self._fetch(key, {"Range": f"bytes=-{length}"}))[-length:]
         except CorruptionError:  # an empty object has no satisfiable range
             return (await self._fetch(key, {}))[-length:]
 

@@ -1,0 +1,192 @@
+"""`tiered status`: how far is the archive behind the broker, and is anything wrong?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from sidecar.admin_client import fetch_status
+from sidecar.archive import Archive, list_queues, open_for_reading
+from sidecar.broker_side import open_store_of, read_conf
+from sidecar.cli.arguments import (
+    BROKER_FLAGS,
+    NAME_FLAGS,
+    STORE_FLAGS,
+    add_json,
+    add_setting_flags,
+    settings_of,
+)
+from sidecar.cli.output import duration_text, print_json, print_table, size_text
+from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
+from sidecar.lag import Lag, measure_lag
+from sidecar.margin import margin_of
+from sidecar.report import QueueReport, StatusReport, decode_report
+from tiered.errors import NotFoundError, UsageError
+from tiered.settings.sections import Settings
+
+WATCH_S = 2.0
+QUEUES_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whom to ask: the running instance, or the archive (and the store)."""
+    parser.add_argument(
+        "archive.url", metavar="ARCHIVE_URL", nargs="?", help="compute from the archive itself"
+    )
+    parser.add_argument(
+        "--store", dest="broker.store_path", metavar="DIRECTORY", help="and from the broker's store"
+    )
+    parser.add_argument(
+        "--state-dir", dest="process.state_dir", metavar="DIRECTORY", help="of the instance to ask"
+    )
+    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS)
+    parser.add_argument("--watch", action="store_true", help=f"again every {WATCH_S:.0f} s until interrupted")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the status once, or again and again."""
+    settings = settings_of(options).settings
+    asks_archive = getattr(options, "archive.url") is not None
+    while True:
+        report = _from_archive(settings) if asks_archive else _from_instance(settings)
+        if options.json:
+            print_json(report.to_json())
+        else:
+            if options.watch and sys.stdout.isatty():
+                print("\033[H\033[2J", end="")
+            _print(report)
+        if not options.watch:
+            return 0
+        sys.stdout.flush()
+        time.sleep(WATCH_S)
+
+
+def _from_instance(settings: Settings) -> StatusReport:
+    return decode_report(fetch_status(_instance(settings).admin_url))
+
+
+def _instance(settings: Settings) -> InstanceDescription:
+    if settings.process.state_dir:
+        return running_instance(Path(settings.process.state_dir))
+    found = [
+        instance
+        for instance in running_instances(state_root(os.environ))
+        if settings.archive.cluster in ("", instance.cluster)
+        and settings.archive.broker in ("", instance.broker)
+    ]
+    if not found:
+        raise NotFoundError(
+            "no instance runs on this host with a default state directory",
+            hint="give ARCHIVE_URL to ask the archive, or --state-dir",
+        )
+    if len(found) > 1:
+        names = ", ".join(f"{instance.cluster}/{instance.broker}" for instance in found)
+        raise UsageError(f"several instances run here: {names}", hint="choose with --cluster and --broker")
+    return found[0]
+
+
+def _from_archive(settings: Settings) -> StatusReport:
+    with open_for_reading(settings.archive.url, settings) as archive:
+        conf = read_conf(settings)
+        if not settings.broker.store_path and (conf is None or conf.store_path is None):
+            return _report(archive, None, None, None)
+        with open_store_of(settings, conf) as store:
+            committed = archive.state.cursor.phys
+            topics = settings.topics.topic_filter(archive.cluster, archive.broker)
+            end = store.commit_log.max_file_end
+            lag = measure_lag(store.commit_log, store.consume_queues(), topics, committed, end)
+            return _report(archive, lag, lag.end_phys, margin_of(store, conf, committed, lag.end_phys, 0.0))
+
+
+def _report(
+    archive: Archive, lag: Lag | None, end_phys: int | None, margin_seconds: float | None
+) -> StatusReport:
+    state, owner = archive.state, archive.state.owner
+    now_ms = time.time_ns() // 1_000_000
+    oldest_ms = lag.oldest_ms() if lag is not None else None
+    queues = list_queues(state, hidden=True)
+    return StatusReport(
+        source="catalog",
+        state="no writer" if owner is None or owner.released else "owned",
+        archive_url=archive.url,
+        cluster=archive.cluster,
+        broker=archive.broker,
+        writer=""
+        if owner is None
+        else " ".join(part for part in (owner.kind, owner.instance, owner.host) if part),
+        epoch=state.epoch,
+        fenced=False,
+        committed_phys=state.cursor.phys,
+        bound_phys=end_phys,
+        bound_reason="end of the broker's log" if lag is not None else "the store was not looked at",
+        lag_messages=None if lag is None else lag.messages,
+        lag_bytes=None if end_phys is None else max(0, end_phys - state.cursor.phys),
+        lag_seconds=None
+        if lag is None
+        else 0.0
+        if oldest_ms is None
+        else max(0.0, (now_ms - oldest_ms) / 1000),
+        margin_seconds=margin_seconds,
+        gaps=len(state.gaps),
+        errors=0,
+        last_error="",
+        budget_used_bytes=0,
+        budget_limit_bytes=0,
+        pins=0,
+        pin_note="",
+        messages=sum(queue.messages for queue in queues),
+        bytes=sum(queue.bytes for queue in queues),
+        queues=() if lag is None else lag.reports(now_ms),
+    )
+
+
+def _print(report: StatusReport) -> None:
+    def known(value: int | None, unit: str = "") -> str:
+        return "unknown" if value is None else f"{value:,}{unit}"
+
+    bound = known(report.bound_phys)
+    lag_bytes = "unknown" if report.lag_bytes is None else size_text(report.lag_bytes)
+    fenced = ", FENCED: another writer owns the archive" if report.fenced else ""
+    title = f"{report.cluster}/{report.broker} in {report.archive_url}"
+    print(f"{title}: {report.state}, epoch {report.epoch}{fenced}")
+    print(f"writer      {report.writer or 'none'}")
+    print(f"archived    to {report.committed_phys:,} of {bound} ({report.bound_reason or 'bound unknown'})")
+    print(
+        f"behind      {known(report.lag_messages)} messages, {lag_bytes}, {duration_text(report.lag_seconds)}"
+    )
+    print(f"margin      {_margin(report)}")
+    print(f"gaps        {report.gaps:,}")
+    if report.source == "instance":
+        limit = size_text(report.budget_limit_bytes)
+        print(f"memory      {size_text(report.budget_used_bytes)} of {limit}")
+        print(f"pins        {report.pins}{f' ({report.pin_note})' if report.pin_note else ''}")
+        print(f"failures    {report.errors:,}{f', last: {report.last_error}' if report.last_error else ''}")
+    behind = sorted(report.queues, key=lambda queue: queue.lag_messages, reverse=True)
+    if behind:
+        print()
+        print_table(
+            ["topic", "queue", "messages behind", "bytes", "seconds"],
+            [_row(queue) for queue in behind[:QUEUES_SHOWN]],
+        )
+        if len(behind) > QUEUES_SHOWN:
+            print(f"… and {len(behind) - QUEUES_SHOWN} more queues (all with --json)")
+
+
+def _margin(report: StatusReport) -> str:
+    if report.margin_seconds is None:
+        return "nothing unarchived is about to be deleted"
+    return f"{duration_text(report.margin_seconds)} until the broker deletes what is not archived"
+
+
+def _row(queue: QueueReport) -> list[object]:
+    return [
+        queue.topic,
+        queue.queue_id,
+        queue.lag_messages,
+        size_text(queue.lag_bytes),
+        f"{queue.lag_seconds:.1f}",
+    ]

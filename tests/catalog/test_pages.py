@@ -1,0 +1,147 @@
+"""Pages keep every run findable through spills and merges, with memory that does not follow history."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tiered.catalog.pages import (
+    Page,
+    RunIndex,
+    cut,
+    decode_page,
+    encode_page,
+    merge,
+    sequence_to_merge,
+    sorted_page,
+    union,
+    write_pages,
+)
+from tiered.catalog.state import REMOVED_DTYPE, CatalogState, PageRef, RunChunk
+from tiered.errors import CorruptionError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
+from tiered.object_store.memory import MemoryStore
+
+Fact = tuple[QueueKey, int, int, str]
+
+
+def chunk_of(facts: list[Fact]) -> tuple[list[QueueKey], RunChunk]:
+    """(queue, base, version, object key) as a chunk."""
+    queues = list(dict.fromkeys(fact[0] for fact in facts))
+    keys = list(dict.fromkeys(fact[3] for fact in facts))
+    runs = np.zeros(len(facts), RUN_DTYPE)
+    runs["queue"] = [queues.index(fact[0]) for fact in facts]
+    runs["object"] = [keys.index(fact[3]) for fact in facts]
+    runs["base_queue_offset"] = [fact[1] for fact in facts]
+    runs["version"] = [fact[2] for fact in facts]
+    objects = np.zeros(len(keys), OBJECT_DTYPE)
+    objects["key"] = np.arange(len(keys))
+    return queues, RunChunk(runs, objects, tuple(keys))
+
+
+def facts_of(page: Page) -> list[Fact]:
+    chunk = page.chunk
+    return [
+        (page.queues[run["queue"]], int(run["base_queue_offset"]), int(run["version"]),
+         chunk.object_keys[chunk.objects["key"][run["object"]]])
+        for run in chunk.runs
+    ]  # fmt: skip
+
+
+def random_facts(seed: int, version: int, count: int) -> list[Fact]:
+    source = random.Random(seed)
+    names = [QueueKey(f"t{source.randrange(6)}", source.randrange(3), 0) for _ in range(count)]
+    return [
+        (name, version * 1000 + index, version, f"o{version}-{source.randrange(4)}")
+        for index, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_page_is_sorted_cut_and_read_back(seed: int) -> None:
+    facts = random_facts(seed, 1, 40)
+    page = sorted_page(*chunk_of(facts))
+    assert facts_of(page) == sorted(facts)
+    pieces = [decode_page(encode_page(piece), source="x") for piece in cut(page, 7)]
+    assert [fact for piece in pieces for fact in facts_of(piece)] == sorted(facts)
+    assert all(len(piece.chunk.runs) <= 7 for piece in pieces)
+    for piece in pieces:
+        assert len(piece.chunk.object_keys) == len({fact[3] for fact in facts_of(piece)})
+        assert list(piece.queues) == sorted({fact[0] for fact in facts_of(piece)})
+    assert facts_of(union(pieces)) == sorted(facts)
+
+
+@pytest.mark.parametrize("runs_max", [1, 3, 8, 100])
+def test_merging_streams_all_living_runs(runs_max: int) -> None:
+    store = MemoryStore()
+    made: list[str] = []
+
+    def put(version: int, data: bytes) -> str:
+        made.append(f"pages/p{len(made)}")
+        store.put_if_absent(made[-1], [data])
+        return made[-1]
+
+    everything: list[Fact] = []
+    pages: list[PageRef] = []
+    for version in range(1, 5):
+        facts = random_facts(version, version, 5 * version)
+        everything += facts
+        pages += write_pages(cut(sorted_page(*chunk_of(facts)), 4), 0, (version, version), put)
+    dead = everything[3]
+    queues = [dead[0]]
+    tombstones = np.zeros(1, REMOVED_DTYPE)
+    tombstones["base_queue_offset"], tombstones["version"] = dead[1], dead[2]
+    state = CatalogState(tombstones=tombstones)
+    state = CatalogState(
+        directory=state.directory.extended(0, queues), table=np.zeros(1, state.table.dtype),
+        tombstones=tombstones, pages=tuple(pages),
+    )  # fmt: skip
+    sequences = sequence_to_merge(pages, 4)
+    assert [sequence[0].from_version for sequence in sequences] == [1, 2, 3, 4]
+    refs = merge(RunIndex(store), state, sequences, runs_max, put)
+    assert all(ref.level == 1 and (ref.from_version, ref.to_version) == (1, 4) for ref in refs)
+    index = RunIndex(store)
+    merged = [fact for ref in refs for fact in facts_of(index.page(ref))]
+    assert merged == sorted(fact for fact in everything if fact != dead)
+    assert all(ref.runs <= runs_max and ref.first <= ref.last for ref in refs)
+
+
+def test_nothing_is_merged_before_a_level_is_full() -> None:
+    def ref(level: int, version: int) -> PageRef:
+        name = QueueKey("t", 0, 0)
+        return PageRef(f"{level}/{version}", level, version, version, 1, 1, name, name)
+
+    pages = [ref(0, 9), ref(0, 8), ref(1, 1), ref(1, 2), ref(1, 3)]
+    assert not sequence_to_merge(pages, 4)
+    assert [s[0].from_version for s in sequence_to_merge(pages, 2)] == [8, 9]
+    assert [s[0].from_version for s in sequence_to_merge(pages, 3)] == [1, 2, 3]
+
+
+def test_the_page_cache_is_bounded() -> None:
+    store = MemoryStore()
+    refs = []
+    for number in range(10):
+        data = encode_page(sorted_page(*chunk_of(random_facts(number, 1, 50))))
+        store.put_if_absent(f"pages/{number}", [data])
+        name = QueueKey("t", 0, 0)
+        refs.append(PageRef(f"pages/{number}", 0, 1, 1, 50, len(data), name, name))
+    index = RunIndex(store, cache_bytes=30_000)
+    for ref in refs * 2:
+        index.page(ref)
+        assert index._held_bytes <= 30_000 or len(index._pages) == 1
+    assert 1 <= len(index._pages) < 10
+
+
+def test_a_page_that_disagrees_with_the_catalog_is_refused() -> None:
+    store = MemoryStore()
+    page = sorted_page(*chunk_of(random_facts(1, 1, 5)))
+    store.put_if_absent("pages/x", [encode_page(page)])
+    name = QueueKey("t", 0, 0)
+    with pytest.raises(CorruptionError, match="5 runs, the catalog says 6"):
+        RunIndex(store).page(PageRef("pages/x", 0, 1, 1, 6, 1, name, name))
+    page.chunk.runs["object"][2] = 99
+    with pytest.raises(CorruptionError, match="points outside"):
+        decode_page(encode_page(page), source="pages/x")

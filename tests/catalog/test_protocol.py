@@ -1,0 +1,441 @@
+"""How versions are won: the rules of commits and epochs, one test each."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from tests.catalog.drafts import NOW_MS, append_draft, claim_draft, queue, small_limits, writer
+from tiered.catalog.claims import ADVANCING_MS, refusal
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.protocol import load, log_checks, refresh
+from tiered.catalog.reading import head_version, read_commit
+from tiered.catalog.snapshot import describe
+from tiered.catalog.state import CatalogState, Owner
+from tiered.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    FencedError,
+    NotFoundError,
+    UnavailableError,
+    UsageError,
+)
+from tiered.formats.keys import catalog_key
+from tiered.object_store.faults import Fault, FaultRule, FaultStore
+from tiered.object_store.memory import MemoryStore
+
+A, B = queue("a"), queue("b")
+CATALOG = "catalog/*"
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+def faulty(memory: MemoryStore, *rules: FaultRule) -> FaultStore:
+    return FaultStore(memory, rules, wait=lambda seconds: None)
+
+
+def requests(store: FaultStore, operation: str, prefix: str = "catalog/") -> list[str]:
+    return [
+        request.outcome
+        for request in store.requests
+        if request.operation == operation and request.key.startswith(prefix)
+    ]
+
+
+def test_an_empty_archive_is_not_found_and_a_writer_starts_it(memory: MemoryStore) -> None:
+    with pytest.raises(NotFoundError):
+        load(memory)
+    first = writer(memory)
+    assert first.load() is None
+    assert not first.is_claimed
+    state = first.claim()
+    assert (state.version, state.epoch, state.cluster, state.broker) == (1, 1, "c", "b")
+    assert first.state_or_none is None  # nothing to go on from yet
+    first.append(append_draft(state, {A: 2}))
+    assert first.state_or_none is not None
+    assert describe(load(memory)) == describe(first.state)
+
+
+def test_no_commit_before_the_epoch_is_won(memory: MemoryStore) -> None:
+    first = writer(memory)
+    with pytest.raises(FencedError, match="claimed no epoch"):
+        first.append(append_draft(CatalogState(), {A: 1}))
+    assert head_version(memory) == 0
+
+
+def test_an_archive_of_other_names_is_refused(memory: MemoryStore) -> None:
+    writer(memory).claim()
+    other = writer(memory, instance="w2")
+    other._broker = "other"
+    with pytest.raises(UsageError, match="the archive of c/b"):
+        other.load()
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED])
+def test_an_unanswered_commit_is_resolved_before_other_content_is_tried(memory: MemoryStore, fault: Fault) -> None:
+    store = faulty(memory)
+    first = writer(store)
+    first.claim()
+    store.add(FaultRule(fault, keys=CATALOG, times=2))
+    state = first.append(append_draft(first.state, {A: 2}))
+    store.land_stalled()
+    assert state.version == 2
+    assert describe(load(memory)) == describe(state)
+    # The version is read back after each lost answer, and only ever the same bytes are put.
+    assert requests(store, "get")
+    state = first.append(append_draft(state, {A: 2}))
+    assert state.version == head_version(memory) == 3
+
+
+def test_its_own_lost_reply_is_success(memory: MemoryStore) -> None:
+    store = faulty(memory)
+    first = writer(store)
+    first.claim()
+    # The answer is lost, and so are the first looks at what came of it: then the create is refused by our own commit.
+    store.add(FaultRule(Fault.LOST_AFTER, keys=CATALOG, times=1))
+    store.add(FaultRule(Fault.LOST_BEFORE, frozenset({"get"}), CATALOG, times=1))
+    state = first.append(append_draft(first.state, {A: 2}))
+    assert requests(store, "put")[-2:] == ["LOST_AFTER", "AlreadyExistsError"]
+    assert state.version == head_version(memory) == 2
+
+
+@pytest.mark.parametrize("fault", [Fault.THROTTLED, Fault.CONFLICT, Fault.FULL])
+def test_a_refusal_repeats_the_same_bytes(memory: MemoryStore, fault: Fault) -> None:
+    bodies = []
+
+    class Watching(FaultStore):
+        def put_if_absent(self, key: str, body, *, timeout_s=None) -> None:  # type: ignore[no-untyped-def]
+            if key.startswith("catalog/"):
+                bodies.append(b"".join(body))
+            super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    store = Watching(memory, wait=lambda seconds: None)
+    first = writer(store)
+    first.claim()
+    store.add(FaultRule(fault, keys=CATALOG, times=3))
+    first.append(append_draft(first.state, {A: 2}))
+    assert len(bodies) == 5
+    assert len(set(bodies[1:])) == 1
+    assert not requests(store, "get", catalog_key(2))  # a refusal is an answer: nothing to ask
+
+
+def test_a_pending_commit_survives_giving_up(memory: MemoryStore) -> None:
+    store = faulty(memory)
+    first = writer(store)
+    first.claim()
+    draft = append_draft(first.state, {A: 2})
+    store.add(FaultRule(Fault.LOST_AFTER, keys=CATALOG, times=1))
+    store.add(FaultRule(Fault.LOST_BEFORE, frozenset({"get"}), CATALOG, times=1))
+    first.abort()
+    with pytest.raises(UnavailableError):
+        first.append(draft)
+    assert first.state.version == 1
+    store.clear()
+    # Other content first settles the pending one, and is then void because it does not start at the cursor.
+    with pytest.raises(CommitInvalidError, match="cursor is at"):
+        first.append(replace(draft, object_keys=["sets/00/other-1-1.sso"]))
+    assert first.state.version == 2
+    assert first.append(append_draft(first.state, {A: 1})).version == 3
+
+
+def test_the_same_draft_after_giving_up_is_committed_once(memory: MemoryStore) -> None:
+    store = faulty(memory)
+    first = writer(store)
+    first.claim()
+    draft = append_draft(first.state, {A: 2})
+    store.add(FaultRule(Fault.STALLED, keys=CATALOG, times=1))
+    first.abort()
+    with pytest.raises(UnavailableError):
+        first.append(draft)
+    store.land_stalled()
+    assert first.append(draft).version == 2
+    assert head_version(memory) == 2
+    assert first.release().version == 3
+
+
+def test_refused_by_another_actor_of_the_same_epoch_it_rebuilds(memory: MemoryStore) -> None:
+    first = writer(memory)
+    first.claim()
+    first.append(append_draft(first.state, {A: 2, B: 1}))
+    draft = append_draft(first.state, {A: 1})
+    other = writer(memory, instance="compactor", kind="maintenance")
+    other.load()
+    other.maintain(lambda state: CommitDraft(CommitKind.MAINTENANCE, hide=[B], created_ms=NOW_MS))
+    state = first.append(draft)
+    assert state.version == 4
+    assert state.visible_queues() == [A]
+    assert read_commit(memory, 4).place.predecessor_put_id == read_commit(memory, 3).put_id
+
+
+def test_maintenance_is_decided_anew_when_a_writer_was_faster(memory: MemoryStore) -> None:
+    first = writer(memory)
+    first.claim()
+    first.append(append_draft(first.state, {A: 2}))
+    other = writer(memory, instance="compactor", kind="maintenance")
+    seen = []
+
+    def build(state: CatalogState) -> CommitDraft | None:
+        seen.append(state.version)
+        if len(seen) == 1:
+            first.append(append_draft(first.state, {A: 1}))
+        return CommitDraft(CommitKind.MAINTENANCE, hide=[A]) if len(seen) < 3 else None
+
+    state = other.maintain(build)
+    assert seen == [2, 3]
+    assert (state.version, state.epoch) == (4, 1)
+    assert first.append(append_draft(first.refresh(), {A: 1})).version == 5
+
+
+def test_a_higher_epoch_is_fencing(memory: MemoryStore) -> None:
+    first = writer(memory)
+    first.claim()
+    first.append(append_draft(first.state, {A: 2}))
+    stale = append_draft(first.state, {A: 1})
+    second = writer(memory, instance="w2")
+    with pytest.raises(FencedError, match="belongs to run w1 on h"):
+        second.claim()
+    second.claim(take_over=True)
+    with pytest.raises(FencedError, match="epoch 1 is fenced by epoch 2 of run w2"):
+        first.append(stale)
+    assert not first.is_claimed
+    assert head_version(memory) == 3
+    for forbidden in (lambda: first.release(), lambda: first.append_line(common_version=2, phys=400)):
+        with pytest.raises(FencedError):
+            forbidden()
+    # It may retake by the same rule.
+    assert first.claim(take_over=True).epoch == 3
+
+
+def test_of_two_claimants_one_wins_and_the_other_is_fenced(memory: MemoryStore) -> None:
+    for _ in range(5):
+        store = MemoryStore()
+        outcomes: list[str] = []
+        barrier = threading.Barrier(2)
+
+        def compete(name: str, store: MemoryStore = store, barrier: threading.Barrier = barrier,
+                    outcomes: list[str] = outcomes) -> None:  # fmt: skip
+            contender = writer(store, instance=name)
+            contender.load()
+            barrier.wait()
+            try:
+                contender.claim()
+                outcomes.append("won")
+            except FencedError:
+                outcomes.append("fenced")
+
+        threads = [threading.Thread(target=compete, args=(name,)) for name in ("x", "y")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(outcomes) == ["fenced", "won"]
+        assert head_version(store) == 1
+
+
+def test_a_released_epoch_is_free_for_anybody(memory: MemoryStore) -> None:
+    first = writer(memory)
+    first.claim()
+    first.release()
+    assert not first.is_claimed
+    assert writer(memory, instance="w2").claim().epoch == 2
+
+
+def test_a_restarted_instance_claims_its_own_epoch_again(memory: MemoryStore) -> None:
+    writer(memory).claim()
+    assert writer(memory).claim().epoch == 2
+
+
+def owner(instance: str, kind: str) -> Owner:
+    return Owner(instance, kind, "h", NOW_MS, False)
+
+
+def test_back_fill_refuses_while_a_writer_advances() -> None:
+    state = CatalogState(epoch=4, owner=owner("w1", "run"), advanced_ms=NOW_MS)
+    late = NOW_MS + ADVANCING_MS
+    filler = owner("w2", "backfill")
+    assert "advancing" in refusal(state, filler, take_over=False, now_ms=late - 1)
+    assert "advancing" in refusal(state, filler, take_over=True, now_ms=late - 1)
+    assert "not released" in refusal(state, filler, take_over=False, now_ms=late)
+    assert not refusal(state, filler, take_over=True, now_ms=late)
+
+
+def test_an_idle_writer_is_not_taken_for_dead() -> None:
+    state = CatalogState(epoch=4, owner=owner("w1", "run"), advanced_ms=NOW_MS)
+    much_later = NOW_MS + 1000 * ADVANCING_MS
+    assert "not released" in refusal(state, owner("w2", "run"), take_over=False, now_ms=much_later)
+    assert not refusal(state, owner("w2", "run"), take_over=True, now_ms=NOW_MS)
+
+
+def test_a_back_fill_that_died_is_no_obstacle() -> None:
+    state = CatalogState(epoch=4, owner=owner("w1", "backfill"), advanced_ms=NOW_MS)
+    for kind in ("run", "backfill"):
+        assert refusal(state, owner("w2", kind), take_over=False, now_ms=NOW_MS + 1)
+        assert not refusal(state, owner("w2", kind), take_over=False, now_ms=NOW_MS + ADVANCING_MS)
+
+
+def test_maintenance_never_takes_the_writers_epoch(memory: MemoryStore) -> None:
+    first = writer(memory)
+    first.claim()
+    other = writer(memory, instance="compactor", kind="maintenance")
+    other.maintain(lambda state: CommitDraft(CommitKind.MAINTENANCE, doomed=["sets/00/a-1-1.sso"]))
+    assert other.state.epoch == 1
+    assert other.state.owner == first.state.owner
+    with pytest.raises(FencedError):
+        other.append(append_draft(other.state, {A: 1}))
+
+
+def test_a_commit_that_does_not_follow_is_refused_locally(memory: MemoryStore) -> None:
+    store = faulty(memory)
+    first = writer(store)
+    first.claim()
+    puts = len(store.requests)
+    draft = append_draft(first.state, {A: 2})
+    with pytest.raises(CommitInvalidError):
+        first.append(replace(draft, to_phys=10))
+    assert len(store.requests) == puts
+
+
+def test_errors_that_repeating_cannot_help_are_raised_at_once(memory: MemoryStore) -> None:
+    class Denying(MemoryStore):
+        denied = False
+
+        def put_if_absent(self, key: str, body, *, timeout_s=None) -> None:  # type: ignore[no-untyped-def]
+            if self.denied:
+                raise AccessDeniedError("no")
+            super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    store = Denying()
+    first = writer(store)
+    first.claim()
+    store.denied = True
+    draft = append_draft(first.state, {A: 1})
+    with pytest.raises(AccessDeniedError):
+        first.append(draft)
+    store.denied = False
+    assert first.append(draft).version == 2
+
+
+# -- roots, pages, reading ------------------------------------------------------------------------------------
+
+
+def grown(store: MemoryStore | FaultStore, commits: int = 60):  # type: ignore[no-untyped-def]
+    first = writer(store)
+    first.claim()
+    for number in range(commits):
+        first.append(append_draft(first.state, {queue(f"q{(number + step) % 7}"): 2 for step in range(1 + number % 4)}))
+    return first
+
+
+def runs_everywhere(store: MemoryStore, state: CatalogState) -> dict[object, list[tuple[int, int, str]]]:
+    index = RunIndex(store)
+    result = {}
+    for key, _ in state.queues():
+        chunk = index.runs_of(state, key)
+        result[key] = [
+            (int(r["base_queue_offset"]), int(r["end_queue_offset"]), chunk.object_keys[chunk.objects["key"][r["object"]]])
+            for r in chunk.runs
+        ]
+    return result
+
+
+def test_every_kth_commit_names_a_fresh_root_and_a_reader_starts_there(memory: MemoryStore) -> None:
+    first = grown(memory)
+    assert first.state.version - first.state.root.version <= 2 * small_limits().root_every
+    store = faulty(memory)
+    state = load(store)
+    assert describe(state) == describe(first.state)
+    assert len(requests(store, "list")) == 1
+    assert len(requests(store, "get")) <= 2 * small_limits().root_every
+    assert len(requests(store, "get", "pages/root")) == 1
+
+
+def test_old_runs_spill_into_pages_and_stay_findable(memory: MemoryStore) -> None:
+    first = grown(memory)
+    state = first.state
+    limits = small_limits()
+    assert state.memory_runs < limits.spill_runs + 4
+    assert max(page.level for page in state.pages) >= 2
+    levels: dict[int, set[tuple[int, int]]] = {}
+    for page in state.pages:
+        levels.setdefault(page.level, set()).add((page.from_version, page.to_version))
+    assert all(len(sequences) < limits.merge_sequences + 1 for sequences in levels.values())
+    for key, runs in runs_everywhere(memory, state).items():
+        row = state.queue(key)  # type: ignore[arg-type]
+        assert row is not None
+        assert runs[0][0] == row["min_queue_offset"]
+        assert runs[-1][1] == row["end_queue_offset"]
+        assert all(before[1] == after[0] for before, after in zip(runs, runs[1:], strict=False))
+
+
+def test_any_version_can_be_read_even_when_its_root_is_gone(memory: MemoryStore) -> None:
+    first = grown(memory)
+    wanted = load(memory, version=30)
+    assert wanted.version == 30
+    memory.delete([info.key for info in memory.list("pages/root") if info.key != first.state.root.key])
+    again = load(memory, version=30)
+    assert describe(again) == describe(wanted)
+    with pytest.raises(NotFoundError):
+        load(memory, version=first.state.version + 1)
+
+
+def test_a_reader_that_follows_sees_what_a_fresh_one_sees(memory: MemoryStore) -> None:
+    first = writer(memory)
+    first.claim()
+    follower = load(memory)
+    for number in range(60):
+        first.append(append_draft(first.state, {queue(f"q{number % 5}"): 1, queue(f"p{number % 3}"): 2}))
+        if number % 13 == 0:
+            follower = refresh(memory, follower)
+            assert describe(follower) == describe(first.state)
+    follower = refresh(memory, follower)
+    assert describe(follower) == describe(first.state) == describe(load(memory))
+    assert refresh(memory, follower) is follower
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED, Fault.THROTTLED])
+def test_a_page_that_cannot_be_written_does_not_hold_up_commits(memory: MemoryStore, fault: Fault) -> None:
+    store = faulty(memory, FaultRule(fault, keys="pages/*", probability=0.6))
+    first = grown(store, 80)
+    store.land_stalled()
+    state = load(memory)
+    assert describe(state) == describe(first.state)
+    first.release()
+    state = first.state
+    needed, given_up = state.catalog_keys(), set(state.doomed)
+    assert not needed & given_up
+    existing = {info.key for info in memory.list("pages/")}
+    # Every attempt is either named or given up: nothing is left that no version accounts for.
+    assert existing <= needed | given_up
+    runs_everywhere(memory, state)
+
+
+def test_damaged_commits_and_pages_are_typed_errors(memory: MemoryStore) -> None:
+    first = grown(memory)
+    for key in (catalog_key(first.state.version), first.state.root.key, first.state.pages[0].key):
+        data = bytearray(memory.get(key))
+        data[len(data) // 2] ^= 1
+        memory.delete([key])
+        memory.put_if_absent(key, [data])
+        with pytest.raises(CorruptionError, match=key):
+            runs_everywhere(memory, load(memory))
+        data[len(data) // 2] ^= 1
+        memory.delete([key])
+        memory.put_if_absent(key, [data])
+
+
+def test_log_checks_walk_newest_first(memory: MemoryStore) -> None:
+    first = writer(memory)
+    first.claim()
+    for _ in range(4):
+        first.append(append_draft(first.state, {A: 1}))
+    first.append(CommitDraft(CommitKind.MAINTENANCE, hide=[A]))
+    checks = list(log_checks(memory, first.state))
+    assert [(version, to_phys) for version, _, to_phys in checks] == [(5, 800), (4, 600), (3, 400), (2, 200)]
+    assert checks[0][1] == first.state.cursor.check
+    assert claim_draft().owner is not None

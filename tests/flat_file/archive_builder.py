@@ -1,0 +1,212 @@
+"""Writes small archives the way an uploader does: real records, segments, commits. Remembers what is in them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tests.formats.segment_builder import RowSpec, RunSpec, build
+from tests.kernels.record_builder import Message, encode, properties
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.state import NO_CHECK, CatalogState
+from tiered.formats.keys import data_key, set_key
+from tiered.formats.segment import BlockCodec, SegmentMeta, encode_segment
+from tiered.kernels.oracle import java_hash
+from tiered.model.queue import QueueKey
+from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind
+from tiered.object_store.protocol import ObjectStore
+
+NOW_MS = 1_700_000_000_000
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One message of a cycle. ``offset`` above the queue's end leaves a gap; ``light``: light queues it is also in."""
+
+    queue: QueueKey
+    body: bytes = b"body"
+    offset: int | None = None
+    tags: str = ""
+    inner_num: int = 1
+    light: Sequence[QueueKey] = ()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One row as it must come back."""
+
+    offset: int
+    inner_num: int
+    record: bytes
+    phys: int
+    tags_code: int
+    store_timestamp: int
+
+
+@dataclass
+class _Queue:
+    end: int = 0
+    end_byte: int = 0
+    is_new: bool = True
+    rows: list[Stored] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+
+class ArchiveBuilder:
+    """Commits cycles to ``store``. ``truth[queue].rows`` and ``.gaps`` say what readers must find."""
+
+    def __init__(self, store: ObjectStore, *, root_every: int = 4, codec: BlockCodec | None = None) -> None:
+        self.store = store
+        self.truth: dict[QueueKey, _Queue] = {}
+        self._phys = 4096
+        self._attempt = 0
+        self._codec = codec or BlockCodec(block_bytes=600)
+        self.writer = CatalogWriter(
+            store, cluster="cluster", broker="broker", instance="test", kind="run", clock_ms=lambda: NOW_MS,
+            root_every=root_every, random=random.Random(1), wait=lambda seconds: None,
+        )  # fmt: skip
+        self.writer.claim()
+        self.keys: list[str] = []
+
+    @property
+    def state(self) -> CatalogState:
+        """The newest version."""
+        return self.writer.state
+
+    def commit(self, messages: Sequence[Sent], *, as_set: bool = True) -> CatalogState:
+        """One cycle: all messages, in log order, in one set object, or every run in an object of its own."""
+        from_phys = self._phys
+        rows, gaps = self._log(messages)
+        specs = self._runs(rows)
+        groups = [specs] if as_set else [[spec] for spec in specs]
+        queues: list[QueueKey] = []
+        tables, keys = [], []
+        objects = np.zeros(len(groups), OBJECT_DTYPE)
+        for number, group in enumerate(groups):
+            tables.append(self._put(number, group, queues, objects, keys, from_phys))
+        gap_table = np.zeros(len(gaps), GAP_DTYPE)
+        for index, (queue, begin, end) in enumerate(gaps):
+            gap_table[index] = (_number(queues, queue), GapReason.BROKER_DELETED, begin, end)
+        draft = CommitDraft(
+            kind=CommitKind.APPEND, line=self.state.cursor.line, from_phys=from_phys, to_phys=self._phys,
+            check=NO_CHECK, queues=queues, runs=np.concatenate(tables), objects=objects, object_keys=keys,
+            gaps=gap_table, created_ms=NOW_MS,
+        )  # fmt: skip
+        self.keys += keys
+        return self.writer.append(draft)
+
+    def _log(self, messages: Sequence[Sent]) -> tuple[list[tuple[QueueKey, RowSpec, int, int]], list[tuple[QueueKey, int, int]]]:
+        """(queue, row, offset, phys) of every consume-queue row, and gaps."""
+        rows, gaps = [], []
+        for sent in messages:
+            offset = self._claim(sent.queue, sent.offset, gaps)
+            light = [(queue, self._claim(queue, None, gaps)) for queue in sent.light]
+            record, tags_code = _record(sent, offset, light, self._phys)
+            truth = Stored(offset, sent.inner_num, record, self._phys, tags_code, NOW_MS)
+            row = RowSpec(record, tags_code, NOW_MS, 0, sent.inner_num)
+            rows.append((sent.queue, row, offset, self._phys))
+            self._note(sent.queue, truth)
+            for queue, light_offset in light:
+                parent = replace(row, inner_num=1, parent_queue_offset=offset)
+                rows.append((queue, parent, light_offset, self._phys))
+                self._parents[queue, light_offset] = sent.queue
+                self._note(queue, replace(truth, offset=light_offset, inner_num=1))
+            self._phys += len(record)
+        return rows, gaps
+
+    _parents: dict[tuple[QueueKey, int], QueueKey] = {}
+
+    def _claim(self, queue: QueueKey, offset: int | None, gaps: list[tuple[QueueKey, int, int]]) -> int:
+        known = self.truth.setdefault(queue, _Queue())
+        if offset is None:
+            offset = known.end
+        if not known.is_new and offset > known.end:
+            gaps.append((queue, known.end, offset))
+            known.gaps.append((known.end, offset))
+        known.is_new = False
+        return offset
+
+    def _note(self, queue: QueueKey, row: Stored) -> None:
+        self.truth[queue].rows.append(row)
+        self.truth[queue].end = row.offset + row.inner_num
+
+    def _runs(self, rows: Sequence[tuple[QueueKey, RowSpec, int, int]]) -> list[tuple[QueueKey, RunSpec]]:
+        """Rows by queue, cut where offsets are not contiguous. ``queue`` and ``parent`` are filled in later."""
+        found: list[tuple[QueueKey, RunSpec]] = []
+        for queue in dict.fromkeys(row[0] for row in rows):
+            run: list[RowSpec] = []
+            base = end = phys = end_phys = 0
+            for _, row, offset, row_phys in [row for row in rows if row[0] == queue]:
+                if run and offset != end:
+                    found.append((queue, self._run(queue, base, run, phys)))
+                    run = []
+                if not run:
+                    base, phys, end_phys = offset, row_phys, row_phys
+                run.append(replace(row, gap_before=row_phys - end_phys))
+                end, end_phys = offset + row.inner_num, row_phys + len(row.content)
+            found.append((queue, self._run(queue, base, run, phys)))
+        return found
+
+    def _run(self, queue: QueueKey, base: int, rows: list[RowSpec], phys: int) -> RunSpec:
+        known = self.truth[queue]
+        if queue.topic.startswith("%LMQ%"):
+            return RunSpec(0, base, rows, RunKind.LMQ, 0, phys)
+        kind = RunKind.BATCH if any(row.inner_num > 1 for row in rows) else RunKind.PLAIN
+        spec = RunSpec(0, base, rows, kind, known.end_byte, phys)
+        known.end_byte += sum(len(row.content) for row in rows)
+        return spec
+
+    def _put(self, number, group, queues, objects, keys, from_phys):  # type: ignore[no-untyped-def]
+        self._attempt += 1
+        own: list[QueueKey] = []
+        specs = []
+        for queue, spec in group:
+            rows = spec.rows
+            if spec.kind == RunKind.LMQ:
+                parents = [self._parents[queue, spec.base + i] for i in range(len(rows))]
+                rows = [replace(row, parent=_number(own, parent)) for row, parent in zip(rows, parents, strict=True)]
+            specs.append(replace(spec, queue=_number(own, queue), rows=rows))
+        segment = build(own, specs, shuffle_seed=self._attempt)
+        meta = SegmentMeta("cluster", "broker", self.state.epoch, self._attempt, self.state.cursor.line,
+                           self.state.version, from_phys, self._phys, NOW_MS, "test")  # fmt: skip
+        encoded = encode_segment(meta, own, segment.runs, segment.rows, segment.arena, self._codec)
+        if len(group) > 1:
+            key = set_key(f"{from_phys:020d}", self.state.epoch, self._attempt)
+        else:
+            key = data_key(group[0][0], group[0][1].base, self.state.epoch, self._attempt)
+        self.store.put_if_absent(key, encoded.body)
+        keys.append(key)
+        objects[number] = (
+            number, encoded.rows, encoded.size_bytes, encoded.tail_bytes, encoded.tail_crc32c,
+            self.state.epoch, encoded.min_phys, encoded.end_phys, encoded.raw_bytes,
+        )  # fmt: skip
+        runs = segment.runs.astype(RUN_DTYPE)
+        runs["queue"] = [_number(queues, queue) for queue, _ in group]
+        runs["object"] = number
+        return runs
+
+
+def _number(queues: list[QueueKey], queue: QueueKey) -> int:
+    if queue not in queues:
+        queues.append(queue)
+    return queues.index(queue)
+
+
+def _record(sent: Sent, offset: int, light: Sequence[tuple[QueueKey, int]], phys: int) -> tuple[bytes, int]:
+    pairs = []
+    if sent.tags:
+        pairs.append((b"TAGS", sent.tags.encode()))
+    if sent.inner_num > 1:
+        pairs += [(b"INNER_BASE", str(offset).encode()), (b"INNER_NUM", str(sent.inner_num).encode())]
+    if light:
+        pairs.append((b"INNER_MULTI_DISPATCH", ",".join(queue.topic for queue, _ in light).encode()))
+        pairs.append((b"INNER_MULTI_QUEUE_OFFSET", ",".join(str(number) for _, number in light).encode()))
+    message = Message(
+        topic=sent.queue.topic.encode(), queue_id=sent.queue.queue_id, queue_offset=offset, body=sent.body,
+        properties=properties(*pairs), sys_flag=0x80 if sent.inner_num > 1 else 0, store_timestamp=NOW_MS,
+    )  # fmt: skip
+    return encode(message, phys), java_hash(sent.tags.encode()) if sent.tags else 0

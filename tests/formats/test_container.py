@@ -1,0 +1,114 @@
+"""The envelope of commits, pages and footers: what went in comes out, or a CorruptionError names the source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fastcrc
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.formats import container
+from tiered.formats.container import HEADER, container_length, decode_container, encode_container
+from tiered.model.tables import GAP_DTYPE, RUN_DTYPE
+
+KIND = b"RMQTTEST"
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 53), 1 << 53) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _table(dtype: np.dtype[Any], rows: int, seed: int) -> Any:
+    noise = np.random.default_rng(seed).integers(0, 256, rows * dtype.itemsize, np.uint8)
+    return noise.view(dtype)
+
+
+def _sample() -> bytes:
+    tables = {"runs": _table(RUN_DTYPE, 40, 1), "gaps": np.zeros(9, GAP_DTYPE)}
+    return encode_container(KIND, {"name": "x", "list": [1, 2]}, tables)
+
+
+DATA = _sample()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.text(max_size=5), JSON, max_size=4), st.integers(0, 50), st.integers(0, 5))
+def test_what_goes_in_comes_out(header: dict[str, Any], rows: int, other_rows: int) -> None:
+    tables = {"runs": _table(RUN_DTYPE, rows, rows), "gaps": _table(GAP_DTYPE, other_rows, 1)}
+    data = encode_container(KIND, header, tables)
+    assert container_length(data) == len(data)
+    found = decode_container(data + b"more", KIND, source="s")
+    assert found.header == header
+    assert {name: table.tolist() for name, table in found.tables.items()} == {
+        name: table.tolist() for name, table in tables.items()
+    }
+    assert found.tables["runs"].dtype == RUN_DTYPE
+
+
+def test_equal_content_gives_equal_bytes() -> None:
+    assert _sample() == DATA
+
+
+def test_what_does_not_shrink_is_stored_as_it_is() -> None:
+    data = encode_container(KIND, {}, {"t": _table(np.dtype([("x", "<u8")]), 500, 3)})
+    assert decode_container(data, KIND, source="s").tables["t"].nbytes == 4000
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(DATA) * 8 - 1))
+def test_any_flipped_bit_is_a_corruption(bit: int) -> None:
+    damaged = bytearray(DATA)
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptionError, match="^here: "):
+        decode_container(bytes(damaged), KIND, source="here")
+
+
+@given(st.integers(0, len(DATA) - 1))
+def test_any_truncation_is_a_corruption(length: int) -> None:
+    with pytest.raises(CorruptionError, match="^here: "):
+        decode_container(DATA[:length], KIND, source="here")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300))
+def test_any_payload_with_a_valid_checksum_parses_or_is_a_corruption(payload: bytes) -> None:
+    fields = HEADER.pack(KIND, 1, 0, 0, len(payload), len(payload), fastcrc.crc32.iscsi(payload), 0)[:-4]
+    data = fields + fastcrc.crc32.iscsi(fields).to_bytes(4, "little") + payload
+    try:
+        decode_container(data, KIND, source="s")
+    except CorruptionError as error:
+        assert str(error).startswith("s: ")
+
+
+def test_another_kind_is_a_corruption() -> None:
+    with pytest.raises(CorruptionError, match="RMQTOTHR"):
+        decode_container(DATA, b"RMQTOTHR", source="s")
+
+
+def test_a_newer_major_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(container, "FORMAT_MAJOR", 2)
+        newer = _sample()
+    with pytest.raises(UnsupportedFormatError, match=r"format 2\.0 of RMQTTEST is newer than 1\.x"):
+        decode_container(newer, KIND, source="s")
+
+
+def test_a_newer_minor_version_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(container, "FORMAT_MINOR", 7)
+        newer = _sample()
+    assert decode_container(newer, KIND, source="s").header["name"] == "x"
+
+
+def test_a_frame_that_claims_more_than_the_header_is_never_expanded() -> None:
+    """A bomb behind a valid checksum: a megabyte of zeros that calls itself ten bytes."""
+    bomb = container.zstandard.ZstdCompressor().compress(bytes(1 << 20))
+    fields = HEADER.pack(KIND, 1, 0, 1, 10, len(bomb), fastcrc.crc32.iscsi(bomb), 0)[:-4]
+    data = fields + fastcrc.crc32.iscsi(fields).to_bytes(4, "little") + bomb
+    with pytest.raises(CorruptionError, match="length recorded"):
+        decode_container(data, KIND, source="s")

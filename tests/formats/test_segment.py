@@ -1,0 +1,210 @@
+"""What goes into a segment comes out again, whatever the columns; what contradicts itself does not go in."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.formats.segment_builder import META, RowSpec, RunSpec, Segment, build, opened, read_run, whole
+from tiered.errors import UnsupportedFormatError
+from tiered.formats import segment_layout
+from tiered.formats.segment import BlockCodec, SegmentScratch, encode_segment
+from tiered.formats.segment_index import SegmentIndex, tail_bytes_of
+from tiered.formats.segment_layout import CODEC_RAW, HEADER_BYTES, PAGE_ROWS, TRAILER_BYTES, check_header
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RunKind
+
+QUEUES = [QueueKey("topic", 0, 0), QueueKey("topic", 1, 2), QueueKey("%LMQ%light", 0, 0), QueueKey("日志", 7, 1)]
+I64 = st.integers(-(1 << 63), (1 << 63) - 1)
+U64 = st.integers(0, (1 << 64) - 1)
+
+
+@st.composite
+def _content(draw: st.DrawFn) -> bytes:
+    size = draw(st.one_of(st.integers(1, 40), st.integers(1, 5000)))
+    if draw(st.booleans()):
+        return random.Random(size).randbytes(size)
+    return (b"body " * (size // 5 + 1))[:size]
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    specs = []
+    for _ in range(draw(st.integers(1, 6))):
+        kind = draw(st.sampled_from(list(RunKind)))
+        row = st.builds(
+            RowSpec,
+            content=_content(),
+            tags_code=I64,
+            store_timestamp=I64,
+            gap_before=st.integers(0, 1 << 40),
+            inner_num=st.integers(1, 1000) if kind == RunKind.BATCH else st.just(1),
+            keys=st.lists(U64, max_size=3),
+            parent=st.integers(0, len(QUEUES) - 1),
+            parent_queue_offset=st.integers(0, (1 << 63) - 1),
+        )
+        specs.append(
+            RunSpec(
+                queue=draw(st.integers(0, len(QUEUES) - 1)),
+                base=draw(st.integers(0, 1 << 60)),
+                rows=draw(st.lists(row, min_size=1, max_size=12)),
+                kind=kind,
+                base_byte=draw(st.integers(0, 1 << 60)),
+                phys=draw(st.integers(0, 1 << 60)),
+            )
+        )
+    return build(QUEUES, specs, shuffle_seed=draw(st.one_of(st.none(), st.integers(0, 100))))
+
+
+def _assert_same(segment: Segment, index: SegmentIndex, data: bytes) -> None:
+    assert index.queues == list(QUEUES)
+    for name in segment.runs.dtype.names or ():
+        assert index.runs[name].tolist() == segment.runs[name].tolist(), name
+    first = 0
+    for run, spec in enumerate(segment.specs):
+        columns = index.row_columns(run)
+        end = first + len(spec.rows)
+        for name in ("size", "tags_code", "store_timestamp", "phys", "queue_offset", "inner_num", "parent", "parent_queue_offset"):  # fmt: skip
+            assert getattr(columns, name).tolist() == getattr(segment.rows, name)[first:end].tolist(), name
+        first = end
+        if spec.kind != RunKind.LMQ:
+            assert read_run(index, data, run) == segment.content(run)
+            assert columns.position.tolist() == (np.cumsum(columns.size) - columns.size).tolist()
+    offset, length = index.key_span
+    keys = index.decode_keys(data[offset : offset + length])
+    assert keys.counts.tolist() == segment.rows.key_count.tolist()
+    assert keys.hashes.tolist() == segment.rows.key_hashes.tolist()
+
+
+@settings(max_examples=120, deadline=None)
+@given(segments(), st.integers(1, 6000), st.integers(1, 2))
+def test_everything_comes_back(segment: Segment, block_bytes: int, threads: int) -> None:
+    encoded = segment.encode(BlockCodec(block_bytes=block_bytes, threads=threads))
+    data = whole(encoded)
+    assert len(data) == encoded.size_bytes
+    assert (encoded.rows, encoded.raw_bytes) == (len(segment.rows), int(segment.runs["byte_count"].sum()))
+    assert tail_bytes_of(data, len(data), key="k") == encoded.tail_bytes
+    check_header(data, source="k")
+    index = opened(encoded)
+    assert index.meta == META
+    _assert_same(segment, index, data)
+
+
+def _plain(rows: int, content: bytes = b"x" * 100, **changes: int) -> RunSpec:
+    return RunSpec(0, 10, [RowSpec(content)] * rows, **changes)  # type: ignore[arg-type]
+
+
+def test_a_long_run_spans_pages_and_blocks() -> None:
+    rows = [RowSpec(b"m%06d" % number, tags_code=number % 3, keys=(number,)) for number in range(3 * PAGE_ROWS + 5)]
+    segment = build(QUEUES, [RunSpec(1, 5, rows), RunSpec(0, 0, [RowSpec(b"other")])], shuffle_seed=4)
+    encoded = segment.encode(BlockCodec(block_bytes=4000))
+    index = opened(encoded)
+    assert len(index.pages) == 4
+    assert int(index.runs["blocks"][0]) > 10
+    _assert_same(segment, index, whole(encoded))
+
+
+def test_any_rows_of_a_run_are_found_in_few_blocks() -> None:
+    rows = [RowSpec(b"m%06d" % number) for number in range(1000)]
+    encoded = build(QUEUES, [_plain(3), RunSpec(1, 5, rows)]).encode(BlockCodec(block_bytes=70))
+    index, data = opened(encoded), whole(encoded)
+    assert int(index.runs["blocks"][1]) == 100
+    span = index.block_span(1, 25, 41)
+    assert (span.first_row, span.end_row) == (20, 50)
+    found = index.decode_blocks(span, data[span.offset : span.offset + span.length]).tobytes()
+    assert found == b"".join(b"m%06d" % number for number in range(20, 50))
+    spans = index.spans_of_rows(1, np.array([0, 5, 12, 990]))
+    assert [(span.first_row, span.end_row) for span in spans] == [(0, 20), (990, 1000)]
+    pieces = index.split_span(1, span, stored_bytes_max=1)
+    assert [(piece.first_row, piece.end_row) for piece in pieces] == [(20, 30), (30, 40), (40, 50)]
+
+
+def test_an_oversized_record_makes_an_oversized_block() -> None:
+    big = random.Random(1).randbytes(20 << 20)
+    segment = build(QUEUES, [RunSpec(0, 0, [RowSpec(b"a"), RowSpec(big), RowSpec(b"b")])])
+    encoded = segment.encode(BlockCodec(block_bytes=1000))
+    index = opened(encoded)
+    assert index.blocks["rows"].tolist() == [1, 1, 1]
+    assert read_run(index, whole(encoded), 0) == segment.content(0)
+
+
+def test_a_block_that_does_not_shrink_is_stored_raw() -> None:
+    segment = build(QUEUES, [RunSpec(0, 0, [RowSpec(random.Random(2).randbytes(5000))]), _plain(50)])
+    index = opened(segment.encode())
+    assert index.blocks["codec"].tolist()[0] == CODEC_RAW
+    assert index.blocks["stored_bytes"].tolist()[0] == 5000
+    assert index.blocks["codec"].tolist()[1] != CODEC_RAW
+
+
+def test_a_segment_of_light_queues_alone_has_no_blocks() -> None:
+    segment = build(QUEUES, [RunSpec(2, 0, [RowSpec(b"1234", parent=1, parent_queue_offset=9)], RunKind.LMQ)])
+    encoded = segment.encode()
+    assert (len(opened(encoded).blocks), encoded.raw_bytes) == (0, 0)
+    _assert_same(segment, opened(encoded), whole(encoded))
+
+
+def test_equal_input_gives_equal_bytes_with_a_scratch_used_before() -> None:
+    scratch = SegmentScratch()
+    segment, other = build(QUEUES, [_plain(40)]), build(QUEUES, [_plain(3, b"z" * 9999)])
+    first = segment.encode()
+    encode_segment(META, QUEUES, other.runs, other.rows, other.arena, BlockCodec(), scratch)
+    again = encode_segment(META, QUEUES, segment.runs, segment.rows, segment.arena, BlockCodec(), scratch)
+    encode_segment(META, QUEUES, other.runs, other.rows, other.arena, BlockCodec(), scratch)
+    assert whole(again) == whole(first), "a body must not alias the scratch"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("size", 99), ("size", 0), ("queue_offset", 3), ("inner_num", 2), ("inner_num", 0), ("position", -1),
+     ("position", 1 << 40)],
+)  # fmt: skip
+def test_rows_that_contradict_their_run_are_refused(field: str, value: int) -> None:
+    segment = build(QUEUES, [_plain(3)])
+    getattr(segment.rows, field)[1] = value
+    with pytest.raises(ValueError, match="row"):
+        segment.encode()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rows", 2), ("end_queue_offset", 99), ("byte_count", 1), ("queue", 9), ("kind", RunKind.LMQ), ("rows", 0)],
+)
+def test_runs_that_contradict_their_rows_are_refused(field: str, value: int) -> None:
+    segment = build(QUEUES, [_plain(3)])
+    segment.runs[field][0] = value
+    with pytest.raises(ValueError):
+        segment.encode()
+
+
+def test_a_parent_outside_the_queues_is_refused() -> None:
+    spec = RunSpec(2, 0, [RowSpec(b"1234", parent=len(QUEUES))], RunKind.LMQ)
+    with pytest.raises(ValueError, match="row 0"):
+        build(QUEUES, [spec]).encode()
+
+
+def test_keys_must_be_as_many_as_their_counts_say() -> None:
+    segment = build(QUEUES, [_plain(3)])
+    rows = dataclasses.replace(segment.rows, key_hashes=np.zeros(1, np.uint64))
+    with pytest.raises(ValueError, match="key"):
+        encode_segment(META, QUEUES, segment.runs, rows, segment.arena, BlockCodec())
+
+
+def test_a_newer_major_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(segment_layout, "SEGMENT_MAJOR", 2)
+        encoded = build(QUEUES, [_plain(3)]).encode()
+    with pytest.raises(UnsupportedFormatError, match=r"segment format 2\.0 is newer than 1\.x"):
+        opened(encoded)
+
+
+def test_header_and_trailer_have_fixed_places() -> None:
+    data = whole(build(QUEUES, [_plain(3)]).encode())
+    assert data[:8] == b"RMQTSEG\n"
+    assert data[-16:-8] == b"RMQTSEGE"
+    assert int.from_bytes(data[-8:], "little") == len(data)
+    assert (HEADER_BYTES, TRAILER_BYTES) == (16, 48)

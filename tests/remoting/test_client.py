@@ -1,0 +1,111 @@
+"""The broker client against a scripted peer on a real socket: answers, silence, nonsense, restarts."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tiered.errors import UnavailableError
+from tiered.remoting.client import BrokerClient, RequestCode
+from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
+
+Answer = Callable[[RemotingCommand], bytes]
+
+
+@contextmanager
+def peer(answer: Answer) -> Iterator[str]:
+    """A broker that answers every request with what ``answer`` returns; empty bytes hang up."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    decoder = FrameDecoder()
+                    while data := connection.recv(65536):
+                        for command in decoder.feed(data):
+                            reply = answer(command)
+                            if not reply:
+                                break
+                            connection.sendall(reply)
+                        else:
+                            continue
+                        break
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def reply(request: RemotingCommand, body: bytes = b"", code: int = 0) -> bytes:
+    return encode(RemotingCommand(code, request.opaque, flag=1, body=body))
+
+
+def test_runtime_information_and_tables_in_fastjsons_dialect() -> None:
+    bodies = {
+        RequestCode.GET_BROKER_RUNTIME_INFO: b'{"table":{"commitLogMaxOffset":"123","dispatchBehindBytes":"0"}}',
+        RequestCode.GET_ALL_CONSUMER_OFFSET: b'{"offsetTable":{"t@g":{0:5,1:6}}}',
+        RequestCode.GET_BROKER_CONFIG: b"brokerRole=ASYNC_MASTER\nlistenPort=1\n",
+    }
+    with peer(lambda request: reply(request, bodies[RequestCode(request.code)])) as address:
+        client = BrokerClient(address, 5)
+        assert client.runtime_info()["commitLogMaxOffset"] == "123"
+        assert client.consumer_offsets() == {"t@g": {"0": 5, "1": 6}}
+        assert client.broker_config() == {"brokerRole": "ASYNC_MASTER", "listenPort": "1"}
+        client.close()
+
+
+def test_the_confirm_offset_is_the_low_water_mark_over_replicas_in_sync() -> None:
+    body = (
+        b'{"master":true,"masterCommitLogMaxOffset":900,"haConnectionInfo":['
+        b'{"inSync":true,"slaveAckOffset":700},{"inSync":false,"slaveAckOffset":10},{"inSync":true,"slaveAckOffset":800}]}'
+    )
+    with peer(lambda request: reply(request, body)) as address:
+        client = BrokerClient(address, 5)
+        assert client.confirm_offset() == 700
+        client.close()
+
+
+def test_a_code_the_broker_does_not_know_is_none() -> None:
+    with peer(lambda request: reply(request, code=3)) as address:
+        client = BrokerClient(address, 5)
+        assert client.confirm_offset() is None
+        assert client.topics() is None
+        client.close()
+
+
+@pytest.mark.parametrize("bad", [b"", b"\xff\xff\xff\xff", b"\x00\x00\x00\x08\x00\x00\x00\x02{}xx"])
+def test_hang_ups_and_nonsense_are_unavailable_and_the_next_call_connects_again(bad: bytes) -> None:
+    answers = [bad, None]
+
+    def answer(request: RemotingCommand) -> bytes:
+        scripted = answers.pop(0)
+        return reply(request, b'{"table":{}}') if scripted is None else scripted
+
+    with peer(answer) as address:
+        client = BrokerClient(address, 5)
+        with pytest.raises(UnavailableError):
+            client.runtime_info()
+        assert client.runtime_info() == {}
+        client.close()
+
+
+def test_silence_ends_at_the_time_limit() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = BrokerClient(f"127.0.0.1:{server.getsockname()[1]}", 0.2)
+        with pytest.raises(UnavailableError, match="does not answer"):
+            client.runtime_info()
+
+
+def test_nobody_there_is_unavailable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(UnavailableError, match="does not answer"):
+        BrokerClient(f"127.0.0.1:{port}", 1).runtime_info()

@@ -1,0 +1,103 @@
+"""Frames: both header types round-trip, Java's own bytes parse, hostile bytes cost an error and nothing else."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiered.remoting.command import (
+    FRAME_BYTES_MAX,
+    LANGUAGES,
+    FrameDecoder,
+    ProtocolError,
+    RemotingCommand,
+    SerializeType,
+    decode,
+    encode,
+)
+
+TEXT = st.text(max_size=30)
+INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
+
+
+@st.composite
+def commands(draw: st.DrawFn, kind: SerializeType) -> RemotingCommand:
+    is_binary = kind == SerializeType.ROCKETMQ
+    return RemotingCommand(
+        code=draw(st.integers(-0x8000, 0x7FFF) if is_binary else INT32),
+        opaque=draw(INT32),
+        flag=draw(INT32),
+        language=draw(st.sampled_from(LANGUAGES)),
+        version=draw(st.integers(0, 0x7FFF)),
+        remark=draw(st.none() | st.text(min_size=1, max_size=30)),
+        ext_fields=draw(st.dictionaries(TEXT, st.text(min_size=1, max_size=30), max_size=5)),
+        body=draw(st.binary(max_size=200)),
+        serialize_type=kind,
+    )
+
+
+@given(
+    st.lists(commands(SerializeType.JSON) | commands(SerializeType.ROCKETMQ), max_size=5), st.integers(1, 50)
+)
+def test_commands_round_trip_however_the_stream_is_cut(sent: list[RemotingCommand], piece: int) -> None:
+    stream = b"".join(encode(command) for command in sent)
+    decoder = FrameDecoder()
+    received = []
+    for begin in range(0, len(stream), piece):
+        received += decoder.feed(stream[begin : begin + piece])
+    assert received == sent
+
+
+def test_a_header_as_java_writes_it() -> None:
+    header = (
+        b'{"code":0,"extFields":{"queueId":3,"ok":true,"none":null},"flag":1,"language":"JAVA","opaque":17,'
+        b'"serializeTypeCurrentRPC":"JSON","version":479}'
+    )
+    command = decode(struct.pack(">I", len(header)) + header + b"body")
+    assert (command.code, command.opaque, command.is_response, command.is_oneway) == (0, 17, True, False)
+    assert command.ext_fields == {"queueId": "3", "ok": "true"}
+    assert command.body == b"body"
+
+
+@pytest.mark.parametrize("length", [0, 3, -1, FRAME_BYTES_MAX, 0x7FFFFFFF])
+def test_an_impossible_length_is_refused_before_anything_is_kept(length: int) -> None:
+    with pytest.raises(ProtocolError, match="claims"):
+        FrameDecoder().feed(struct.pack(">i", length))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\x00\x00\x00\x05{}",
+        b"\x07\x00\x00\x02{}",
+        b"\x00\x00\x00\x02[]",
+        b"\x00\x00\x00\x02{}",
+        b"\x00\x00\x00\x04" + b"{{{{",
+        b"\x01\x00\x00\x04" + b"\x00\x01\x00\x01",
+        b"\x01\x00\x00\x19" + bytes(13) + b"\x7f\xff\xff\xff" + bytes(8),
+        b"\x00\x00\x4e\x20" + b"[" * 20_000,
+    ],
+)
+def test_broken_frames_are_protocol_errors(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(frame)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_parse_or_are_a_protocol_error(data: bytes) -> None:
+    for prefix in (b"", struct.pack(">I", len(data)), struct.pack(">I", 1 << 24 | len(data))):
+        try:
+            decode(prefix + data)
+        except ProtocolError:
+            continue
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(ValueError, match="larger"):
+        encode(RemotingCommand(1, 1, body=bytes(FRAME_BYTES_MAX)))
+    with pytest.raises(ValueError, match="200050"):
+        encode(RemotingCommand(200050, 1, serialize_type=SerializeType.ROCKETMQ))

@@ -1,0 +1,77 @@
+"""Checks records again that are known to be records: the same belief and the same columns as the scan's.
+
+Records of one queue do not lie together in the commitlog, so each comes with its own physical offset. Used to verify
+archives, where the columns found must equal the columns stored. Its rules are the scan's own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.kernels.jit import Int, kernel
+from tiered.kernels.queue_table import QUEUES_FULL, TOPIC_BYTES_FULL, QueueTable
+from tiered.kernels.record_checks import END_OF_FILE_BYTES, VALID, check_record
+from tiered.kernels.record_columns import GROW_QUEUES, GROW_ROWS, GROW_TOPIC_BYTES, InvalidReason, RecordColumns
+from tiered.kernels.record_rows import emit_record
+
+
+def rescan(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+    phys: NDArray[np.int64],
+    table: QueueTable,
+    out: RecordColumns,
+) -> tuple[int, str]:
+    """Append one row to ``out`` per record ``data[starts[i] : starts[i] + sizes[i]]``, in this order.
+
+    Returns how many are valid and the failed test of the first that is not ("" when all are). Raises ValueError for
+    a record outside ``data``.
+    """
+    if len(starts) and (int(starts.min()) < 0 or int((starts + sizes).max()) > len(data) or int(sizes.min()) < 0):
+        raise ValueError("a record lies outside the data")
+    if not data.flags.c_contiguous or data.dtype != np.uint8:
+        raise ValueError(f"data of {data.dtype}")
+    starts, sizes = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(sizes, np.int32)
+    phys = np.ascontiguousarray(phys, np.int64)
+    done = 0
+    while done < len(starts):
+        done, outcome = _rescan(data.ctypes.data, len(data), starts, sizes, phys, done, table.address, out.address)
+        if outcome == VALID:
+            break
+        if outcome < GROW_ROWS:
+            detail = out.stop_detail
+            return done, detail.name if detail != InvalidReason.NONE else "SIZE"
+        if outcome == GROW_QUEUES:
+            table.grow(QUEUES_FULL)
+        elif outcome == GROW_TOPIC_BYTES:
+            table.grow(TOPIC_BYTES_FULL)
+        else:
+            out.grow(outcome)
+    return done, ""
+
+
+@kernel
+def _rescan(
+    data: Int,
+    data_end: Int,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+    phys: NDArray[np.int64],
+    row: Int,
+    table: Int,
+    out: Int,
+) -> tuple[Int, Int]:
+    """(rows done, VALID or what stopped it)."""
+    while row < len(starts):
+        begin = starts[row]
+        end = begin + sizes[row]
+        file_end_phys = phys[row] + sizes[row] + END_OF_FILE_BYTES
+        outcome = check_record(data, begin, end, phys[row], file_end_phys, out)
+        if outcome == VALID:
+            outcome = emit_record(data, begin, data_end, phys[row], table, out, 0, 0)
+        if outcome != VALID:
+            return row, outcome
+        row += 1
+    return row, VALID
