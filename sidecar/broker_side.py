@@ -62,5 +62,11 @@ def names_of(settings: Settings, store: BrokerStore) -> BrokerNames:
 
 
 def address_of(settings: Settings, conf: BrokerConf | None) -> str:
-    """``host:port`` of the broker's remoting port; empty when nobody says."""
-    return settings.broker.address or (conf.address if conf is not None else "")
+    """``host:port`` of the broker's remoting port; empty when nobody says. UsageError for anything else."""
+    address = settings.broker.address or (conf.address if conf is not None else "")
+    host, _, port = address.rpartition(":")
+    if address and not (host and port.isdecimal() and int(port) < 65_536):
+        raise UsageError(
+            f"broker.address = {address!r} is no address", hint="write host:port, such as 127.0.0.1:10911"
+        )
+    return address

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from tiered.broker_store.bound import BrokerWord
-from tiered.errors import TieredError
+from tiered.errors import TieredError, UnavailableError
 from tiered.remoting.client import BrokerClient
 
 logger = logging.getLogger(__name__)
@@ -32,14 +32,7 @@ class BrokerVoice:
         if not self._address:
             return None
         try:
-            if self._client is None:
-                self._client = self._connect(self._address, self._timeout_s)
-            info = self._client.runtime_info()
-            word = BrokerWord(
-                max_phys=_number(info, "commitLogMaxOffset"),
-                confirm_phys=self._client.confirm_offset(),
-                dispatch_behind_bytes=_number(info, "dispatchBehindBytes"),
-            )
+            word = self._word()
         except TieredError as error:
             self.close()
             if not self._is_silent:
@@ -52,6 +45,24 @@ class BrokerVoice:
             logger.info("the broker answers again", extra={"address": self._address})
         self._is_silent = False
         return word
+
+    def _word(self) -> BrokerWord:
+        if self._client is None:
+            self._client = self._connect(self._address, self._timeout_s)
+        # Asked first: where nobody answers, this is the only time limit that is waited for.
+        confirm_phys = self._client.confirm_offset()
+        try:
+            info = self._client.runtime_info()
+        except UnavailableError:
+            # Some brokers fail to put it together (an IPv6 one does), and still say how far their log goes.
+            if confirm_phys is None:
+                raise
+            info = {}
+        return BrokerWord(
+            max_phys=_number(info, "commitLogMaxOffset"),
+            confirm_phys=confirm_phys,
+            dispatch_behind_bytes=_number(info, "dispatchBehindBytes"),
+        )
 
     def close(self) -> None:
         """Hang up; the next question connects again."""

@@ -35,7 +35,7 @@ class BoundSource:
         index = self._store.consume_queues()
         frontier = None
         if index is not None and not liveness.is_dead:
-            index.refresh()
+            # Finds new queues by itself; a refresh would cost a stat per queue at every look.
             said = word.max_phys if word is not None else None
             frontier = index.frontier_phys(at_least=said)
         log = self._store.commit_log

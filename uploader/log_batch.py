@@ -81,7 +81,7 @@ class LogBatch:
         if length <= 0:
             return self._kept_check
         end_phys = self.chunk_phys + (self.filled - self.chunk_begin)
-        crc = fastcrc.crc32.iscsi(memoryview(self.arena)[self.filled - length : self.filled])
+        crc = fastcrc.crc32.iscsi(self.arena.data[self.filled - length : self.filled])
         return LogCheck(end_phys - length, end_phys, crc)
 
 

@@ -89,7 +89,7 @@ class LogFeed:
         if want <= 0:
             return FeedOutcome.FULL
         begin = batch.filled
-        got = self._log.read_into(memoryview(batch.arena)[begin : begin + want], phys)
+        got = self._log.read_into(batch.arena.data[begin : begin + want], phys)
         stop = scan_log(
             batch.arena, begin, begin + got, phys, file.end_phys, self._table, batch.columns,
             delay_levels_ms=self._delay_levels_ms,
@@ -152,6 +152,9 @@ class LogFeed:
         phys = batch.to_phys
         limit = min(bound.proven_phys, bound.limit_phys)
         following = self._next_record(phys, limit)
+        if following is None and bound.proven_phys < bound.limit_phys:
+            # A dead broker's recovery would end here too.
+            return FeedOutcome.CAUGHT_UP
         following = limit if following is None else min(following, limit)
         batch.damaged.append(DamagedRange(phys, following, str(file.path), what))
         batch.to_phys = following

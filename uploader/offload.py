@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.config import state_fingerprint
+from tiered.broker_store.liveness import LivenessReport
 from tiered.broker_store.pins import PinKeeper, PinStatus
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.protocol import CatalogWriter, log_checks
@@ -114,6 +116,10 @@ class Environment:
     log: Callable[[str, Mapping[str, object]], None] = lambda message, fields: None
 
 
+class BrokerRestartedError(UnavailableError):
+    """The broker went away, came back or cut its log: start again; nothing is lost."""
+
+
 class Offloader:
     """One writer of one archive. ``run`` once; ``status`` from any thread."""
 
@@ -156,6 +162,7 @@ class Offloader:
         self._started_s = time.monotonic()
         self._hidden = 0
         self._is_wired = False
+        self._state_fingerprint: tuple[tuple[str, int, int], ...] = ()
         self._writer: CatalogWriter
         self._dispatcher: TieredDispatcher
         self._uploader: CycleUploader
@@ -308,17 +315,21 @@ class Offloader:
 
     def _follow(self, stop: threading.Event) -> None:
         poll = AdaptivePoll(min_ms=self._settings.poll_min_ms, max_ms=self._settings.poll_max_ms)
-        ask, refresh, state = Every(ASK_EVERY_MS), Every(REFRESH_FILES_EVERY_MS), Every(STATE_EVERY_MS)
-        pin = Every(PIN_EVERY_MS)
+        ask, refresh = Every(ASK_EVERY_MS), Every(REFRESH_FILES_EVERY_MS)
+        alive, state, pin = Every(ASK_EVERY_MS), Every(STATE_EVERY_MS), Every(PIN_EVERY_MS)
+        broker = self._store.liveness()
         while not stop.is_set():
             self._check_failure()
             now_ms = self._environment.clock_ms()
+            if alive.is_due(now_ms):
+                self._refuse_restarted_broker(broker)
             if refresh.is_due(now_ms):
                 self._log.refresh()
-            grown = self._dispatcher.cursor < self._bound.limit_phys or self._has_new_bytes()
-            if grown and self._dispatcher.cursor >= self._bound.limit_phys and ask.is_due(now_ms):
+            wants_more = self._dispatcher.cursor >= self._bound.limit_phys and self._has_new_bytes()
+            if wants_more and ask.is_due(now_ms):
                 self._bound = self._ask_bound()
-            result = self._dispatcher.dispatch_step(self._bound) if grown else StepResult.CAUGHT_UP
+            has_more = self._dispatcher.cursor < self._bound.limit_phys and self._has_new_bytes()
+            result = self._dispatcher.dispatch_step(self._bound) if has_more else StepResult.CAUGHT_UP
             if result == StepResult.BUSY or self._is_behind():
                 self._behind.set()
             self._dispatcher.close_if_due()
@@ -328,6 +339,18 @@ class Offloader:
                 self._step_pins()
             stop.wait(poll.next_wait_ms(progressed=result == StepResult.HANDED_OVER) / 1000)
         self._behind.clear()
+
+    def _refuse_restarted_broker(self, before: LivenessReport) -> None:
+        """A broker that started or ended since may have cut or replaced its log: begin again from the archive's end,
+        with the log-line check, rather than trust what was read before."""
+        now = self._store.liveness()
+        if (now.liveness, now.pid) != (before.liveness, before.pid):
+            raise BrokerRestartedError(
+                f"the broker is {now.liveness.value} now (was {before.liveness.value}): the log is checked again"
+            )
+        last = self._bound_source.last
+        if last is not None and last.has_retreated:
+            raise BrokerRestartedError(f"the broker's log ends at {last.phys} now, lower than before")
 
     def _ask_bound(self) -> FeedBound:
         bound = self._bound_source.ask(self._dispatcher.cursor)
@@ -419,10 +442,12 @@ class Offloader:
 
     def _refresh_state(self) -> None:
         """Archive the broker's tables when they changed; they travel with the next commit."""
-        if not self._writer.is_claimed:
+        fingerprint = state_fingerprint(self._store.path)
+        if not self._writer.is_claimed or fingerprint == self._state_fingerprint:
             return
         try:
             self._state_archive.refresh(self._writer.state.epoch, self._uploader.next_attempt())
+            self._state_fingerprint = fingerprint
         except UnavailableError as error:
             self._log_line("broker tables not archived this time", error=str(error))
 

@@ -53,7 +53,8 @@ class QueueTails:
 
     def of(self, ordinals: NDArray[Any]) -> NDArray[np.int64]:
         """Rows of TAIL_FIELDS, a copy."""
-        return self._values[ordinals]
+        rows: NDArray[np.int64] = self._values[ordinals]
+        return rows
 
     def apply(self, change: TailChange) -> None:
         """Move the touched tails forward; they must be where the change was planned from."""

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import xxhash
 
 from tests.formats.segment_builder import RowSpec, RunSpec, build
 from tests.kernels.record_builder import Message, encode, properties
 from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.pages import runs_of_queue
 from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.state import NO_CHECK, CatalogState
+from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import BlockCodec, SegmentMeta, encode_segment
 from tiered.kernels.oracle import java_hash
 from tiered.model.queue import QueueKey
-from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind
+from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind, Table
 from tiered.object_store.protocol import ObjectStore
 
 NOW_MS = 1_700_000_000_000
@@ -31,6 +33,7 @@ class Sent:
     body: bytes = b"body"
     offset: int | None = None
     tags: str = ""
+    keys: Sequence[str] = ()
     inner_num: int = 1
     light: Sequence[QueueKey] = ()
 
@@ -45,6 +48,12 @@ class Stored:
     phys: int
     tags_code: int
     store_timestamp: int
+
+
+LoggedRow = tuple[QueueKey, RowSpec, int, int]
+"""Queue, row, queue offset, physical offset."""
+Gap = tuple[QueueKey, int, int]
+"""Queue, begin, end."""
 
 
 @dataclass
@@ -63,6 +72,7 @@ class ArchiveBuilder:
         self.store = store
         self.truth: dict[QueueKey, _Queue] = {}
         self._phys = 4096
+        self._parents: dict[tuple[QueueKey, int], QueueKey] = {}
         self._attempt = 0
         self._codec = codec or BlockCodec(block_bytes=600)
         self.writer = CatalogWriter(
@@ -99,28 +109,27 @@ class ArchiveBuilder:
         self.keys += keys
         return self.writer.append(draft)
 
-    def _log(self, messages: Sequence[Sent]) -> tuple[list[tuple[QueueKey, RowSpec, int, int]], list[tuple[QueueKey, int, int]]]:
-        """(queue, row, offset, phys) of every consume-queue row, and gaps."""
-        rows, gaps = [], []
+    def _log(self, messages: Sequence[Sent]) -> tuple[list[LoggedRow], list[Gap]]:
+        rows: list[LoggedRow] = []
+        gaps: list[Gap] = []
         for sent in messages:
             offset = self._claim(sent.queue, sent.offset, gaps)
             light = [(queue, self._claim(queue, None, gaps)) for queue in sent.light]
             record, tags_code = _record(sent, offset, light, self._phys)
             truth = Stored(offset, sent.inner_num, record, self._phys, tags_code, NOW_MS)
-            row = RowSpec(record, tags_code, NOW_MS, 0, sent.inner_num)
+            hashes = [xxhash.xxh64_intdigest(f"{sent.queue.topic}#{key}") for key in sent.keys]
+            row = RowSpec(record, tags_code, NOW_MS, 0, sent.inner_num, hashes)
             rows.append((sent.queue, row, offset, self._phys))
             self._note(sent.queue, truth)
             for queue, light_offset in light:
-                parent = replace(row, inner_num=1, parent_queue_offset=offset)
+                parent = replace(row, inner_num=1, keys=(), parent_queue_offset=offset)
                 rows.append((queue, parent, light_offset, self._phys))
                 self._parents[queue, light_offset] = sent.queue
                 self._note(queue, replace(truth, offset=light_offset, inner_num=1))
             self._phys += len(record)
         return rows, gaps
 
-    _parents: dict[tuple[QueueKey, int], QueueKey] = {}
-
-    def _claim(self, queue: QueueKey, offset: int | None, gaps: list[tuple[QueueKey, int, int]]) -> int:
+    def _claim(self, queue: QueueKey, offset: int | None, gaps: list[Gap]) -> int:
         known = self.truth.setdefault(queue, _Queue())
         if offset is None:
             offset = known.end
@@ -134,7 +143,7 @@ class ArchiveBuilder:
         self.truth[queue].rows.append(row)
         self.truth[queue].end = row.offset + row.inner_num
 
-    def _runs(self, rows: Sequence[tuple[QueueKey, RowSpec, int, int]]) -> list[tuple[QueueKey, RunSpec]]:
+    def _runs(self, rows: Sequence[LoggedRow]) -> list[tuple[QueueKey, RunSpec]]:
         """Rows by queue, cut where offsets are not contiguous. ``queue`` and ``parent`` are filled in later."""
         found: list[tuple[QueueKey, RunSpec]] = []
         for queue in dict.fromkeys(row[0] for row in rows):
@@ -160,7 +169,15 @@ class ArchiveBuilder:
         known.end_byte += sum(len(row.content) for row in rows)
         return spec
 
-    def _put(self, number, group, queues, objects, keys, from_phys):  # type: ignore[no-untyped-def]
+    def _put(
+        self,
+        number: int,
+        group: Sequence[tuple[QueueKey, RunSpec]],
+        queues: list[QueueKey],
+        objects: Table,
+        keys: list[str],
+        from_phys: int,
+    ) -> Table:
         self._attempt += 1
         own: list[QueueKey] = []
         specs = []
@@ -168,7 +185,10 @@ class ArchiveBuilder:
             rows = spec.rows
             if spec.kind == RunKind.LMQ:
                 parents = [self._parents[queue, spec.base + i] for i in range(len(rows))]
-                rows = [replace(row, parent=_number(own, parent)) for row, parent in zip(rows, parents, strict=True)]
+                rows = [
+                    replace(row, parent=_number(own, parent))
+                    for row, parent in zip(rows, parents, strict=True)
+                ]
             specs.append(replace(spec, queue=_number(own, queue), rows=rows))
         segment = build(own, specs, shuffle_seed=self._attempt)
         meta = SegmentMeta("cluster", "broker", self.state.epoch, self._attempt, self.state.cursor.line,
@@ -189,6 +209,37 @@ class ArchiveBuilder:
         runs["object"] = number
         return runs
 
+    def rewrite(self, queue: QueueKey) -> CatalogState:
+        """Maintenance: the queue's only run moves to a new object."""
+        runs, objects, keys = runs_of_queue(self.store, self.state, queue)
+        assert len(runs) == 1
+        self._attempt += 1
+        key = data_key(queue, int(runs["base_queue_offset"][0]), self.state.epoch, self._attempt)
+        self.store.put_if_absent(key, [self.store.get(keys[0])])
+        self.keys.append(key)
+        objects = objects.copy()
+        objects["epoch"] = self.state.epoch
+        draft = CommitDraft(
+            kind=CommitKind.MAINTENANCE, queues=[queue], runs=runs, removed=_removed(runs), objects=objects,
+            object_keys=[key], doomed=[keys[0]], created_ms=NOW_MS,
+        )  # fmt: skip
+        return self.writer.append(draft)
+
+    def expire_first_run(self, queue: QueueKey) -> CatalogState:
+        """Maintenance: the queue's oldest run leaves."""
+        runs, _, _ = runs_of_queue(self.store, self.state, queue)
+        draft = CommitDraft(
+            kind=CommitKind.MAINTENANCE, queues=[queue], removed=_removed(runs[:1]), created_ms=NOW_MS
+        )
+        return self.writer.append(draft)
+
+
+def _removed(runs: Table) -> Table:
+    removed = np.zeros(len(runs), REMOVED_DTYPE)
+    for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
+        removed[name] = runs[name]
+    return removed
+
 
 def _number(queues: list[QueueKey], queue: QueueKey) -> int:
     if queue not in queues:
@@ -200,6 +251,8 @@ def _record(sent: Sent, offset: int, light: Sequence[tuple[QueueKey, int]], phys
     pairs = []
     if sent.tags:
         pairs.append((b"TAGS", sent.tags.encode()))
+    if sent.keys:
+        pairs.append((b"KEYS", " ".join(sent.keys).encode()))
     if sent.inner_num > 1:
         pairs += [(b"INNER_BASE", str(offset).encode()), (b"INNER_NUM", str(sent.inner_num).encode())]
     if light:
@@ -209,4 +262,4 @@ def _record(sent: Sent, offset: int, light: Sequence[tuple[QueueKey, int]], phys
         topic=sent.queue.topic.encode(), queue_id=sent.queue.queue_id, queue_offset=offset, body=sent.body,
         properties=properties(*pairs), sys_flag=0x80 if sent.inner_num > 1 else 0, store_timestamp=NOW_MS,
     )  # fmt: skip
-    return encode(message, phys), java_hash(sent.tags.encode()) if sent.tags else 0
+    return encode(message, phys), java_hash(sent.tags)

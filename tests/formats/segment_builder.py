@@ -68,7 +68,9 @@ class Segment:
         return b"".join(row.content for row in self.specs[run].rows)
 
 
-def build(queues: Sequence[QueueKey], specs: Sequence[RunSpec], *, shuffle_seed: int | None = None) -> Segment:
+def build(
+    queues: Sequence[QueueKey], specs: Sequence[RunSpec], *, shuffle_seed: int | None = None
+) -> Segment:
     """Arrange rows as a log would have them: the arena order is that of the runs, or shuffled."""
     stored = [
         (run, row)
@@ -87,7 +89,13 @@ def build(queues: Sequence[QueueKey], specs: Sequence[RunSpec], *, shuffle_seed:
     lists: dict[str, list[int]] = {name: [] for name in RowTable.__dataclass_fields__}
     for index, spec in enumerate(specs):
         _add_run(runs[index : index + 1], index, spec, place, lists)
-    kinds = {"size": np.int32, "inner_num": np.int32, "key_count": np.uint16, "parent": np.int32, "key_hashes": np.uint64}
+    kinds = {
+        "size": np.int32,
+        "inner_num": np.int32,
+        "key_count": np.uint16,
+        "parent": np.int32,
+        "key_hashes": np.uint64,
+    }
     rows = RowTable(**{name: np.array(values, kinds.get(name, np.int64)) for name, values in lists.items()})
     return Segment(queues, specs, runs, rows, np.frombuffer(bytes(arena), np.uint8))
 

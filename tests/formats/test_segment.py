@@ -19,7 +19,12 @@ from tiered.formats.segment_layout import CODEC_RAW, HEADER_BYTES, PAGE_ROWS, TR
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind
 
-QUEUES = [QueueKey("topic", 0, 0), QueueKey("topic", 1, 2), QueueKey("%LMQ%light", 0, 0), QueueKey("日志", 7, 1)]
+QUEUES = [
+    QueueKey("topic", 0, 0),
+    QueueKey("topic", 1, 2),
+    QueueKey("%LMQ%light", 0, 0),
+    QueueKey("日志", 7, 1),
+]
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 U64 = st.integers(0, (1 << 64) - 1)
 
@@ -100,7 +105,10 @@ def _plain(rows: int, content: bytes = b"x" * 100, **changes: int) -> RunSpec:
 
 
 def test_a_long_run_spans_pages_and_blocks() -> None:
-    rows = [RowSpec(b"m%06d" % number, tags_code=number % 3, keys=(number,)) for number in range(3 * PAGE_ROWS + 5)]
+    rows = [
+        RowSpec(b"m%06d" % number, tags_code=number % 3, keys=(number,))
+        for number in range(3 * PAGE_ROWS + 5)
+    ]
     segment = build(QUEUES, [RunSpec(1, 5, rows), RunSpec(0, 0, [RowSpec(b"other")])], shuffle_seed=4)
     encoded = segment.encode(BlockCodec(block_bytes=4000))
     index = opened(encoded)
@@ -172,7 +180,14 @@ def test_rows_that_contradict_their_run_are_refused(field: str, value: int) -> N
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("rows", 2), ("end_queue_offset", 99), ("byte_count", 1), ("queue", 9), ("kind", RunKind.LMQ), ("rows", 0)],
+    [
+        ("rows", 2),
+        ("end_queue_offset", 99),
+        ("byte_count", 1),
+        ("queue", 9),
+        ("kind", RunKind.LMQ),
+        ("rows", 0),
+    ],
 )
 def test_runs_that_contradict_their_rows_are_refused(field: str, value: int) -> None:
     segment = build(QUEUES, [_plain(3)])

@@ -20,7 +20,10 @@ from tiered.object_store.memory import MemoryStore
 
 KEY = "data/00/topic/0/0/00000000000000000005-1-1.so"
 QUEUES = [QueueKey("topic", 0, 0), QueueKey("batch", 1, 0), QueueKey("%LMQ%a", 0, 0)]
-ROWS = [RowSpec(b'{"n": %d, "text": "lorem ipsum"}' % number, tags_code=number, keys=(number, 5)) for number in range(60)]
+ROWS = [
+    RowSpec(b'{"n": %d, "text": "lorem ipsum"}' % number, tags_code=number, keys=(number, 5))
+    for number in range(60)
+]
 NOISE = [RowSpec(random.Random(number).randbytes(90), inner_num=number + 1) for number in range(8)]
 LIGHT = [RowSpec(ROWS[number].content, parent=0, parent_queue_offset=5 + number) for number in (1, 4, 30)]
 SEGMENT = build(

@@ -46,7 +46,10 @@ def _view(runs: list[PageRun]) -> RunView:
 def _encode(runs: list[PageRun], first: int, end: int) -> bytes:
     view = _view(runs)
     rows = [row for run in runs for row in run.rows]
-    columns = [np.array([getattr(row, name) for row in rows], kind) for name, kind in zip(COLUMNS, KINDS, strict=True)]
+    columns = [
+        np.array([getattr(row, name) for row in rows], kind)
+        for name, kind in zip(COLUMNS, KINDS, strict=True)
+    ]
     streams, out = np.empty(70 * len(rows), np.uint8), np.empty(70 * len(rows) + 28, np.uint8)
     length = encode_page(first, end, view.run_at(first), *view.columns, *columns, streams, out)
     return out[:length].tobytes()
@@ -55,7 +58,9 @@ def _encode(runs: list[PageRun], first: int, end: int) -> bytes:
 def _decode(runs: list[PageRun], data: bytes, first: int, end: int) -> list[PageRow] | None:
     view = _view(runs)
     columns = [np.empty(end - first, kind) for kind in KINDS]
-    is_valid = decode_page(np.frombuffer(data, np.uint8), first, end, view.run_at(first), *view.columns, *columns)
+    is_valid = decode_page(
+        np.frombuffer(data, np.uint8), first, end, view.run_at(first), *view.columns, *columns
+    )
     return [PageRow(*map(int, values)) for values in zip(*columns, strict=True)] if is_valid else None
 
 
@@ -92,7 +97,10 @@ def test_any_bytes_are_read_without_harm(runs: list[PageRun], data: st.DataObjec
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=20), min_size=1, max_size=6), st.integers(1, 80))
+@given(
+    st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=20), min_size=1, max_size=6),
+    st.integers(1, 80),
+)
 def test_blocks_are_cut_as_the_oracle_says(run_sizes: list[list[int]], block_bytes: int) -> None:
     sizes = np.array([size for run in run_sizes for size in run], np.int32)
     first_row = np.cumsum([0, *map(len, run_sizes)])

@@ -63,6 +63,13 @@ class ProxiedBucket:
 
 @pytest.fixture
 def proxied(moto_url: RunningStore) -> Iterator[ProxiedBucket]:
+    bucket = ProxiedBucket(moto_url)
+    yield bucket
+    bucket.close()
+
+
+@pytest.fixture
+def impatient(moto_url: RunningStore) -> Iterator[ProxiedBucket]:
     bucket = ProxiedBucket(moto_url, read_timeout_ms=700)
     yield bucket
     bucket.close()
@@ -157,13 +164,13 @@ def test_the_time_limit_covers_all_parts(moto_url: RunningStore) -> None:
     bucket.close()
 
 
-def test_reads_without_an_answer_end_too(proxied: ProxiedBucket) -> None:
-    proxied.direct.put_if_absent("k", [b"content"])
-    proxied.action = Action.STALL
+def test_reads_without_an_answer_end_too(impatient: ProxiedBucket) -> None:
+    impatient.direct.put_if_absent("k", [b"content"])
+    impatient.action = Action.STALL
     for read in (
-        proxied.store.get,
-        lambda key: list(proxied.store.list(key)),
-        lambda key: proxied.store.delete([key]),
+        impatient.store.get,
+        lambda key: list(impatient.store.list(key)),
+        lambda key: impatient.store.delete([key]),
     ):
         began_s = time.monotonic()
         with pytest.raises(UnansweredError):

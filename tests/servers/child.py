@@ -67,12 +67,12 @@ class ChildServer:
                 raise RuntimeError(f"{self.name} did not start (exit code {code}):\n{self._tail()}")
             time.sleep(0.05)
 
-    def stop(self) -> None:
-        """Ask it to end, insist after a while. Idempotent."""
+    def stop(self, *, patience_s: float = STOP_TIMEOUT_S) -> None:
+        """Ask it to end, insist after ``patience_s``. Idempotent."""
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(STOP_TIMEOUT_S)
+                self._process.wait(patience_s)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

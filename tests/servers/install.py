@@ -42,7 +42,7 @@ def minio_binary() -> Path:
     for candidate in (shutil.which("minio"), gopath / "bin" / "minio", cached):
         if candidate is not None and os.access(candidate, os.X_OK):
             return Path(candidate)
-    with _only_once("minio"):
+    with only_once("minio"):
         if not cached.exists():
             _go_install("github.com/minio/minio@latest", cached.parent)
     return cached
@@ -55,7 +55,7 @@ def compose_validator() -> Path:
     for candidate in (gopath / "bin" / "cmd", cached):
         if os.access(candidate, os.X_OK):
             return candidate
-    with _only_once("compose-go"):
+    with only_once("compose-go"):
         if not cached.exists():
             _go_install("github.com/compose-spec/compose-go/v2/cmd@latest", cached.parent)
     return cached
@@ -68,7 +68,7 @@ def localstack_python() -> Path:
     complete = environment / ".complete"
     if complete.exists():
         return python
-    with _only_once("localstack"):
+    with only_once("localstack"):
         if not complete.exists():
             shutil.rmtree(environment, ignore_errors=True)
             _make_environment(environment)
@@ -80,13 +80,13 @@ def _make_environment(environment: Path) -> None:
     python = str(environment / "bin" / "python")
     uv = _uv()
     if uv is not None:
-        _run([*uv, "venv", "--quiet", "--python", "3.11", str(environment)])
-        _run([*uv, "pip", "install", "--quiet", "--python", python, *LOCALSTACK_PACKAGES])
+        run_installer([*uv, "venv", "--quiet", "--python", "3.11", str(environment)])
+        run_installer([*uv, "pip", "install", "--quiet", "--python", python, *LOCALSTACK_PACKAGES])
         return
     if sys.version_info[:2] != (3, 11):
         raise NotInstallableError("LocalStack needs Python 3.11, or uv to fetch it")
-    _run([sys.executable, "-m", "venv", str(environment)])
-    _run([python, "-m", "pip", "install", "--quiet", *LOCALSTACK_PACKAGES])
+    run_installer([sys.executable, "-m", "venv", str(environment)])
+    run_installer([python, "-m", "pip", "install", "--quiet", *LOCALSTACK_PACKAGES])
 
 
 def _uv() -> list[str] | None:
@@ -103,10 +103,11 @@ def _go_install(package: str, directory: Path) -> None:
     if shutil.which("go") is None:
         raise NotInstallableError(f"{package} is built by go, which is not on PATH")
     directory.mkdir(parents=True, exist_ok=True)
-    _run(["go", "install", package], GOBIN=str(directory), GOFLAGS="-mod=mod")
+    run_installer(["go", "install", package], GOBIN=str(directory), GOFLAGS="-mod=mod")
 
 
-def _run(command: list[str], **environment: str) -> None:
+def run_installer(command: list[str], **environment: str) -> None:
+    """Run to success; anything else is a NotInstallableError with its last line."""
     try:
         done = subprocess.run(
             command,
@@ -126,7 +127,8 @@ def _run(command: list[str], **environment: str) -> None:
 
 
 @contextmanager
-def _only_once(name: str) -> Iterator[None]:
+def only_once(name: str) -> Iterator[None]:
+    """One process at a time installs ``name``."""
     directory = cache_directory()
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / f"{name}.lock").open("w") as lock:

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from tiered.kernels.jit import Int, kernel
 from tiered.kernels.queue_table import QUEUES_FULL, TOPIC_BYTES_FULL, QueueTable
 from tiered.kernels.record_checks import END_OF_FILE_BYTES, VALID, check_record
-from tiered.kernels.record_columns import GROW_QUEUES, GROW_ROWS, GROW_TOPIC_BYTES, InvalidReason, RecordColumns
+from tiered.kernels.record_columns import (
+    GROW_QUEUES,
+    GROW_ROWS,
+    GROW_TOPIC_BYTES,
+    InvalidReason,
+    RecordColumns,
+)
 from tiered.kernels.record_rows import emit_record
 
 
@@ -29,7 +35,9 @@ def rescan(
     Returns how many are valid and the failed test of the first that is not ("" when all are). Raises ValueError for
     a record outside ``data``.
     """
-    if len(starts) and (int(starts.min()) < 0 or int((starts + sizes).max()) > len(data) or int(sizes.min()) < 0):
+    if len(starts) and (
+        int(starts.min()) < 0 or int((starts + sizes).max()) > len(data) or int(sizes.min()) < 0
+    ):
         raise ValueError("a record lies outside the data")
     if not data.flags.c_contiguous or data.dtype != np.uint8:
         raise ValueError(f"data of {data.dtype}")
@@ -37,7 +45,9 @@ def rescan(
     phys = np.ascontiguousarray(phys, np.int64)
     done = 0
     while done < len(starts):
-        done, outcome = _rescan(data.ctypes.data, len(data), starts, sizes, phys, done, table.address, out.address)
+        done, outcome = _rescan(
+            data.ctypes.data, len(data), starts, sizes, phys, done, table.address, out.address
+        )
         if outcome == VALID:
             break
         if outcome < GROW_ROWS:

@@ -27,6 +27,8 @@ from tiered.settings.sections import ObjectStoreSettings
 
 logger = logging.getLogger(__name__)
 
+Views = list[memoryview]
+
 DELETE_KEYS_MAX = 1000
 LIST_KEYS_MAX = 1000
 PARTS_MAX = 10_000
@@ -63,7 +65,12 @@ class S3Store:
         size = sum(view.nbytes for view in views)
         if timeout_s is None:
             timeout_s = self._settings.read_timeout_ms / 1000 + size / PATIENT_BYTES_PER_S
-        with self._translated(key), deadline(timeout_s):
+        with self._translated(key):
+            self._connected()  # loading the SDK takes a moment, which is not the store's fault
+            self._put(key, views, size, timeout_s)
+
+    def _put(self, key: str, views: Views, size: int, timeout_s: float) -> None:
+        with deadline(timeout_s):
             if size <= self._settings.multipart_threshold_bytes or is_single_put(key):
                 checksum = crc32c_base64(views)
                 answer = self._connected().put_object(
@@ -77,7 +84,7 @@ class S3Store:
             else:
                 self._put_in_parts(key, views, size)
 
-    def _put_in_parts(self, key: str, views: list[memoryview], size: int) -> None:
+    def _put_in_parts(self, key: str, views: Views, size: int) -> None:
         client = self._connected()
         target = {"Bucket": self._bucket, "Key": key}
         upload = client.create_multipart_upload(**target, ChecksumAlgorithm="CRC32C")

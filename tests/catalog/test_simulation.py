@@ -1,0 +1,407 @@
+"""Two writers, a compactor of nothing, a collector and a reader on one archive, with everything going wrong.
+
+Seeded and single-threaded: whoever waits for the store lets others go on meanwhile. Requests are lost before or after
+their effect, stall and land later, or are refused; processes die before and after any request; epochs are taken over;
+the broker's log is replaced. In the end: no message lost, none visible twice, one linear chain, no commit of a fenced
+writer, nothing named that is not there, and nothing left over that collection does not find.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, small_limits
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.garbage import run_gc
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.reading import head_version, load, log_checks, read_commit, refresh
+from tiered.catalog.snapshot import describe
+from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState, LogCheck
+from tiered.errors import FencedError, NotFoundError, UnavailableError
+from tiered.formats.keys import data_key, epoch_of, set_key
+from tiered.model.queue import QueueKey
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
+from tiered.object_store.faults import Fault, FaultRule, FaultStore
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.protocol import Body
+
+QUEUES = 5
+
+
+class CrashError(BaseException):
+    """kill -9."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One message: ``identity`` is unique over all lines of the log."""
+
+    identity: int
+    queue: int
+    offset: int
+
+
+class BrokerLog:
+    """The commitlog: every record takes ROW_PHYS. May be replaced above any point."""
+
+    def __init__(self, source: random.Random) -> None:
+        self._source = source
+        self._made = 0
+        self.records: list[Record] = []
+
+    def grow(self, count: int) -> None:
+        for _ in range(count):
+            queue = self._source.randrange(QUEUES)
+            offset = sum(record.queue == queue for record in self.records)
+            self.records.append(Record(self._made, queue, offset))
+            self._made += 1
+
+    def replace_above(self, count: int) -> None:
+        del self.records[count:]
+
+    @property
+    def end_phys(self) -> int:
+        return len(self.records) * ROW_PHYS
+
+    def check(self, end_phys: int) -> LogCheck:
+        begin = max(0, end_phys // ROW_PHYS - 3)
+        said = json.dumps([record.identity for record in self.records[begin : end_phys // ROW_PHYS]])
+        return LogCheck(begin * ROW_PHYS, end_phys, zlib.crc32(said.encode()))
+
+    def agrees(self, check: LogCheck) -> bool:
+        return check.end_phys <= self.end_phys and self.check(check.end_phys) == check
+
+
+class CrashingStore(FaultStore):
+    """Kills whoever makes the n-th request, before or after its effect."""
+
+    fuse = -1
+    kill_after_effect = False
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        self._burn(lambda: super(CrashingStore, self).put_if_absent(key, body, timeout_s=timeout_s))
+
+    def get(self, key: str) -> bytes:
+        return self._burn(lambda: super(CrashingStore, self).get(key))
+
+    def _burn(self, act: Callable[[], Any]) -> Any:
+        self.fuse -= 1
+        if self.fuse != 0:
+            return act()
+        if self.kill_after_effect:
+            act()
+        raise CrashError
+
+
+class Uploader:
+    """One sidecar: claims, checks the log line, ships ranges. Forgets everything when it dies."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.attempts = 0
+        self.writer: CatalogWriter | None = None
+        self.doomed: list[str] = []
+
+    def die(self) -> None:
+        self.writer, self.doomed = None, []
+
+    def step(self) -> None:
+        if self.writer is None:
+            self.start()
+            return
+        chance = self.world.source.random()
+        if chance < 0.05:
+            self.writer.release(doomed=self.doomed)
+            self.die()
+        elif chance < 0.12:
+            name = f"state/topics-{self.writer.state.epoch}-{self._attempt()}-x"
+            self.world.store.put_if_absent(name, [b"state"])
+            self.writer.append(CommitDraft(CommitKind.MAINTENANCE, state_objects={"topics": name}, created_ms=NOW_MS))
+        else:
+            self.ship()
+
+    def start(self) -> None:
+        self.attempts = 0  # keys stay unique by epoch
+        writer = CatalogWriter(
+            self.world.store, cluster="c", broker="b", instance=self.name, kind="run", clock_ms=lambda: NOW_MS,
+            limits=small_limits(), random=random.Random(self.world.source.random()), wait=self.world.meanwhile,
+        )  # fmt: skip
+        writer.load()
+        writer.claim(take_over=self.world.source.random() < 0.7)
+        self.writer = writer
+        state = writer.state
+        if state.started and not self.world.log.agrees(state.cursor.check):
+            for version, check, to_phys in log_checks(self.world.store, state):
+                if self.world.log.agrees(check):
+                    writer.append_line(common_version=version, phys=to_phys)
+                    return
+            writer.append_line(common_version=0, phys=0)
+
+    def _attempt(self) -> int:
+        self.attempts += 1
+        return self.attempts
+
+    def ship(self) -> None:
+        assert self.writer is not None
+        log, state = self.world.log, self.writer.state
+        if not log.agrees(state.cursor.check):
+            self.die()  # the broker restarted: so does its sidecar
+            return
+        begin = state.cursor.phys // ROW_PHYS
+        records = log.records[begin : begin + self.world.source.randrange(1, 9)]
+        draft = self.draft(state, records)
+        if draft is not None:
+            self.writer.append(draft)
+            self.doomed = []
+
+    def draft(self, state: CatalogState, records: list[Record]) -> CommitDraft | None:
+        """Objects put, each under a new key until one is acknowledged; runs planned from the catalog's ends."""
+        tails = {(key.topic, key.queue_id): (key, row) for key, row in state.current_queues()}
+        queues: list[QueueKey] = []
+        runs = []
+        contents: list[list[Record]] = []
+        by_queue: dict[int, list[Record]] = {}
+        for record in records:
+            by_queue.setdefault(record.queue, []).append(record)
+        for number, mine in by_queue.items():
+            key, row = tails.get((f"t{number}", 0), (QueueKey(f"t{number}", 0, 0), None))
+            end_byte = 0 if row is None else int(row["end_byte"])
+            if row is not None and int(row["end_queue_offset"]) != UNKNOWN_OFFSET:
+                assert int(row["end_queue_offset"]) == mine[0].offset, "the uploader would see a gap or a recreation"
+            phys = [state.cursor.phys + records.index(record) * ROW_PHYS for record in mine]
+            # One run for each object of the commit that holds records of the queue.
+            queues.append(key)
+            runs.append((len(queues) - 1, 0, len(runs), 0, 0, mine[0].offset, mine[-1].offset + 1, len(mine), end_byte,
+                         len(mine) * RECORD_BYTES, NOW_MS, NOW_MS, phys[0], phys[-1] + ROW_PHYS))  # fmt: skip
+            contents.append(mine)
+        table = np.array(runs, RUN_DTYPE) if runs else np.zeros(0, RUN_DTYPE)
+        alone = bool(runs) and self.world.source.random() < 0.5
+        groups = [[0], list(range(1, len(runs)))] if alone and len(runs) > 1 else [list(range(len(runs)))] if runs else []
+        objects = np.zeros(len(groups), OBJECT_DTYPE)
+        keys = []
+        for number, group in enumerate(groups):
+            table["object"][group] = number
+            body = json.dumps([[record.identity for record in contents[index]] for index in group]).encode()
+            table["ordinal"][group] = np.arange(len(group))
+            base = int(table["base_queue_offset"][group[0]])
+            named = queues[group[0]] if len(group) == 1 else None
+            key = self.put(lambda epoch, attempt, named=named, base=base: (  # type: ignore[misc]
+                set_key(f"{state.cursor.phys:020d}", epoch, attempt) if named is None
+                else data_key(named, base, epoch, attempt)
+            ), state.epoch, body)  # fmt: skip
+            if key is None:
+                return None
+            objects[number]["key"], objects[number]["epoch"] = number, state.epoch
+            keys.append(key)
+        to_phys = state.cursor.phys + len(records) * ROW_PHYS
+        return CommitDraft(
+            CommitKind.APPEND, line=state.cursor.line, from_phys=state.cursor.phys, to_phys=to_phys,
+            check=self.world.log.check(to_phys), queues=queues, runs=table, objects=objects, object_keys=keys,
+            doomed=list(self.doomed), created_ms=NOW_MS,
+        )  # fmt: skip
+
+    def put(self, name: Callable[[int, int], str], epoch: int, body: bytes) -> str | None:
+        """NonStopWrite: never ask about an attempt, never use its key again."""
+        for _ in range(20):
+            key = name(epoch, self._attempt())
+            try:
+                self.world.store.put_if_absent(key, [body])
+                return key
+            except UnavailableError:
+                self.doomed.append(key)
+                self.world.meanwhile(0)
+        return None
+
+
+class World:
+    """All actors, the log, the store, and who goes next."""
+
+    def __init__(self, seed: int) -> None:
+        self.source = random.Random(seed)
+        self.log = BrokerLog(self.source)
+        self.memory = MemoryStore(clock_ms=lambda: NOW_MS)
+        self.store = CrashingStore(self.memory, seed=seed, wait=lambda seconds: None)
+        self.uploaders = [Uploader(self, "master"), Uploader(self, "slave")]
+        self.running: list[Uploader] = []
+        self.reader: CatalogState | None = None
+        self.crashes = self.fenced = self.takeovers = self.lines = 0
+
+    def meanwhile(self, seconds: float) -> None:
+        """Somebody waits: others may act, and stalled requests may land."""
+        if self.source.random() < 0.3:
+            self.store.land_stalled()
+        if self.source.random() < 0.4 and len(self.running) < len(self.uploaders):
+            idle = [uploader for uploader in self.uploaders if uploader not in self.running]
+            self.act(self.source.choice(idle))
+
+    def act(self, uploader: Uploader) -> None:
+        self.running.append(uploader)
+        try:
+            uploader.step()
+        except CrashError:
+            self.crashes += 1
+            uploader.die()
+        except FencedError:
+            self.fenced += 1
+            uploader.die()
+        except UnavailableError:
+            uploader.die()  # as good as dead: what it knows is lost
+        finally:
+            self.running.remove(uploader)
+
+    def run(self, steps: int, *, replacing: bool) -> None:
+        operations = frozenset({"put", "get"})
+        for fault in (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED, Fault.THROTTLED, Fault.CONFLICT):
+            self.store.add(FaultRule(fault, operations, "*", probability=0.05))
+        for _ in range(steps):
+            self.log.grow(self.source.randrange(4))
+            if replacing and self.source.random() < 0.02:
+                self.lines += 1
+                keep = 0 if self.source.random() < 0.2 else self.source.randrange(len(self.log.records) + 1)
+                self.log.replace_above(keep)
+            if self.source.random() < 0.15:
+                self.store.fuse = self.source.randrange(1, 6)
+                self.store.kill_after_effect = self.source.random() < 0.5
+            self.act(self.source.choice(self.uploaders))
+            self.store.fuse = -1
+            if self.source.random() < 0.05:
+                self.collect()
+            if self.source.random() < 0.1:
+                self.read()
+            if self.source.random() < 0.2:
+                self.store.land_stalled()
+
+    def collect(self) -> None:
+        """A collector without any grace, on the clean store: it may run at any moment."""
+        try:
+            run_gc(self.memory, load(self.memory), apply=True, grace_ms=0, clock=lambda: NOW_MS)
+        except NotFoundError:
+            assert head_version(self.memory) == 0
+
+    def read(self) -> None:
+        try:
+            self.reader = load(self.memory) if self.reader is None else refresh(self.memory, self.reader)
+        except NotFoundError:
+            return
+        assert describe(self.reader) == describe(load(self.memory))
+
+    def finish(self) -> CatalogState:
+        """Faults end; the last one standing ships the rest."""
+        self.store.clear()
+        self.store.land_stalled()
+        for uploader in self.uploaders:
+            uploader.die()
+        last = self.uploaders[0]
+        while True:
+            try:
+                last.step() if last.writer is None else last.ship()
+            except FencedError:
+                continue
+            if last.writer is not None and last.writer.state.cursor.phys == self.log.end_phys:
+                break
+        last.writer.release(doomed=last.doomed)
+        return load(self.memory)
+
+
+def check_chain(store: MemoryStore) -> None:
+    """One linear chain; in each epoch only its owner appends."""
+    owner, epoch, put_id, named = "", 0, "", set()
+    for version in range(1, head_version(store) + 1):
+        commit = read_commit(store, version)
+        assert commit.place.predecessor_put_id == put_id
+        put_id = commit.put_id
+        if commit.draft.kind == CommitKind.CLAIM:
+            assert commit.draft.owner is not None
+            owner, epoch = commit.draft.owner.instance, epoch + 1
+        assert commit.place.epoch == epoch
+        if commit.draft.kind in (CommitKind.APPEND, CommitKind.LINE, CommitKind.RELEASE):
+            assert commit.place.actor == owner, "a fenced writer committed"
+        assert all(epoch_of(key) == epoch for key in commit.draft.object_keys)
+        assert not named & set(commit.draft.object_keys), "an object was committed twice"
+        named |= set(commit.draft.object_keys)
+
+
+def archived(store: MemoryStore, state: CatalogState, key: QueueKey) -> list[tuple[int, int]]:
+    """(offset, identity) of every visible record of a queue, from the objects themselves."""
+    chunk = RunIndex(store).runs_of(state, key)
+    found = []
+    end_byte = None
+    for run in chunk.runs:
+        name = chunk.object_keys[int(chunk.objects["key"][run["object"]])]
+        identities = json.loads(store.get(name))[int(run["ordinal"])]
+        found += list(zip(range(int(run["base_queue_offset"]), int(run["end_queue_offset"])), identities, strict=True))
+        assert end_byte in (None, int(run["base_byte"]))
+        end_byte = int(run["base_byte"] + run["byte_count"])
+    return found
+
+
+def check_messages(world: World, state: CatalogState) -> None:
+    """Every record of the log is visible once, at its offset."""
+    for number in range(QUEUES):
+        wanted = [(record.offset, record.identity) for record in world.log.records if record.queue == number]
+        generation = state.current_generation(f"t{number}", 0)
+        found = [] if generation is None else archived(world.memory, state, QueueKey(f"t{number}", 0, generation))
+        if not wanted and generation is not None:
+            assert QueueKey(f"t{number}", 0, generation) not in state.visible_queues() or not found
+            continue
+        assert found == wanted
+    assert not len(state.gaps)
+
+
+def check_left_over(world: World, state: CatalogState) -> None:
+    """After one more epoch, collection leaves exactly what is needed."""
+    closing = CatalogWriter(world.memory, cluster="c", broker="b", instance="master", kind="run", clock_ms=lambda: NOW_MS)
+    closing.claim()
+    run_gc(world.memory, load(world.memory), apply=True, grace_ms=0, clock=lambda: NOW_MS)
+    needed: set[str] = set(state.catalog_keys())
+    for key, _ in state.queues():
+        needed |= set(RunIndex(world.memory).runs_of(state, key).object_keys)
+    left = {info.key for info in world.memory.list("") if not info.key.startswith("catalog/")}
+    assert left == needed
+
+
+def simulate(seed: int, *, replacing: bool, steps: int = 250) -> World:
+    world = World(seed)
+    world.run(steps, replacing=replacing)
+    state = world.finish()
+    check_chain(world.memory)
+    check_messages(world, state)
+    check_left_over(world, state)
+    return world
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_writers_lose_nothing_and_show_nothing_twice(seed: int) -> None:
+    world = simulate(seed, replacing=False)
+    assert world.crashes > 3
+    assert world.fenced > 3
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_a_replaced_log_loses_nothing_and_shows_nothing_twice(seed: int) -> None:
+    world = simulate(seed, replacing=True)
+    assert world.lines > 0
+
+
+@pytest.mark.parametrize("after_effect", [False, True])
+def test_a_crash_at_every_step_is_recovered(after_effect: bool) -> None:
+    """The same short history, killed at its first, second, third … request."""
+    for fuse in range(1, 60):
+        world = World(1)
+        world.log.grow(60)
+        world.store.fuse, world.store.kill_after_effect = fuse, after_effect
+        for _ in range(25):
+            world.act(world.uploaders[0])
+        state = world.finish()
+        check_chain(world.memory)
+        check_messages(world, state)
+        check_left_over(world, state)

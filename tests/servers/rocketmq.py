@@ -1,0 +1,186 @@
+"""A real name server and broker of a chosen version, and Java programs that talk to them.
+
+Jars come from Maven once, into the cache; programs in ``java/`` are compiled against them. The broker keeps its
+store directory over ``restart``, ``kill`` and ``start``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.servers.child import ChildServer, free_port
+from tests.servers.install import NotInstallableError, cache_directory, only_once, run_installer
+
+JAVA_SOURCES = Path(__file__).parent / "java"
+CLUSTER, BROKER = "LiveCluster", "live-a"
+_OPENS = [
+    f"--add-{kind}=java.base/{package}=ALL-UNNAMED"
+    for kind, package in (
+        ("opens", "java.nio"), ("opens", "sun.nio.ch"), ("opens", "java.lang"), ("opens", "jdk.internal.ref"),
+        ("exports", "jdk.internal.ref"), ("exports", "sun.nio.ch"),
+    )
+]  # fmt: skip
+_POM = (
+    '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>x</groupId>'
+    "<artifactId>jars</artifactId><version>1</version><dependencies>{}</dependencies></project>"
+)
+_ARTIFACTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-client", "rocketmq-tools")
+_LOGBACK = (
+    "<configuration><appender name='F' class='ch.qos.logback.core.FileAppender'><file>{}</file><encoder>"
+    "<pattern>%d %p %m%n</pattern></encoder></appender><root level='WARN'><appender-ref ref='F'/></root></configuration>"
+)
+
+
+def rocketmq_jars(version: str) -> Path:
+    """The directory of all jars of one RocketMQ version, fetched now when missing."""
+    for program in ("java", "javac"):
+        if shutil.which(program) is None:
+            raise NotInstallableError(f"{program} is not on PATH")
+    jars = cache_directory() / "jars" / version
+    complete = jars / ".complete"
+    if not complete.exists():
+        with only_once(f"jars-{version}"):
+            if not complete.exists():
+                _fetch(version, jars)
+                complete.touch()
+    return jars
+
+
+def _fetch(version: str, jars: Path) -> None:
+    if shutil.which("mvn") is None:
+        raise NotInstallableError("RocketMQ's jars come from Maven, which is not on PATH")
+    jars.mkdir(parents=True, exist_ok=True)
+    pom = jars / "pom.xml"
+    dependency = "<dependency><groupId>org.apache.rocketmq</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+    pom.write_text(_POM.format("".join(dependency.format(name, version) for name in _ARTIFACTS)))
+    run_installer([
+        "mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}",
+        "-DincludeScope=runtime",
+    ])  # fmt: skip
+
+
+def java_classes(version: str) -> Path:
+    """The programs of ``java/`` compiled against one version."""
+    jars = rocketmq_jars(version)
+    classes = cache_directory() / "classes" / version
+    sources = sorted(JAVA_SOURCES.glob("*.java"))
+    newest = max(source.stat().st_mtime for source in sources)
+    complete = classes / ".complete"
+    with only_once(f"classes-{version}"):
+        if not complete.exists() or complete.stat().st_mtime < newest:
+            classes.mkdir(parents=True, exist_ok=True)
+            run_installer(["javac", "-nowarn", "-d", str(classes), "-cp", f"{jars}/*", *map(str, sources)])
+            complete.touch()
+    return classes
+
+
+@dataclass
+class RocketMq:
+    """One name server and one broker under ``directory``. Call ``start`` first and ``stop`` last."""
+
+    version: str
+    directory: Path
+    config: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.jars = rocketmq_jars(self.version)
+        self.store = self.directory / "store"
+        self.broker_conf = self.directory / "broker.conf"
+        self.name_server_address = f"127.0.0.1:{free_port()}"
+        self.broker_address = f"127.0.0.1:{free_port()}"
+        self._write_configuration()
+        self.name_server = self._server("name server", "namesrv.NamesrvStartup", "namesrv.conf", "256m")
+        self.broker = self._server("broker", "broker.BrokerStartup", "broker.conf", "768m")
+
+    def start(self) -> None:
+        """Start both and wait until they serve."""
+        self.name_server.start()
+        self.broker.start()
+
+    def stop(self) -> None:
+        """Stop both, gracefully."""
+        self.broker.stop(patience_s=40)
+        self.name_server.stop()
+
+    def create_topic(self, topic: str, queues: int) -> None:
+        """Create or update a topic at the broker."""
+        self.run_java(
+            "Admin", self.name_server_address, self.broker_address, "create", CLUSTER, topic, str(queues)
+        )
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic from broker and name server."""
+        self.run_java("Admin", self.name_server_address, self.broker_address, "delete", CLUSTER, topic, "0")
+
+    def run_java(self, program: str, *arguments: str, timeout_s: float = 300) -> str:
+        """Run a program of ``java/`` to its end; what it printed."""
+        done = subprocess.run(
+            self.java_command(program, *arguments), capture_output=True, text=True, timeout=timeout_s, check=False,
+            env=self._environment(),
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise RuntimeError(f"{program} failed: {done.stdout[-1000:]}{done.stderr[-2000:]}")
+        return done.stdout
+
+    def java_command(self, program: str, *arguments: str) -> list[str]:
+        """The command line of a program of ``java/``."""
+        return [
+            "java", "-Xmx256m", *_OPENS, f"-Drocketmq.client.logRoot={self.directory}/clientlogs",
+            "-Drocketmq.client.logLevel=ERROR", f"-Duser.home={self.directory}", "-cp",
+            f"{java_classes(self.version)}:{self.jars}/*", program, *arguments,
+        ]  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "ROCKETMQ_HOME": str(self.directory)}
+
+    def _write_configuration(self) -> None:
+        (self.directory / "conf").mkdir(parents=True, exist_ok=True)
+        for name in ("namesrv", "broker"):
+            (self.directory / "conf" / f"logback_{name}.xml").write_text(
+                _LOGBACK.format(self.directory / f"{name}.log")
+            )
+        is_5 = self.version.startswith("5")
+        host, port = self.name_server_address.split(":")
+        bind = [f"bindAddress={host}"] if is_5 else []
+        (self.directory / "namesrv.conf").write_text("\n".join([f"listenPort={port}", *bind, ""]))
+        listen = int(self.broker_address.rpartition(":")[2])
+        settings: dict[str, object] = {
+            "brokerClusterName": CLUSTER, "brokerName": BROKER, "brokerId": 0, "brokerRole": "ASYNC_MASTER",
+            "flushDiskType": "ASYNC_FLUSH", "brokerIP1": "127.0.0.1", "autoCreateTopicEnable": "false",
+            "mappedFileSizeCommitLog": 64 << 20, "mappedFileSizeConsumeQueue": 600_000, "maxHashSlotNum": 50_000,
+            "maxIndexNum": 200_000, "diskMaxUsedSpaceRatio": 95, "traceTopicEnable": "false",
+            "waitTimeMillsInSendQueue": 5000, "osPageCacheBusyTimeOutMills": 5000, "timerWheelEnable": "false",
+            "listenPort": listen, "haListenPort": listen + 1, "namesrvAddr": self.name_server_address,
+            "storePathRootDir": self.store, "storePathCommitLog": self.store / "commitlog",
+            **({"bindAddress": "127.0.0.1"} if is_5 else {}), **self.config,
+        }  # fmt: skip
+        self.broker_conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def _server(self, name: str, main: str, conf: str, heap: str) -> ChildServer:
+        log = self.directory / f"{name.replace(' ', '-')}.out"
+        command = [
+            "java", "-Xms128m", f"-Xmx{heap}", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=512m", *_OPENS,
+            f"-Duser.home={self.directory}", "-cp", f"{self.jars}/*", f"org.apache.rocketmq.{main}", "-c",
+            str(self.directory / conf),
+        ]  # fmt: skip
+        return ChildServer(name, command, {"ROCKETMQ_HOME": str(self.directory)}, log, _SaysBootSuccess(log))
+
+
+class _SaysBootSuccess:
+    """Ready when the log says so once more than at the last start."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._seen = 0
+
+    def __call__(self) -> bool:
+        times = self._log.read_bytes().count(b"boot success")
+        if times > self._seen:
+            self._seen = times
+            return True
+        return False

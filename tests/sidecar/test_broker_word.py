@@ -1,0 +1,82 @@
+"""Asking the broker: what a silent, an old and a half-working one become."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from sidecar.broker_side import address_of
+from sidecar.broker_word import BrokerVoice
+from tiered.broker_store.bound import BrokerWord
+from tiered.broker_store.conf import BrokerConf
+from tiered.errors import UnavailableError, UsageError
+from tiered.settings.load import load_settings
+
+
+class FakeClient:
+    """A broker that answers, or fails, as told."""
+
+    def __init__(self, info: dict[str, str] | None, confirm: int | None | Exception) -> None:
+        self.info = info
+        self.confirm = confirm
+        self.closed = 0
+
+    def runtime_info(self) -> dict[str, str]:
+        if self.info is None:
+            raise UnavailableError("no runtime information")
+        return self.info
+
+    def confirm_offset(self) -> int | None:
+        if isinstance(self.confirm, Exception):
+            raise self.confirm
+        return self.confirm
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def _voice(client: FakeClient) -> BrokerVoice:
+    return BrokerVoice("127.0.0.1:10911", 1.0, connect=lambda address, timeout_s: client)  # type: ignore[arg-type, return-value]
+
+
+def test_a_5x_broker_says_everything() -> None:
+    info = {"commitLogMaxOffset": "100", "dispatchBehindBytes": "7"}
+    assert _voice(FakeClient(info, 90)).ask() == BrokerWord(100, 90, 7)
+
+
+def test_a_49_broker_knows_no_confirm_offset() -> None:
+    assert _voice(FakeClient({"commitLogMaxOffset": "100"}, None)).ask() == BrokerWord(100, None, None)
+
+
+def test_a_broker_without_runtime_info_still_has_a_word() -> None:
+    assert _voice(FakeClient(None, 90)).ask() == BrokerWord(None, 90, None)
+
+
+def test_a_silent_broker_is_none_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    client = FakeClient({"commitLogMaxOffset": "1"}, UnavailableError("timed out"))
+    voice = _voice(client)
+    with caplog.at_level(logging.INFO):
+        assert [voice.ask() for _ in range(3)] == [None, None, None]
+        client.confirm = 1
+        assert voice.ask() is not None
+    assert caplog.messages == ["the broker does not answer", "the broker answers again"]
+    assert client.closed == 3
+
+
+def test_without_an_address_nobody_is_asked() -> None:
+    assert BrokerVoice("", 1.0).ask() is None
+
+
+def test_where_the_broker_is() -> None:
+    conf = BrokerConf(broker_ip="::1", listen_port=1234)
+    assert address_of(load_settings().settings, conf) == "::1:1234"
+    assert address_of(load_settings().settings, None) == ""
+    named = load_settings(flags={"broker.address": ("flag", "10.0.0.1:10911")}).settings
+    assert address_of(named, conf) == "10.0.0.1:10911"
+
+
+@pytest.mark.parametrize("address", ["broker", "broker:", ":10911", "broker:http", "broker:99999"])
+def test_a_bad_address_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=r"broker\.address"):
+        address_of(load_settings(flags={"broker.address": ("flag", address)}).settings, None)
