@@ -43,6 +43,7 @@ _KNOWN = {flag.key: flag.option for flag in (*NAME_FLAGS, *STORE_FLAGS, *BROKER_
     "archive.url": "ARCHIVE_URL",
     "broker.store_path": "STORE",
     "process.state_dir": "--state-dir",
+    "gc.grace_ms": "--grace",
 }
 
 

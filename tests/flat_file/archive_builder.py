@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -81,6 +81,9 @@ class ArchiveBuilder:
         )  # fmt: skip
         self.writer.claim()
         self.keys: list[str] = []
+        self.doctor: Callable[[bytes], bytes] = lambda record: record
+        self.doctor_runs: Callable[[Table], None] = lambda runs: None
+        self.parent_offset_error = 0
 
     @property
     def state(self) -> CatalogState:
@@ -94,7 +97,8 @@ class ArchiveBuilder:
         specs = self._runs(rows)
         groups = [specs] if as_set else [[spec] for spec in specs]
         queues: list[QueueKey] = []
-        tables, keys = [], []
+        tables: list[Table] = []
+        keys: list[str] = []
         objects = np.zeros(len(groups), OBJECT_DTYPE)
         for number, group in enumerate(groups):
             tables.append(self._put(number, group, queues, objects, keys, from_phys))
@@ -116,13 +120,14 @@ class ArchiveBuilder:
             offset = self._claim(sent.queue, sent.offset, gaps)
             light = [(queue, self._claim(queue, None, gaps)) for queue in sent.light]
             record, tags_code = _record(sent, offset, light, self._phys)
+            record = self.doctor(record)
             truth = Stored(offset, sent.inner_num, record, self._phys, tags_code, NOW_MS)
-            hashes = [xxhash.xxh64_intdigest(f"{sent.queue.topic}#{key}") for key in sent.keys]
+            hashes = [xxhash.xxh64_intdigest(f"{sent.queue.topic}#{key}".encode()) for key in sent.keys]
             row = RowSpec(record, tags_code, NOW_MS, 0, sent.inner_num, hashes)
             rows.append((sent.queue, row, offset, self._phys))
             self._note(sent.queue, truth)
             for queue, light_offset in light:
-                parent = replace(row, inner_num=1, keys=(), parent_queue_offset=offset)
+                parent = replace(row, inner_num=1, keys=(), parent_queue_offset=offset + self.parent_offset_error)
                 rows.append((queue, parent, light_offset, self._phys))
                 self._parents[queue, light_offset] = sent.queue
                 self._note(queue, replace(truth, offset=light_offset, inner_num=1))
@@ -207,6 +212,7 @@ class ArchiveBuilder:
         runs = segment.runs.astype(RUN_DTYPE)
         runs["queue"] = [_number(queues, queue) for queue, _ in group]
         runs["object"] = number
+        self.doctor_runs(runs)
         return runs
 
     def rewrite(self, queue: QueueKey) -> CatalogState:

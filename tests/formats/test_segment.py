@@ -27,6 +27,7 @@ QUEUES = [
 ]
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 U64 = st.integers(0, (1 << 64) - 1)
+COLUMNS = ("size", "tags_code", "store_timestamp", "phys", "queue_offset", "inner_num", "parent", "parent_queue_offset")
 
 
 @st.composite
@@ -74,7 +75,7 @@ def _assert_same(segment: Segment, index: SegmentIndex, data: bytes) -> None:
     for run, spec in enumerate(segment.specs):
         columns = index.row_columns(run)
         end = first + len(spec.rows)
-        for name in ("size", "tags_code", "store_timestamp", "phys", "queue_offset", "inner_num", "parent", "parent_queue_offset"):  # fmt: skip
+        for name in COLUMNS:
             assert getattr(columns, name).tolist() == getattr(segment.rows, name)[first:end].tolist(), name
         first = end
         if spec.kind != RunKind.LMQ:

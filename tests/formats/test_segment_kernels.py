@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -46,18 +48,19 @@ def _view(runs: list[PageRun]) -> RunView:
 def _encode(runs: list[PageRun], first: int, end: int) -> bytes:
     view = _view(runs)
     rows = [row for run in runs for row in run.rows]
-    columns = [
+    columns: list[Any] = [
         np.array([getattr(row, name) for row in rows], kind)
         for name, kind in zip(COLUMNS, KINDS, strict=True)
     ]
     streams, out = np.empty(70 * len(rows), np.uint8), np.empty(70 * len(rows) + 28, np.uint8)
-    length = encode_page(first, end, view.run_at(first), *view.columns, *columns, streams, out)
+    columns = [*view.columns, *columns, streams, out]
+    length = encode_page(first, end, view.run_at(first), *columns)
     return out[:length].tobytes()
 
 
 def _decode(runs: list[PageRun], data: bytes, first: int, end: int) -> list[PageRow] | None:
     view = _view(runs)
-    columns = [np.empty(end - first, kind) for kind in KINDS]
+    columns: list[Any] = [np.empty(end - first, kind) for kind in KINDS]
     is_valid = decode_page(
         np.frombuffer(data, np.uint8), first, end, view.run_at(first), *view.columns, *columns
     )

@@ -67,6 +67,11 @@ class ChildServer:
                 raise RuntimeError(f"{self.name} did not start (exit code {code}):\n{self._tail()}")
             time.sleep(0.05)
 
+    def start_if_stopped(self) -> None:
+        """Bring it back unless it runs."""
+        if self._process is None:
+            self.start()
+
     def stop(self, *, patience_s: float = STOP_TIMEOUT_S) -> None:
         """Ask it to end, insist after ``patience_s``. Idempotent."""
         if self._process is not None:

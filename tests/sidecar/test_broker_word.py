@@ -17,7 +17,7 @@ from tiered.settings.load import load_settings
 class FakeClient:
     """A broker that answers, or fails, as told."""
 
-    def __init__(self, info: dict[str, str] | None, confirm: int | None | Exception) -> None:
+    def __init__(self, info: dict[str, str] | None, confirm: int | Exception | None) -> None:
         self.info = info
         self.confirm = confirm
         self.closed = 0

@@ -248,12 +248,13 @@ class _FullCheck:
             differs = np.flatnonzero(getattr(found, name)[:valid] != wanted)
             if len(differs):
                 self._report(queue, rows, span.first_row + int(differs[0]), f"differs in {name}", span)
-        if not queue.topic.startswith(LMQ_PREFIX) and (
-            len(table) != 1 or (table.topic(0), int(table.queue_id[0])) != (queue.topic, queue.queue_id)
-        ):
-            self._report(
-                queue, rows, span.first_row, f"belongs to {table.topic(0)}/{table.queue_id[0]}", span
-            )
+        if not queue.topic.startswith(LMQ_PREFIX):
+            own = table.ordinal(queue.topic, queue.queue_id)
+            strangers = np.flatnonzero(found.queue[:valid] != own)
+            if len(strangers):
+                other = int(found.queue[strangers[0]])
+                what = f"belongs to {table.topic(other)}/{table.queue_id[other]}"
+                self._report(queue, rows, span.first_row + int(strangers[0]), what, span)
         if keys is not None:
             first, hashes = keys
             base = int(index.first_row[run])

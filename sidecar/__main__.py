@@ -1,0 +1,7 @@
+"""`python -m sidecar` is `tiered`."""
+
+import sys
+
+from sidecar.cli import main
+
+sys.exit(main())

@@ -1,0 +1,256 @@
+"""`verify` says nothing of a whole archive and names every kind of damage; each kind has a test of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tiered.catalog.pages import Page
+from tiered.errors import NotFoundError, UnavailableError
+from tiered.flat_file.verify import AnomalyKind, VerifyReport, _check_queues, verify_archive
+from tiered.formats.keys import catalog_key
+from tiered.model.queue import QueueKey
+from tiered.model.tables import Table
+from tiered.object_store.memory import MemoryStore
+
+ONE, TWO, BATCHED = QueueKey("topic", 0, 0), QueueKey("topic", 1, 0), QueueKey("batched", 0, 0)
+LIGHT = QueueKey("%LMQ%a", 0, 0)
+
+
+def _archive(cycles: int = 6) -> ArchiveBuilder:
+    builder = ArchiveBuilder(MemoryStore(), root_every=2)
+    for cycle in range(cycles):
+        messages = [
+            Sent(queue, b"%d" % number * 50, None, "Tag", (f"k{number}", "x"), light=[LIGHT] if number % 3 == 0 else [])
+            for number in range(6)
+            for queue in (ONE, TWO)
+        ]
+        messages.append(Sent(BATCHED, b"batch", inner_num=cycle + 1))
+        messages.append(Sent(ONE, b"after a gap", offset=100 * cycle + 100))
+        builder.commit(messages, as_set=cycle % 2 == 0)
+    return builder
+
+
+def _replace(builder: ArchiveBuilder, key: str, change: Callable[[bytearray], bytearray | None]) -> None:
+    data = bytearray(builder.store.get(key))
+    changed = change(data) or data
+    builder.store.delete([key])
+    builder.store.put_if_absent(key, [bytes(changed)])
+
+
+def _flip(position: int) -> Callable[[bytearray], None]:
+    def change(data: bytearray) -> None:
+        data[position] ^= 0x10
+
+    return change
+
+
+def _kinds(report: VerifyReport) -> set[AnomalyKind]:
+    return {anomaly.kind for anomaly in report.anomalies}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_whole_archive_has_no_anomalies(full: bool) -> None:
+    builder = _archive()
+    seen: list[tuple[int, int]] = []
+    report = verify_archive(builder.store, full=full, progress=lambda done, total: seen.append((done, total)))
+    assert (report.anomalies, report.leftovers) == ([], [])
+    rows = sum(len(truth.rows) for truth in builder.truth.values())
+    assert report.counts["rows"] == rows
+    assert report.counts["objects"] == len(builder.keys)
+    assert (report.counts["blocks"] > 0) == full
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] > 0
+
+
+def test_an_empty_store_is_not_an_archive() -> None:
+    with pytest.raises(NotFoundError):
+        verify_archive(MemoryStore())
+
+
+def test_a_store_that_is_away_is_no_anomaly() -> None:
+    class Away(MemoryStore):
+        is_away = False
+
+        def get_range(self, key: str, offset: int, length: int) -> bytes:
+            if self.is_away:
+                raise UnavailableError("not now")
+            return super().get_range(key, offset, length)
+
+    store = Away()
+    builder = ArchiveBuilder(store)
+    builder.commit([Sent(ONE)])
+    store.is_away = True
+    with pytest.raises(UnavailableError):
+        verify_archive(builder.store)
+
+
+def test_chain_a_missing_commit() -> None:
+    builder = _archive()
+    builder.store.delete([catalog_key(3)])
+    report = verify_archive(builder.store)
+    (anomaly,) = report.anomalies
+    assert (anomaly.kind, anomaly.key) == (AnomalyKind.CHAIN, catalog_key(3))
+    assert "version 3 is missing" in str(anomaly)
+
+
+def test_chain_a_damaged_head() -> None:
+    builder = _archive()
+    _replace(builder, catalog_key(builder.state.version), _flip(60))
+    report = verify_archive(builder.store)
+    assert _kinds(report) == {AnomalyKind.CHAIN}
+
+
+def test_chain_a_commit_of_another_archive() -> None:
+    builder = _archive()
+    other = ArchiveBuilder(MemoryStore())
+    other.commit([Sent(TWO)])
+    stolen = other.store.get(catalog_key(2))
+    _replace(builder, catalog_key(2), lambda data: bytearray(stolen))
+    assert AnomalyKind.CHAIN in _kinds(verify_archive(builder.store))
+
+
+def test_page_damaged_or_missing_root() -> None:
+    builder = _archive()
+    _replace(builder, builder.state.root.key, _flip(70))
+    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.CHAIN}
+    builder.store.delete([builder.state.root.key])
+    report = verify_archive(builder.store)
+    assert _kinds(report) == {AnomalyKind.MISSING}, "the chain replaces the root"
+
+
+def test_hole_and_overlap_in_a_queue() -> None:
+    state = _archive().state
+    memory = state.memory
+    page = Page(state.directory.keys, memory)
+    report = VerifyReport()
+    _check_queues(state, [page], report)
+    assert report.anomalies == []
+    run = memory.runs[2]
+    without = replace(memory, runs=np.delete(memory.runs, 2))
+    _check_queues(state, [Page(page.queues, without)], report)
+    (hole,) = report.anomalies
+    assert hole.kind == AnomalyKind.HOLE
+    assert hole.range == (run["base_queue_offset"], run["end_queue_offset"])
+    assert hole.key.startswith(state.key_of(int(run["queue"])).topic)
+    twice = replace(memory, runs=np.concatenate([memory.runs, memory.runs[2:3]]))
+    report = VerifyReport()
+    _check_queues(state, [Page(page.queues, twice)], report)
+    assert {anomaly.kind for anomaly in report.anomalies} == {AnomalyKind.OVERLAP}
+
+
+def test_missing_object() -> None:
+    builder = _archive()
+    builder.store.delete([builder.keys[1]])
+    report = verify_archive(builder.store)
+    assert [(anomaly.kind, anomaly.key) for anomaly in report.anomalies] == [(AnomalyKind.MISSING, builder.keys[1])]
+
+
+def test_damaged_tail() -> None:
+    builder = _archive()
+    _replace(builder, builder.keys[0], _flip(-60))
+    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.DAMAGED}
+
+
+def test_damaged_block_is_seen_only_in_full() -> None:
+    builder = _archive()
+    _replace(builder, builder.keys[0], _flip(20))
+    assert verify_archive(builder.store).anomalies == []
+    (anomaly,) = verify_archive(builder.store, full=True).anomalies
+    assert (anomaly.kind, anomaly.key) == (AnomalyKind.DAMAGED, builder.keys[0])
+    assert anomaly.range is not None
+    assert anomaly.range[0] <= 20 < anomaly.range[1]
+
+
+def test_damaged_header() -> None:
+    builder = _archive()
+    _replace(builder, builder.keys[0], _flip(9))
+    assert _kinds(verify_archive(builder.store, full=True)) == {AnomalyKind.DAMAGED}
+
+
+def test_contradiction_of_catalog_and_footer() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+
+    def later(runs: Table) -> None:
+        runs["max_store_timestamp"] += 1
+
+    builder.doctor_runs = later
+    builder.commit([Sent(ONE, b"aaaa")])
+    (anomaly,) = verify_archive(builder.store).anomalies
+    assert anomaly.kind == AnomalyKind.CONTRADICTION
+    assert "max_store_timestamp" in str(anomaly)
+
+
+@pytest.mark.parametrize("change", ["body", "offset", "keys", "queue"])
+def test_record_that_is_not_what_its_row_says(change: str) -> None:
+    """A writer's defect: everything is whole and consistent, but the bytes are not those of the row."""
+    builder = ArchiveBuilder(MemoryStore())
+    builder.doctor = {
+        "body": lambda record: record.replace(b"body", b"BODY"),
+        "offset": lambda record: record[:27] + b"\x07" + record[28:],
+        "keys": lambda record: record.replace(b"KEYS\x01k", b"KEYS\x01j"),
+        "queue": lambda record: record[:15] + b"\x09" + record[16:],
+    }[change]
+    builder.commit([Sent(ONE, b"body", keys=["k1"]) for _ in range(3)])
+    assert verify_archive(builder.store).anomalies == []
+    report = verify_archive(builder.store, full=True)
+    assert _kinds(report) == {AnomalyKind.RECORD}
+
+
+def test_light_queue_row_whose_parent_is_nowhere() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    builder.parent_offset_error = 50
+    builder.commit([Sent(ONE, light=[LIGHT])])
+    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.LIGHT}
+
+
+def test_light_queue_row_whose_parent_expired_is_fine() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    builder.commit([Sent(ONE, light=[LIGHT])])
+    builder.commit([Sent(ONE, light=[LIGHT])])
+    builder.expire_first_run(ONE)
+    report = verify_archive(builder.store, full=True)
+    assert report.anomalies == []
+
+
+def test_leftovers_are_no_anomalies() -> None:
+    builder = _archive()
+    builder.store.put_if_absent("data/00/topic/0/0/00000000000000000000-1-99.so", [b"abandoned"])
+    report = verify_archive(builder.store)
+    assert report.anomalies == []
+    assert report.leftovers == ["data/00/topic/0/0/00000000000000000000-1-99.so"]
+
+
+def test_objects_given_up_are_counted_not_leftovers() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    builder.commit([Sent(ONE)])
+    builder.rewrite(ONE)
+    report = verify_archive(builder.store)
+    assert (report.anomalies, report.leftovers, report.counts["doomed"]) == ([], [], 1)
+
+
+BUILDER = _archive(3)
+WHOLE = {key: BUILDER.store.get(key) for key in BUILDER.keys}
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_any_flipped_bit_in_any_data_object_is_found_in_full(data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(BUILDER.keys))
+    bit = data.draw(st.integers(0, len(WHOLE[key]) * 8 - 1))
+    damaged = bytearray(WHOLE[key])
+    damaged[bit // 8] ^= 1 << bit % 8
+    BUILDER.store.delete([key])
+    BUILDER.store.put_if_absent(key, [bytes(damaged)])
+    try:
+        report = verify_archive(BUILDER.store, full=True)
+    finally:
+        BUILDER.store.delete([key])
+        BUILDER.store.put_if_absent(key, [WHOLE[key]])
+    assert {anomaly.key for anomaly in report.anomalies} == {key}

@@ -1,0 +1,231 @@
+"""The commands on a real broker's store: what they print, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.cli import main
+from tests.truth import read_lines
+
+MESSAGES = 18_004
+QUEUES = 13
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs one command line in this process: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg-state"))
+
+    def execute(*arguments: object) -> tuple[int, str, str]:
+        capsysbinary.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        output = capsysbinary.readouterr()
+        return code, output.out.decode(), output.err.decode()
+
+    return execute
+
+
+@pytest.fixture(scope="module")
+def killed(real_store: Callable[[str], Path]) -> Path:
+    """Store F: its broker was killed while producers wrote."""
+    return real_store("F")
+
+
+@pytest.fixture(scope="module")
+def archive(killed: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """F, archived once for all reading tests."""
+    url = f"file://{tmp_path_factory.mktemp('archive')}"
+    assert (
+        main(["backfill", str(killed / "store"), url, "--broker-conf", str(killed / "broker.conf"), "--json"])
+        == 0
+    )
+    return url
+
+
+def _one_line(error: str) -> str:
+    assert error.startswith("tiered: ") and error.count("\n") == 1, error
+    return error
+
+
+def _data_files(url: str) -> list[Path]:
+    return sorted(p for p in Path(url.removeprefix("file://")).rglob("*") if p.suffix in (".so", ".sso"))
+
+
+def test_backfill_says_what_it_did_and_a_second_run_uploads_nothing(
+    run: Run, killed: Path, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/archive"
+    command = ("backfill", killed / "store", url, "--broker-conf", killed / "broker.conf")
+    code, out, _ = run(*command)
+    assert code == 0
+    assert "FxCluster/fx-a" in out and "18,004 messages" in out
+    before = _data_files(url)
+    code, out, _ = run(*command)
+    assert (code, _data_files(url)) == (0, before)
+    assert "nothing to do" in out
+    code, out, _ = run(*command, "--json")
+    document = json.loads(out)
+    assert (document["messages"], document["interrupted"]) == (0, False)
+
+
+def test_names_come_from_the_store_itself(run: Run, killed: Path, tmp_path: Path) -> None:
+    code, out, _ = run("backfill", killed / "store", f"file://{tmp_path}/archive")
+    assert code == 0 and out.startswith("FxCluster/fx-a")
+
+
+def test_ls_lists_every_queue(run: Run, archive: str) -> None:
+    code, out, _ = run("ls", archive)
+    assert code == 0
+    assert f"{QUEUES} queues, 18,004 messages" in out.splitlines()[-1]
+    code, out, _ = run("ls", archive, "--json", "--topic", "t_k_one")
+    (queue,) = json.loads(out)["queues"]
+    assert (queue["topic"], queue["queueId"], queue["minOffset"], queue["maxOffset"]) == (
+        "t_k_one",
+        0,
+        0,
+        5958,
+    )
+    code, _, error = run("ls", archive, "--topic", "nothing-*")
+    assert code == 3 and "nothing-*" in _one_line(error)
+
+
+def test_cat_prints_what_was_asked_for(run: Run, archive: str) -> None:
+    code, out, _ = run("cat", archive, "t_k_keys", "--queue", 3, "--from", 100, "--count", 2)
+    messages: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [(m["topic"], m["queueId"], m["queueOffset"]) for m in messages] == [
+        ("t_k_keys", 3, 100),
+        ("t_k_keys", 3, 101),
+    ]
+    code, out, _ = run("cat", archive, "t_k_keys", "--count", 1)
+    assert [json.loads(line)["queueId"] for line in out.splitlines()] == list(range(8))
+    code, out, _ = run("cat", archive, "t_k_one", "--from", 5958)
+    assert (code, out) == (0, "")
+
+
+def test_cat_all_is_the_truth(run: Run, archive: str, killed: Path) -> None:
+    code, out, _ = run("cat", archive, "--all")
+    assert code == 0
+    truth = read_lines(killed / "truth" / "messages.jsonl.zst")
+    expected = {(m["topic"], m["queueId"], m["queueOffset"]): m for m in truth}
+    read = {(m["topic"], m["queueId"], m["queueOffset"]): m for m in map(json.loads, out.splitlines())}
+    assert len(out.splitlines()) == len(read) == MESSAGES
+    assert read.keys() == expected.keys()
+    assert all(read[place]["recCrc32"] == expected[place]["recCrc32"] for place in read)
+
+
+def test_cat_raw_is_the_brokers_bytes(run: Run, archive: str, killed: Path, capsysbinary: Any) -> None:
+    assert main(["cat", archive, "t_k_one", "--count", "1", "--format", "raw"]) == 0
+    record = capsysbinary.readouterr().out
+    with (killed / "store" / "commitlog" / f"{0:020d}").open("rb") as log:
+        assert record in log.read(1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("cat", "ARCHIVE"), 2, "--all"),
+        (("cat", "ARCHIVE", "t_k_one", "--all"), 2, "--all"),
+        (("cat", "ARCHIVE", "t_k_one", "--from", "-1"), 2, "negative"),
+        (("cat", "ARCHIVE", "absent"), 3, "absent"),
+        (("cat", "ARCHIVE", "t_k_one", "--queue", "9"), 3, "queue 9"),
+        (("ls", "ARCHIVE", "--broker", "other"), 3, "FxCluster/fx-a"),
+        (("ls", "ARCHIVE/nothing-here"), 3, "no archive"),
+        (("ls", "ftp://x/y"), 2, "file:///"),
+        (("ls", "file:relative"), 2, "three slashes"),
+        (("gc", "ARCHIVE", "--grace", "soon"), 2, "gc.grace_ms"),
+        (("ls", "ARCHIVE", "--set", "retention.ttl=30d"), 2, "not in force"),
+        (("backfill", "/nowhere", "ARCHIVE"), 3, "/nowhere"),
+        (("backfill", "/", "file:///tmp/unused-archive"), 2, "commitlog"),
+        (("status",), 3, "no instance"),
+        (("status", "--state-dir", "/nowhere"), 3, "/nowhere"),
+        (("run", "--store", "/nowhere", "--url", "ARCHIVE"), 3, "/nowhere"),
+        (("run", "--store", "/nowhere"), 2, "archive.url"),
+        (("run", "--url", "ARCHIVE"), 2, "--store"),
+    ],
+)
+def test_failures_are_one_line_with_the_right_code(
+    run: Run, archive: str, arguments: tuple[str, ...], code: int, text: str
+) -> None:
+    given = [argument.replace("ARCHIVE", archive) for argument in arguments]
+    found, out, error = run(*given)
+    error = "\n".join(line for line in error.splitlines() if not line.startswith("{")) + "\n"
+    assert (found, out) == (code, "")
+    assert text in _one_line(error)
+
+
+def test_a_store_that_does_not_tell_its_name_is_asked_for(run: Run, killed: Path, tmp_path: Path) -> None:
+    shutil.copytree(killed / "store", tmp_path / "store", ignore=shutil.ignore_patterns("config"))
+    (tmp_path / "store" / "config").mkdir()
+    code, _, error = run("backfill", tmp_path / "store", f"file://{tmp_path}/a")
+    assert code == 2 and "--broker-conf" in _one_line(error)
+    code, out, _ = run(
+        "backfill", tmp_path / "store", f"file://{tmp_path}/a", "--cluster", "c", "--broker", "b"
+    )
+    assert code == 0 and out.startswith("c/b")
+
+
+def test_several_archives_must_be_told_apart(run: Run, killed: Path, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/archive"
+    for broker in ("one", "two"):
+        assert run("backfill", killed / "store", url, "--broker", broker, "--include", "t_k_one")[0] == 0
+    code, _, error = run("ls", url)
+    assert (
+        code == 2 and "FxCluster/one" in error and "FxCluster/two" in error and "--broker" in _one_line(error)
+    )
+    code, out, _ = run("ls", url, "--broker", "two")
+    assert code == 0 and "5,958 messages" in out
+
+
+def test_include_and_exclude(run: Run, killed: Path, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/archive"
+    assert run("backfill", killed / "store", url, "--include", "t_k_*", "--exclude", "*_keys,*_four")[0] == 0
+    assert {q["topic"] for q in json.loads(run("ls", url, "--json")[1])["queues"]} == {"t_k_one"}
+
+
+def test_status_from_the_archive_and_the_store(run: Run, killed: Path, archive: str) -> None:
+    code, out, _ = run("status", archive, "--store", killed / "store", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert (report["lag_messages"], report["lag_bytes"], report["margin_seconds"]) == (0, 0, None)
+    assert report["messages"] == MESSAGES and report["queues"] == []
+    code, out, _ = run("status", archive)
+    assert code == 0 and "store was not looked at" in out
+
+
+def test_status_counts_what_is_not_archived(run: Run, killed: Path, tmp_path: Path) -> None:
+    """An archive of the first commitlog file only: the rest is the lag, per queue."""
+    part = tmp_path / "part"
+    shutil.copytree(killed / "store", part)
+    files = sorted((part / "commitlog").iterdir())
+    for file in files[1:]:
+        file.unlink()
+    url = f"file://{tmp_path}/archive"
+    assert run("backfill", part, url, "--cluster", "c", "--broker", "b")[0] == 0
+    report = json.loads(run("status", url, "--store", killed / "store", "--json")[1])
+    archived = sum(q["messages"] for q in json.loads(run("ls", url, "--json")[1])["queues"])
+    assert 0 < archived < MESSAGES
+    assert report["lag_messages"] == sum(q["lag_messages"] for q in report["queues"]) == MESSAGES - archived
+    assert sum(q["lag_bytes"] for q in report["queues"]) <= report["lag_bytes"]
+    assert report["lag_seconds"] > 0 and report["margin_seconds"] is not None
+    code, out, _ = run("status", url, "--store", killed / "store")
+    assert code == 0 and "t_k_one" in out and "until the broker deletes" in out
+
+
+def test_gc_lists_and_deletes_nothing_by_default(run: Run, archive: str) -> None:
+    before = sorted(Path(archive.removeprefix("file://")).rglob("*"))
+    code, out, _ = run("gc", archive)
+    assert code == 0 and "nothing was; add --apply" in out
+    assert json.loads(run("gc", archive, "--json")[1])["applied"] is False
+    assert sorted(Path(archive.removeprefix("file://")).rglob("*")) == before
