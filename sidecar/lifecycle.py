@@ -254,11 +254,12 @@ class Service:
 
     def _drain(self) -> int:
         self._enter(State.DRAINING, "finishing what is in flight")
+        was_running = self._thread is not None
         drained = self._stop_job()
         self._enter(
             State.STOPPED, "drained" if drained else "stopped before everything in flight was finished"
         )
-        if drained and self._job_error is not None and isinstance(self._job_error, TieredError):
+        if drained and was_running and isinstance(self._job_error, TieredError):
             logger.error("the uploader failed while draining", exc_info=self._job_error)
             return self._job_error.exit_code
         return 0 if drained else EXIT_NOT_DRAINED

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, small_limits
+from tiered.catalog import reading
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.pages import RunIndex
@@ -78,7 +79,8 @@ class BrokerLog:
         return LogCheck(begin * ROW_PHYS, end_phys, zlib.crc32(said.encode()))
 
     def agrees(self, check: LogCheck) -> bool:
-        return check.end_phys <= self.end_phys and self.check(check.end_phys) == check
+        is_empty = check.begin_phys == check.end_phys
+        return check.end_phys <= self.end_phys and (is_empty or self.check(check.end_phys) == check)
 
 
 class CrashingStore(FaultStore):
@@ -119,7 +121,7 @@ class Uploader:
             self.start()
             return
         chance = self.world.source.random()
-        if chance < 0.05:
+        if chance < 0.02:
             self.writer.release(doomed=self.doomed)
             self.die()
         elif chance < 0.12:
@@ -133,10 +135,10 @@ class Uploader:
         self.attempts = 0  # keys stay unique by epoch
         writer = CatalogWriter(
             self.world.store, cluster="c", broker="b", instance=self.name, kind="run", clock_ms=lambda: NOW_MS,
-            limits=small_limits(), random=random.Random(self.world.source.random()), wait=self.world.meanwhile,
+            limits=small_limits(spill_runs=25, page_runs_max=20), random=random.Random(self.world.source.random()), wait=self.world.meanwhile,
         )  # fmt: skip
         writer.load()
-        writer.claim(take_over=self.world.source.random() < 0.7)
+        writer.claim(take_over=self.world.source.random() < 0.2)
         self.writer = writer
         state = writer.state
         if state.started and not self.world.log.agrees(state.cursor.check):
@@ -259,23 +261,23 @@ class World:
             self.running.remove(uploader)
 
     def run(self, steps: int, *, replacing: bool) -> None:
-        operations = frozenset({"put", "get"})
         for fault in (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED, Fault.THROTTLED, Fault.CONFLICT):
-            self.store.add(FaultRule(fault, operations, "*", probability=0.05))
+            self.store.add(FaultRule(fault, frozenset({"put"}), "*", probability=0.07))
+        self.store.add(FaultRule(Fault.LOST_BEFORE, frozenset({"get", "list"}), "*", probability=0.01))
         for _ in range(steps):
             self.log.grow(self.source.randrange(4))
             if replacing and self.source.random() < 0.02:
                 self.lines += 1
                 keep = 0 if self.source.random() < 0.2 else self.source.randrange(len(self.log.records) + 1)
                 self.log.replace_above(keep)
-            if self.source.random() < 0.15:
+            if self.source.random() < 0.08:
                 self.store.fuse = self.source.randrange(1, 6)
                 self.store.kill_after_effect = self.source.random() < 0.5
             self.act(self.source.choice(self.uploaders))
             self.store.fuse = -1
-            if self.source.random() < 0.05:
+            if self.source.random() < 0.03:
                 self.collect()
-            if self.source.random() < 0.1:
+            if self.source.random() < 0.05:
                 self.read()
             if self.source.random() < 0.2:
                 self.store.land_stalled()
@@ -369,6 +371,12 @@ def check_left_over(world: World, state: CatalogState) -> None:
     assert left == needed
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads side by side would draw faults in an order no seed decides."""
+    monkeypatch.setattr(reading, "READ_THREADS", 1 << 30)
+
+
 def simulate(seed: int, *, replacing: bool, steps: int = 250) -> World:
     world = World(seed)
     world.run(steps, replacing=replacing)
@@ -379,14 +387,14 @@ def simulate(seed: int, *, replacing: bool, steps: int = 250) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(10))
 def test_two_writers_lose_nothing_and_show_nothing_twice(seed: int) -> None:
     world = simulate(seed, replacing=False)
     assert world.crashes > 3
     assert world.fenced > 3
 
 
-@pytest.mark.parametrize("seed", range(100, 112))
+@pytest.mark.parametrize("seed", range(100, 110))
 def test_a_replaced_log_loses_nothing_and_shows_nothing_twice(seed: int) -> None:
     world = simulate(seed, replacing=True)
     assert world.lines > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from tests.formats.segment_builder import RowSpec, RunSpec, build
 from tests.kernels.record_builder import Message, encode, properties
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import runs_of_queue
-from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.protocol import CatalogLimits, CatalogWriter
 from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import BlockCodec, SegmentMeta, encode_segment
@@ -68,7 +68,9 @@ class _Queue:
 class ArchiveBuilder:
     """Commits cycles to ``store``. ``truth[queue].rows`` and ``.gaps`` say what readers must find."""
 
-    def __init__(self, store: ObjectStore, *, root_every: int = 4, codec: BlockCodec | None = None) -> None:
+    def __init__(
+        self, store: ObjectStore, *, limits: CatalogLimits | None = None, codec: BlockCodec | None = None
+    ) -> None:
         self.store = store
         self.truth: dict[QueueKey, _Queue] = {}
         self._phys = 4096
@@ -77,7 +79,7 @@ class ArchiveBuilder:
         self._codec = codec or BlockCodec(block_bytes=600)
         self.writer = CatalogWriter(
             store, cluster="cluster", broker="broker", instance="test", kind="run", clock_ms=lambda: NOW_MS,
-            root_every=root_every, random=random.Random(1), wait=lambda seconds: None,
+            limits=limits or CatalogLimits(root_every=4), random=random.Random(1), wait=lambda seconds: None,
         )  # fmt: skip
         self.writer.claim()
         self.keys: list[str] = []
@@ -90,7 +92,9 @@ class ArchiveBuilder:
         """The newest version."""
         return self.writer.state
 
-    def commit(self, messages: Sequence[Sent], *, as_set: bool = True) -> CatalogState:
+    def commit(
+        self, messages: Sequence[Sent], *, as_set: bool = True, state_objects: Mapping[str, str] | None = None
+    ) -> CatalogState:
         """One cycle: all messages, in log order, in one set object, or every run in an object of its own."""
         from_phys = self._phys
         rows, gaps = self._log(messages)
@@ -108,7 +112,7 @@ class ArchiveBuilder:
         draft = CommitDraft(
             kind=CommitKind.APPEND, line=self.state.cursor.line, from_phys=from_phys, to_phys=self._phys,
             check=NO_CHECK, queues=queues, runs=np.concatenate(tables), objects=objects, object_keys=keys,
-            gaps=gap_table, created_ms=NOW_MS,
+            gaps=gap_table, state_objects=state_objects or {}, created_ms=NOW_MS,
         )  # fmt: skip
         self.keys += keys
         return self.writer.append(draft)
@@ -127,7 +131,9 @@ class ArchiveBuilder:
             rows.append((sent.queue, row, offset, self._phys))
             self._note(sent.queue, truth)
             for queue, light_offset in light:
-                parent = replace(row, inner_num=1, keys=(), parent_queue_offset=offset + self.parent_offset_error)
+                parent = replace(
+                    row, inner_num=1, keys=(), parent_queue_offset=offset + self.parent_offset_error
+                )
                 rows.append((queue, parent, light_offset, self._phys))
                 self._parents[queue, light_offset] = sent.queue
                 self._note(queue, replace(truth, offset=light_offset, inner_num=1))

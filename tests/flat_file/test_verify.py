@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.pages import Page
+from tiered.catalog.protocol import CatalogLimits
 from tiered.errors import NotFoundError, UnavailableError
 from tiered.flat_file.verify import AnomalyKind, VerifyReport, _check_queues, verify_archive
 from tiered.formats.keys import catalog_key
@@ -24,10 +25,17 @@ LIGHT = QueueKey("%LMQ%a", 0, 0)
 
 
 def _archive(cycles: int = 6) -> ArchiveBuilder:
-    builder = ArchiveBuilder(MemoryStore(), root_every=2)
+    builder = ArchiveBuilder(MemoryStore(), limits=CatalogLimits(root_every=2))
     for cycle in range(cycles):
         messages = [
-            Sent(queue, b"%d" % number * 50, None, "Tag", (f"k{number}", "x"), light=[LIGHT] if number % 3 == 0 else [])
+            Sent(
+                queue,
+                b"%d" % number * 50,
+                None,
+                "Tag",
+                (f"k{number}", "x"),
+                light=[LIGHT] if number % 3 == 0 else [],
+            )
             for number in range(6)
             for queue in (ONE, TWO)
         ]
@@ -149,7 +157,28 @@ def test_missing_object() -> None:
     builder = _archive()
     builder.store.delete([builder.keys[1]])
     report = verify_archive(builder.store)
-    assert [(anomaly.kind, anomaly.key) for anomaly in report.anomalies] == [(AnomalyKind.MISSING, builder.keys[1])]
+    assert [(anomaly.kind, anomaly.key) for anomaly in report.anomalies] == [
+        (AnomalyKind.MISSING, builder.keys[1])
+    ]
+
+
+def test_missing_object_that_maintenance_moved_meanwhile_is_no_anomaly() -> None:
+    class Moving(MemoryStore):
+        builder: ArchiveBuilder | None = None
+
+        def get_range(self, key: str, offset: int, length: int) -> bytes:
+            if self.builder is not None:
+                builder, self.builder = self.builder, None
+                builder.rewrite(ONE)
+                builder.store.delete([key])
+            return super().get_range(key, offset, length)
+
+    store = Moving()
+    builder = ArchiveBuilder(store)
+    builder.commit([Sent(ONE)])
+    store.builder = builder
+    assert verify_archive(store).anomalies == []
+    assert len(builder.keys) == 2
 
 
 def test_damaged_tail() -> None:
@@ -225,6 +254,17 @@ def test_leftovers_are_no_anomalies() -> None:
     report = verify_archive(builder.store)
     assert report.anomalies == []
     assert report.leftovers == ["data/00/topic/0/0/00000000000000000000-1-99.so"]
+
+
+def test_runs_in_pages_are_checked_and_a_lost_page_shows() -> None:
+    limits = CatalogLimits(root_every=2, spill_runs=4, page_runs_max=6)
+    builder = ArchiveBuilder(MemoryStore(), limits=limits)
+    for cycle in range(12):
+        builder.commit([Sent(queue, b"%d" % cycle, light=[LIGHT]) for queue in (ONE, TWO)])
+    assert len(builder.state.pages) > 1
+    assert verify_archive(builder.store, full=True).anomalies == []
+    builder.store.delete([builder.state.pages[0].key])
+    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.PAGE, AnomalyKind.HOLE, AnomalyKind.MISSING}
 
 
 def test_objects_given_up_are_counted_not_leftovers() -> None:

@@ -57,7 +57,7 @@ def finish(sidecar: Sidecar) -> int:
     assert sidecar.stop() == 0, sidecar.log.read_text()[-2000:]
     verified = sidecar.tiered("verify", sidecar.url, "--full")
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    collected = sidecar.tiered("gc", sidecar.url, "--apply", "--grace-ms", "0")
+    collected = sidecar.tiered("gc", sidecar.url, "--apply", "--grace", "0s")
     assert collected.returncode == 0, collected.stdout + collected.stderr
     strict = sidecar.tiered("verify", sidecar.url, "--full", "--strict")
     assert strict.returncode == 0, strict.stdout + strict.stderr

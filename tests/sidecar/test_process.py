@@ -23,7 +23,7 @@ from tiered.errors import NotFoundError
 
 MESSAGES = 18_004
 PATIENCE_S = 60.0
-TIERED = (sys.executable, "-c", "import sys; from sidecar.cli import main; sys.exit(main())")
+TIERED = (sys.executable, "-X", "faulthandler", "-c", "import sys; from sidecar.cli import main; sys.exit(main())")
 ROOT = Path(__file__).parents[2]
 
 
@@ -77,7 +77,12 @@ class Sidecar:
     def end(self, number: int) -> int:
         """Send a signal and wait for the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE_S)
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait()
+            raise AssertionError(self.log.read_text()) from None
 
     def lines(self) -> list[dict[str, Any]]:
         """The log; every line is JSON."""

@@ -50,6 +50,7 @@ from tiered.object_store.protocol import ObjectStore
 __all__ = ["CatalogLimits", "CatalogWriter", "load", "log_checks", "refresh"]
 
 T = TypeVar("T")
+PAGE_ATTEMPTS = 3
 Built = tuple[CommitDraft, CatalogState | None]
 
 
@@ -415,8 +416,15 @@ class CatalogWriter:
         self.maintain(build)
 
     def _put_runs(self, version: int, data: bytes) -> str:
-        key = self._new_page_key("runs", version)
-        self._put_page(key, data)
+        """Put a page of runs; a few attempts, each under a key of its own, so that one of many pages may fail."""
+        for attempts_left in reversed(range(PAGE_ATTEMPTS)):
+            key = self._new_page_key("runs", version)
+            try:
+                self._put_page(key, data)
+                break
+            except UnavailableError:
+                if not attempts_left:
+                    raise
         return key
 
     def _new_page_key(self, kind: str, version: int) -> str:

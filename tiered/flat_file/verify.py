@@ -20,7 +20,7 @@ from itertools import islice
 import numpy as np
 
 from tiered.catalog.pages import Page, RunIndex
-from tiered.catalog.reading import follow, head_version, load, read_commit
+from tiered.catalog.reading import follow, head_version, load, read_commit, refresh
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, RunChunk, selected
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
@@ -77,6 +77,7 @@ def verify_archive(
     _check_queues(state, pages, report)
     objects = _objects(pages)
     _check_segments(store, state, objects, report, full=full, progress=progress)
+    _forgive_what_moved(store, state, report)
     _check_named(store, state, objects, report)
     report.counts = {
         "versions": head, "queues": state.queue_count, "objects": len(objects),
@@ -225,6 +226,18 @@ def _few_at_a_time(
     while window:
         yield window.pop(0)
         window += islice(pending, 1)
+
+
+def _forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
+    """An object that is not found is missing only if the newest catalog names it still."""
+    missing = {anomaly.key for anomaly in report.anomalies if anomaly.kind == AnomalyKind.MISSING}
+    newest = refresh(store, state) if missing else state
+    if newest.version == state.version:
+        return
+    named = _objects(_readable_pages(store, newest, VerifyReport())).keys()
+    report.anomalies = [
+        anomaly for anomaly in report.anomalies if anomaly.kind != AnomalyKind.MISSING or anomaly.key in named
+    ]
 
 
 # -- what is named, and what is not ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ public class Admin {
             admin.createAndUpdateTopicConfig(a[1], topic);
         } else {
             admin.deleteTopicInBroker(java.util.Set.of(a[1]), a[4]);
-            admin.deleteTopicInNameServer(java.util.Set.of(a[0]), a[4]);
+            admin.deleteTopicInNameServer(java.util.Set.of(a[0]), a[3], a[4]);
         }
         admin.shutdown();
         System.out.println("OK");

@@ -1,0 +1,86 @@
+"""The golden archive: a small archive kept as files, one per format version, and what must be read from it.
+
+``python -m tests.formats.golden_archive`` writes ``tests/data/golden/<version>/``; run it once for a new version and
+never again for an old one: what was written then must be readable for ever.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tiered.catalog.protocol import CatalogLimits
+from tiered.formats.container import encode_container
+from tiered.formats.keys import state_key
+from tiered.formats.segment import BlockCodec
+from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+
+GOLDEN = Path(__file__).parent.parent / "data" / "golden"
+STATE_KIND = b"RMQTSTAT"
+STATE_DOCUMENT = {"name": "topics", "document": {"topicConfigTable": {"golden": {"topicName": "golden"}}}}
+
+PLAIN, OTHER = QueueKey("golden", 0, 0), QueueKey("%RETRY%golden/日", 3, 0)
+BATCHED, LIGHT = QueueKey("golden-batch", 1, 0), QueueKey("%LMQ%golden", 0, 0)
+
+
+def _messages(cycle: int) -> list[Sent]:
+    noise = bytes((i * i * 31 + cycle) % 251 for i in range(700))
+    plain = [
+        Sent(
+            PLAIN,
+            b'{"cycle": %d, "n": %d}' % (cycle, n),
+            tags="TagA" if n % 2 else "",
+            keys=(f"key-{cycle}-{n}",),
+        )
+        for n in range(8)
+    ]
+    return [
+        *plain,
+        Sent(PLAIN, b"light", light=[LIGHT]),
+        Sent(OTHER, noise, tags="日志"),
+        Sent(OTHER, b"", offset=20 * cycle + 10),
+        Sent(BATCHED, b"inner batch", inner_num=3 + cycle),
+    ]
+
+
+def write(directory: Path) -> None:
+    """Build the archive and the file that says what is in it."""
+    limits = CatalogLimits(root_every=3, spill_runs=12, page_runs_max=8)
+    builder = ArchiveBuilder(
+        FileStore(directory / "archive"), limits=limits, codec=BlockCodec(block_bytes=900)
+    )
+    key = state_key("topics", builder.state.epoch, 1, "0123456789abcdef")
+    builder.store.put_if_absent(key, [encode_container(STATE_KIND, STATE_DOCUMENT, {})])
+    for cycle in range(9):
+        builder.commit(
+            _messages(cycle), as_set=cycle % 3 != 2, state_objects={"topics": key} if cycle == 0 else None
+        )
+    assert builder.state.pages and builder.state.root.key
+    (directory / "expected.json").write_text(json.dumps(_expected(builder), indent=1) + "\n")
+
+
+def _expected(builder: ArchiveBuilder) -> dict[str, Any]:
+    queues = [
+        {
+            "queue": list(queue),
+            "gaps": truth.gaps,
+            "rows": [
+                {
+                    "offset": row.offset, "inner_num": row.inner_num, "phys": row.phys,
+                    "tags_code": row.tags_code, "store_timestamp": row.store_timestamp,
+                    "record": base64.b64encode(row.record).decode(),
+                }
+                for row in truth.rows
+            ],
+        }
+        for queue, truth in builder.truth.items()
+    ]  # fmt: skip
+    return {"version": builder.state.version, "phys": builder.state.cursor.phys, "queues": queues}
+
+
+if __name__ == "__main__":
+    write(GOLDEN / "1.0")

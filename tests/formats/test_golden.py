@@ -1,0 +1,144 @@
+"""Archives written by every earlier format version are read by today's code; newer ones are refused by name."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fastcrc
+import pytest
+
+from tests.formats.golden_archive import GOLDEN, STATE_DOCUMENT, STATE_KIND, write
+from tiered.catalog.commit import COMMIT_KIND, decode_commit
+from tiered.catalog.pages import PAGE_KIND, decode_page
+from tiered.catalog.protocol import load
+from tiered.catalog.snapshot import ROOT_KIND, decode_root
+from tiered.errors import UnsupportedFormatError
+from tiered.flat_file.composite_flat_file import QueueReader
+from tiered.flat_file.segment_reader import SegmentReader
+from tiered.flat_file.verify import verify_archive
+from tiered.formats.container import HEADER, decode_container
+from tiered.formats.segment_layout import FOOTER_KIND
+from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+from tiered.object_store.memory import MemoryStore
+
+VERSIONS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+
+
+def _newer(container: bytes) -> bytes:
+    """The same container, saying it is of major version 2; its checksum is right."""
+    fields = list(HEADER.unpack_from(container))
+    fields[1] = 2
+    head = HEADER.pack(*fields)[:-4]
+    crc: int = fastcrc.crc32.iscsi(head)
+    return head + crc.to_bytes(4, "little") + container[HEADER.size :]
+
+
+def _keys(version: str, prefix: str) -> list[str]:
+    return [info.key for info in FileStore(GOLDEN / version / "archive").list(prefix)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_message_of_a_golden_archive_comes_back(version: str) -> None:
+    store = FileStore(GOLDEN / version / "archive")
+    expected: dict[str, Any] = json.loads((GOLDEN / version / "expected.json").read_text())
+    state = load(store)
+    assert (state.version, state.cursor.phys) == (expected["version"], expected["phys"])
+    assert len(expected["queues"]) == state.queue_count
+    for item in expected["queues"]:
+        reader = QueueReader(store, state, QueueKey(*item["queue"]))
+        offset, found, gaps = reader.min_offset, [], []
+        while offset < reader.max_offset:
+            batch = reader.read(offset, max_rows=7, max_bytes=1 << 20)
+            offset = batch.next_offset
+            gaps += [list(batch.gap)] if batch.gap else []
+            for i in range(len(batch)):
+                start = int(batch.starts[i])
+                record = batch.data[start : start + int(batch.sizes[i])].tobytes()
+                found.append({
+                    "offset": int(batch.queue_offsets[i]), "inner_num": int(batch.inner_num[i]),
+                    "phys": int(batch.phys[i]), "tags_code": int(batch.tags_code[i]),
+                    "store_timestamp": int(batch.store_timestamp[i]),
+                    "record": base64.b64encode(record).decode(),
+                })  # fmt: skip
+        assert (found, gaps) == (item["rows"], item["gaps"])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_golden_archive_is_whole(version: str) -> None:
+    report = verify_archive(FileStore(GOLDEN / version / "archive"), full=True)
+    assert (report.anomalies, report.leftovers) == ([], [])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_golden_archive_has_every_kind_of_object(version: str) -> None:
+    store = FileStore(GOLDEN / version / "archive")
+    assert len(_keys(version, "catalog/")) > 5
+    assert any(key.startswith("pages/root") for key in _keys(version, "pages/"))
+    assert any(key.startswith("pages/runs") for key in _keys(version, "pages/"))
+    for prefix in ("data/", "sets/"):
+        key = _keys(version, prefix)[0]
+        assert len(SegmentReader.open_unknown(store, key).runs) == (1 if prefix == "data/" else 5)
+    (state_key,) = _keys(version, "state/")
+    assert decode_container(store.get(state_key), STATE_KIND, source=state_key).header == STATE_DOCUMENT
+
+
+def test_the_newest_golden_archive_is_what_is_written_today(tmp_path: Path) -> None:
+    """Fails when the format changes without a new version: objects, keys and truth must be the same."""
+    write(tmp_path)
+    golden = GOLDEN / VERSIONS[-1]
+    assert (tmp_path / "expected.json").read_text() == (golden / "expected.json").read_text()
+    old, new = FileStore(golden / "archive"), FileStore(tmp_path / "archive")
+    assert [info.key for info in new.list("")] == [info.key for info in old.list("")]
+    for key in _keys(VERSIONS[-1], "data/") + _keys(VERSIONS[-1], "sets/"):
+        one, other = (SegmentReader.open_unknown(store, key).index for store in (old, new))
+        assert (one.meta, one.runs.tolist(), one.queues) == (other.meta, other.runs.tolist(), other.queues)
+
+
+def test_a_newer_segment_is_refused_by_name() -> None:
+    store = FileStore(GOLDEN / "1.0" / "archive")
+    key = _keys("1.0", "sets/")[0]
+    index = SegmentReader.open_unknown(store, key).index
+    data = bytearray(store.get(key))
+    trailer = data[-48:]
+    trailer[20:22] = (2).to_bytes(2, "little")
+    trailer[24:28] = bytes(4)
+    crc: int = fastcrc.crc32.iscsi(bytes(trailer))
+    trailer[24:28] = crc.to_bytes(4, "little")
+    newer = MemoryStore()
+    newer.put_if_absent(key, [bytes(data[:-48]) + bytes(trailer)])
+    with pytest.raises(UnsupportedFormatError, match=r"segment format 2\.0 is newer than 1\.x"):
+        SegmentReader.open(newer, key, size_bytes=len(data), tail_bytes=len(data) - index.tail_offset)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "kind"),
+    [("catalog/", COMMIT_KIND), ("pages/root", ROOT_KIND), ("pages/runs", PAGE_KIND), ("state/", STATE_KIND)],
+)
+def test_a_newer_container_is_refused_by_name(prefix: str, kind: bytes) -> None:
+    store = FileStore(GOLDEN / "1.0" / "archive")
+    key = _keys("1.0", prefix)[0]
+    newer = _newer(store.get(key))
+    decoders: dict[bytes, Callable[..., object]] = {
+        COMMIT_KIND: decode_commit,
+        ROOT_KIND: decode_root,
+        PAGE_KIND: decode_page,
+        STATE_KIND: partial(decode_container, kind=STATE_KIND),
+    }
+    wanted = rf"{key}: format 2\.0 of {kind.decode()} is newer than 1\.x"
+    with pytest.raises(UnsupportedFormatError, match=wanted):
+        decoders[kind](newer, source=key)
+
+
+def test_a_newer_footer_is_refused_by_name() -> None:
+    store = FileStore(GOLDEN / "1.0" / "archive")
+    data = store.get(_keys("1.0", "sets/")[0])
+    footer = data[data.rindex(FOOTER_KIND) : -48]
+    decode_container(footer, FOOTER_KIND, source="footer")
+    with pytest.raises(UnsupportedFormatError, match="RMQTSEGF"):
+        decode_container(_newer(footer), FOOTER_KIND, source="footer")
