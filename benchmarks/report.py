@@ -3,7 +3,7 @@
 Pure: rows in, rows and text out. Owns the targets. Does not own measuring.
 
 Neither the peer's figures nor the sum of the parts count the start of a process, so they are compared with
-ours without it ("work": the run less a second run that finds nothing to do); the whole process stands beside.
+ours without it ("work": the run less one of a nearly empty store); the whole process stands beside.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ PEAK_RSS_BYTES_MAX = 512 * MIB
 MEMORY_GROWTH_MAX = 1.10
 RESIDENT_CHANGE_MAX = 0.05
 OF_TWIN_MAX = 1.5
+WORK_S_MIN = 0.001
 DATA_PUTS_FACTOR = 1.2
 EXTRA_COMMITS = 3
 """Claim and release of the epoch, and the broker's tables at the end: once a run, not once a cycle."""
@@ -59,10 +60,12 @@ def median_of(rows: Iterable[Row], field: str) -> float | None:
 def summarize(rows: Sequence[Row], sizes: CycleSizes) -> list[Row]:
     """One summary row for each (store, target), stores in the order they were measured."""
     summaries: list[Row] = []
-    for store in dict.fromkeys(row["store"] for row in rows):
+    starts = [row for row in rows if row["what"] == "start"]
+    for store in dict.fromkeys(row["store"] for row in rows if row["what"] != "start"):
         own = [row for row in rows if row["store"] == store]
         for target in dict.fromkeys(row["target"] for row in own if row["what"] == "backfill"):
-            summaries.append(_summary(store, target, own, sizes))
+            start = [row for row in starts if row["target"] == target]
+            summaries.append(_summary(store, target, [*start, *own], sizes))
     for summary in summaries:
         _compare_with_twin(summary, summaries)
         summary["missed"] = [name for name, check in summary["checks"].items() if not check["ok"]]
@@ -72,22 +75,26 @@ def summarize(rows: Sequence[Row], sizes: CycleSizes) -> list[Row]:
 def _summary(store: str, target: str, rows: Sequence[Row], sizes: CycleSizes) -> Row:
     backfill = [row for row in rows if row["what"] == "backfill" and row["target"] == target]
     peer = [row for row in rows if row["what"] == "peer"]
-    rate, cpu = median_of(backfill, "messages_per_s"), median_of(backfill, "cpu_us_per_message")
-    assert rate is not None and cpu is not None
+    start = [row for row in rows if row["what"] == "start"]
+    messages = backfill[0]["messages"]
+    wall_s, cpu_s = median_of(backfill, "wall_s"), median_of(backfill, "cpu_s")
+    assert wall_s is not None and cpu_s is not None
+    start_wall_s, start_cpu_s = median_of(start, "wall_s") or 0.0, median_of(start, "cpu_s") or 0.0
     summary: Row = {
         "what": "summary",
         "store": store,
         "target": target,
         "twin": backfill[0].get("twin", ""),
         "runs": len(backfill),
-        "messages": backfill[0]["messages"],
+        "messages": messages,
         "log_mb": round(backfill[0]["log_bytes"] / 1e6, 1),
-        "wall_s": median_of(backfill, "wall_s"),
-        "messages_per_s": round(rate),
+        "wall_s": wall_s,
+        "start_wall_s": start_wall_s,
+        "messages_per_s": round(messages / wall_s),
         "mb_per_s": median_of(backfill, "mb_per_s"),
-        "cpu_us_per_message": round(cpu, 3),
-        "work_messages_per_s": median_of(backfill, "work_messages_per_s"),
-        "work_cpu_us_per_message": median_of(backfill, "work_cpu_us_per_message"),
+        "cpu_us_per_message": round(cpu_s * 1e6 / messages, 3),
+        "work_messages_per_s": round(messages / max(WORK_S_MIN, wall_s - start_wall_s)),
+        "work_cpu_us_per_message": round(max(WORK_S_MIN, cpu_s - start_cpu_s) * 1e6 / messages, 3),
         "again_wall_s": median_of(backfill, "again_wall_s"),
         "peak_rss_mib": round(max(row["peak_rss_bytes"] for row in backfill) / MIB, 1),
         "data_objects": median_of(backfill, "data_objects"),

@@ -7,7 +7,6 @@ uploader is built (a factory does) nor what it does. All waiting is on one event
 from __future__ import annotations
 
 import logging
-import queue
 import random
 import signal
 import threading
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
+from sidecar.mailbox import Mailbox
 from sidecar.report import StatusReport
 from tiered.errors import FencedError, TieredError, UnavailableError
 from tiered.settings.load import FIELDS, LoadedSettings, changed_keys
@@ -107,7 +107,7 @@ class Service:
         self._load = reload
         self._monotonic_s = monotonic_s
         self._jitter = jitter
-        self._events: queue.SimpleQueue[tuple[Event, int]] = queue.SimpleQueue()
+        self._events: Mailbox[tuple[Event, int]] = Mailbox()
         self._state = State.STARTING
         self._why = "starting"
         self._failures = 0
@@ -127,6 +127,7 @@ class Service:
 
     def handle_signals(self) -> None:
         """SIGTERM and SIGINT drain, SIGHUP reloads. Main thread only."""
+        self._events.wake_on_signals()
         signal.signal(signal.SIGTERM, lambda *_: self.post(Event.STOP))
         signal.signal(signal.SIGINT, lambda *_: self.post(Event.STOP))
         signal.signal(signal.SIGHUP, lambda *_: self.post(Event.RELOAD))
@@ -149,6 +150,10 @@ class Service:
             elif job_number == self._jobs_started and (code := self._job_ended()) is not None:
                 return code
 
+    def close(self) -> None:
+        """Stop listening to signals, after ``serve``."""
+        self._events.close()
+
     def report(self) -> StatusReport | None:
         """The uploader's report under the service's own state; None before there is an uploader."""
         job = self._job
@@ -168,12 +173,8 @@ class Service:
         return owns, f"{self._state.value}: {self._why}"
 
     def _next_event(self) -> tuple[Event, int]:
-        if self._retry_at_s is None:
-            return self._events.get()
-        try:
-            return self._events.get(timeout=max(0.0, self._retry_at_s - self._monotonic_s()))
-        except queue.Empty:
-            return Event.TIMEOUT, 0
+        wait_s = None if self._retry_at_s is None else max(0.0, self._retry_at_s - self._monotonic_s())
+        return self._events.get(wait_s) or (Event.TIMEOUT, 0)
 
     def _start_job(self) -> None:
         self._retry_at_s = None

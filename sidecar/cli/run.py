@@ -85,6 +85,7 @@ def execute(options: argparse.Namespace) -> int:
         # what is not committed is in the commitlog.
         sys.stderr.flush()
         os._exit(code)
+    service.close()
     return code
 
 

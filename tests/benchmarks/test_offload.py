@@ -13,8 +13,8 @@ def test_a_tiny_store_goes_through_every_measurement(tmp_path: Path) -> None:
     profiles = [PROFILES["C"].scaled(0.01)]
     plan = Plan(profiles, ["file"], runs=1, work=tmp_path, peer=None, verify=True)
     rows = list(measure(plan))
-    assert [row["what"] for row in rows] == ["copy", "parts", "backfill"]
-    _, parts, backfill = rows
+    assert [row["what"] for row in rows] == ["start", "copy", "parts", "backfill"]
+    _, _, parts, backfill = rows
     assert parts["messages"] == backfill["messages"] == 2_000
     assert backfill["data_objects"] == 1
     assert backfill["again_new_data_objects"] == 0

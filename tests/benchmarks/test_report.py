@@ -13,11 +13,10 @@ SIZES = CycleSizes(batch_bytes=32 * MIB, object_bytes=16 * MIB)
 def _backfill(store: str, messages_per_s: float, **changes: Any) -> Row:
     row: Row = {
         "store": store, "what": "backfill", "target": "file", "twin": "", "messages": 1_000_000,
-        "log_bytes": 320 * MIB, "wall_s": 1_000_000 / messages_per_s, "messages_per_s": messages_per_s,
+        "log_bytes": 320 * MIB, "wall_s": 1_000_000 / messages_per_s, "cpu_s": 2.0, "messages_per_s": messages_per_s,
         "mb_per_s": 300.0, "cpu_us_per_message": 2.0, "peak_rss_bytes": 400 * MIB, "data_objects": 10,
         "data_bytes": 80 * MIB, "catalog_objects": 12, "stored_ratio": 4.0, "others_cores": 0.01,
         "again_wall_s": 0.0,
-        "work_messages_per_s": messages_per_s, "work_cpu_us_per_message": 2.0,
         "again_new_data_objects": 0, "memory_growth": 1.0, "resident_change": 0.0, "is_soak": False,
         "puts_beyond_objects": 0,
     }  # fmt: skip
@@ -47,6 +46,16 @@ def test_medians_are_compared_with_peer_and_parts() -> None:
     assert summary["checks"]["of_parts"]["value"] == 0.7
     assert summary["missed"] == []
     assert "MISSED" not in table([summary])
+
+
+def test_the_start_of_the_process_is_not_compared_but_shown() -> None:
+    start = {"store": "start", "what": "start", "target": "file", "wall_s": 1.0, "cpu_s": 0.5}
+    other = start | {"target": "minio", "wall_s": 1.9}
+    (summary,) = summarize([start, other, _backfill("A", 500_000.0), _peer("A", 250_000.0)], SIZES)
+    assert summary["messages_per_s"] == 500_000
+    assert summary["work_messages_per_s"] == 1_000_000
+    assert summary["work_cpu_us_per_message"] == 1.5
+    assert summary["checks"]["times_peer"]["value"] == 4.0
 
 
 def test_missed_targets_are_named() -> None:

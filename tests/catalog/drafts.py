@@ -31,13 +31,19 @@ def clock_ms() -> int:
 
 def small_limits(**changes: float) -> CatalogLimits:
     """Pages after a handful of runs, and no patience."""
-    small = CatalogLimits(root_every=5, spill_runs=12, page_runs_max=5, merge_sequences=3, page_retry_commits=2)
+    small = CatalogLimits(
+        root_every=5, spill_runs=12, page_runs_max=5, merge_sequences=3, page_retry_commits=2
+    )
     return replace(small, **changes)
 
 
 def writer(store: ObjectStore, instance: str = "w1", kind: str = "run", **options: object) -> CatalogWriter:
     """A writer of cluster c, broker b, with small pages and no real waiting."""
-    defaults: dict[str, object] = {"limits": small_limits(), "wait": lambda seconds: None, "clock_ms": clock_ms}
+    defaults: dict[str, object] = {
+        "limits": small_limits(),
+        "wait": lambda seconds: None,
+        "clock_ms": clock_ms,
+    }
     return CatalogWriter(
         store, cluster="c", broker="b", instance=instance, kind=kind, host="h", **(defaults | options)
     )  # type: ignore[arg-type]
@@ -80,7 +86,9 @@ def append_draft(
     table["epoch"] = epoch
     table["rows"] = [int(runs["rows"][runs["object"] == number].sum()) for number in range(used)]
     attempt = 1000 * state.version
-    names = keys or [f"sets/00/{state.cursor.phys:020d}-{epoch}-{attempt + number}.sso" for number in range(used)]
+    names = keys or [
+        f"sets/00/{state.cursor.phys:020d}-{epoch}-{attempt + number}.sso" for number in range(used)
+    ]
     return CommitDraft(
         CommitKind.APPEND,
         line=state.cursor.line,

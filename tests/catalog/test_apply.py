@@ -213,7 +213,9 @@ def test_an_attempt_of_a_fenced_epoch_can_never_be_committed(started: CatalogSta
 
 def test_once_a_retry_starts_the_older_attempt_can_never_be_committed(started: CatalogState) -> None:
     given_up = "sets/00/1-1-7.sso"
-    refused(started, replace(append_draft(started, {A: 1}, keys=[given_up]), doomed=[given_up]), "given up before")
+    refused(
+        started, replace(append_draft(started, {A: 1}, keys=[given_up]), doomed=[given_up]), "given up before"
+    )
     state = step(started, replace(append_draft(started, {A: 1}), doomed=[given_up]))
     assert state.doomed[given_up] == (NOW_MS, state.version)
     refused(state, append_draft(state, {A: 1}, keys=[given_up]), "given up before")
@@ -247,7 +249,9 @@ def test_hiding_hides_and_records_bring_back(started: CatalogState) -> None:
 
 def test_state_objects_replaced_are_doomed(started: CatalogState) -> None:
     one = step(started, CommitDraft(CommitKind.MAINTENANCE, state_objects={"topics": "state/t-1-1-a"}))
-    two = step(one, CommitDraft(CommitKind.MAINTENANCE, state_objects={"topics": "state/t-1-2-b"}, created_ms=NOW_MS))
+    two = step(
+        one, CommitDraft(CommitKind.MAINTENANCE, state_objects={"topics": "state/t-1-2-b"}, created_ms=NOW_MS)
+    )
     assert two.state_objects == {"topics": "state/t-1-2-b"}
     assert set(two.doomed) == {"state/t-1-1-a"}
 

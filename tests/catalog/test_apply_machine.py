@@ -63,15 +63,25 @@ class CatalogMachine(RuleBasedStateMachine):
 
     @rule(
         pieces=st.lists(
-            st.tuples(TOPICS, IDS, st.integers(1, 4), st.sampled_from([0, 0, 0, 3]), st.sampled_from([0, 0, 0, 0, 1])),
+            st.tuples(
+                TOPICS,
+                IDS,
+                st.integers(1, 4),
+                st.sampled_from([0, 0, 0, 3]),
+                st.sampled_from([0, 0, 0, 0, 1]),
+            ),
             max_size=8,
         ),
         objects=st.integers(1, 3),
         mutation=st.integers(0, 30),
         spot=st.integers(0, 100),
     )
-    def append(self, pieces: list[tuple[str, int, int, int, int]], objects: int, mutation: int, spot: int) -> None:
-        lives = {key: replace(life, offsets=[*life.offsets], gaps={*life.gaps}) for key, life in self.lives.items()}
+    def append(
+        self, pieces: list[tuple[str, int, int, int, int]], objects: int, mutation: int, spot: int
+    ) -> None:
+        lives = {
+            key: replace(life, offsets=[*life.offsets], gaps={*life.gaps}) for key, life in self.lives.items()
+        }
         runs, gaps, queues = [], [], []
         phys = self.phys
         for topic, queue_id, rows, lost, reborn in pieces:
@@ -120,7 +130,13 @@ class CatalogMachine(RuleBasedStateMachine):
         wrong = draft
         at_run = spot % max(1, len(runs))
         # A queue that is new may begin at any offset: only its continuation is checked.
-        fields = {1: ("base_byte", 1), 2: ("min_phys", -1), 3: ("end_phys", 10**9), 4: ("rows", 99), 5: ("byte_count", -10**6)}
+        fields = {
+            1: ("base_byte", 1),
+            2: ("min_phys", -1),
+            3: ("end_phys", 10**9),
+            4: ("rows", 99),
+            5: ("byte_count", -(10**6)),
+        }
         if mutation in fields and len(runs):
             name, change = fields[mutation]
             if name == "min_phys":
@@ -139,7 +155,9 @@ class CatalogMachine(RuleBasedStateMachine):
             gaps["end_queue_offset"][spot % len(gaps)] += 1
             wrong = replace(draft, gaps=gaps)
         elif mutation == 9 and len(runs):
-            known = [i for i, run in enumerate(runs) if self.state.row_of(draft.queues[run["queue"]]) is not None]
+            known = [
+                i for i, run in enumerate(runs) if self.state.row_of(draft.queues[run["queue"]]) is not None
+            ]
             if known:
                 runs["base_queue_offset"][known[0]] -= 1
                 wrong = replace(draft, runs=runs)
@@ -180,7 +198,10 @@ class CatalogMachine(RuleBasedStateMachine):
     def compact(self, number: int, first: int, count: int) -> None:
         key = sorted(self.lives)[number % len(self.lives)]
         draft = self.removal(key, first, count)
-        if draft is None or (draft.removed["base_queue_offset"][1:] != draft.removed["end_queue_offset"][:-1]).any():
+        if (
+            draft is None
+            or (draft.removed["base_queue_offset"][1:] != draft.removed["end_queue_offset"][:-1]).any()
+        ):
             return
         self.attempt += 1
         made = append_draft(self.state, {key: 1}, keys=[f"c{self.attempt}"])
@@ -209,10 +230,14 @@ class CatalogMachine(RuleBasedStateMachine):
             life = self.lives[key]
             living = [offset for offset in life.offsets if offset not in life.expired]
             runs = self.state.memory_runs_of(self.state.row_of(key) or 0).runs
-            covered = [o for run in runs for o in range(int(run["base_queue_offset"]), int(run["end_queue_offset"]))]
+            covered = [
+                o for run in runs for o in range(int(run["base_queue_offset"]), int(run["end_queue_offset"]))
+            ]
             assert covered == living
             gaps = self.state.gaps_of(key)
-            lost = [o for gap in gaps for o in range(int(gap["begin_queue_offset"]), int(gap["end_queue_offset"]))]
+            lost = [
+                o for gap in gaps for o in range(int(gap["begin_queue_offset"]), int(gap["end_queue_offset"]))
+            ]
             assert set(lost) <= life.gaps
             low, high = int(row["min_queue_offset"]), int(row["end_queue_offset"])
             assert sorted(covered + lost) == list(range(low, high))
@@ -231,5 +256,3 @@ TestCatalogMachine = CatalogMachine.TestCase
 TestCatalogMachine.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
-
-

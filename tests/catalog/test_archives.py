@@ -17,7 +17,9 @@ LONG = "Ü" * 120
 
 def make(store: MemoryStore, cluster: str, broker: str, objects: int = 0) -> None:
     archive = PrefixedStore(store, archive_prefix(cluster, broker))
-    CatalogWriter(archive, cluster=cluster, broker=broker, instance="i", kind="run", clock_ms=lambda: 1).claim()
+    CatalogWriter(
+        archive, cluster=cluster, broker=broker, instance="i", kind="run", clock_ms=lambda: 1
+    ).claim()
     for number in range(objects):
         archive.put_if_absent(f"sets/00/{number}", [b""])
 

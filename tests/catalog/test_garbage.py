@@ -81,7 +81,12 @@ def test_never_merely_old_and_unreferenced(memory: MemoryStore) -> None:
     put(memory, "sets/00/9-1-99.sso", "data/00/t/0/0/00000000000000000000-1-4.so", "state/topics-1-5-abc")
     put(memory, "index/0000000000001-0000000000002-x.idx", "data/00/foreign")
     collect(memory, grace_ms=0)
-    for key in ("sets/00/9-1-99.sso", "state/topics-1-5-abc", "index/0000000000001-0000000000002-x.idx", "data/00/foreign"):
+    for key in (
+        "sets/00/9-1-99.sso",
+        "state/topics-1-5-abc",
+        "index/0000000000001-0000000000002-x.idx",
+        "data/00/foreign",
+    ):
         assert key in everything(memory)
 
 

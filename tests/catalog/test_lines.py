@@ -48,9 +48,21 @@ def test_walk_back_to_the_last_common_record(memory: MemoryStore, before: int, a
     grow(made, after, A, LATE)
     superseded = made.state
     state = made.append_line(common_version=common.version, phys=common.cursor.phys)
-    assert (state.cursor.line, state.cursor.phys, state.cursor.check) == (2, common.cursor.phys, common.cursor.check)
+    assert (state.cursor.line, state.cursor.phys, state.cursor.check) == (
+        2,
+        common.cursor.phys,
+        common.cursor.check,
+    )
     assert state.row_of(LATE) is None
-    fields = ["min_queue_offset", "end_queue_offset", "end_byte", "end_phys", "row_count", "flags", "max_store_timestamp"]
+    fields = [
+        "min_queue_offset",
+        "end_queue_offset",
+        "end_byte",
+        "end_phys",
+        "row_count",
+        "flags",
+        "max_store_timestamp",
+    ]
     for key in (A, B):
         assert state.queue(key)[fields] == common.queue(key)[fields]  # type: ignore[index]
         assert offsets(memory, state, key) == offsets(memory, common, key)

@@ -78,7 +78,9 @@ def test_an_archive_of_other_names_is_refused(memory: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED])
-def test_an_unanswered_commit_is_resolved_before_other_content_is_tried(memory: MemoryStore, fault: Fault) -> None:
+def test_an_unanswered_commit_is_resolved_before_other_content_is_tried(
+    memory: MemoryStore, fault: Fault
+) -> None:
     store = faulty(memory)
     first = writer(store)
     first.claim()
@@ -212,6 +214,19 @@ def test_a_higher_epoch_is_fencing(memory: MemoryStore) -> None:
     assert first.claim(take_over=True).epoch == 3
 
 
+def test_a_fenced_writer_never_sees_an_epoch_it_could_put_data_under(memory: MemoryStore) -> None:
+    first = writer(memory)
+    first.claim()
+    mine = first.append(append_draft(first.state, {A: 2}))
+    writer(memory, instance="w2").claim(take_over=True)
+    assert first.refresh().epoch == 2
+    assert first.state is mine
+    assert not first.is_claimed
+    with pytest.raises(FencedError):
+        first.append(append_draft(first.state, {A: 1}))
+    assert first.state is mine
+
+
 def test_of_two_claimants_one_wins_and_the_other_is_fenced(memory: MemoryStore) -> None:
     for _ in range(5):
         store = MemoryStore()
@@ -328,7 +343,9 @@ def grown(store: MemoryStore | FaultStore, commits: int = 60):  # type: ignore[n
     first = writer(store)
     first.claim()
     for number in range(commits):
-        first.append(append_draft(first.state, {queue(f"q{(number + step) % 7}"): 2 for step in range(1 + number % 4)}))
+        first.append(
+            append_draft(first.state, {queue(f"q{(number + step) % 7}"): 2 for step in range(1 + number % 4)})
+        )
     return first
 
 
@@ -338,7 +355,11 @@ def runs_everywhere(store: MemoryStore, state: CatalogState) -> dict[object, lis
     for key, _ in state.queues():
         chunk = index.runs_of(state, key)
         result[key] = [
-            (int(r["base_queue_offset"]), int(r["end_queue_offset"]), chunk.object_keys[chunk.objects["key"][r["object"]]])
+            (
+                int(r["base_queue_offset"]),
+                int(r["end_queue_offset"]),
+                chunk.object_keys[chunk.objects["key"][r["object"]]],
+            )
             for r in chunk.runs
         ]
     return result

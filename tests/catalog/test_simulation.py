@@ -127,7 +127,9 @@ class Uploader:
         elif chance < 0.12:
             name = f"state/topics-{self.writer.state.epoch}-{self._attempt()}-x"
             self.world.store.put_if_absent(name, [b"state"])
-            self.writer.append(CommitDraft(CommitKind.MAINTENANCE, state_objects={"topics": name}, created_ms=NOW_MS))
+            self.writer.append(
+                CommitDraft(CommitKind.MAINTENANCE, state_objects={"topics": name}, created_ms=NOW_MS)
+            )
         else:
             self.ship()
 
@@ -178,7 +180,9 @@ class Uploader:
             key, row = tails.get((f"t{number}", 0), (QueueKey(f"t{number}", 0, 0), None))
             end_byte = 0 if row is None else int(row["end_byte"])
             if row is not None and int(row["end_queue_offset"]) != UNKNOWN_OFFSET:
-                assert int(row["end_queue_offset"]) == mine[0].offset, "the uploader would see a gap or a recreation"
+                assert int(row["end_queue_offset"]) == mine[0].offset, (
+                    "the uploader would see a gap or a recreation"
+                )
             phys = [state.cursor.phys + records.index(record) * ROW_PHYS for record in mine]
             # One run for each object of the commit that holds records of the queue.
             queues.append(key)
@@ -187,7 +191,13 @@ class Uploader:
             contents.append(mine)
         table = np.array(runs, RUN_DTYPE) if runs else np.zeros(0, RUN_DTYPE)
         alone = bool(runs) and self.world.source.random() < 0.5
-        groups = [[0], list(range(1, len(runs)))] if alone and len(runs) > 1 else [list(range(len(runs)))] if runs else []
+        groups = (
+            [[0], list(range(1, len(runs)))]
+            if alone and len(runs) > 1
+            else [list(range(len(runs)))]
+            if runs
+            else []
+        )
         objects = np.zeros(len(groups), OBJECT_DTYPE)
         keys = []
         for number, group in enumerate(groups):
@@ -266,7 +276,7 @@ class World:
         self.store.add(FaultRule(Fault.LOST_BEFORE, frozenset({"get", "list"}), "*", probability=0.01))
         for _ in range(steps):
             self.log.grow(self.source.randrange(4))
-            if replacing and self.source.random() < 0.02:
+            if replacing and self.source.random() < 0.04:
                 self.lines += 1
                 keep = 0 if self.source.random() < 0.2 else self.source.randrange(len(self.log.records) + 1)
                 self.log.replace_above(keep)
@@ -340,7 +350,9 @@ def archived(store: MemoryStore, state: CatalogState, key: QueueKey) -> list[tup
     for run in chunk.runs:
         name = chunk.object_keys[int(chunk.objects["key"][run["object"]])]
         identities = json.loads(store.get(name))[int(run["ordinal"])]
-        found += list(zip(range(int(run["base_queue_offset"]), int(run["end_queue_offset"])), identities, strict=True))
+        found += list(
+            zip(range(int(run["base_queue_offset"]), int(run["end_queue_offset"])), identities, strict=True)
+        )
         assert end_byte in (None, int(run["base_byte"]))
         end_byte = int(run["base_byte"] + run["byte_count"])
     return found
@@ -351,7 +363,9 @@ def check_messages(world: World, state: CatalogState) -> None:
     for number in range(QUEUES):
         wanted = [(record.offset, record.identity) for record in world.log.records if record.queue == number]
         generation = state.current_generation(f"t{number}", 0)
-        found = [] if generation is None else archived(world.memory, state, QueueKey(f"t{number}", 0, generation))
+        found = (
+            [] if generation is None else archived(world.memory, state, QueueKey(f"t{number}", 0, generation))
+        )
         if not wanted and generation is not None:
             assert QueueKey(f"t{number}", 0, generation) not in state.visible_queues() or not found
             continue
@@ -361,7 +375,9 @@ def check_messages(world: World, state: CatalogState) -> None:
 
 def check_left_over(world: World, state: CatalogState) -> None:
     """After one more epoch, collection leaves exactly what is needed."""
-    closing = CatalogWriter(world.memory, cluster="c", broker="b", instance="master", kind="run", clock_ms=lambda: NOW_MS)
+    closing = CatalogWriter(
+        world.memory, cluster="c", broker="b", instance="master", kind="run", clock_ms=lambda: NOW_MS
+    )
     closing.claim()
     run_gc(world.memory, load(world.memory), apply=True, grace_ms=0, clock=lambda: NOW_MS)
     needed: set[str] = set(state.catalog_keys())

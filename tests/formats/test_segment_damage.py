@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from tests.formats.segment_builder import RowSpec, RunSpec, Segment, build, whole
 from tiered.errors import CorruptionError
 from tiered.flat_file.segment_reader import SegmentReader
+from tiered.formats.container import decode_container, encode_container
 from tiered.formats.segment import BlockCodec
+from tiered.formats.segment_layout import FOOTER_KIND, TRAILER_BYTES, decode_trailer, encode_trailer
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind
 from tiered.object_store.memory import MemoryStore
@@ -132,3 +134,41 @@ def test_an_empty_object_and_one_of_zeros() -> None:
     for data in (b"", bytes(10), bytes(len(DATA))):
         with pytest.raises(CorruptionError):
             _open(data, known=False)
+
+
+TABLES = st.sampled_from(["queues", "runs", "blocks", "pages"])
+NUMBERS = st.one_of(
+    st.integers(-3, 5), st.sampled_from([-(1 << 63), (1 << 62), (1 << 63) - 1, (1 << 32) - 1])
+)
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_a_footer_that_lies_behind_valid_checksums(data: st.DataObject) -> None:
+    """Not damage but malice or a defect: no crash, no read outside, no allocation for what is only claimed."""
+    trailer = decode_trailer(DATA, len(DATA), source=KEY)
+    footer = decode_container(DATA[trailer.footer_offset : -TRAILER_BYTES], FOOTER_KIND, source=KEY)
+    for _ in range(data.draw(st.integers(1, 3))):
+        table = footer.tables[data.draw(TABLES)]
+        column = data.draw(st.sampled_from(table.dtype.names or ()))
+        limits = np.iinfo(table.dtype[column])
+        value = min(max(data.draw(NUMBERS), limits.min), limits.max)
+        table[column][data.draw(st.integers(0, len(table) - 1))] = value
+    header = footer.header
+    if data.draw(st.booleans()):
+        header["keys"][data.draw(st.sampled_from(["count", "stored_counts_bytes", "crc32c"]))] = data.draw(
+            NUMBERS
+        )
+    encoded = encode_container(FOOTER_KIND, header, footer.tables)
+    ending = encode_trailer(trailer.tail_offset, trailer.footer_offset, encoded)
+    lying = DATA[: trailer.footer_offset] + encoded + ending
+    tracemalloc.start()
+    try:
+        _everything(SEGMENT, _open(lying, known=False))
+    except (CorruptionError, ValueError, IndexError):
+        # ValueError, IndexError: the caller's own expectation of what is in the object does not hold.
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 16 << 20

@@ -154,7 +154,7 @@ class RocketMq:
             "flushDiskType": "ASYNC_FLUSH", "brokerIP1": "127.0.0.1", "autoCreateTopicEnable": "false",
             "mappedFileSizeCommitLog": 64 << 20, "mappedFileSizeConsumeQueue": 600_000, "maxHashSlotNum": 50_000,
             "maxIndexNum": 200_000, "diskMaxUsedSpaceRatio": 95, "traceTopicEnable": "false",
-            "waitTimeMillsInSendQueue": 5000, "osPageCacheBusyTimeOutMills": 5000, "timerWheelEnable": "false",
+            "waitTimeMillsInSendQueue": 5000, "osPageCacheBusyTimeOutMills": 5000, 
             "listenPort": listen, "haListenPort": listen + 1, "namesrvAddr": self.name_server_address,
             "storePathRootDir": self.store, "storePathCommitLog": self.store / "commitlog",
             **({"bindAddress": "127.0.0.1"} if is_5 else {}), **self.config,

@@ -229,3 +229,51 @@ def test_gc_lists_and_deletes_nothing_by_default(run: Run, archive: str) -> None
     assert code == 0 and "nothing was; add --apply" in out
     assert json.loads(run("gc", archive, "--json")[1])["applied"] is False
     assert sorted(Path(archive.removeprefix("file://")).rglob("*")) == before
+
+
+def test_verify_says_clean_and_counts(run: Run, archive: str) -> None:
+    code, out, _ = run("verify", archive, "--full")
+    assert code == 0 and ": clean" in out and "rows 18,004" in out
+    document = json.loads(run("verify", archive, "--full", "--json")[1])
+    assert (document["ok"], document["anomalies"], document["leftovers"]) == (True, [], [])
+
+
+@pytest.fixture
+def own_archive(archive: str, tmp_path: Path) -> tuple[str, Path]:
+    """A copy of the archive to damage: (URL, directory)."""
+    shutil.copytree(archive.removeprefix("file://"), tmp_path / "archive")
+    return f"file://{tmp_path}/archive", tmp_path / "archive"
+
+
+def test_verify_finds_a_flipped_byte_and_cat_refuses_it(run: Run, own_archive: tuple[str, Path]) -> None:
+    url, directory = own_archive
+    (victim,) = _data_files(url)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.chmod(0o644)
+    victim.write_bytes(content)
+    code, out, _ = run("verify", url, "--full")
+    assert code == 1 and victim.name in out and "ANOMAL" in out
+    assert json.loads(run("verify", url, "--full", "--json")[1])["ok"] is False
+    code, _, error = run("cat", url, "--all")
+    assert code == 1 and victim.name in _one_line(error)
+    assert directory.is_dir()
+
+
+def test_leftovers_are_not_anomalies_unless_strict(run: Run, own_archive: tuple[str, Path]) -> None:
+    url, directory = own_archive
+    (used,) = _data_files(url)
+    shutil.copy(used, used.with_name(used.name.replace("-1.sso", "-999.sso")))
+    code, out, _ = run("verify", url)
+    assert code == 0 and "leftover: sets/" in out
+    assert run("verify", url, "--strict")[0] == 1
+    assert directory.is_dir()
+
+
+def test_a_missing_object_is_an_anomaly_not_an_empty_answer(run: Run, own_archive: tuple[str, Path]) -> None:
+    url, _ = own_archive
+    (used,) = _data_files(url)
+    used.unlink()
+    assert run("verify", url)[0] == 1
+    code, out, error = run("cat", url, "t_k_one")
+    assert (code, out) == (1, "") and used.name in _one_line(error)

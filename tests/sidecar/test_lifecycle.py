@@ -72,6 +72,8 @@ class Harness:
 
     def _serve(self) -> None:
         self.exit_code = self.service.serve()
+        if self.exit_code != 4:
+            self.service.close()
 
     def _build(self, settings: Settings) -> FakeJob:
         self.seen.append(settings)

@@ -23,7 +23,13 @@ from tiered.errors import NotFoundError
 
 MESSAGES = 18_004
 PATIENCE_S = 60.0
-TIERED = (sys.executable, "-X", "faulthandler", "-c", "import sys; from sidecar.cli import main; sys.exit(main())")
+TIERED = (
+    sys.executable,
+    "-X",
+    "faulthandler",
+    "-c",
+    "import sys; from sidecar.cli import main; sys.exit(main())",
+)
 ROOT = Path(__file__).parents[2]
 
 

@@ -176,9 +176,15 @@ def _check_objects(state: CatalogState, commit: Commit) -> None:
         key = draft.object_keys[int(draft.objects["key"][index])]
         if key not in taken_back:
             raise CommitInvalidError(f"{key} is not of epoch {commit.place.epoch}: its attempt is fenced")
-    given_up = [key for key in draft.object_keys if (key in state.doomed and key not in taken_back) or key in abandoned]
+    given_up = [
+        key
+        for key in draft.object_keys
+        if (key in state.doomed and key not in taken_back) or key in abandoned
+    ]
     if given_up:
-        raise CommitInvalidError(f"{given_up[0]} was given up before: an older attempt can never be committed")
+        raise CommitInvalidError(
+            f"{given_up[0]} was given up before: an older attempt can never be committed"
+        )
 
 
 # -- what every kind may carry --------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def _walked_back(
     pages, lost = _cut_pages(state, common.version, at)
     chunks = []
     for chunk in state.chunks:
-        above = _above(chunk.runs, at.phys) & ~np.isin(chunk.runs["queue"], ended)
+        above = _above(chunk.runs, at.phys, np.isin(chunk.runs["queue"], ended))
         lost += _only_in(chunk, above)
         kept = selected(chunk, ~above)
         kept.runs["queue"] = row_number[kept.runs["queue"]]
@@ -137,21 +137,19 @@ def _ended(state: CatalogState, row: int) -> bool:
     return bool(state.table["flags"][row] & QUEUE_SUPERSEDED)
 
 
-def _above(runs: Table, phys: int) -> Ints:
-    straddling = (runs["min_phys"] < phys) & (runs["end_phys"] > phys)
+def _above(runs: Table, phys: int, ended: Ints) -> Ints:
+    """Which runs lie above the cut; never those of queues that ``ended`` with an earlier line."""
+    straddling = ~ended & (runs["min_phys"] < phys) & (runs["end_phys"] > phys)
     if straddling.any():
         raise CommitInvalidError(f"a run lies on both sides of {phys}")
-    above: Ints = runs["min_phys"] >= phys
+    above: Ints = ~ended & (runs["min_phys"] >= phys)
     return above
 
 
 def _page_above(state: CatalogState, page: Page, phys: int) -> Ints:
     rows = [state.row_of(key) for key in page.queues]
     ended = np.array([row is not None and _ended(state, row) for row in rows], bool)
-    mine = ~ended[page.chunk.runs["queue"]]
-    above = np.zeros(len(page.chunk.runs), bool)
-    above[mine] = _above(page.chunk.runs[mine], phys)
-    return above
+    return _above(page.chunk.runs, phys, ended[page.chunk.runs["queue"]])
 
 
 def _cut_pages(state: CatalogState, common_version: int, at: _Cut) -> tuple[list[PageRef], list[str]]:
@@ -195,7 +193,7 @@ def _since(state: CatalogState, common: CatalogState, at: _Cut) -> _Since:
     since = _Since({}, {})
     ended = np.flatnonzero(state.table["flags"] & QUEUE_SUPERSEDED)
     for chunk in state.chunks:
-        above = _above(chunk.runs, at.phys) & ~np.isin(chunk.runs["queue"], ended)
+        above = _above(chunk.runs, at.phys, np.isin(chunk.runs["queue"], ended))
         _count(since, range(state.queue_count), chunk.runs, above, common.version)
     for ref in state.pages:
         if ref.to_version > common.version:

@@ -112,6 +112,7 @@ class CatalogWriter:
         self._wait = wait or self._aborted.wait
         self._lock = threading.RLock()
         self._state = CatalogState()
+        self._own_state: CatalogState | None = None
         self._epoch: int | None = None
         self._pending: _Pending | None = None
         self._index = RunIndex(store)
@@ -123,13 +124,17 @@ class CatalogWriter:
 
     @property
     def state(self) -> CatalogState:
-        """The newest state known; the empty one before anything was loaded."""
-        return self._state
+        """The newest state known; the empty one before anything was loaded.
+
+        Of a writer that has claimed: the newest of its own epoch. Once fenced it must not see, and put data under,
+        an epoch that another owns.
+        """
+        return self._state if self._own_state is None else self._own_state
 
     @property
     def state_or_none(self) -> CatalogState | None:
         """``state``, or None while no commit has moved the cursor: there is nothing to go on from."""
-        return self._state if self._state.started else None
+        return self.state if self.state.started else None
 
     @property
     def is_claimed(self) -> bool:
@@ -143,23 +148,23 @@ class CatalogWriter:
         )
 
     def load(self) -> CatalogState | None:
-        """Read the head; as ``state_or_none``. Raises UsageError when the archive belongs to other names."""
+        """Read the head; None while no commit has moved the cursor. Raises UsageError when the archive belongs to other names."""
         with self._lock:
             head = head_version(self._store)
             if head > self._state.version:
-                self._state = load(self._store, version=head)
+                self._move_to(load(self._store, version=head))
             names = (self._state.cluster, self._state.broker)
             if self._state.version and names != (self._cluster, self._broker):
                 raise UsageError(
                     f"{self._store.url} holds the archive of {names[0]}/{names[1]}, "
                     f"not of {self._cluster}/{self._broker}"
                 )
-            return self.state_or_none
+            return self._state if self._state.started else None
 
     def refresh(self) -> CatalogState:
         """Catch up with the head; what fenced writers and standbys watch."""
         with self._lock:
-            self._state = refresh(self._store, self._state)
+            self._move_to(refresh(self._store, self._state))
             return self._state
 
     def abort(self) -> None:
@@ -192,9 +197,9 @@ class CatalogWriter:
                     raise FencedError(reason, hint="stop that writer, or take over if it is known to be dead")
                 return CommitDraft(CommitKind.CLAIM, owner=owner, created_ms=now_ms), None
 
-            self._epoch = None
+            self._epoch, self._own_state = None, None
             self._commit(CommitDraft(CommitKind.CLAIM), build, epoch_step=1)
-            self._epoch = self._state.epoch
+            self._epoch, self._own_state = self._state.epoch, self._state
             return self._state
 
     def append(self, draft: CommitDraft) -> CatalogState:
@@ -211,7 +216,7 @@ class CatalogWriter:
             self._commit(draft, lambda state: (self._with_pages(self._owned(state), draft), None))
             if len(self._state.pages) > pages:
                 self._merge_pages()
-            return self._state
+            return self.state
 
     def append_line(self, *, common_version: int, phys: int) -> CatalogState:
         """Start a new log line at ``phys``, the end of ``common_version``; 0: no version is in the new log."""
@@ -254,8 +259,13 @@ class CatalogWriter:
                 return replace(draft, doomed=(*draft.doomed, *self._abandoned_pages)), None
 
             self._commit(draft, build)
-            self._epoch = None
+            self._epoch, self._own_state = None, None
             return self._state
+
+    def _move_to(self, state: CatalogState) -> None:
+        self._state = state
+        if self._epoch == state.epoch:
+            self._own_state = state
 
     def _owned(self, state: CatalogState) -> CatalogState:
         if self._epoch is None:
@@ -297,12 +307,12 @@ class CatalogWriter:
         if pending is None:
             return None
         if self._put(pending):
-            self._state = pending.next_state
+            self._move_to(pending.next_state)
             self._pending = None
             settled = pending.next_state.catalog_keys() | set(pending.commit.draft.doomed)
             self._abandoned_pages = [key for key in self._abandoned_pages if key not in settled]
             return pending
-        self._state = self._patiently(lambda: refresh(self._store, self._state))
+        self._move_to(self._patiently(lambda: refresh(self._store, self._state)))
         self._pending = None
         if pending.commit.draft.pages is not NO_PAGES:
             self._pages_after_version = self._state.version + self._limits.page_retry_commits

@@ -38,7 +38,7 @@ from tiered.formats.segment_layout import (
 from tiered.kernels.columns import encode_page
 from tiered.kernels.gather import check_rows, cut_blocks, gather_records
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
+from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table
 
 Buffer = bytes | bytearray | memoryview
 
@@ -181,6 +181,18 @@ def encode_segment(
         min_phys=int(runs["min_phys"].min()),
         end_phys=int(runs["end_phys"].max()),
     )
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from the cache: seconds or some 100 ms, better spent before needed."""
+    one = np.ones(1, np.int64)
+    runs = np.zeros(1, RUN_DTYPE)
+    for name in ("end_queue_offset", "rows", "byte_count", "end_phys"):
+        runs[name] = 1
+    zero = np.zeros(1, np.int64)
+    rows = RowTable(zero, one, zero, zero, zero, zero, one, np.zeros(1, np.uint16), zero - 1, zero - 1)
+    meta = SegmentMeta("", "", 0, 0, 0, 0, 0, 0, 0, "")
+    encode_segment(meta, [QueueKey("warm-up", 0, 0)], runs, rows, np.zeros(1, np.uint8), BlockCodec())
 
 
 def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTable) -> None:

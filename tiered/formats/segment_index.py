@@ -41,6 +41,13 @@ from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
 PAGES_KEPT = 4
 """Decoded column pages an index keeps; a walk over runs then decodes each page once."""
 
+SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
+"""Raw bytes of a piece of a span: what compresses well must not expand into all memory at once."""
+
+_ROWS_MAX = 1 << 40
+_RUNS_MAX = 1 << 22
+_PAGE_ROW_BYTES_MIN = 4
+
 _COLUMNS = (
     ("size", np.int32), ("tags_code", np.int64), ("store_timestamp", np.int64), ("phys", np.int64),
     ("inner_num", np.int32), ("parent", np.int32), ("parent_queue_offset", np.int64),
@@ -126,8 +133,9 @@ class SegmentIndex:
         self.key_count = int(keys["count"])
         self._stored_counts_bytes = int(keys["stored_counts_bytes"])
         self._keys_crc32c = int(keys["crc32c"])
-        if int(self.runs["rows"].min(initial=1)) < 1:
-            raise ValueError("a run has no rows")
+        rows_of_run = self.runs["rows"]
+        if len(self.runs) > _RUNS_MAX or bool(((rows_of_run < 1) | (rows_of_run > _ROWS_MAX)).any()):
+            raise ValueError("impossible numbers of runs or rows")
         self._view = RunView.of(self.runs)
         self.first_row = self._view.first_row
         self.first_block = _sums(self.runs["blocks"])
@@ -142,7 +150,10 @@ class SegmentIndex:
         rows = int(self.first_row[-1])
         keys_offset, keys_bytes = self.key_span
         large = (blocks["raw_bytes"] > BLOCK_RAW_BYTES_MAX) & (blocks["rows"] > 1)
-        page_raw_max = pages["rows"].astype(np.int64) * STREAMS * VARINT_BYTES_MAX + LENGTHS_BYTES
+        page_rows = pages["rows"].astype(np.int64)
+        page_raw_min = page_rows * _PAGE_ROW_BYTES_MIN + LENGTHS_BYTES
+        page_raw_max = page_rows * STREAMS * VARINT_BYTES_MAX + LENGTHS_BYTES
+        impossible_page = (pages["raw_bytes"] > page_raw_max) | (pages["raw_bytes"] < page_raw_min)
         is_light = runs["kind"] == RunKind.LMQ
         first = self.first_block
         says = {
@@ -153,7 +164,7 @@ class SegmentIndex:
             "codecs": bool((blocks["codec"] > CODEC_ZSTD).any() or (pages["codec"] > CODEC_ZSTD).any()),
             "stored raw": _raw_differs(blocks) or _raw_differs(pages),
             "block sizes": bool(large.any() or (blocks["rows"] < 1).any() or (blocks["raw_bytes"] < 1).any()),
-            "page sizes": bool((pages["raw_bytes"] > page_raw_max).any() or (pages["rows"] < 1).any()),
+            "page sizes": bool((impossible_page | (page_rows < 1)).any()),
             "page rows": int(self._page_row[-1]) != rows,
             "keys": self.key_count < 0 or self._stored_counts_bytes < 0,
             "length of blocks": keys_offset + keys_bytes != self.tail_offset,
@@ -276,38 +287,40 @@ class SegmentIndex:
         cuts = np.flatnonzero(np.diff(wanted) > 1) + 1
         return [self._span(base, int(group[0]), int(group[-1]) + 1) for group in np.split(wanted, cuts)]
 
-    def split_span(self, run: int, span: BlockSpan, stored_bytes_max: int) -> list[BlockSpan]:
-        """``span`` in pieces of at most ``stored_bytes_max`` stored bytes, each of at least one block."""
+    def split_span(
+        self, run: int, span: BlockSpan, stored_bytes_max: int, raw_bytes_max: int = SPAN_RAW_BYTES_MAX
+    ) -> list[BlockSpan]:
+        """``span`` in pieces of at most so many bytes, stored and raw, but for a single larger block."""
         base = int(self.first_block[run])
         pieces = []
         first = span.first_block
         while first < span.end_block:
-            limit = int(self._block_offset[first]) + stored_bytes_max
-            end = int(np.searchsorted(self._block_offset, limit, side="right")) - 1
-            end = min(max(end, first + 1), span.end_block)
-            pieces.append(self._span(base, first, end))
-            first = end
+            stored_end = int(self._block_offset[first]) + stored_bytes_max
+            raw_end = int(self._block_raw[first]) + raw_bytes_max
+            end = min(
+                int(np.searchsorted(self._block_offset, stored_end, side="right")) - 1,
+                int(np.searchsorted(self._block_raw, raw_end, side="right")) - 1,
+                span.end_block,
+            )
+            pieces.append(self._span(base, first, max(end, first + 1)))
+            first = pieces[-1].end_block
         return pieces
 
     def decode_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> NDArray[np.uint8]:
-        """The records of ``span`` one behind the other, from the object's bytes of that span."""
+        """The records of ``span`` one behind the other, from the object's bytes of that span. Read-only."""
         if len(stored) != span.length:
             raise CorruptionError(
                 f"{self.key}: [{span.offset}, {span.offset + span.length}) came with {len(stored)} bytes"
             )
-        raw = np.empty(span.raw_bytes, np.uint8)
         decompressor = zstandard.ZstdDecompressor()
         view = memoryview(stored)
-        done = 0
+        parts: list[bytes | memoryview] = []
         for block in range(span.first_block, span.end_block):
             begin, end = int(self._block_offset[block]), int(self._block_offset[block + 1])
             where = f"{self.key}: block {block} [{begin}, {end})"
-            data = _expand(
-                view[begin - span.offset : end - span.offset], self.blocks[block], decompressor, where
-            )
-            raw[done : done + len(data)] = np.frombuffer(data, np.uint8)
-            done += len(data)
-        return raw
+            piece = view[begin - span.offset : end - span.offset]
+            parts.append(_expand(piece, self.blocks[block], decompressor, where))
+        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), np.uint8)
 
     # -- keys -------------------------------------------------------------------------------------------------
 

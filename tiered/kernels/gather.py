@@ -114,7 +114,7 @@ def gather_records(
         begin = position[row]
         if size[row] < 0 or begin > len(arena) - size[row] or filled + size[row] > min(length, len(out)):
             return -1 - row
-        end = begin + size[row]
+        end: Int = begin + size[row]
         row += 1
         while (
             row < len(position)

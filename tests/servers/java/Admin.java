@@ -3,7 +3,18 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /** args: namesrv brokerAddress create|delete cluster topic queues */
 public class Admin {
-    public static void main(String[] a) throws Exception {
+    public static void main(String[] a) {
+        try {
+            act(a);
+            System.out.println("OK");
+            System.exit(0);
+        } catch (Exception e) {
+            e.printStackTrace();
+            System.exit(1);
+        }
+    }
+
+    static void act(String[] a) throws Exception {
         DefaultMQAdminExt admin = new DefaultMQAdminExt(10000);
         admin.setNamesrvAddr(a[0]);
         admin.start();
@@ -18,7 +29,5 @@ public class Admin {
             admin.deleteTopicInNameServer(java.util.Set.of(a[0]), a[3], a[4]);
         }
         admin.shutdown();
-        System.out.println("OK");
-        System.exit(0);
     }
 }

@@ -1,0 +1,95 @@
+"""docs/FORMATS.md says what the code does: every column, header field, kind, magic and message field is in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.formats.golden_archive import GOLDEN, STATE_KIND
+from tiered.catalog.commit import COMMIT_KIND
+from tiered.catalog.pages import PAGE_KIND
+from tiered.catalog.snapshot import ROOT_KIND
+from tiered.catalog.state import REMOVED_DTYPE
+from tiered.formats import container, segment_layout
+from tiered.formats.container import decode_container
+from tiered.formats.fields import FIELD_TABLE, INNER_FIELD_TABLE
+from tiered.formats.keys import ESCAPED_CHARACTERS_MAX
+from tiered.formats.segment_layout import (
+    BLOCK_DTYPE,
+    FOOTER_KIND,
+    PAGE_ROWS,
+    SEGMENT_RUN_DTYPE,
+    TRAILER_BYTES,
+)
+from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_DTYPE, QUEUE_STATE_DTYPE, RUN_DTYPE
+from tiered.object_store.file import FileStore
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "FORMATS.md").read_text("utf-8")
+NAMES = {"u1": "u8", "u4": "u32", "i4": "i32", "i8": "i64"}
+SECTIONS = {
+    "Segment": [QUEUE_DTYPE, SEGMENT_RUN_DTYPE, BLOCK_DTYPE],
+    "Commit": [RUN_DTYPE, OBJECT_DTYPE, GAP_DTYPE, REMOVED_DTYPE],
+    "Root page": [QUEUE_STATE_DTYPE],
+}
+
+
+def _section(title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
+    assert found is not None, title
+    return found[1]
+
+
+def _tables(text: str) -> list[list[tuple[str, str]]]:
+    """(field, type) rows of every table with these columns."""
+    tables = re.findall(
+        r"^\| field \| type \| meaning \|\n\|---\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE
+    )
+    return [re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE) for table in tables]
+
+
+@pytest.mark.parametrize("title", sorted(SECTIONS))
+def test_tables_have_these_columns(title: str) -> None:
+    documented = _tables(_section(title))
+    expected: list[np.dtype[Any]] = SECTIONS[title]
+    assert documented == [
+        [(name, NAMES[dtype[name].str[1:]]) for name in dtype.names or ()] for dtype in expected
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "kind", "title"),
+    [("catalog/", COMMIT_KIND, "Commit"), ("pages/root", ROOT_KIND, "Root page"),
+     ("pages/runs", PAGE_KIND, "Run page"), ("state/", STATE_KIND, "State object"), ("sets/", FOOTER_KIND, "Segment")],
+)  # fmt: skip
+def test_headers_have_these_fields(prefix: str, kind: bytes, title: str) -> None:
+    store = FileStore(GOLDEN / "1.0" / "archive")
+    key = next(iter(store.list(prefix))).key
+    data = store.get(key)
+    if kind == FOOTER_KIND:
+        data = data[data.rindex(FOOTER_KIND) : -TRAILER_BYTES]
+    found = decode_container(data, kind, source=key)
+    missing = [name for name in (*found.header, *found.tables) if f"`{name}`" not in _section(title)]
+    assert not missing
+
+
+def test_message_fields_are_these() -> None:
+    documented = _tables(_section("Message fields"))
+    assert [[name for name, _ in table] for table in documented] == [
+        [field.name for field in FIELD_TABLE],
+        [field.name for field in INNER_FIELD_TABLE],
+    ]
+
+
+def test_constants_are_these() -> None:
+    for kind in (COMMIT_KIND, ROOT_KIND, PAGE_KIND, STATE_KIND, FOOTER_KIND, segment_layout.TRAILER_MAGIC):
+        assert f"`{kind.decode()}`" in DOCUMENT
+    assert f"format version {container.FORMAT_MAJOR}.{container.FORMAT_MINOR}" in DOCUMENT
+    assert (segment_layout.SEGMENT_MAJOR, segment_layout.SEGMENT_MINOR) == (1, 0)
+    assert f"Pages of {PAGE_ROWS:,} rows" in DOCUMENT
+    assert f"more than {ESCAPED_CHARACTERS_MAX} characters" in DOCUMENT
+    assert f"The last {TRAILER_BYTES} bytes" in DOCUMENT
+    assert f"above {segment_layout.BLOCK_RAW_BYTES_MAX >> 20} MiB" in DOCUMENT

@@ -1,0 +1,106 @@
+"""The lag of every queue, counted from consume queues and by scanning: both must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar import lag as lag_module
+from sidecar.lag import Lag, measure_lag, store_timestamp_at
+from sidecar.margin import LogGrowth, margin_of
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.model.queue import TopicFilter
+
+EVERYTHING = TopicFilter(include_system=True)
+USERS = TopicFilter(cluster="FxCluster", broker="fx-a")
+
+
+@pytest.fixture(params=["F", "B", "A", "K", "C"])
+def store(request: pytest.FixtureRequest, real_store: Callable[[str], Path]) -> Iterator[BrokerStore]:
+    """Killed; light queues and batches; large; IPv6 hosts; RocksDB."""
+    with open_broker_store(real_store(request.param) / "store") as opened:
+        yield opened
+
+
+def _measure(store: BrokerStore, begin_phys: int, end_phys: int, *, scan: bool) -> Lag:
+    index = None if scan else store.consume_queues()
+    return measure_lag(store.commit_log, index, USERS, begin_phys, end_phys)
+
+
+def _counts(lag: Lag) -> dict[tuple[str, int], tuple[int, int, int]]:
+    return {queue: (found.messages, found.bytes, found.oldest_ms) for queue, found in lag.queues.items()}
+
+
+def test_the_log_alone_says_what_the_consume_queues_say(store: BrokerStore) -> None:
+    """For queues the broker still shows; records of deleted topics and older lives are only in the log."""
+    log = store.commit_log
+    scanned = _measure(store, log.min_phys, log.max_file_end, scan=True)
+    shown = _measure(store, log.min_phys, log.max_file_end, scan=False)
+    assert scanned.is_complete and shown.is_complete
+    by_scan, by_units = _counts(scanned), _counts(shown)
+    assert by_units.keys() <= by_scan.keys()
+    same = [queue for queue in by_units if by_units[queue] == by_scan[queue]]
+    assert len(same) >= 0.9 * len(by_units)
+    assert all(by_units[queue][0] <= by_scan[queue][0] for queue in by_units)
+
+
+def test_nothing_is_behind_at_the_end(store: BrokerStore) -> None:
+    whole = _measure(store, store.commit_log.min_phys, store.commit_log.max_file_end, scan=True)
+    lag = _measure(store, whole.end_phys, store.commit_log.max_file_end, scan=True)
+    assert (lag.queues, lag.messages, lag.oldest_ms()) == ({}, 0, None)
+    assert measure_lag(store.commit_log, None, USERS, 10, 10).messages == 0
+
+
+def test_a_long_scan_ends_early_and_says_so(store: BrokerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lag_module, "SCAN_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr(lag_module, "CHUNK_BYTES", 64 * 1024)
+    log = store.commit_log
+    lag = _measure(store, log.min_phys, log.max_file_end, scan=True)
+    assert not lag.is_complete and lag.messages is None and lag.queues
+    assert lag.end_phys < log.max_file_end
+
+
+def test_a_record_larger_than_a_chunk_is_counted(store: BrokerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = store.commit_log
+    whole = _measure(store, log.min_phys, log.max_file_end, scan=True)
+    monkeypatch.setattr(lag_module, "CHUNK_BYTES", 1024)
+    end_phys = log.min_phys + 300_000
+    small_chunks = _measure(store, log.min_phys, end_phys, scan=True)
+    monkeypatch.undo()
+    assert _counts(small_chunks) == _counts(_measure(store, log.min_phys, end_phys, scan=True))
+    assert small_chunks.messages is not None and whole.messages is not None
+    assert 0 < small_chunks.messages < whole.messages
+
+
+def test_excluded_topics_are_not_behind(store: BrokerStore) -> None:
+    log = store.commit_log
+    nobody = TopicFilter(exclude=("*",))
+    for index in (None, store.consume_queues()):
+        assert measure_lag(log, index, nobody, log.min_phys, log.max_file_end).queues == {}
+    everything = measure_lag(log, None, EVERYTHING, log.min_phys, log.max_file_end)
+    assert len(everything.queues) >= len(measure_lag(log, None, USERS, log.min_phys, log.max_file_end).queues)
+
+
+def test_store_timestamps_come_from_the_record(store: BrokerStore) -> None:
+    log = store.commit_log
+    assert 1.7e12 < (store_timestamp_at(log, log.min_phys) or 0) < 1.9e12
+    assert store_timestamp_at(log, log.min_phys + 1) is None
+
+
+def test_the_margin_is_none_when_everything_is_archived(store: BrokerStore) -> None:
+    log = store.commit_log
+    conf = BrokerConf(file_reserved_hours=1_000_000)
+    assert margin_of(store, conf, log.max_file_end, log.max_file_end, 0.0) is None
+    if len(log.files) > 1:
+        assert (margin_of(store, conf, log.min_phys, log.max_file_end, 0.0) or 0) > 3600
+
+
+def test_growth_is_measured_over_a_window() -> None:
+    growth = LogGrowth()
+    assert growth.bytes_per_s(0.0, 1_000) == 0.0
+    assert growth.bytes_per_s(5.0, 9_000) == 0.0
+    assert growth.bytes_per_s(10.0, 11_000) == 1_000.0
+    assert growth.bytes_per_s(20.0, 0) == 0.0
