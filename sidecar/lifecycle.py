@@ -39,8 +39,8 @@ class Job(Protocol):
         """Work until ``stop`` is set (then drain) or something raises."""
         ...
 
-    def report(self) -> StatusReport | None:
-        """The present status, None while starting; callable from any thread."""
+    def report(self) -> StatusReport:
+        """The present status; callable from any thread, also before and after the run."""
         ...
 
 
@@ -157,10 +157,9 @@ class Service:
     def report(self) -> StatusReport | None:
         """The uploader's report under the service's own state; None before there is an uploader."""
         job = self._job
-        report = job.report() if job is not None else None
-        if report is None:
+        if job is None:
             return None
-        return replace(report, state=self._state.value, fenced=self._state is State.STANDBY)
+        return replace(job.report(), state=self._state.value, fenced=self._state is State.STANDBY)
 
     def health(self) -> tuple[bool, str]:
         """Alive: an uploader runs, or a restart of it is planned."""

@@ -18,11 +18,11 @@ GROWTH_WINDOW_S = 10.0
 
 
 def margin_of(
-    store: BrokerStore, conf: BrokerConf | None, committed_phys: int, end_phys: int, growth_bytes_per_s: float
+    store: BrokerStore, committed_phys: int, end_phys: int, growth_bytes_per_s: float
 ) -> float | None:
     """Seconds until the broker deletes unarchived log; None when nothing is at risk or nothing can be told.
 
-    ``end_phys``: end of the log as far as it is written. Without ``conf`` RocketMQ's defaults count. The
+    ``end_phys``: end of the log as far as it is written. Without a broker.conf RocketMQ's defaults count; the
     broker is taken to run in this host's time zone.
     """
     if committed_phys >= end_phys:
@@ -41,7 +41,7 @@ def margin_of(
     margin = deletion_margin(
         files,
         committed_phys,
-        conf or BrokerConf(),
+        store.conf or BrokerConf(),
         disk,
         now_ms=time.time_ns() // 1_000_000,
         zone=timezone(timedelta(seconds=time.localtime().tm_gmtoff)),

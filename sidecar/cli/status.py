@@ -24,6 +24,7 @@ from sidecar.instance import InstanceDescription, running_instance, running_inst
 from sidecar.lag import Lag, measure_lag
 from sidecar.margin import margin_of
 from sidecar.report import QueueReport, StatusReport, decode_report
+from sidecar.reporter import age_s
 from tiered.errors import NotFoundError, UsageError
 from tiered.settings.sections import Settings
 
@@ -99,7 +100,7 @@ def _from_archive(settings: Settings) -> StatusReport:
             topics = settings.topics.topic_filter(archive.cluster, archive.broker)
             end = store.commit_log.max_file_end
             lag = measure_lag(store.commit_log, store.consume_queues(), topics, committed, end)
-            return _report(archive, lag, lag.end_phys, margin_of(store, conf, committed, lag.end_phys, 0.0))
+            return _report(archive, lag, lag.end_phys, margin_of(store, committed, lag.end_phys, 0.0))
 
 
 def _report(
@@ -107,7 +108,6 @@ def _report(
 ) -> StatusReport:
     state, owner = archive.state, archive.state.owner
     now_ms = time.time_ns() // 1_000_000
-    oldest_ms = lag.oldest_ms() if lag is not None else None
     queues = list_queues(state, hidden=True)
     return StatusReport(
         source="catalog",
@@ -125,11 +125,7 @@ def _report(
         bound_reason="end of the broker's log" if lag is not None else "the store was not looked at",
         lag_messages=None if lag is None else lag.messages,
         lag_bytes=None if end_phys is None else max(0, end_phys - state.cursor.phys),
-        lag_seconds=None
-        if lag is None
-        else 0.0
-        if oldest_ms is None
-        else max(0.0, (now_ms - oldest_ms) / 1000),
+        lag_seconds=None if lag is None else age_s(lag, now_ms),
         margin_seconds=margin_seconds,
         gaps=len(state.gaps),
         errors=0,

@@ -1,4 +1,4 @@
-"""Two writers, a compactor of nothing, a collector and a reader on one archive, with everything going wrong.
+"""Two writers, a compactor, a collector and a reader on one archive, with everything going wrong.
 
 Seeded and single-threaded: whoever waits for the store lets others go on meanwhile. Requests are lost before or after
 their effect, stall and land later, or are refused; processes die before and after any request; epochs are taken over;
@@ -8,6 +8,7 @@ writer, nothing named that is not there, and nothing left over that collection d
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import zlib
@@ -20,13 +21,13 @@ import pytest
 
 from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, small_limits
 from tiered.catalog import reading
-from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.reading import head_version, load, log_checks, read_commit, refresh
 from tiered.catalog.snapshot import describe
-from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState, LogCheck
+from tiered.catalog.state import REMOVED_DTYPE, UNKNOWN_OFFSET, CatalogState, LogCheck
 from tiered.errors import FencedError, NotFoundError, UnavailableError
 from tiered.formats.keys import data_key, epoch_of, set_key
 from tiered.model.queue import QueueKey
@@ -234,6 +235,74 @@ class Uploader:
         return None
 
 
+class Compactor:
+    """Joins neighbouring runs of a queue; an actor of the writer's epoch who may find its delta void."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.attempts = 1_000_000
+        self.joined = self.void = 0
+
+    def step(self) -> None:
+        memory, source = self.world.memory, self.world.source
+        state = load(memory)
+        index = RunIndex(memory)
+        queues = [key for key, row in state.queues() if row["row_count"]]
+        if not queues:
+            return
+        key = source.choice(queues)
+        chunk = index.runs_of(state, key)
+        first = source.randrange(len(chunk.runs))
+        runs = chunk.runs[first : first + source.randrange(1, 4)]
+        names = [chunk.object_keys[int(chunk.objects["key"][run["object"]])] for run in runs]
+        parts = [json.loads(memory.get(name))[int(run["ordinal"])] for name, run in zip(names, runs, strict=True)]
+        self.attempts += 1
+        name = data_key(key, int(runs[0]["base_queue_offset"]), state.epoch, self.attempts)
+        memory.put_if_absent(name, [json.dumps([sum(parts, [])]).encode()])
+        removed = np.zeros(len(runs), REMOVED_DTYPE)
+        for field in ("rows", "base_queue_offset", "end_queue_offset", "version"):
+            removed[field] = runs[field]
+        made = runs[:1].copy()
+        made["object"], made["ordinal"] = 0, 0
+        for field in ("rows", "byte_count"):
+            made[field] = runs[field].sum()
+        for field in ("end_queue_offset", "end_phys"):
+            made[field] = runs[field][-1]
+        objects = np.zeros(1, OBJECT_DTYPE)
+        objects["epoch"] = state.epoch
+        draft = CommitDraft(
+            CommitKind.MAINTENANCE, queues=[key], runs=made, removed=removed, objects=objects, object_keys=[name],
+            doomed=self.unneeded(state, key, runs, set(names)), created_ms=NOW_MS,
+        )  # fmt: skip
+        self.world.meanwhile(0)  # the catalog may move on: the delta is checked against what is there then
+        writer = CatalogWriter(
+            self.world.store, cluster="c", broker="b", instance="compactor", kind="maintenance",
+            clock_ms=lambda: NOW_MS, random=random.Random(source.random()), wait=self.world.meanwhile,
+        )  # fmt: skip
+        tried: list[int] = []
+
+        def build(newest: CatalogState) -> CommitDraft | None:
+            tried.append(newest.version)
+            return draft if len(tried) < 10 else None
+
+        try:
+            writer.maintain(build)
+            self.joined += 1
+        except CommitInvalidError:
+            self.void += 1
+            memory.delete([name])  # nobody else knows it
+
+    def unneeded(self, state: CatalogState, key: QueueKey, runs: Any, names: set[str]) -> list[str]:
+        """Which of the objects ``names`` hold no other living run."""
+        bases = set(runs["base_queue_offset"].tolist())
+        needed = set()
+        for page in RunIndex(self.world.memory).all_runs(state):
+            for run in page.chunk.runs:
+                if page.queues[int(run["queue"])] != key or int(run["base_queue_offset"]) not in bases:
+                    needed.add(page.chunk.object_keys[int(page.chunk.objects["key"][run["object"]])])
+        return sorted(names - needed)
+
+
 class World:
     """All actors, the log, the store, and who goes next."""
 
@@ -243,6 +312,7 @@ class World:
         self.memory = MemoryStore(clock_ms=lambda: NOW_MS)
         self.store = CrashingStore(self.memory, seed=seed, wait=lambda seconds: None)
         self.uploaders = [Uploader(self, "master"), Uploader(self, "slave")]
+        self.compactor = Compactor(self)
         self.running: list[Uploader] = []
         self.reader: CatalogState | None = None
         self.crashes = self.fenced = self.takeovers = self.lines = 0
@@ -289,6 +359,8 @@ class World:
                 self.collect()
             if self.source.random() < 0.05:
                 self.read()
+            if not replacing and self.source.random() < 0.15:
+                self.compact()
             if self.source.random() < 0.2:
                 self.store.land_stalled()
 
@@ -298,6 +370,10 @@ class World:
             run_gc(self.memory, load(self.memory), apply=True, grace_ms=0, clock=lambda: NOW_MS)
         except NotFoundError:
             assert head_version(self.memory) == 0
+
+    def compact(self) -> None:
+        with contextlib.suppress(NotFoundError, UnavailableError):
+            self.compactor.step()
 
     def read(self) -> None:
         try:
@@ -408,6 +484,7 @@ def test_two_writers_lose_nothing_and_show_nothing_twice(seed: int) -> None:
     world = simulate(seed, replacing=False)
     assert world.crashes > 3
     assert world.fenced > 3
+    assert world.compactor.joined > 3
 
 
 @pytest.mark.parametrize("seed", range(100, 110))

@@ -32,7 +32,8 @@ _POM = (
 _ARTIFACTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-client", "rocketmq-tools")
 _LOGBACK = (
     "<configuration><appender name='F' class='ch.qos.logback.core.FileAppender'><file>{}</file><encoder>"
-    "<pattern>%d %p %m%n</pattern></encoder></appender><root level='WARN'><appender-ref ref='F'/></root></configuration>"
+    "<pattern>%d %p %m%n</pattern></encoder></appender>"
+    "<root level='WARN'><appender-ref ref='F'/></root></configuration>"
 )
 
 
@@ -56,7 +57,10 @@ def _fetch(version: str, jars: Path) -> None:
         raise NotInstallableError("RocketMQ's jars come from Maven, which is not on PATH")
     jars.mkdir(parents=True, exist_ok=True)
     pom = jars / "pom.xml"
-    dependency = "<dependency><groupId>org.apache.rocketmq</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+    dependency = (
+        "<dependency><groupId>org.apache.rocketmq</groupId>"
+        "<artifactId>{}</artifactId><version>{}</version></dependency>"
+    )
     pom.write_text(_POM.format("".join(dependency.format(name, version) for name in _ARTIFACTS)))
     run_installer([
         "mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}",
@@ -154,7 +158,7 @@ class RocketMq:
             "flushDiskType": "ASYNC_FLUSH", "brokerIP1": "127.0.0.1", "autoCreateTopicEnable": "false",
             "mappedFileSizeCommitLog": 64 << 20, "mappedFileSizeConsumeQueue": 600_000, "maxHashSlotNum": 50_000,
             "maxIndexNum": 200_000, "diskMaxUsedSpaceRatio": 95, "traceTopicEnable": "false",
-            "waitTimeMillsInSendQueue": 5000, "osPageCacheBusyTimeOutMills": 5000, 
+            "waitTimeMillsInSendQueue": 5000, "osPageCacheBusyTimeOutMills": 5000,
             "listenPort": listen, "haListenPort": listen + 1, "namesrvAddr": self.name_server_address,
             "storePathRootDir": self.store, "storePathCommitLog": self.store / "commitlog",
             **({"bindAddress": "127.0.0.1"} if is_5 else {}), **self.config,

@@ -1,0 +1,187 @@
+"""From stored to visible: ``python -m benchmarks.publish_latency --out results.jsonl``.
+
+A process of its own writes messages at a steady rate, the uploader follows it into a directory, and every commit is
+timed against the store timestamp of its oldest message. Then the writer goes idle, and so must the uploader: no
+requests, next to no CPU. Owns this one experiment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.live_store import read_word
+from benchmarks.report import Row
+from benchmarks.synthetic_store import StoreSpec
+from tiered.broker_store.bound import BrokerWord
+from tiered.broker_store.store import open_broker_store
+from tiered.kernels.scan import warm_up
+from tiered.model.queue import TopicFilter
+from tiered.object_store.metrics import StoreMetrics
+from tiered.object_store.options import StoreOptions
+from tiered.object_store.url import open_store
+from tiered.settings.sections import OffloadSettings, Settings
+from uploader.offload import Offloader, OffloadIdentity
+
+RATE = 20_000
+BODY_BYTES = 256
+LEAD_IN_MS = 4_000
+POLL_S = 0.005
+BEYOND_AGE_MS_MAX = 1_000
+IDLE_CORES_MAX = 0.01
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """How long to write, how long to watch the silence after it, and at what batch age."""
+
+    seconds: float
+    idle_s: float
+    batch_age_ms: int
+
+
+def main() -> int:
+    """Measure publish latency and idle cost; returns 1 when a limit is exceeded."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.publish_latency", description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--idle-seconds", type=float, default=20.0)
+    parser.add_argument("--batch-age-ms", type=int, default=OffloadSettings().batch_age_ms)
+    parser.add_argument("--out", type=Path, default=Path("publish_latency.jsonl"))
+    options = parser.parse_args()
+    row = measure(Experiment(options.seconds, options.idle_seconds, options.batch_age_ms))
+    with options.out.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(row) + "\n")
+    print(json.dumps(row, indent=2))
+    return int(not row["ok"])
+
+
+def measure(experiment: Experiment) -> Row:
+    """Write, follow, then be idle."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        start_ms = time.time_ns() // 1_000_000 + LEAD_IN_MS
+        command = [sys.executable, "-m", "benchmarks.live_store", str(directory / "store")]
+        flags = {
+            "--rate": RATE,
+            "--seconds": experiment.seconds,
+            "--start-ms": start_ms,
+            "--body-bytes": BODY_BYTES,
+        }
+        words = [str(word) for pair in flags.items() for word in pair]
+        writer = subprocess.Popen([*command, *words], stdin=subprocess.PIPE)
+        try:
+            warm_up()
+            while not read_ready(directory / "store"):
+                time.sleep(POLL_S)
+            return _follow(experiment, directory, start_ms)
+        finally:
+            assert writer.stdin is not None
+            writer.stdin.close()
+            writer.wait(30)
+            shutil.rmtree(directory / "archive", ignore_errors=True)
+
+
+def read_ready(store: Path) -> bool:
+    """Whether the writer has written its first messages."""
+    try:
+        return read_word(store) > 0
+    except FileNotFoundError:
+        return False
+
+
+def _follow(experiment: Experiment, directory: Path, start_ms: int) -> Row:
+    settings = Settings()
+    metrics = StoreMetrics()
+    store = open_broker_store(directory / "store")
+    archive = open_store(
+        f"file://{directory / 'archive'}", StoreOptions(settings.object_store), metrics=metrics
+    )
+    offloader = Offloader(
+        store,
+        archive,
+        OffloadIdentity("BenchCluster", "bench-a", "publish-latency", "run"),
+        OffloadSettings(batch_age_ms=experiment.batch_age_ms),
+        topic_filter=TopicFilter(),
+        word_source=lambda: BrokerWord(max_phys=read_word(directory / "store")),
+    )
+    stop = threading.Event()
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            offloader.run(stop, follow=True)
+        except BaseException as error:  # raised again in the main thread
+            failure.append(error)
+
+    thread = threading.Thread(target=work, name="uploader")
+    thread.start()
+    try:
+        row = _watch(experiment, offloader, metrics, directory, start_ms, thread)
+    finally:
+        stop.set()
+        thread.join()
+        store.close()
+        archive.close()
+    if failure:
+        raise failure[0]
+    return row
+
+
+def _watch(
+    experiment: Experiment,
+    offloader: Offloader,
+    metrics: StoreMetrics,
+    directory: Path,
+    start_ms: int,
+    thread: threading.Thread,
+) -> Row:
+    record_bytes = StoreSpec(topics=4, queues_per_topic=4, body_bytes=BODY_BYTES).record_bytes
+    total_bytes = int(experiment.seconds * RATE) * record_bytes
+    deadline_ms = start_ms + 1000 * experiment.seconds + 10 * experiment.batch_age_ms
+    latencies_ms: list[float] = []
+    seen_phys = 0
+    cpu_began, wall_began = time.process_time(), time.perf_counter()
+    while seen_phys < total_bytes and thread.is_alive() and time.time() * 1000 < deadline_ms:
+        time.sleep(POLL_S)
+        status = offloader.status()
+        committed_phys = status.committed_phys if status is not None else 0
+        if committed_phys > seen_phys:
+            oldest_ms = start_ms + seen_phys // record_bytes // (RATE // 1000)
+            latencies_ms.append(time.time() * 1000 - oldest_ms)
+            seen_phys = committed_phys
+    cores = (time.process_time() - cpu_began) / (time.perf_counter() - wall_began)
+    requests_before, cpu_before = metrics.requests, time.process_time()
+    time.sleep(experiment.idle_s)
+    idle_requests = metrics.requests - requests_before
+    idle_cores = (time.process_time() - cpu_before) / experiment.idle_s
+    limit_ms = experiment.batch_age_ms + BEYOND_AGE_MS_MAX
+    complete = seen_phys >= total_bytes
+    worst_ms = max(latencies_ms, default=0.0)
+    return {
+        "what": "publish_latency",
+        "messages_per_s": RATE,
+        "messages": total_bytes // record_bytes,
+        "complete": complete,
+        "batch_age_ms": experiment.batch_age_ms,
+        "commits": len(latencies_ms),
+        "median_ms": round(statistics.median(latencies_ms), 1) if latencies_ms else None,
+        "worst_ms": round(worst_ms, 1),
+        "limit_ms": limit_ms,
+        "cores": round(cores, 3),
+        "idle_requests": idle_requests,
+        "idle_cores": round(idle_cores, 4),
+        "ok": complete and worst_ms <= limit_ms and idle_requests == 0 and idle_cores <= IDLE_CORES_MAX,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

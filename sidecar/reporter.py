@@ -1,0 +1,136 @@
+"""Turns the uploader's status into the report a user sees, adding what only the broker's files tell: lag
+and margin.
+
+Reads through a store of its own, because the uploader's is not for other threads. Reports at most
+REPORT_EVERY_S old are given again: each one reads consume queues.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sidecar.lag import Lag, measure_lag
+from sidecar.margin import LogGrowth, margin_of
+from sidecar.report import StatusReport
+from tiered.broker_store.pins import PinStatus
+from tiered.broker_store.store import BrokerStore
+from tiered.errors import TieredError
+from tiered.model.queue import TopicFilter
+from uploader.offload import OffloadStatus
+
+REPORT_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class ReportHead:
+    """What does not change while a job lives."""
+
+    archive_url: str
+    cluster: str
+    broker: str
+    writer: str
+
+    def empty(self) -> StatusReport:
+        """The report while nothing is known yet."""
+        return StatusReport(
+            source="instance", state="", archive_url=self.archive_url, cluster=self.cluster,
+            broker=self.broker, writer=self.writer, epoch=0, fenced=False, committed_phys=0,
+            bound_phys=None, bound_reason="", lag_messages=None, lag_bytes=None, lag_seconds=None,
+            margin_seconds=None, gaps=0, errors=0, last_error="", budget_used_bytes=0, budget_limit_bytes=0,
+            pins=0, pin_note="", messages=0, bytes=0, queues=(),
+        )  # fmt: skip
+
+
+class Reporter:
+    """Makes reports for one uploader. Thread-safe. Owns ``view`` and closes it."""
+
+    def __init__(
+        self,
+        head: ReportHead,
+        view: BrokerStore,
+        topic_filter: TopicFilter,
+        *,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._head = head
+        self._view = view
+        self._filter = topic_filter
+        self._monotonic_s = monotonic_s
+        self._wall_ms = wall_ms
+        self._lock = threading.Lock()
+        self._last = head.empty()
+        self._made_s: float | None = None
+        self._growth = LogGrowth()
+        self._is_closed = False
+
+    def report(self, status: Callable[[], OffloadStatus | None]) -> StatusReport:
+        """A report made from ``status()``, or the last one when that is young enough or this is closed."""
+        with self._lock:
+            now_s = self._monotonic_s()
+            if self._is_closed or (self._made_s is not None and now_s - self._made_s < REPORT_EVERY_S):
+                return self._last
+            found = status()
+            if found is not None:
+                self._last = self._fresh(found)
+                self._made_s = now_s
+            return self._last
+
+    def close(self) -> None:
+        """Stop reading; the last report stays."""
+        with self._lock:
+            self._is_closed = True
+            self._view.close()
+
+    def _fresh(self, status: OffloadStatus) -> StatusReport:
+        pins = status.pins if status.pins is not None else PinStatus()
+        report = replace(
+            self._head.empty(),
+            epoch=status.epoch,
+            fenced=status.fenced,
+            committed_phys=status.committed_phys,
+            bound_phys=status.bound_phys,
+            bound_reason=status.bound_reason,
+            gaps=status.counters.gaps,
+            errors=status.counters.attempts_abandoned,
+            last_error=status.last_error,
+            budget_used_bytes=status.memory_used_bytes,
+            budget_limit_bytes=status.memory_budget_bytes,
+            pins=len(pins.pins),
+            pin_note=pins.problem,
+            messages=status.counters.messages,
+            bytes=status.counters.raw_bytes,
+        )
+        try:
+            return self._with_lag(report, status)
+        except TieredError as error:
+            # A store that cannot be read now makes the lag unknown, not the report impossible.
+            return replace(report, last_error=str(error))
+
+    def _with_lag(self, report: StatusReport, status: OffloadStatus) -> StatusReport:
+        index = self._view.consume_queues()
+        if index is not None:
+            index.refresh()
+        log = self._view.commit_log
+        log.refresh()
+        lag = measure_lag(log, index, self._filter, status.committed_phys, status.bound_phys)
+        end_phys = lag.end_phys if lag.is_complete else status.bound_phys
+        growth = self._growth.bytes_per_s(self._monotonic_s(), end_phys)
+        now_ms = self._wall_ms()
+        return replace(
+            report,
+            lag_messages=lag.messages,
+            lag_bytes=max(0, end_phys - status.committed_phys),
+            lag_seconds=age_s(lag, now_ms),
+            margin_seconds=margin_of(self._view, status.committed_phys, end_phys, growth),
+            queues=lag.reports(now_ms),
+        )
+
+
+def age_s(lag: Lag, now_ms: int) -> float:
+    """Age of the oldest message that is not archived; 0 when nothing is behind."""
+    oldest_ms = lag.oldest_ms()
+    return 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000)
