@@ -37,6 +37,19 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(document, default=str).decode()
 
 
+class PlainFormatter(logging.Formatter):
+    """``12:00:00 WARNING message (name=value, …)``: one line for a person at a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        """The line with what was passed as ``extra`` behind it."""
+        line = super().formatMessage(record)
+        extra = ", ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD)
+        return " ".join((f"{line} ({extra})" if extra else line).split("\n"))
+
+
 def log_json(level: str) -> None:
     """Log JSON lines to stderr at ``level`` (a setting's value) and above."""
     _install(JsonFormatter(), level)
@@ -44,7 +57,7 @@ def log_json(level: str) -> None:
 
 def log_plain(level: str) -> None:
     """Log plain lines to stderr, for one-shot commands."""
-    _install(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"), level)
+    _install(PlainFormatter(), level)
 
 
 def _install(formatter: logging.Formatter, level: str) -> None:

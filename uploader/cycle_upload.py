@@ -275,6 +275,16 @@ class CycleUploader:
         for gap in cycle.plan.gaps:
             self._context.log("gap recorded", {"queue": str(gap.queue), "begin": gap.begin_queue_offset,
                               "end": gap.end_queue_offset, "reason": gap.reason.name})  # fmt: skip
+        for damage in cycle.batch.damaged:
+            self._context.log(
+                "commitlog damaged, left out of the archive",
+                {"error": damage.detail, "file": damage.path, "begin_phys": damage.begin_phys, "end_phys": damage.end_phys},
+            )  # fmt: skip
+        for begin_phys, end_phys in cycle.batch.lost:
+            self._context.log(
+                "commitlog missing, its messages are lost to the archive",
+                {"error": "no file holds it", "begin_phys": begin_phys, "end_phys": end_phys},
+            )
 
     def _draft(self, cycle: Cycle, state_objects: dict[str, str]) -> CommitDraft:
         batch, plan = cycle.batch, cycle.plan

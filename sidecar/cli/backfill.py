@@ -28,6 +28,7 @@ from sidecar.uploader_job import UploaderJob, Writer
 from tiered.object_store.metrics import StoreMetrics
 from uploader.offload import OffloadResult
 
+EXIT_ANOMALIES = 1
 EXIT_INTERRUPTED = 130
 POLL_S = 0.2
 
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Archive until the end of the log; what is there already is not sent again."""
+    """Archive until the end of the log; what is there already is not sent again. Damage is exit code 1."""
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     writer = Writer(_instance(settings.broker.store_path), "backfill", settings.archive.take_over)
@@ -61,7 +62,9 @@ def execute(options: argparse.Namespace) -> int:
         print(f"{title}: {_sentence(result)}")
         if stop.is_set():
             print("interrupted; the same command continues where it stopped")
-    return EXIT_INTERRUPTED if stop.is_set() else 0
+    if stop.is_set():
+        return EXIT_INTERRUPTED
+    return EXIT_ANOMALIES if result.damaged or result.lost else 0
 
 
 def _run(job: UploaderJob, stop: threading.Event, progress: Progress) -> OffloadResult:
@@ -118,8 +121,8 @@ def _sentence(result: OffloadResult) -> str:
     for count, what in (
         (result.hidden, "queues hidden (deleted at the broker)"),
         (result.gaps, "gaps recorded"),
-        (result.damaged, "damaged ranges quarantined"),
-        (result.lost, "ranges the broker had deleted already"),
+        (result.damaged, "DAMAGED ranges of the commitlog left out"),
+        (result.lost, "ranges of the commitlog MISSING"),
     ):
         if count:
             parts.append(f"{count} {what}")

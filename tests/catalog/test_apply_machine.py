@@ -92,7 +92,7 @@ class CatalogMachine(RuleBasedStateMachine):
                     lives[key].hidden = True
                 key = QueueKey(topic, queue_id, 0 if key is None else key.generation + 1)
                 lives[key] = Life(end=rows * 10 if not reborn else 0)
-                lost = 0
+                lost = 0  # noqa: PLW2901
             life = lives[key]
             if key not in queues:
                 queues.append(key)

@@ -28,7 +28,7 @@ def memory() -> MemoryStore:
 
 def grow(made: CatalogWriter, count: int, *names: QueueKey) -> None:
     for number in range(count):
-        made.append(append_draft(made.state, {name: 1 + number % 2 for name in names}))
+        made.append(append_draft(made.state, dict.fromkeys(names, 1 + number % 2)))
 
 
 def offsets(store: MemoryStore, state: CatalogState, key: QueueKey) -> list[int]:

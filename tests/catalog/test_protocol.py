@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import replace
 
@@ -207,7 +208,7 @@ def test_a_higher_epoch_is_fencing(memory: MemoryStore) -> None:
         first.append(stale)
     assert not first.is_claimed
     assert head_version(memory) == 3
-    for forbidden in (lambda: first.release(), lambda: first.append_line(common_version=2, phys=400)):
+    for forbidden in (first.release, lambda: first.append_line(common_version=2, phys=400)):
         with pytest.raises(FencedError):
             forbidden()
     # It may retake by the same rule.
@@ -391,7 +392,7 @@ def test_old_runs_spill_into_pages_and_stay_findable(memory: MemoryStore) -> Non
         assert row is not None
         assert runs[0][0] == row["min_queue_offset"]
         assert runs[-1][1] == row["end_queue_offset"]
-        assert all(before[1] == after[0] for before, after in zip(runs, runs[1:], strict=False))
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(runs))
 
 
 def test_any_version_can_be_read_even_when_its_root_is_gone(memory: MemoryStore) -> None:

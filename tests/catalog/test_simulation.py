@@ -138,7 +138,8 @@ class Uploader:
         self.attempts = 0  # keys stay unique by epoch
         writer = CatalogWriter(
             self.world.store, cluster="c", broker="b", instance=self.name, kind="run", clock_ms=lambda: NOW_MS,
-            limits=small_limits(spill_runs=25, page_runs_max=20), random=random.Random(self.world.source.random()), wait=self.world.meanwhile,
+            limits=small_limits(spill_runs=25, page_runs_max=20), wait=self.world.meanwhile,
+            random=random.Random(self.world.source.random()),
         )  # fmt: skip
         writer.load()
         writer.claim(take_over=self.world.source.random() < 0.2)
@@ -255,10 +256,12 @@ class Compactor:
         first = source.randrange(len(chunk.runs))
         runs = chunk.runs[first : first + source.randrange(1, 4)]
         names = [chunk.object_keys[int(chunk.objects["key"][run["object"]])] for run in runs]
-        parts = [json.loads(memory.get(name))[int(run["ordinal"])] for name, run in zip(names, runs, strict=True)]
+        parts = [
+            json.loads(memory.get(name))[int(run["ordinal"])] for name, run in zip(names, runs, strict=True)
+        ]
         self.attempts += 1
         name = data_key(key, int(runs[0]["base_queue_offset"]), state.epoch, self.attempts)
-        memory.put_if_absent(name, [json.dumps([sum(parts, [])]).encode()])
+        memory.put_if_absent(name, [json.dumps([[identity for part in parts for identity in part]]).encode()])
         removed = np.zeros(len(runs), REMOVED_DTYPE)
         for field in ("rows", "base_queue_offset", "end_queue_offset", "version"):
             removed[field] = runs[field]
@@ -385,6 +388,7 @@ class World:
     def finish(self) -> CatalogState:
         """Faults end; the last one standing ships the rest."""
         self.store.clear()
+        self.store.fuse = -1
         self.store.land_stalled()
         for uploader in self.uploaders:
             uploader.die()

@@ -170,7 +170,9 @@ def test_another_instance_stands_by_or_exits_with_5(home: Path) -> None:
             assert standby.get("/health")[0] == 200
             report = standby.report()
             assert (report["state"], report["fenced"], report["lag_messages"]) == ("standby", True, None)
-            assert 'store_fenced{storage_medium="blob",storage_type="tiered"} 1.0' in standby.get("/metrics")[1]
+            assert (
+                'store_fenced{storage_medium="blob",storage_type="tiered"} 1.0' in standby.get("/metrics")[1]
+            )
             assert standby.end(signal.SIGTERM) == 0
         leaving = Sidecar(home, "--set", "process.when_fenced=exit", name="third")
         assert leaving.process.wait(PATIENCE_S) == 5

@@ -148,7 +148,10 @@ class CatalogWriter:
         )
 
     def load(self) -> CatalogState | None:
-        """Read the head; None while no commit has moved the cursor. Raises UsageError when the archive belongs to other names."""
+        """Read the head; None while no commit has moved the cursor.
+
+        Raises UsageError when the archive belongs to other names.
+        """
         with self._lock:
             head = head_version(self._store)
             if head > self._state.version:

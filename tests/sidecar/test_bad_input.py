@@ -1,0 +1,216 @@
+"""Damaged stores at the command line: the exit code, one line naming file and offset, everything else unharmed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.truth import read_lines
+
+ROOT = Path(__file__).parents[2]
+TIERED = (sys.executable, "-c", "import sys; from sidecar.cli import main; sys.exit(main())")
+FILE_BYTES = 4 * 1024 * 1024
+VICTIM = 5_000
+"""The record in the middle of the log that is damaged."""
+
+
+@dataclass
+class Case:
+    """One copy of store F with its truth, in log order."""
+
+    home: Path
+    truth: list[dict[str, Any]]
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.home}/archive"
+
+    @property
+    def first_file(self) -> Path:
+        return self.home / "store" / "commitlog" / f"{0:020d}"
+
+    def patch(self, offset: int, content: bytes) -> None:
+        """Overwrite bytes of the first commitlog file."""
+        with self.first_file.open("r+b") as file:
+            file.seek(offset)
+            file.write(content)
+
+    def flip(self, offset: int) -> None:
+        """Flip one bit there."""
+        with self.first_file.open("rb") as file:
+            file.seek(offset)
+            (byte,) = file.read(1)
+        self.patch(offset, bytes([byte ^ 1]))
+
+    def backfill(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Archive it, with names from broker.conf."""
+        conf = str(self.home / "broker.conf")
+        return command("backfill", str(self.home / "store"), self.url, "--broker-conf", conf, *arguments)
+
+    def read_back(self) -> dict[tuple[str, int, int], int]:
+        """CRC of every archived record by topic, queue and offset."""
+        done = command("cat", self.url, "--all")
+        assert done.returncode == 0, done.stderr
+        lines = map(json.loads, done.stdout.splitlines())
+        return {(m["topic"], m["queueId"], m["queueOffset"]): m["recCrc32"] for m in lines}
+
+    def expected(self, lost: Callable[[dict[str, Any]], bool]) -> dict[tuple[str, int, int], int]:
+        """The truth without what is lost."""
+        return {
+            (m["topic"], m["queueId"], m["queueOffset"]): m["recCrc32"] for m in self.truth if not lost(m)
+        }
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """One command line as a process."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([*TIERED, *arguments], capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture
+def case(real_store: Callable[[str], Path], tmp_path: Path) -> Case:
+    """A store to damage."""
+    source = real_store("F")
+    shutil.copytree(source / "store", tmp_path / "store")
+    shutil.copy(source / "broker.conf", tmp_path / "broker.conf")
+    truth = sorted(
+        read_lines(source / "truth" / "messages.jsonl.zst"), key=lambda m: int(m["commitLogOffset"])
+    )
+    return Case(tmp_path, truth)
+
+
+def _body_at(record: dict[str, Any]) -> int:
+    """Physical offset of a byte inside the body: fixed header of an IPv4 record, then the body's length."""
+    return int(record["commitLogOffset"]) + 84 + 4 + record["bodyLen"] // 2
+
+
+DAMAGES: dict[str, Callable[[Case, dict[str, Any]], None]] = {
+    "body": lambda case, record: case.flip(_body_at(record)),
+    "magic": lambda case, record: case.flip(record["commitLogOffset"] + 7),
+    "size": lambda case, record: case.patch(record["commitLogOffset"], struct.pack(">i", 64 * 1024 * 1024)),
+    "physical offset": lambda case, record: case.flip(record["commitLogOffset"] + 35),
+    "properties length": lambda case, record: case.flip(
+        record["commitLogOffset"] + 84 + 4 + record["bodyLen"] + 1 + len(record["topic"])
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", sorted(DAMAGES))
+def test_one_damaged_record_is_left_out_and_named(case: Case, damage: str) -> None:
+    victim = case.truth[VICTIM]
+    DAMAGES[damage](case, victim)
+    done = case.backfill()
+    assert done.returncode == 1, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "damaged" in line]
+    assert str(case.first_file) in line and f"begin_phys={victim['commitLogOffset']}" in line
+    assert case.read_back() == case.expected(lambda m: m is victim)
+    assert command("verify", case.url, "--full").returncode == 0, (
+        "a recorded gap is no anomaly of the archive"
+    )
+    assert case.backfill().returncode == 0, "what is known is not found again"
+
+
+def test_a_truncated_file_loses_only_its_tail(case: Case) -> None:
+    cut = case.truth[VICTIM]["commitLogOffset"] + 100
+    with case.first_file.open("r+b") as file:
+        file.truncate(cut)
+    done = case.backfill()
+    assert done.returncode == 1, done.stderr
+    assert f"={case.truth[VICTIM]['commitLogOffset']}" in done.stderr
+    assert case.read_back() == case.expected(
+        lambda m: case.truth[VICTIM]["commitLogOffset"] <= m["commitLogOffset"] < FILE_BYTES
+    )
+
+
+def test_a_missing_middle_file_is_a_gap(real_store: Callable[[str], Path], tmp_path: Path) -> None:
+    source = real_store("A")
+    shutil.copytree(source / "store", tmp_path / "store")
+    missing = tmp_path / "store" / "commitlog" / f"{FILE_BYTES:020d}"
+    missing.unlink()
+    url = f"file://{tmp_path}/archive"
+    conf = str(source / "broker.conf")
+    done = command("backfill", str(tmp_path / "store"), url, "--broker-conf", conf)
+    assert done.returncode == 1, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "missing" in line]
+    assert f"begin_phys={FILE_BYTES}" in line and f"end_phys={2 * FILE_BYTES}" in line
+    listed = json.loads(command("status", url, "--json").stdout)
+    assert listed["gaps"] > 0
+    assert command("verify", url, "--full").returncode == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+def test_an_unreadable_file_is_named(case: Case) -> None:
+    unprivileged = 65534
+    for path in [case.home, *case.home.rglob("*")]:
+        os.chown(path, unprivileged, unprivileged)
+    os.chown(case.first_file, 0, 0)
+    case.first_file.chmod(0o600)
+    shutil.rmtree(case.home / "archive", ignore_errors=True)
+    arguments = ["backfill", str(case.home / "store"), case.url, "--cluster", "c", "--broker", "b"]
+    script = (
+        f"import os, sys; os.setgid({unprivileged}); os.setuid({unprivileged}); "
+        "from sidecar.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    for parent in case.home.parents:
+        if parent.stat().st_uid == 0 and parent != Path("/") and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(case.home)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("tiered: ") and str(case.first_file) in last
+
+
+def test_broken_json_without_a_backup_is_named_and_with_one_is_survived(case: Case) -> None:
+    topics = case.home / "store" / "config" / "topics.json"
+    topics.write_text('{"topicConfigTable": {')
+    backup = topics.with_name("topics.json.bak")
+    had_backup = backup.exists()
+    done = case.backfill()
+    if had_backup:
+        assert done.returncode == 0, done.stderr
+    backup.write_text("{")
+    done = case.backfill()
+    assert "topics.json" in done.stderr
+    assert len(case.read_back()) == len(case.truth), "messages need no topic table"
+
+
+def test_a_record_larger_than_block_batch_and_budget_is_archived(case: Case) -> None:
+    done = case.backfill("--set", "offload.batch_bytes=64KiB", "--set", "offload.block_bytes=4KiB")
+    assert done.returncode == 0, done.stderr
+    assert case.read_back() == case.expected(lambda m: False)
+
+
+def test_a_dledger_store_and_an_empty_directory_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "store" / "dledger-n0").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    for name, word in (("store", "DLedger"), ("empty", "commitlog")):
+        done = command(
+            "backfill", str(tmp_path / name), f"file://{tmp_path}/a", "--cluster", "c", "--broker", "b"
+        )
+        assert done.returncode == 2
+        assert done.stderr.startswith("tiered: ") and done.stderr.count("\n") == 1 and word in done.stderr
+
+
+def test_an_archive_directory_that_cannot_be_written_is_named(case: Case) -> None:
+    (case.home / "archive").write_text("a file where the archive should be")
+    done = case.backfill()
+    assert done.returncode in (2, 4), done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("tiered: ") and "archive" in last
