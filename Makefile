@@ -17,7 +17,7 @@ install: $(VENV)/.installed ## a virtual environment with the locked dependencie
 $(VENV)/.installed: requirements.lock pyproject.toml
 ifneq ($(UV),)
 	test -x $(BIN)/python || $(UV) venv --quiet --python ">=3.11" $(VENV)
-	VIRTUAL_ENV=$(abspath $(VENV)) $(UV) pip install --quiet --require-hashes -r requirements.lock
+	VIRTUAL_ENV=$(abspath $(VENV)) $(UV) pip install --quiet --compile-bytecode --require-hashes -r requirements.lock
 	VIRTUAL_ENV=$(abspath $(VENV)) $(UV) pip install --quiet --no-deps -e .
 else
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make install PYTHON=python3.11")'

@@ -278,7 +278,8 @@ class CycleUploader:
         for damage in cycle.batch.damaged:
             self._context.log(
                 "commitlog damaged, left out of the archive",
-                {"error": damage.detail, "file": damage.path, "begin_phys": damage.begin_phys, "end_phys": damage.end_phys},
+                {"error": damage.detail, "file": damage.path, "begin_phys": damage.begin_phys,
+                 "end_phys": damage.end_phys},
             )  # fmt: skip
         for begin_phys, end_phys in cycle.batch.lost:
             self._context.log(
@@ -324,8 +325,10 @@ class CycleUploader:
         )
 
     def commit_marks(self, *, hide: list[QueueKey]) -> None:
-        """Commit without a range: queues to hide, broker tables to name. Only while nothing is in flight."""
-        assert self.is_idle
+        """Commit without a range: queues to hide, broker tables to name.
+
+        Raises CommitInvalidError when a cycle was committed at the same moment: try again later.
+        """
         state = self._context.writer.state
         draft = CommitDraft(
             kind="append",
@@ -335,12 +338,10 @@ class CycleUploader:
             check=state.cursor.check,
             hide=hide,
             state_objects=self._state_archive.pending(),
-            doomed=list(self._doomed),
             created_ms=self._context.clock_ms(),
         )
         self._context.writer.append(draft)
         self._state_archive.committed(draft.state_objects)
-        self._doomed = []
 
     # -- life -------------------------------------------------------------------------------------------------
 

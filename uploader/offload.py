@@ -21,16 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.config import state_fingerprint
+from tiered.broker_store.config import state_fingerprint, topic_names_backup
 from tiered.broker_store.liveness import LivenessReport
 from tiered.broker_store.pins import PinKeeper, PinStatus
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.protocol import CatalogWriter, log_checks
-from tiered.errors import FencedError, UnavailableError
+from tiered.errors import CorruptionError, FencedError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
 from tiered.kernels.queue_table import QueueTable
-from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
+from tiered.model.queue import SCHEDULE_TOPIC, QueueKey, TopicFilter
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
@@ -47,7 +48,7 @@ from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.log_feed import FeedBound, LogFeed
 from uploader.log_line import CheckResult, compare, find_new_line
 from uploader.queue_tails import QueueTails
-from uploader.visibility import hidden_queues
+from uploader.visibility import DeletedTopics, hidden_queues
 
 ARENA_SLACK = 0.25
 """Room beyond batch_bytes, so that a retry can take newer data along."""
@@ -163,6 +164,8 @@ class Offloader:
         self._hidden = 0
         self._is_wired = False
         self._state_fingerprint: tuple[tuple[str, int, int], ...] = ()
+        self._deleted_topics = DeletedTopics()
+        self._hide: list[QueueKey] = []
         self._writer: CatalogWriter
         self._dispatcher: TieredDispatcher
         self._uploader: CycleUploader
@@ -334,7 +337,9 @@ class Offloader:
                 self._behind.set()
             self._dispatcher.close_if_due()
             if state.is_due(now_ms):
-                self._refresh_state()
+                self._refresh_state(following=True)
+                self._watch_deletions(now_ms)
+                self._commit_marks_when_idle()
             if pin.is_due(now_ms):
                 self._step_pins()
             stop.wait(poll.next_wait_ms(progressed=result == StepResult.HANDED_OVER) / 1000)
@@ -440,15 +445,54 @@ class Offloader:
             "delay_offsets": state.delay_offsets,
         }
 
-    def _refresh_state(self) -> None:
-        """Archive the broker's tables when they changed; they travel with the next commit."""
+    def _watch_deletions(self, now_ms: int) -> None:
+        """Hide queues of topics that the master has deleted (3a, Absent is not deleted)."""
+        state = self._writer.state_or_none
+        if state is None or (self._store.conf is not None and self._store.conf.is_slave):
+            return
+        try:
+            table = set(self._store.state().topics)
+            backup = topic_names_backup(self._store.path)
+        except (UnavailableError, CorruptionError) as error:
+            self._log_line("topic table not readable this time", error=str(error))
+            return
+        index = self._store.consume_queues()
+        with_queues = {queue.topic for queue in index.queues()} if index is not None else set()
+        verdict = self._deleted_topics.look(table, backup, with_queues, now_ms)
+        if verdict.alarm:
+            self._log_line("topics are missing, nothing is hidden", error=verdict.alarm)
+        gone = [key for key in state.visible_queues() if key.topic in verdict.deleted]
+        self._hide += [key for key in gone if key not in self._hide]
+
+    def _commit_marks_when_idle(self) -> None:
+        """Broker tables and deletions reach the catalog even while no message comes."""
+        if not self._writer.is_claimed or not self._writer.state.started or not self._uploader.is_idle:
+            return
+        if not self._hide and not self._state_archive.pending():
+            return
+        try:
+            self._uploader.commit_marks(hide=self._hide)
+        except CommitInvalidError:
+            return  # a cycle was committed at the same moment; the next look tries again
+        if self._hide:
+            self._log_line("queues of deleted topics hidden", queues=len(self._hide))
+        self._hidden += len(self._hide)
+        self._hide = []
+
+    def _refresh_state(self, *, following: bool = False) -> None:
+        """Archive the broker's tables when they changed; they travel with the next commit.
+
+        Following goes on without tables that are broken now: the broker rewrites them, messages do not wait.
+        """
         fingerprint = state_fingerprint(self._store.path)
         if not self._writer.is_claimed or fingerprint == self._state_fingerprint:
             return
         try:
             self._state_archive.refresh(self._writer.state.epoch, self._uploader.next_attempt())
             self._state_fingerprint = fingerprint
-        except UnavailableError as error:
+        except (UnavailableError, CorruptionError) as error:
+            if not following and isinstance(error, CorruptionError):
+                raise
             self._log_line("broker tables not archived this time", error=str(error))
 
     def _result(self, from_phys: int) -> OffloadResult:

@@ -1,0 +1,123 @@
+"""The writer dies at any request, before or after its effect; the next one continues from the bucket alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.end_to_end.test_ground_truth import check_against_truth
+from tiered.flat_file.verify import verify_archive
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.protocol import Body, ObjectInfo
+from tiered.settings.sections import OffloadSettings
+
+SETTINGS = OffloadSettings(batch_bytes=512 << 10, split_bytes=128 << 10, block_bytes=64 << 10, root_every=3)
+
+
+class CrashError(Exception):
+    """The process is gone: no request after this one has an effect."""
+
+
+class CrashingStore:
+    """Dies at request number ``crash_at`` (from 1), before or after its effect; dead for all requests from then on."""
+
+    def __init__(self, store: MemoryStore, crash_at: int, *, after_effect: bool) -> None:
+        self._store, self._crash_at, self._after_effect = store, crash_at, after_effect
+        self._lock = threading.Lock()
+        self.requests = 0
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def _do(self, act: Callable[[], Any]) -> Any:
+        # One at a time: an effect is wholly before the crash, or it never happens.
+        with self._lock:
+            self.requests += 1
+            if self.requests > self._crash_at or (self.requests == self._crash_at and not self._after_effect):
+                raise CrashError
+            answer = act()
+            if self.requests == self._crash_at:
+                raise CrashError
+            return answer
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        self._do(lambda: self._store.put_if_absent(key, body))
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._do(lambda: self._store.get(key)))
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        return bytes(self._do(lambda: self._store.get_range(key, offset, length)))
+
+    def get_tail(self, key: str, length: int) -> bytes:
+        return bytes(self._do(lambda: self._store.get_tail(key, length)))
+
+    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
+        found: Iterator[ObjectInfo] = self._do(
+            lambda: self._store.list(prefix, start_after=start_after, limit=limit)
+        )
+        return found
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._do(lambda: self._store.delete(keys))
+
+    def clock_ms(self) -> int:
+        return int(self._do(self._store.clock_ms))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+@pytest.mark.parametrize("after_effect", [False, True])
+def test_a_crash_at_each_request_loses_and_repeats_nothing(
+    after_effect: bool, real_store: Callable[[str], Path]
+) -> None:
+    directory = real_store("F")
+    clean = CrashingStore(MemoryStore("memory://clean"), 1 << 60, after_effect=False)
+    whole = backfill(directory / "store", clean, settings=SETTINGS)
+    for crash_at in range(1, clean.requests + 1):
+        memory = MemoryStore(f"memory://crash-{after_effect}-{crash_at}")
+        store = CrashingStore(memory, crash_at, after_effect=after_effect)
+        try:
+            backfill(directory / "store", store, settings=SETTINGS)
+        except CrashError:
+            pass
+        else:
+            # Batch boundaries depend on threads: a run may need a request or two fewer than the clean one.
+            assert store.requests < crash_at, "the crash was swallowed"
+        backfill(directory / "store", memory, settings=SETTINGS)
+        report = verify_archive(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
+        assert report.anomalies == [], crash_at
+        if crash_at % 12 == 1:
+            assert check_against_truth(memory, directory, "F") > 400
+    assert whole.messages > 1000
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_writer_that_crashes_again_and_again_gets_there(
+    seed: int, real_store: Callable[[str], Path]
+) -> None:
+    directory = real_store("F")
+    memory = MemoryStore(f"memory://again-{seed}")
+    generator = random.Random(seed)
+    crashes = 0
+    while crashes < 500:
+        # Long enough lives that each can claim and commit at times.
+        store = CrashingStore(memory, generator.randint(4, 30), after_effect=generator.random() < 0.5)
+        try:
+            backfill(directory / "store", store, settings=SETTINGS)
+            break
+        except CrashError:
+            crashes += 1
+    assert 1 < crashes < 500
+    assert check_against_truth(memory, directory, "F") > 400
+    assert verify_archive(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)), full=True).anomalies == []
