@@ -157,7 +157,7 @@ class Offloader:
             next_record=self._bound_source.next_record,
         )
         self._bound = FeedBound(0, 0)
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._stop_parts = threading.Event()
         self._behind = threading.Event()
         self._started_s = time.monotonic()
@@ -307,7 +307,7 @@ class Offloader:
         """A part that fails stops the whole: nothing may go on as if it had been stored."""
         try:
             work()
-        except Exception as error:
+        except BaseException as error:
             if self._failure is None:
                 self._failure = error
             self._stop_parts.set()

@@ -9,8 +9,8 @@ import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, at, claim_draft, queue
 from tiered.catalog.apply import apply
-from tiered.catalog.commit import Commit, CommitDraft, CommitInvalidError, CommitKind
-from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck
+from tiered.catalog.commit import Commit, CommitDraft, CommitInvalidError, CommitKind, PageChange
+from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck, PageRef
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_LMQ, RunKind
 
@@ -346,3 +346,54 @@ def test_a_gap_may_be_filled_by_a_commit_that_fits_inside(
     for wrong in ((4, 6), (8, 10), (13, 14)):
         runs["base_queue_offset"], runs["end_queue_offset"] = wrong
         refused(several, replace(draft, runs=runs), "fits into no recorded gap")
+
+
+# -- pages ----------------------------------------------------------------------------------------------------
+
+
+def _page(name: str, first: int, last: int) -> PageRef:
+    return PageRef(f"pages/{name}", 0, first, last, 1, 1, A, B)
+
+
+def _paged(state: CatalogState, **change: object) -> CommitDraft:
+    return CommitDraft(CommitKind.MAINTENANCE, pages=PageChange(**change), created_ms=NOW_MS)  # type: ignore[arg-type]
+
+
+def test_spilled_runs_leave_memory_and_only_they(several: CatalogState) -> None:
+    spilled = several.version - 2
+    state = step(several, _paged(several, spilled_version=spilled, added=[_page("x", 1, spilled)]))
+    assert set(state.memory.runs["version"].tolist()) == {spilled + 1, spilled + 2}
+    assert [page.key for page in state.pages] == ["pages/x"]
+    assert state.table is several.table
+    refused(several, _paged(several, spilled_version=several.version + 1), "cannot spill its own")
+
+
+def test_merged_pages_replace_theirs_and_are_doomed(several: CatalogState) -> None:
+    state = step(several, _paged(several, spilled_version=3, added=[_page("x", 1, 2), _page("y", 3, 3)]))
+    merged = _paged(state, removed=["pages/x", "pages/y"], added=[_page("z", 1, 3)])
+    state = step(state, merged)
+    assert [page.key for page in state.pages] == ["pages/z"]
+    assert {"pages/x", "pages/y"} <= state.doomed.keys()
+    refused(state, merged, "not there any more")
+
+
+def test_a_run_removed_while_its_page_was_merged_stays_dead(several: CatalogState) -> None:
+    state = step(several, _paged(several, spilled_version=3, added=[_page("x", 2, 3)]))
+    gone = np.zeros(1, REMOVED_DTYPE)
+    gone["end_queue_offset"], gone["rows"], gone["version"] = 3, 3, 2
+    state = step(state, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=gone))
+    assert len(state.tombstones) == 1
+    # The merge had begun before the removal: its page still holds the run.
+    late = step(
+        state,
+        _paged(state, removed=["pages/x"], added=[_page("z", 2, 3)], resolved_version=state.version - 1),
+    )
+    assert len(late.tombstones) == 1
+    done = step(
+        state, _paged(state, removed=["pages/x"], added=[_page("z", 2, 3)], resolved_version=state.version)
+    )
+    assert not len(done.tombstones)
+    absent = gone.copy()
+    absent["version"] = 9
+    refused(several, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=absent), "not there any more")
+    refused(state, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=gone), "not there any more")

@@ -254,6 +254,22 @@ def test_of_two_claimants_one_wins_and_the_other_is_fenced(memory: MemoryStore) 
         assert head_version(store) == 1
 
 
+def test_two_that_take_over_do_not_fence_each_other_in_turns(memory: MemoryStore) -> None:
+    writer(memory).claim()
+    other = writer(memory, instance="w3")
+
+    class Slow(FaultStore):
+        def put_if_absent(self, key: str, body, *, timeout_s=None) -> None:  # type: ignore[no-untyped-def]
+            if not other.is_claimed:
+                other.claim(take_over=True)
+            super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    with pytest.raises(FencedError, match="epoch 2 was claimed by run w3 on h at the same time"):
+        writer(Slow(memory), instance="w2").claim(take_over=True)
+    assert head_version(memory) == 2
+    assert other.is_claimed
+
+
 def test_a_released_epoch_is_free_for_anybody(memory: MemoryStore) -> None:
     first = writer(memory)
     first.claim()

@@ -1,0 +1,100 @@
+"""A back-fill process that kills itself with SIGKILL at a chosen moment: run by test_kill_nine.
+
+usage: killed_child.py STORE URL MOMENT NTH
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
+from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.store import open_broker_store
+from tiered.object_store.options import S3Credentials, StoreOptions
+from tiered.object_store.protocol import Body, ObjectStore
+from tiered.object_store.url import open_store
+from tiered.settings.sections import ObjectStoreSettings, OffloadSettings
+from uploader.bound_source import no_word
+from uploader.offload import Offloader, OffloadIdentity
+
+MOMENTS = ("scan", "data put", "between put and commit", "commit sent", "reply lost")
+INSIDE_S = 0.002
+
+
+def die() -> None:
+    """As `kill -9` does it: nothing is flushed, no handler runs."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Countdown:
+    """Dies at the n-th time it is asked."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._lock = threading.Lock()
+
+    def strike(self, how: Callable[[], object] = die) -> None:
+        """One step nearer."""
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                how()
+
+
+class DyingStore:
+    """Passes everything on; dies around PUTs."""
+
+    def __init__(self, inner: ObjectStore, moment: str, countdown: Countdown) -> None:
+        self._inner = inner
+        self._moment = moment
+        self._countdown = countdown
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        """As the inner store, if it lives."""
+        is_commit = "/catalog/" in key
+        if is_commit and self._moment == "between put and commit":
+            self._countdown.strike()
+        if (is_commit and self._moment == "commit sent") or (not is_commit and self._moment == "data put"):
+            self._countdown.strike(lambda: threading.Timer(INSIDE_S, die).start())
+        self._inner.put_if_absent(key, body, timeout_s=timeout_s)
+        if is_commit and self._moment == "reply lost":
+            self._countdown.strike()
+
+
+def main(store: str, url: str, moment: str, nth: str) -> None:
+    """Back-fill until the moment comes, or to the end."""
+    countdown = Countdown(int(nth))
+    if moment == "scan":
+        read_into = CommitLog.read_into
+
+        def dying_read(log: CommitLog, dest: memoryview, phys: int) -> int:
+            countdown.strike()
+            return read_into(log, dest, phys)
+
+        CommitLog.read_into = dying_read  # type: ignore[method-assign]
+    settings = ObjectStoreSettings(
+        endpoint_url=os.environ["TIERED_OBJECT_STORE__ENDPOINT_URL"], region=os.environ["AWS_DEFAULT_REGION"]
+    )
+    credentials = S3Credentials(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
+    archive = DyingStore(open_store(url, StoreOptions(settings, credentials)), moment, countdown)
+    with open_broker_store(Path(store)) as broker_store:
+        Offloader(
+            broker_store,
+            archive,  # type: ignore[arg-type]
+            OffloadIdentity(CLUSTER, BROKER, "kill-nine", "backfill"),
+            OffloadSettings(batch_bytes=256 << 10, split_bytes=128 << 10, block_bytes=32 << 10, root_every=4),
+            topic_filter=FILTER,
+            word_source=no_word,
+        ).run(threading.Event(), follow=False)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
