@@ -68,7 +68,7 @@ class TieredDispatcher:
     def open_since_ms(self) -> int | None:
         """When the open batch got its first rows, or None."""
         batch = self._open
-        return batch.opened_ms if batch is not None and batch.columns.rows else None
+        return batch.opened_ms if batch is not None and batch.is_wanted else None
 
     @property
     def has_open_range(self) -> bool:
@@ -96,7 +96,7 @@ class TieredDispatcher:
             batch = self._open
             if batch is None or batch.to_phys == batch.from_phys:
                 return
-            is_old = batch.columns.rows > 0 and self._clock_ms() - batch.opened_ms >= self._batch_age_ms
+            is_old = batch.is_wanted and self._clock_ms() - batch.opened_ms >= self._batch_age_ms
             is_long = batch.to_phys - batch.from_phys >= self._range_bytes_max
             if force or is_old or is_long:
                 self._close(batch)
@@ -132,10 +132,10 @@ class TieredDispatcher:
         batch = self._open or self._open_batch()
         if batch is None:
             return StepResult.BUSY
-        had_rows = batch.columns.rows
+        was_wanted = batch.is_wanted
         outcome = self._feed.advance(batch, bound, min(max_bytes, max(self._batch_bytes - batch.filled, 1)))
         self._cursor = batch.to_phys
-        if not had_rows and batch.columns.rows:
+        if batch.is_wanted and not was_wanted:
             batch.opened_ms = self._clock_ms()
         if outcome == FeedOutcome.OVERSIZE:
             return self._replace_with_larger(batch)
@@ -153,7 +153,7 @@ class TieredDispatcher:
         return batch
 
     def _close_or_empty(self, batch: LogBatch) -> StepResult:
-        if batch.columns.rows == 0 and not batch.damaged and not batch.lost:
+        if not batch.is_wanted and not batch.damaged and not batch.lost:
             batch.drop_bytes()
             return StepResult.HANDED_OVER
         return StepResult.HANDED_OVER if self._close(batch) else StepResult.BUSY

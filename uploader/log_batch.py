@@ -31,7 +31,11 @@ class DamagedRange:
 
 
 class LogBatch:
-    """Filled by one thread at a time; handed from dispatcher to builder to uploader and back to the pool."""
+    """Filled by one thread at a time; handed from dispatcher to builder to uploader and back to the pool.
+
+    ``is_wanted``: it holds a row of an admitted queue. (The first rows of a new queue are scanned before the filter
+    has decided about it.)
+    """
 
     def __init__(self, capacity_bytes: int, *, pooled: bool = True) -> None:
         self.arena: NDArray[np.uint8] = np.empty(capacity_bytes, np.uint8)
@@ -48,6 +52,7 @@ class LogBatch:
         self.chunk_begin = 0
         self.chunk_phys = phys
         self._kept_check: LogCheck | None = None
+        self.is_wanted = False
         self.damaged: list[DamagedRange] = []
         self.lost: list[tuple[int, int]] = []
 
@@ -72,6 +77,7 @@ class LogBatch:
         """Forget rows and bytes but not the range: only filtered traffic was in it."""
         self._kept_check = self.log_check()
         self.columns.reset()
+        self.is_wanted = False
         self.filled = self.chunk_begin = 0
         self.chunk_phys = self.to_phys
 

@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.damage import find_next_record
-from tiered.kernels.queue_table import QueueTable
+from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.scan import InvalidReason, StopReason, scan_log
 from tiered.model.queue import TopicFilter
 from uploader.log_batch import DamagedRange, LogBatch
-
-UNDECIDED = 2
 
 
 class FeedOutcome(Enum):
@@ -95,6 +93,7 @@ class LogFeed:
             delay_levels_ms=self._delay_levels_ms,
         )  # fmt: skip
         self._decide_new_queues()
+        batch.is_wanted = batch.is_wanted or self._has_admitted_row(batch)
         scanned = stop.position - begin
         if scanned:
             batch.extend(scanned, phys)
@@ -159,6 +158,12 @@ class LogFeed:
         batch.damaged.append(DamagedRange(phys, following, str(file.path), what))
         batch.to_phys = following
         return FeedOutcome.MORE
+
+    def _has_admitted_row(self, batch: LogBatch) -> bool:
+        columns = batch.columns
+        return columns.lmq_rows > 0 or bool(
+            (self._table.admitted[columns.queue[: columns.rows]] == ADMITTED).any()
+        )
 
     def _decide_new_queues(self) -> None:
         count = len(self._table)
