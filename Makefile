@@ -41,7 +41,7 @@ types: install ## static types
 	$(BIN)/mypy
 
 integration: install ## tests against real servers; what is not reachable is skipped by name
-	$(BIN)/pytest -m integration
+	$(BIN)/pytest -m "integration and not soak"
 
 soak: install ## the long runs behind published claims
 	$(BIN)/pytest -m soak --timeout 7200

@@ -210,8 +210,8 @@ def test_reload_while_standing_by_starts_at_once() -> None:
     harness.wait_for(lambda: harness.service.state is State.STANDBY)
     harness.next_loaded = _loaded(archive__take_over=True)
     harness.service.post(Event.RELOAD)
+    harness.wait_for(lambda: harness.seen[-1].archive.take_over)
     harness.wait_for(lambda: harness.service.state is State.FOLLOWING)
-    assert harness.seen[-1].archive.take_over
     assert harness.stop() == 0
 
 
