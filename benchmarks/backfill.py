@@ -65,7 +65,9 @@ def verify(target: ArchiveTarget, work: Path) -> ChildRun:
 def _run(arguments: list[str], target: ArchiveTarget, work: Path) -> ChildRun:
     command = [str(TIERED), *arguments, *target.arguments]
     environment = {**target.environment, "XDG_STATE_HOME": str(work / "state")}
-    child = run_child(command, environment=environment, friends=target.server_pids)
+    child = run_child(
+        command, environment=environment, friends=target.server_pids, bytecode_cache=work / "pycache"
+    )
     if child.exit_code != 0:
         raise BackfillFailedError(f"{' '.join(command)}: exit code {child.exit_code}\n{child.output[-4000:]}")
     return child

@@ -50,14 +50,24 @@ class ChildRun:
 
 
 def run_child(
-    command: Sequence[str], *, environment: Mapping[str, str] | None = None, friends: Sequence[int] = ()
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    friends: Sequence[int] = (),
+    bytecode_cache: Path | None = None,
 ) -> ChildRun:
-    """Run ``command`` to its end. CPU of ``friends`` (a local object store) does not count as others'."""
+    """Run ``command`` to its end. CPU of ``friends`` (a local object store) does not count as others'.
+
+    ``bytecode_cache`` is where a Python child finds its modules compiled, as an installed program does, even where
+    this interpreter was told not to write bytecode.
+    """
     busy_before, friends_before = busy_core_s(), sum(map(process_core_s, friends))
     started = time.perf_counter()
-    child = subprocess.Popen(
-        command, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    variables = {**os.environ, **(environment or {})}
+    if bytecode_cache is not None:
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)
+        variables["PYTHONPYCACHEPREFIX"] = str(bytecode_cache)
+    child = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     watch = _MemoryWatch(child.pid, started)
     watch.start()
     assert child.stdout is not None
