@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tiered.broker_store.bound import Bound, BoundFacts, BrokerWord, decide_bound
-from tiered.broker_store.damage import find_next_record, proven_phys
+from tiered.broker_store.damage import find_next_record, last_units, proven_phys
 from tiered.broker_store.store import BrokerStore
 
 WordSource = Callable[[], BrokerWord | None]
@@ -27,6 +27,8 @@ class BoundSource:
         self._store = store
         self._word_source = word_source
         self.last: Bound | None = None
+        self.shown_queues: set[tuple[str, int]] | None = None
+        """(topic, queue id) with units at a broker proven dead, as of the last ``ask``; None for a live one."""
 
     def ask(self, cursor_phys: int) -> Bound:
         """The bound now. Costs a lock query, one request to a live broker, and a look at the consume queues."""
@@ -40,6 +42,11 @@ class BoundSource:
             frontier = index.frontier_phys(at_least=said)
         log = self._store.commit_log
         log.refresh()
+        proven = 0
+        if index is not None and liveness.is_dead:
+            units = last_units(index)
+            proven = proven_phys(log, units.values())
+            self.shown_queues = set(units)
         self.last = decide_bound(
             BoundFacts(
                 liveness=liveness.liveness,
@@ -47,7 +54,7 @@ class BoundSource:
                 frontier_phys=frontier,
                 log_end_phys=log.max_file_end,
                 cursor_phys=cursor_phys,
-                proven_phys=proven_phys(log, index) if index is not None and liveness.is_dead else 0,
+                proven_phys=proven,
                 previous=self.last,
             )
         )

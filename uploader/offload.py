@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.config import state_fingerprint, topic_names_backup
+from tiered.broker_store.damage import last_units
 from tiered.broker_store.liveness import LivenessReport
 from tiered.broker_store.pins import PinKeeper, PinStatus
 from tiered.broker_store.store import BrokerStore
@@ -421,12 +422,16 @@ class Offloader:
         state = self._writer.state_or_none
         if state is None or index is None:
             return
-        with_units = {
-            (queue.topic, queue.queue_id)
-            for queue in index.queues()
-            if len(index.last_unit(queue.topic, queue.queue_id))
-        }
-        current = [key for key, row in state.current_queues() if not row["flags"] & QUEUE_HIDDEN]
+        with_units = self._bound_source.shown_queues
+        if with_units is None:
+            with_units = set(last_units(index))
+        # Above the last unit a killed broker has units still to write: its recovery will show those queues.
+        proven_phys = self._bound.proven_phys
+        current = [
+            key
+            for key, row in state.current_queues()
+            if not row["flags"] & QUEUE_HIDDEN and row["end_phys"] <= proven_phys
+        ]
         hidden = hidden_queues(current, with_units)
         self._hidden = len(hidden)
         if self._writer.is_claimed:

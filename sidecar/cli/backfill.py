@@ -7,8 +7,9 @@ import hashlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sidecar.cli.arguments import (
@@ -25,8 +26,9 @@ from sidecar.cli.output import duration_text, print_json, size_text
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
 from sidecar.uploader_job import UploaderJob, Writer
+from tiered.errors import UnavailableError
 from tiered.object_store.metrics import StoreMetrics
-from uploader.offload import OffloadResult
+from uploader.offload import OffloadResult, OffloadStatus
 
 EXIT_ANOMALIES = 1
 EXIT_INTERRUPTED = 130
@@ -52,7 +54,9 @@ def execute(options: argparse.Namespace) -> int:
     previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
         with Progress("backfill", 0, quiet=options.json) as progress:
-            result = _run(job, stop, progress)
+            limits = settings.process
+            patience = Patience(limits.patience_ms / 1000, limits.drain_timeout_ms / 1000)
+            result = _run(job, stop, progress, patience)
     finally:
         signal.signal(signal.SIGTERM, previous)
     title = f"{job.names.cluster}/{job.names.broker} in {settings.archive.url}"
@@ -67,7 +71,33 @@ def execute(options: argparse.Namespace) -> int:
     return EXIT_ANOMALIES if result.damaged or result.lost else 0
 
 
-def _run(job: UploaderJob, stop: threading.Event, progress: Progress) -> OffloadResult:
+@dataclass
+class Patience:
+    """How long a back-fill goes on against a store that takes nothing, and how long it drains once stopped."""
+
+    refused_s_max: float
+    drain_s_max: float
+    _refused_since_s: float | None = None
+    _stopped_since_s: float | None = None
+
+    def check(self, status: OffloadStatus | None, *, is_stopping: bool, now_s: float) -> None:
+        """Raises UnavailableError when patience is at its end."""
+        failing = status is not None and status.counters.consecutive_failures > 0
+        why = status.last_error if status is not None else "the object store does not answer"
+        again = "the same command continues where it stopped"
+        if is_stopping:
+            self._stopped_since_s = now_s if self._stopped_since_s is None else self._stopped_since_s
+            if now_s - self._stopped_since_s >= self.drain_s_max:
+                raise UnavailableError(f"stopped before everything in flight was stored: {why}", hint=again)
+        elif failing:
+            self._refused_since_s = now_s if self._refused_since_s is None else self._refused_since_s
+            if now_s - self._refused_since_s >= self.refused_s_max:
+                raise UnavailableError(f"nothing stored for {self.refused_s_max:g} s: {why}", hint=again)
+        else:
+            self._refused_since_s = None
+
+
+def _run(job: UploaderJob, stop: threading.Event, progress: Progress, patience: Patience) -> OffloadResult:
     """The uploader in a thread, progress and Ctrl-C in this one."""
     outcome: list[OffloadResult] = []
     failure: list[BaseException] = []
@@ -84,6 +114,7 @@ def _run(job: UploaderJob, stop: threading.Event, progress: Progress) -> Offload
     while thread.is_alive():
         _patiently(lambda: thread.join(POLL_S), stop)
         status = job.status()
+        patience.check(status, is_stopping=stop.is_set(), now_s=time.monotonic())
         if status is not None:
             first_phys = status.committed_phys if first_phys is None else first_phys
             progress.update(status.committed_phys - first_phys, status.bound_phys - first_phys)

@@ -10,16 +10,21 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from sidecar.cli import main
+from sidecar.cli.backfill import Patience
 from tests.broker_store.unprivileged import run_unprivileged
 from tests.truth import read_lines
+from tiered.errors import UnavailableError
+from uploader.cycle_upload import UploadCounters
+from uploader.offload import OffloadStatus
 
 ROOT = Path(__file__).parents[2]
 TIERED = (sys.executable, "-c", "import sys; from sidecar.cli import main; sys.exit(main())")
@@ -210,3 +215,62 @@ def test_an_archive_directory_that_cannot_be_written_is_named(case: Case) -> Non
     assert done.returncode in (2, 4), done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("tiered: ") and "archive" in last
+
+
+@pytest.fixture
+def small_disk(case: Case) -> Iterator[Path]:
+    """The archive's directory is a disk of 1 MiB."""
+    directory = case.home / "archive"
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr.decode().strip()}")
+    yield directory
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def test_a_full_disk_is_exit_4_and_with_room_the_same_command_goes_on(case: Case, small_disk: Path) -> None:
+    done = case.backfill("--set", "process.patience_ms=1s")
+    assert done.returncode == 4, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("tiered: ") and "No space left" in last and str(small_disk) in last
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    done = case.backfill()
+    assert done.returncode == 0, done.stderr
+    assert case.read_back() == case.expected(lambda m: False)
+    assert command("verify", case.url, "--full").returncode == 0
+
+
+def test_sigterm_stops_in_time_even_when_nothing_can_be_stored(case: Case, small_disk: Path) -> None:
+    arguments = ["backfill", str(case.home / "store"), case.url, "--set", "process.drain_timeout_ms=500ms"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*TIERED, *arguments], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stderr is not None
+        while "abandoned" not in process.stderr.readline():
+            assert process.poll() is None
+        process.terminate()
+        errors = process.stderr.read()
+        assert process.wait(30) == 4
+    assert errors.splitlines()[-1].startswith("tiered: stopped before everything in flight was stored")
+
+
+def test_patience_is_lost_only_after_a_while_of_refusals() -> None:
+    patience = Patience(refused_s_max=10, drain_s_max=5)
+    patience.check(None, is_stopping=False, now_s=0)
+    refused = cast(
+        "OffloadStatus", SimpleNamespace(counters=UploadCounters(consecutive_failures=3), last_error="503")
+    )
+    well = cast("OffloadStatus", SimpleNamespace(counters=UploadCounters(), last_error="503"))
+    patience.check(refused, is_stopping=False, now_s=1)
+    patience.check(refused, is_stopping=False, now_s=10.9)
+    patience.check(well, is_stopping=False, now_s=11)
+    patience.check(refused, is_stopping=False, now_s=12)
+    with pytest.raises(UnavailableError, match="503"):
+        patience.check(refused, is_stopping=False, now_s=22)
+    patience.check(well, is_stopping=True, now_s=30)
+    with pytest.raises(UnavailableError, match="stopped before"):
+        patience.check(well, is_stopping=True, now_s=35)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog, LogFile
@@ -96,18 +96,23 @@ def _is_record_crc_right(data: bytes) -> bool:
     return zlib.crc32(data[:-_RECORD_CRC_BYTES]) & CRC_MASK == stored
 
 
-def proven_phys(log: CommitLog, index: ConsumeQueueIndex) -> int:
-    """Physical end of the last record that a consume queue shows and the log holds whole; 0 when there is
+def last_units(index: ConsumeQueueIndex) -> dict[tuple[str, int], tuple[int, int]]:
+    """(phys, size) of the last record that each queue shows; queues without units are left out."""
+    found = {}
+    for queue in index.queues():
+        last = index.last_unit(queue.topic, queue.queue_id)
+        if len(last):
+            found[queue.topic, queue.queue_id] = (int(last["phys"][0]), int(last["size"][0]))
+    return found
+
+
+def proven_phys(log: CommitLog, units: Iterable[tuple[int, int]]) -> int:
+    """Physical end of the last of ``units`` (see ``last_units``) that the log holds whole; 0 when there is
     none.
 
     Units above it may be left over from before a truncation. For a broker proven dead.
     """
-    ends = []
-    for queue in index.queues():
-        last = index.last_unit(queue.topic, queue.queue_id)
-        if len(last):
-            ends.append((int(last["phys"][0]), int(last["size"][0])))
-    for phys, size in sorted(set(ends), reverse=True):
+    for phys, size in sorted(set(units), reverse=True):
         if record_size(log, phys) == size:
             return phys + size
     return 0

@@ -11,6 +11,7 @@ when is decided in writer.py.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -169,18 +170,21 @@ def _merged(
     while True:
         for number, stream in enumerate(streams):
             while heads[number] is None and (ref := next(stream, None)) is not None:
-                page = index.living(state, index.page(ref))
+                page = index.living(state, index.read_page(ref))
                 heads[number] = page if len(page.chunk.runs) else None
         full = [page for page in heads if page is not None]
         if not full:
             break
-        limit = min(_last(page) for page in full)
+        # Each round takes about one page in all, however alike the pages are.
+        share = max(1, runs_max // len(full))
+        limit = min(_at(page, min(share, len(page.chunk.runs)) - 1) for page in full)
         for number, head in enumerate(heads):
             if head is None:
                 continue
             taken = _count_up_to(head, limit)
             if taken:
-                pending.append(_slice(head, 0, taken))
+                # A copy: a view would keep its whole page in memory.
+                pending.append(_slice(head, 0, taken, copy=True))
                 rest = _slice(head, taken, len(head.chunk.runs))
                 heads[number] = rest if len(rest.chunk.runs) else None
         if sum(len(page.chunk.runs) for page in pending) >= 2 * runs_max:
@@ -204,19 +208,20 @@ def union(pages: Sequence[Page]) -> Page:
     return sorted_page(names, joined(tuple(chunks)))
 
 
-def _slice(page: Page, begin: int, end: int) -> Page:
-    return Page(page.queues, replace(page.chunk, runs=page.chunk.runs[begin:end]))
+def _slice(page: Page, begin: int, end: int, *, copy: bool = False) -> Page:
+    runs = page.chunk.runs[begin:end]
+    return Page(page.queues, replace(page.chunk, runs=runs.copy() if copy else runs))
 
 
-def _last(page: Page) -> tuple[QueueKey, int]:
-    run = page.chunk.runs[-1]
+def _at(page: Page, index: int) -> tuple[QueueKey, int]:
+    run = page.chunk.runs[index]
     return page.queues[int(run["queue"])], int(run["base_queue_offset"])
 
 
 def _count_up_to(page: Page, limit: tuple[QueueKey, int]) -> int:
     """How many leading runs lie at or below (queue, base offset)."""
     runs, (queue, base) = page.chunk.runs, limit
-    below = sum(name < queue for name in page.queues)  # queues are sorted
+    below = bisect_left(page.queues, queue)
     at = below < len(page.queues) and page.queues[below] == queue
     begin, end = np.searchsorted(runs["queue"], [below, below + 1])
     if not at:
@@ -245,16 +250,21 @@ class RunIndex:
             if found is not None:
                 self._pages.move_to_end(ref.key)
                 return found
-        source = f"{self._store.url}/{ref.key}"
-        page = decode_page(self._store.get(ref.key), source=source)
-        if len(page.chunk.runs) != ref.runs:
-            raise CorruptionError(f"{source}: {len(page.chunk.runs)} runs, the catalog says {ref.runs}")
+        page = self.read_page(ref)
         with self._lock:
             if ref.key not in self._pages:
                 self._pages[ref.key] = page
                 self._held_bytes += page.nbytes
             while self._held_bytes > self._cache_bytes and len(self._pages) > 1:
                 self._held_bytes -= self._pages.popitem(last=False)[1].nbytes
+        return page
+
+    def read_page(self, ref: PageRef) -> Page:
+        """As ``page``, for one pass over many: not kept."""
+        source = f"{self._store.url}/{ref.key}"
+        page = decode_page(self._store.get(ref.key), source=source)
+        if len(page.chunk.runs) != ref.runs:
+            raise CorruptionError(f"{source}: {len(page.chunk.runs)} runs, the catalog says {ref.runs}")
         return page
 
     def living(self, state: CatalogState, page: Page) -> Page:
@@ -304,8 +314,7 @@ class RunIndex:
     def all_runs(self, state: CatalogState) -> Iterator[Page]:
         """Every living run, page by page, memory last. Pages are not kept in the cache."""
         for ref in state.pages:
-            page = decode_page(self._store.get(ref.key), source=f"{self._store.url}/{ref.key}")
-            yield self.living(state, page)
+            yield self.living(state, self.read_page(ref))
         if state.memory_runs:
             yield sorted_page(state.directory.keys, state.memory)
 
@@ -325,11 +334,5 @@ def referenced_keys(page: Page) -> list[str]:
 
 
 def _find(queues: Sequence[QueueKey], key: QueueKey) -> int | None:
-    low, high = 0, len(queues)
-    while low < high:
-        middle = (low + high) // 2
-        if queues[middle] < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < len(queues) and queues[low] == key else None
+    number = bisect_left(queues, key)
+    return number if number < len(queues) and queues[number] == key else None

@@ -60,7 +60,7 @@ class CatalogLimits:
 
     root_every: int = 64
     spill_runs: int = 65_536
-    page_runs_max: int = 65_536
+    page_runs_max: int = 32_768
     merge_sequences: int = 8
     put_timeout_s: float = 15.0
     backoff_s_first: float = 0.1

@@ -140,6 +140,9 @@ class ProcessSettings:
     drain_timeout_ms: int = setting(
         30_000, "after SIGTERM, how long to finish what is in flight", minimum=0, maximum=10 * 60_000
     )
+    patience_ms: int = setting(
+        60_000, "a back-fill gives up when the object store has refused everything for this long", minimum=0
+    )
     when_fenced: str = setting(
         "standby",
         "once another writer owns the archive: wait as its standby, or exit with code 5",
