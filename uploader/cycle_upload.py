@@ -367,10 +367,6 @@ class CycleUploader:
         with self._changed:
             return sum(encoded.size_bytes for cycle in self._in_flight for encoded in cycle.encoded)
 
-    def abort(self) -> None:
-        """Stop retrying; a running attempt may still finish, but what fails now stays in the commitlog."""
-        self._stopping.set()
-
     def close(self) -> None:
         """Release threads."""
         self._stopping.set()

@@ -10,6 +10,7 @@ Used alike by `tiered run` and `tiered backfill`. Owns threads and their order; 
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -182,6 +183,7 @@ class Offloader:
             broker=self._identity.broker,
             instance=self._identity.instance,
             kind=self._identity.kind,
+            host=os.uname().nodename,
             clock_ms=self._environment.clock_ms,
             root_every=self._settings.root_every,
         )
