@@ -346,6 +346,11 @@ class CycleUploader:
     # -- life -------------------------------------------------------------------------------------------------
 
     @property
+    def doomed(self) -> tuple[str, ...]:
+        """Keys of abandoned attempts that no commit has given up yet."""
+        return tuple(self._doomed)
+
+    @property
     def is_idle(self) -> bool:
         """Nothing closed, building or in flight."""
         with self._plan_lock, self._changed:

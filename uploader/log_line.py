@@ -56,11 +56,15 @@ def compare(log: CommitLog, check: LogCheck) -> CheckResult:
 
 
 def find_new_line(log: CommitLog, checks: Iterable[tuple[int, LogCheck, int]]) -> NewLine:
-    """Walk ``checks`` (version, check, to_phys; newest first) back to the last one the log still holds."""
+    """Walk ``checks`` (version, check, to_phys; newest first) back to the last one the log still holds.
+
+    A version whose bytes the broker has deleted cannot differ from what it has: the walk ends there, so that history
+    which nobody can check stays visible, and what lies between is a recorded gap.
+    """
     for version, check, to_phys in checks:
         result = compare(log, check)
         if result == CheckResult.SAME and log.min_phys <= to_phys <= log.max_file_end:
             return NewLine(version, to_phys)
         if result == CheckResult.DELETED:
-            break
+            return NewLine(version, to_phys)
     return NewLine(0, log.min_phys)

@@ -166,6 +166,8 @@ class Offloader:
         self._hidden = 0
         self._is_wired = False
         self._state_fingerprint: tuple[tuple[str, int, int], ...] = ()
+        self._has_claimed = False
+        self._is_wired = False
         self._deleted_topics = DeletedTopics()
         self._hide: list[QueueKey] = []
         self._writer: CatalogWriter
@@ -188,22 +190,36 @@ class Offloader:
             root_every=self._settings.root_every,
         )
         state = self._writer.load()
+        if claim_now:
+            # The owner before may commit until the claim is won: compare with what is there after it.
+            self._claim()
+            state = self._writer.state_or_none
         start_phys = self._log.min_phys if state is None else state.cursor.phys
         if state is not None and compare(self._log, state.cursor.check) == CheckResult.DIFFERENT:
-            start_phys = self._start_new_line()
-        elif claim_now:
             self._claim()
+            start_phys = self._start_new_line()
         self._load_tails()
         self._wire(start_phys)
+        self._is_wired = True
 
     def _claim(self) -> None:
-        if not self._writer.is_claimed:
-            self._writer.claim(take_over=self._take_over)
-            self._log_line("epoch claimed", epoch=self._writer.state.epoch)
+        """Own the epoch. Once only: who lost it has planned from tails that are no longer true."""
+        if self._writer.is_claimed:
+            return
+        if self._has_claimed:
+            raise FencedError(
+                "another writer has claimed the archive", hint="this writer stops; reading goes on"
+            )
+        before = self._writer.state_or_none
+        self._writer.claim(take_over=self._take_over)
+        self._has_claimed = True
+        self._log_line("epoch claimed", epoch=self._writer.state.epoch)
+        after = self._writer.state_or_none
+        if self._is_wired and after is not None and (before is None or before.cursor != after.cursor):
+            raise UnavailableError("another writer committed just before the claim", hint="run again")
 
     def _start_new_line(self) -> int:
         new_line = find_new_line(self._log, log_checks(self._archive, self._writer.state))
-        self._claim()
         self._writer.append_line(common_version=new_line.version, phys=new_line.phys)
         self._log_line("the broker's log differs from the archive: new log line", from_phys=new_line.phys,
                        common_version=new_line.version)  # fmt: skip
@@ -297,7 +313,7 @@ class Offloader:
             if not follow and not stop.is_set():
                 self._finish_backfill()
             if self._writer.is_claimed:
-                self._writer.release()
+                self._writer.release(doomed=self._uploader.doomed)
         finally:
             self._stop_parts.set()
             self._behind.set()

@@ -1,0 +1,60 @@
+"""Which commit a replaced log still shares with the archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fastcrc
+
+from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.state import LogCheck
+from uploader.log_line import CheckResult, NewLine, compare, find_new_line
+
+FILE_BYTES = 4096
+
+
+def log_of(directory: Path, data: bytes, first_phys: int = 0) -> CommitLog:
+    for begin in range(0, len(data), FILE_BYTES):
+        (directory / f"{first_phys + begin:020d}").write_bytes(data[begin : begin + FILE_BYTES])
+    return CommitLog([directory])
+
+
+def check_of(data: bytes, begin: int, end: int) -> LogCheck:
+    return LogCheck(begin, end, fastcrc.crc32.iscsi(data[begin:end]))
+
+
+DATA = bytes(range(256)) * 48  # three files
+
+
+def test_equal_bytes_are_the_same_log_also_across_files(tmp_path: Path) -> None:
+    log = log_of(tmp_path, DATA)
+    assert compare(log, check_of(DATA, 4000, 4200)) is CheckResult.SAME
+
+
+def test_other_bytes_or_a_log_that_ends_below_differ(tmp_path: Path) -> None:
+    log = log_of(tmp_path, DATA[:FILE_BYTES])
+    assert compare(log, check_of(bytes(8000), 100, 200)) is CheckResult.DIFFERENT
+    assert compare(log, check_of(DATA, 4000, 4200)) is CheckResult.DIFFERENT
+
+
+def test_bytes_the_broker_deleted_cannot_be_compared(tmp_path: Path) -> None:
+    log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
+    assert compare(log, check_of(DATA, 100, 200)) is CheckResult.DELETED
+
+
+def test_the_walk_ends_at_the_newest_common_commit(tmp_path: Path) -> None:
+    log = log_of(tmp_path, DATA)
+    lost = LogCheck(5000, 5100, 1)
+    checks = [(4, lost, 5100), (3, lost, 5050), (2, check_of(DATA, 900, 1000), 1000), (1, lost, 500)]
+    assert find_new_line(log, checks) == NewLine(2, 1000)
+
+
+def test_history_that_was_deleted_stays_when_everything_newer_differs(tmp_path: Path) -> None:
+    log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
+    checks = [(3, LogCheck(5000, 5100, 1), 5100), (2, check_of(DATA, 900, 1000), 1000)]
+    assert find_new_line(log, checks) == NewLine(2, 1000)
+
+
+def test_a_wiped_disk_shares_nothing(tmp_path: Path) -> None:
+    log = log_of(tmp_path, bytes(FILE_BYTES))
+    assert find_new_line(log, [(1, LogCheck(5000, 5100, 1), 5100)]) == NewLine(0, 0)
