@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import socket
 import ssl
 import subprocess
@@ -22,6 +24,21 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+def free_port_block(length: int) -> int:
+    """The first of ``length`` neighbouring ports of 127.0.0.1 that are all free, below the range the system hands
+    out by itself: a server that derives ports from its own gets them."""
+    for _ in range(1000):
+        first = secrets.randbelow(10_000) + 20_000
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(first, first + length):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise RuntimeError(f"no {length} neighbouring ports are free")
 
 
 class ChildServer:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.servers.child import ChildServer, free_port
+from tests.servers.child import ChildServer, free_port_block
 from tests.servers.install import NotInstallableError, cache_directory, only_once, run_installer
 
 JAVA_SOURCES = Path(__file__).parent / "java"
@@ -95,8 +95,10 @@ class RocketMq:
         self.jars = rocketmq_jars(self.version)
         self.store = self.directory / "store"
         self.broker_conf = self.directory / "broker.conf"
-        self.name_server_address = f"127.0.0.1:{free_port()}"
-        self.broker_address = f"127.0.0.1:{free_port()}"
+        # The broker also listens for replicas at its port + 1 and for "VIP" clients at its port - 2.
+        first = free_port_block(6)
+        self.name_server_address = f"127.0.0.1:{first}"
+        self.broker_address = f"127.0.0.1:{first + 4}"
         self._write_configuration()
         self.name_server = self._server("name server", "namesrv.NamesrvStartup", "namesrv.conf", "256m")
         self.broker = self._server("broker", "broker.BrokerStartup", "broker.conf", "768m")
