@@ -106,7 +106,11 @@ class RocketMq:
     def start(self) -> None:
         """Start both and wait until they serve."""
         self.name_server.start()
-        self.broker.start()
+        try:
+            self.broker.start()
+        except BaseException:
+            self.name_server.stop()
+            raise
 
     def stop(self) -> None:
         """Stop both, gracefully."""
