@@ -175,12 +175,16 @@ def copy_and_fsync(store: Path, target: Path, log_bytes: int) -> tuple[float, fl
 
 
 def warm(store: Path) -> None:
-    """Read the commitlog once: beside a broker that has just written it, it is in the page cache."""
+    """Read commitlog and consume queues once: beside a broker that just wrote them, they are in the page cache."""
     buffer = bytearray(COPY_BYTES)
     for path in log_files(store):
         with path.open("rb", buffering=0) as source:
             while source.readinto(buffer):
                 pass
+    for path in (store / "consumequeue").glob("*/*/*"):
+        with path.open("rb", buffering=0) as source:
+            written = min(os.lseek(source.fileno(), 0, os.SEEK_HOLE), COPY_BYTES)
+            source.readinto(memoryview(buffer)[:written])
 
 
 def drop_from_page_cache(paths: Sequence[Path]) -> None:

@@ -25,6 +25,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from benchmarks.machine import log_files
+from tiered.formats.segment import SHARED_BLOCK_BYTES
 from tiered.kernels.gather import cut_blocks, gather_records
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_columns import RecordColumns, StopReason
@@ -145,9 +146,9 @@ class Worker:
         first_row = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows_of_run)])
         is_light = np.zeros(len(rows_of_run), np.uint8)
         raw_bytes, rows = np.empty(len(size), np.int64), np.empty(len(size), np.uint32)
-        of_run = np.empty(len(rows_of_run), np.uint32)
-        target = self._settings.block_bytes
-        return raw_bytes[: cut_blocks(first_row, is_light, size, target, rows, raw_bytes, of_run)]
+        of_run = np.zeros(len(rows_of_run), np.uint32)
+        limits = self._settings.block_bytes, SHARED_BLOCK_BYTES
+        return raw_bytes[: cut_blocks(first_row, is_light, size, *limits, rows, raw_bytes, of_run)]
 
     def _compress(self, blocks: NDArray[np.int64], wave_bytes: int) -> list[memoryview]:
         segments = np.stack([np.cumsum(blocks) - blocks, blocks], axis=1).astype("<u8")

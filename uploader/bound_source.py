@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tiered.broker_store.bound import Bound, BoundFacts, BrokerWord, decide_bound
-from tiered.broker_store.damage import find_next_record, last_units, proven_phys
+from tiered.broker_store.damage import find_next_record, proven_phys
 from tiered.broker_store.store import BrokerStore
 
 WordSource = Callable[[], BrokerWord | None]
@@ -44,7 +44,7 @@ class BoundSource:
         log.refresh()
         proven = 0
         if index is not None and liveness.is_dead:
-            units = last_units(index)
+            units = index.last_records()
             proven = proven_phys(log, units.values())
             self.shown_queues = set(units)
         self.last = decide_bound(

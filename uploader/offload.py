@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.config import state_fingerprint, topic_names_backup
-from tiered.broker_store.damage import last_units
 from tiered.broker_store.liveness import LivenessReport
 from tiered.broker_store.pins import PinKeeper, PinStatus
 from tiered.broker_store.store import BrokerStore
@@ -442,7 +441,7 @@ class Offloader:
             return
         with_units = self._bound_source.shown_queues
         if with_units is None:
-            with_units = set(last_units(index))
+            with_units = set(index.last_records())
         # Above the last unit a killed broker has units still to write: its recovery will show those queues.
         proven_phys = self._bound.proven_phys
         current = [

@@ -15,7 +15,6 @@ from tiered.broker_store.damage import (
     SEARCH_BYTES,
     find_next_record,
     is_record,
-    last_units,
     proven_phys,
     record_size,
 )
@@ -120,12 +119,12 @@ def test_torn_tail_is_not_proven_and_units_above_it_prove_nothing(tmp_path: Path
     queue_file(tmp_path, "t", 0, b"".join(unit(phys, size) for phys in positions[:9]))
     queue_file(tmp_path, "u", 0, b"".join(unit(phys, size) for phys in left_over))
     log = CommitLog([tmp_path / "commitlog"])
-    assert proven_phys(log, last_units(FileConsumeQueues(tmp_path, lambda: 0)).values()) == positions[9]
+    assert proven_phys(log, FileConsumeQueues(tmp_path, lambda: 0).last_records().values()) == positions[9]
 
 
 def test_no_unit_proves_nothing(damaged: tuple[CommitLog, list[int]]) -> None:
     log, _ = damaged
-    assert proven_phys(log, last_units(FileConsumeQueues(log.dirs[0].parent, lambda: 0)).values()) == 0
+    assert proven_phys(log, FileConsumeQueues(log.dirs[0].parent, lambda: 0).last_records().values()) == 0
 
 
 @pytest.mark.parametrize("name", ["A", "E", "K"])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tiered.broker_store.conf import read_broker_conf
-from tiered.broker_store.damage import find_next_record, last_units, proven_phys
+from tiered.broker_store.damage import find_next_record, proven_phys
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import open_broker_store
 
@@ -65,7 +65,7 @@ def read_everything(store_path: Path, conf: Path, pins: Path) -> None:
         index.frontier_phys()
         index.units_between(0, 1 << 20)
         index.refresh()
-        proven_phys(log, last_units(index).values())
+        proven_phys(log, index.last_records().values())
         find_next_record(log, log.min_phys, log.max_file_end, index=index)
         store.state()
         store.names()

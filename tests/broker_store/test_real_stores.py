@@ -12,7 +12,7 @@ import pytest
 from tests.truth import archived_messages, read_lines, truth_directories
 from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.consume_queue_index import QueueKind
-from tiered.broker_store.damage import last_units, proven_phys, record_size
+from tiered.broker_store.damage import proven_phys, record_size
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.formats.fastjson import loads
@@ -117,7 +117,9 @@ def test_last_units_and_frontier_lead_to_whole_records(opened: tuple[str, Path, 
     assert index is not None
     frontier = index.frontier_phys()
     assert (
-        frontier == proven_phys(store.commit_log, last_units(index).values()) <= store.commit_log.max_file_end
+        frontier
+        == proven_phys(store.commit_log, index.last_records().values())
+        <= store.commit_log.max_file_end
     )
     assert index.frontier_phys(frontier - 1) >= frontier - 1
     for queue in index.queues():

@@ -83,4 +83,4 @@ def _expected(builder: ArchiveBuilder) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    write(GOLDEN / "1.0")
+    write(GOLDEN / "2.0")

@@ -146,4 +146,5 @@ def opened(encoded: EncodedSegment, key: str = "data/x.so") -> SegmentIndex:
 def read_run(index: SegmentIndex, data: bytes, run: int) -> bytes:
     """All records of a run, through its blocks."""
     span = index.block_span(run, 0, int(index.runs["rows"][run]))
-    return index.decode_blocks(span, data[span.offset : span.offset + span.length]).tobytes()
+    raw = index.decode_blocks(span, data[span.offset : span.offset + span.length]).tobytes()
+    return raw[-span.raw_offset : int(index.runs["byte_count"][run]) - span.raw_offset]

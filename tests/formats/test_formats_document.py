@@ -88,7 +88,7 @@ def test_constants_are_these() -> None:
     for kind in (COMMIT_KIND, ROOT_KIND, PAGE_KIND, STATE_KIND, FOOTER_KIND, segment_layout.TRAILER_MAGIC):
         assert f"`{kind.decode()}`" in DOCUMENT
     assert f"format version {container.FORMAT_MAJOR}.{container.FORMAT_MINOR}" in DOCUMENT
-    assert (segment_layout.SEGMENT_MAJOR, segment_layout.SEGMENT_MINOR) == (1, 0)
+    assert (segment_layout.SEGMENT_MAJOR, segment_layout.SEGMENT_MINOR) == (2, 0)
     assert f"Pages of {PAGE_ROWS:,} rows" in DOCUMENT
     assert f"more than {ESCAPED_CHARACTERS_MAX} characters" in DOCUMENT
     assert f"The last {TRAILER_BYTES} bytes" in DOCUMENT

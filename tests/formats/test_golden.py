@@ -106,13 +106,13 @@ def test_a_newer_segment_is_refused_by_name() -> None:
     index = SegmentReader.open_unknown(store, key).index
     data = bytearray(store.get(key))
     trailer = data[-48:]
-    trailer[20:22] = (2).to_bytes(2, "little")
+    trailer[20:22] = (3).to_bytes(2, "little")
     trailer[24:28] = bytes(4)
     crc: int = fastcrc.crc32.iscsi(bytes(trailer))
     trailer[24:28] = crc.to_bytes(4, "little")
     newer = MemoryStore()
     newer.put_if_absent(key, [bytes(data[:-48]) + bytes(trailer)])
-    with pytest.raises(UnsupportedFormatError, match=r"segment format 2\.0 is newer than 1\.x"):
+    with pytest.raises(UnsupportedFormatError, match=r"segment format 3\.0 is newer than 2\.x"):
         SegmentReader.open(newer, key, size_bytes=len(data), tail_bytes=len(data) - index.tail_offset)
 
 

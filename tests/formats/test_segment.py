@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.formats.segment_builder import META, RowSpec, RunSpec, Segment, build, opened, read_run, whole
 from tiered.errors import UnsupportedFormatError
 from tiered.formats import segment_layout
-from tiered.formats.segment import BlockCodec, SegmentScratch, encode_segment, warm_up
+from tiered.formats.segment import SHARED_BLOCK_BYTES, BlockCodec, SegmentScratch, encode_segment, warm_up
 from tiered.formats.segment_index import SegmentIndex, tail_bytes_of
 from tiered.formats.segment_layout import CODEC_RAW, HEADER_BYTES, PAGE_ROWS, TRAILER_BYTES, check_header
 from tiered.model.queue import QueueKey
@@ -104,7 +104,7 @@ def test_everything_comes_back(segment: Segment, block_bytes: int, threads: int)
     assert len(data) == encoded.size_bytes
     assert (encoded.rows, encoded.raw_bytes) == (len(segment.rows), int(segment.runs["byte_count"].sum()))
     assert tail_bytes_of(data, len(data), key="k") == encoded.tail_bytes
-    check_header(data, source="k")
+    check_header(data, opened(encoded).version, source="k")
     index = opened(encoded)
     assert index.meta == META
     _assert_same(segment, index, data)
@@ -142,6 +142,18 @@ def test_any_rows_of_a_run_are_found_in_few_blocks() -> None:
     assert [(piece.first_row, piece.end_row) for piece in pieces] == [(20, 30), (30, 40), (40, 50)]
 
 
+def test_small_runs_share_blocks_and_each_reads_its_own() -> None:
+    runs = [
+        RunSpec(n % 2, 100 * n, [RowSpec(b"%06d" % n * 50) for _ in range(5 + n % 7)]) for n in range(400)
+    ]
+    segment = build(QUEUES, [*runs, _plain(3000)])
+    encoded = segment.encode()
+    index = opened(encoded)
+    assert len(index.blocks) < 40 < int((index.runs["blocks"] == 0).sum())
+    assert index.blocks["raw_bytes"][:-2].max() <= SHARED_BLOCK_BYTES
+    _assert_same(segment, index, whole(encoded))
+
+
 def test_an_oversized_record_makes_an_oversized_block() -> None:
     big = random.Random(1).randbytes(20 << 20)
     segment = build(QUEUES, [RunSpec(0, 0, [RowSpec(b"a"), RowSpec(big), RowSpec(b"b")])])
@@ -152,10 +164,10 @@ def test_an_oversized_record_makes_an_oversized_block() -> None:
 
 
 def test_a_block_that_does_not_shrink_is_stored_raw() -> None:
-    segment = build(QUEUES, [RunSpec(0, 0, [RowSpec(random.Random(2).randbytes(5000))]), _plain(50)])
+    segment = build(QUEUES, [RunSpec(0, 0, [RowSpec(random.Random(2).randbytes(50_000))]), _plain(50)])
     index = opened(segment.encode())
     assert index.blocks["codec"].tolist()[0] == CODEC_RAW
-    assert index.blocks["stored_bytes"].tolist()[0] == 5000
+    assert index.blocks["stored_bytes"].tolist()[0] == 50_000
     assert index.blocks["codec"].tolist()[1] != CODEC_RAW
 
 
@@ -221,9 +233,9 @@ def test_keys_must_be_as_many_as_their_counts_say() -> None:
 
 def test_a_newer_major_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(segment_layout, "SEGMENT_MAJOR", 2)
+        patched.setattr(segment_layout, "SEGMENT_MAJOR", 3)
         encoded = build(QUEUES, [_plain(3)]).encode()
-    with pytest.raises(UnsupportedFormatError, match=r"segment format 2\.0 is newer than 1\.x"):
+    with pytest.raises(UnsupportedFormatError, match=r"segment format 3\.0 is newer than 2\.x"):
         opened(encoded)
 
 

@@ -99,25 +99,35 @@ def test_any_bytes_are_read_without_harm(runs: list[PageRun], data: st.DataObjec
         assert found is None or all(row.size > 0 and row.inner_num > 0 for row in found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=20), min_size=1, max_size=6),
     st.integers(1, 80),
+    st.integers(1, 120),
 )
-def test_blocks_are_cut_as_the_oracle_says(run_sizes: list[list[int]], block_bytes: int) -> None:
+def test_blocks_are_cut_as_the_oracle_says(
+    run_sizes: list[list[int]], block_bytes: int, shared_bytes: int
+) -> None:
     sizes = np.array([size for run in run_sizes for size in run], np.int32)
     first_row = np.cumsum([0, *map(len, run_sizes)])
     rows, raw = np.zeros(len(sizes), np.uint32), np.zeros(len(sizes), np.int64)
     of_run = np.zeros(len(run_sizes), np.uint32)
-    count = cut_blocks(first_row, np.zeros(len(run_sizes), np.uint8), sizes, block_bytes, rows, raw, of_run)
-    expected = segment_oracle.cut_blocks(run_sizes, block_bytes)
-    assert rows[:count].tolist() == [number for blocks in expected for number in blocks]
-    assert of_run.tolist() == list(map(len, expected))
-    assert raw[:count].sum() == sizes.sum()
+    is_light = np.zeros(len(run_sizes), np.uint8)
+    count = cut_blocks(first_row, is_light, sizes, block_bytes, shared_bytes, rows, raw, of_run)
+    expected = segment_oracle.cut_blocks(run_sizes, block_bytes, shared_bytes)
+    assert rows[:count].tolist() == list(map(len, expected))
+    assert raw[:count].tolist() == [sum(size for _, size in block) for block in expected]
+    assert of_run.tolist() == [sum(block[0][0] == run for block in expected) for run in range(len(run_sizes))]
 
 
 def test_a_record_above_the_block_size_has_a_block_to_itself() -> None:
-    assert segment_oracle.cut_blocks([[5, 100, 5, 5]], 10) == [[1, 1, 2]]
+    blocks = segment_oracle.cut_blocks([[5, 100, 5, 5]], 10, 10)
+    assert [[size for _, size in block] for block in blocks] == [[5], [100], [5, 5]]
+
+
+def test_small_runs_share_a_block_and_a_large_one_keeps_its_own() -> None:
+    blocks = segment_oracle.cut_blocks([[3], [4], [3], [50, 50, 50], [2], [1]], 100, 16)
+    assert [[size for _, size in block] for block in blocks] == [[3, 4, 3], [50, 50], [50], [2, 1]]
 
 
 @pytest.mark.parametrize(

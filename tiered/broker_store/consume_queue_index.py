@@ -68,6 +68,9 @@ class ConsumeQueueIndex(Protocol):
     def last_unit(self, topic: str, queue_id: int) -> Table:
         """The last unit (UNIT_DTYPE, one row), or no row when the queue is empty."""
 
+    def last_records(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """(phys, size) of the last record that each queue shows; queues without units are left out."""
+
     def frontier_phys(self, at_least: int | None = None) -> int:
         """Physical end of the last record that any queue shows; 0 when nothing is shown.
 

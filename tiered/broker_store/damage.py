@@ -96,19 +96,8 @@ def _is_record_crc_right(data: bytes) -> bool:
     return zlib.crc32(data[:-_RECORD_CRC_BYTES]) & CRC_MASK == stored
 
 
-def last_units(index: ConsumeQueueIndex) -> dict[tuple[str, int], tuple[int, int]]:
-    """(phys, size) of the last record that each queue shows; queues without units are left out."""
-    found = {}
-    for queue in index.queues():
-        last = index.last_unit(queue.topic, queue.queue_id)
-        if len(last):
-            found[queue.topic, queue.queue_id] = (int(last["phys"][0]), int(last["size"][0]))
-    return found
-
-
 def proven_phys(log: CommitLog, units: Iterable[tuple[int, int]]) -> int:
-    """Physical end of the last of ``units`` (see ``last_units``) that the log holds whole; 0 when there is
-    none.
+    """Physical end of the last of ``units`` (``ConsumeQueueIndex.last_records``) that the log holds whole; 0 if none.
 
     Units above it may be left over from before a truncation. For a broker proven dead.
     """

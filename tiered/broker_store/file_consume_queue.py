@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,6 +22,7 @@ from tiered.broker_store.consume_queue_index import UNIT_DTYPE, BrokerQueue, Que
 from tiered.broker_store.directory_changes import DirectoryChanges
 from tiered.broker_store.residency import open_failure
 from tiered.broker_store.unit_files import OpenFiles, UnitFiles, is_filler
+from tiered.broker_store.unit_tails import last_valid_units
 from tiered.model.tables import Table
 
 OPEN_FILES_MAX: Final = 128
@@ -64,12 +65,22 @@ class _Queue:
 
     def end_phys(self) -> int:
         """Physical end of the last unit's record, 0 without any."""
-        _, last = self.files.tail()
-        return int(last["phys"][0] + last["size"][0]) if len(last) and not is_filler(last)[0] else 0
+        last = self.last_record()
+        return sum(last) if last is not None else 0
 
     def last(self) -> Table:
         end = self.files.end()
         return self.read(end - 1, 1) if end > self.files.first else empty_units()
+
+    def last_record(self) -> tuple[int, int] | None:
+        """(phys, size) of the last unit's record."""
+        return self.record_of(self.files.tail()[1])
+
+    def record_of(self, last: Table) -> tuple[int, int] | None:
+        """(phys, size) of the record of a queue's last stored unit."""
+        if len(last) == 0 or is_filler(last)[0]:
+            return None
+        return int(last["phys"][0]), int(last["size"][0])
 
     def max_offset(self) -> int:
         last = self.last()
@@ -115,7 +126,7 @@ class FileConsumeQueues:
             for kind, topic in topics:
                 self._list_queues(kind, topic)
             for queue in self._queues.values():
-                if self._changes.has_changed(queue.files.directory):
+                if queue.files.is_listed and self._changes.has_changed(queue.files.directory):
                     queue.files.refresh()
             self._gather()
 
@@ -151,6 +162,23 @@ class FileConsumeQueues:
         with self._lock:
             queue = self._queues.get((topic, queue_id))
             return queue.last() if queue is not None else empty_units()
+
+    def last_records(self) -> dict[_Key, tuple[int, int]]:
+        """See ConsumeQueueIndex."""
+        with self._lock:
+            found = {
+                key: queue.record_of(unit) if unit is not None else queue.last_record()
+                for kind, stored in _STORED.items()
+                for key, queue, unit in self._quick_tails(kind, stored)
+            }
+        return {key: record for key, record in found.items() if record is not None}
+
+    def _quick_tails(
+        self, kind: QueueKind, stored: np.dtype[Any]
+    ) -> Iterator[tuple[_Key, _Queue, Table | None]]:
+        queues = [(key, queue) for key, queue in self._queues.items() if queue.kind is kind]
+        units = last_valid_units([queue.files.directory for _, queue in queues], stored)
+        return ((key, queue, unit) for (key, queue), unit in zip(queues, units, strict=True))
 
     def frontier_phys(self, at_least: int | None = None) -> int:
         """See ConsumeQueueIndex. With ``at_least`` one call looks at a bounded number of queues: those

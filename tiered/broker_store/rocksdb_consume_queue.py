@@ -83,6 +83,11 @@ class RocksdbConsumeQueues:
         last = self._last.get((topic, queue_id))
         return self.units(topic, queue_id, last, 1) if last is not None else empty_units()
 
+    def last_records(self) -> dict[_Key, tuple[int, int]]:
+        """See ConsumeQueueIndex."""
+        lasts = {key: self.last_unit(*key) for key in self._last}
+        return {key: (int(last["phys"][0]), int(last["size"][0])) for key, last in lasts.items() if len(last)}
+
     def frontier_phys(self, at_least: int | None = None) -> int:
         """See ConsumeQueueIndex."""
         frontier = 0

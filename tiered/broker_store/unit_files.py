@@ -76,12 +76,29 @@ class UnitFiles:
         self.directory = directory
         self._dtype = dtype
         self._open_files = open_files
-        self._files: list[UnitFile] = []
+        self._listed: list[UnitFile] | None = None
         self._end = 0
-        self.refresh()
+
+    @property
+    def _files(self) -> list[UnitFile]:
+        """Listed when first needed: of 100,000 queues most are never looked into."""
+        if self._listed is None:
+            self._listed = self._list()
+        return self._listed
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether anybody has looked into it since ``refresh``."""
+        return self._listed is not None
 
     def refresh(self) -> None:
-        """List the directory again; a directory that is gone is an empty queue."""
+        """List the directory again when next needed."""
+        # A topic deleted and created again has other files under the same names.
+        self.forget()
+        self._listed = None
+
+    def _list(self) -> list[UnitFile]:
+        """A directory that is gone is an empty queue."""
         unit_bytes = self._dtype.itemsize
         found = []
         try:
@@ -94,13 +111,11 @@ class UnitFiles:
             found = []
         except OSError as error:
             raise open_failure(self.directory, error) from error
-        # A topic deleted and created again has other files under the same names.
-        self.forget()
-        self._files = sorted(found)
+        return sorted(found)
 
     def forget(self) -> None:
         """Close what is open of this queue."""
-        for file in self._files:
+        for file in self._listed or ():
             self._open_files.forget(file.path)
 
     @property
@@ -117,9 +132,7 @@ class UnitFiles:
         last = self._follow(self._end - 1) if self._end > self.first else self._none()
         if len(last) == 0:
             # Never looked, empty, or cut back since and written anew.
-            self._end = self._search_end()
-            if self._end > self.first:
-                last = self._follow(self._end - 1)
+            self._end, last = self._search_tail()
         return self._end, last
 
     def _follow(self, index: int) -> Table:
@@ -184,28 +197,29 @@ class UnitFiles:
         unit = self._raw(file, index, 1)
         return -1 if len(unit) == 0 or is_filler(unit)[0] else int(unit[field][0])
 
-    def _search_end(self) -> int:
+    def _search_tail(self) -> tuple[int, Table]:
         for file in reversed(self._files):
-            end = self._search_end_in(file)
+            end, last = self._search_tail_in(file)
             if end > file.first:
-                return end
-        return self.first
+                return end, last
+        return self.first, self._none()
 
-    def _search_end_in(self, file: UnitFile) -> int:
-        """One past the last valid unit of ``file``: before its first hole if that helps, else by
+    def _search_tail_in(self, file: UnitFile) -> tuple[int, Table]:
+        """One past the last valid unit of ``file``, and that unit: before its first hole if that helps, else by
         bisection."""
         unit_bytes = self._dtype.itemsize
         try:
             hole = self._open_files.get(file.path).first_hole()
         except NotFoundError:
-            return file.first
+            return file.first, self._none()
         written = min(file.units, -(-hole // unit_bytes))
         first = file.first + max(written - HOLE_UNITS, 0)
         near = self._leading_valid(self._raw(file, first, file.first + written - first))
         if len(near) or first == file.first:
-            return first + len(near)
+            return first + len(near), near[-1:]
         inside = range(file.first, first)
-        return file.first + bisect_left(inside, True, key=partial(self._is_blank, file))
+        end = file.first + bisect_left(inside, True, key=partial(self._is_blank, file))
+        return end, self._raw(file, end - 1, 1) if end > file.first else self._none()
 
     def _is_blank(self, file: UnitFile, index: int) -> bool:
         unit = self._raw(file, index, 1)

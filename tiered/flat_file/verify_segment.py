@@ -186,17 +186,18 @@ class _FullCheck:
         self._result = result
         self._window = memoryview(b"")
         self._window_offset = 0
+        self._decoded: tuple[tuple[int, int], NDArray[np.uint8] | None] = ((-1, -1), None)
 
     def run(self, columns: dict[int, RowTable]) -> None:
         """Header, blocks, records, keys."""
         index, result = self._index, self._result
         try:
-            check_header(self._read(0, HEADER_BYTES), source=index.key)
+            check_header(self._read(0, HEADER_BYTES), index.version, source=index.key)
         except CorruptionError as error:
             result.add(AnomalyKind.DAMAGED, index.key, error.message)
         hashes = self._keys()
         for run, rows in columns.items():
-            if int(index.runs["blocks"][run]):
+            if int(index.runs["kind"][run]) != RunKind.LMQ:
                 whole = index.block_span(run, 0, len(rows))
                 for span in index.split_span(run, whole, RANGE_BYTES_MAX):
                     self._check_span(run, span, rows, hashes)
@@ -222,6 +223,19 @@ class _FullCheck:
             return None
         return np.concatenate([[0], np.cumsum(section.counts, dtype=np.int64)]), section.hashes
 
+    def _records(self, span: BlockSpan) -> NDArray[np.uint8] | None:
+        """Raw bytes of ``span``; None once its damage is reported. Small runs share a block: it is decoded once."""
+        blocks = (span.first_block, span.end_block)
+        if self._decoded[0] != blocks:
+            data = None
+            try:
+                data = self._index.decode_blocks(span, self._read(span.offset, span.length))
+            except CorruptionError as error:
+                where = (span.offset, span.offset + span.length)
+                self._result.add(AnomalyKind.DAMAGED, self._index.key, error.message, where)
+            self._decoded = (blocks, data)
+        return self._decoded[1]
+
     def _check_span(
         self,
         run: int,
@@ -230,11 +244,8 @@ class _FullCheck:
         keys: tuple[NDArray[np.int64], NDArray[np.uint64]] | None,
     ) -> None:
         index = self._index
-        try:
-            data = index.decode_blocks(span, self._read(span.offset, span.length))
-        except CorruptionError as error:
-            where = (span.offset, span.offset + span.length)
-            self._result.add(AnomalyKind.DAMAGED, index.key, error.message, where)
+        data = self._records(span)
+        if data is None:
             return
         part = slice(span.first_row, span.end_row)
         starts = rows.position[part] - span.raw_offset

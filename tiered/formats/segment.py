@@ -42,6 +42,8 @@ from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table
 
 Buffer = bytes | bytearray | memoryview
 
+SHARED_BLOCK_BYTES = 64 * 1024
+"""Raw bytes up to which a block takes records of several runs: tiny frames cost more CPU than their bytes."""
 _WAVE_BYTES = 8 * 1024 * 1024
 _PAGE_BYTES_MAX = PAGE_ROWS * 70 + 64  # seven columns of at most ten bytes
 _EMPTY_HASHES = np.zeros(0, np.uint64)
@@ -222,12 +224,12 @@ def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTabl
 def _cut_blocks(
     view: RunView, is_light: NDArray[Any], size: NDArray[Any], block_bytes: int
 ) -> tuple[Table, NDArray[np.uint32]]:
-    """Block table (places and sums still 0) and blocks per run."""
+    """Block table (places and sums still 0), and how many blocks begin in each run."""
     block_rows = np.empty(len(size), np.uint32)
     block_raw = np.empty(len(size), np.int64)
     blocks_of_run = np.zeros(len(view), np.uint32)
     count = int(cut_blocks(view.first_row, is_light.astype(np.uint8), _i4(size), block_bytes,
-                           block_rows, block_raw, blocks_of_run))  # fmt: skip
+                           SHARED_BLOCK_BYTES, block_rows, block_raw, blocks_of_run))  # fmt: skip
     blocks = np.zeros(count, BLOCK_DTYPE)
     blocks["rows"] = block_rows[:count]
     blocks["raw_bytes"] = block_raw[:count]

@@ -55,9 +55,10 @@ _COLUMNS = (
 
 
 class BlockSpan(NamedTuple):
-    """Consecutive blocks of one run: bytes [offset, offset + length) of the object.
+    """Consecutive blocks that hold rows of one run: bytes [offset, offset + length) of the object.
 
-    They hold rows [first_row, end_row) of the run and the run's raw bytes from ``raw_offset`` on.
+    They hold rows [first_row, end_row) of the run. ``raw_offset``: where their raw bytes begin in the run's; negative
+    when the first block begins with records of runs before. Behind the run's last row others may follow.
     """
 
     first_block: int
@@ -101,6 +102,7 @@ class SegmentIndex:
                 f"{key}: footer [{trailer.footer_offset}, {size_bytes - TRAILER_BYTES}) fails its CRC32C"
             )
         container = decode_container(footer, FOOTER_KIND, source=f"{key} footer at {trailer.footer_offset}")
+        self.version = trailer.version
         self.tail_offset = trailer.tail_offset
         self._page_bytes = bytes(tail[trailer.tail_offset - start : trailer.footer_offset - start])
         try:
@@ -138,7 +140,9 @@ class SegmentIndex:
             raise ValueError("impossible numbers of runs or rows")
         self._view = RunView.of(self.runs)
         self.first_row = self._view.first_row
-        self.first_block = _sums(self.runs["blocks"])
+        is_light = self.runs["kind"] == RunKind.LMQ
+        self._run_row = _sums(np.where(is_light, 0, rows_of_run))
+        self._run_raw = _sums(np.where(is_light, 0, self.runs["byte_count"]))
         self._block_offset = _sums(self.blocks["stored_bytes"]) + HEADER_BYTES
         self._block_row = _sums(self.blocks["rows"])
         self._block_raw = _sums(self.blocks["raw_bytes"])
@@ -155,12 +159,17 @@ class SegmentIndex:
         page_raw_max = page_rows * STREAMS * VARINT_BYTES_MAX + LENGTHS_BYTES
         impossible_page = (pages["raw_bytes"] > page_raw_max) | (pages["raw_bytes"] < page_raw_min)
         is_light = runs["kind"] == RunKind.LMQ
-        first = self.first_block
         says = {
             "no runs": len(runs) == 0,
             "unknown run kind": bool((runs["kind"] > RunKind.LMQ).any()),
             "queue index": int(runs["queue"].max(initial=0)) >= len(self.queues),
-            "block count": int(first[-1]) != len(blocks),
+            "block count": int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
+            "bytes of light queues": bool(
+                (is_light & ((runs["byte_count"] != 0) | (runs["blocks"] != 0))).any()
+            ),
+            "bytes of runs": bool((~is_light & (runs["byte_count"] < 1)).any()),
+            "rows of blocks": int(self._block_row[-1]) != int(self._run_row[-1]),
+            "bytes of blocks": int(self._block_raw[-1]) != int(self._run_raw[-1]),
             "codecs": bool((blocks["codec"] > CODEC_ZSTD).any() or (pages["codec"] > CODEC_ZSTD).any()),
             "stored raw": _raw_differs(blocks) or _raw_differs(pages),
             "block sizes": bool(large.any() or (blocks["rows"] < 1).any() or (blocks["raw_bytes"] < 1).any()),
@@ -173,12 +182,6 @@ class SegmentIndex:
         wrong = [name for name, is_wrong in says.items() if is_wrong]
         if wrong:
             raise ValueError(", ".join(wrong))
-        in_blocks = self._block_row[first[1:]] - self._block_row[first[:-1]]
-        raw_in_blocks = self._block_raw[first[1:]] - self._block_raw[first[:-1]]
-        if bool((in_blocks != np.where(is_light, 0, runs["rows"])).any()):
-            raise ValueError("rows of runs and blocks differ")
-        if bool((raw_in_blocks != runs["byte_count"]).any()):
-            raise ValueError("bytes of runs and blocks differ")
 
     # -- what is inside ---------------------------------------------------------------------------------------
 
@@ -220,6 +223,13 @@ class SegmentIndex:
             position, size, tags_code, stamp, phys, offsets, inner, key_count, parent, parent_offset
         )
 
+    def stored_columns(self, first_row: int, end_row: int) -> tuple[NDArray[Any], ...]:
+        """Columns of rows [first_row, end_row) of the object, whatever runs they belong to: size, tags code, store
+        timestamp, physical offset, queue offsets spanned, parent, parent's queue offset. For scans of many runs."""
+        if not 0 <= first_row < end_row <= int(self.first_row[-1]):
+            raise ValueError(f"rows [{first_row}, {end_row}) of an object of {int(self.first_row[-1])}")
+        return self._rows(first_row, end_row)
+
     def _rows(self, first: int, end: int) -> tuple[NDArray[Any], ...]:
         page = int(np.searchsorted(self._page_row, first, side="right")) - 1
         parts: list[tuple[NDArray[Any], ...]] = []
@@ -258,22 +268,22 @@ class SegmentIndex:
 
     def block_span(self, run: int, first_row: int, end_row: int) -> BlockSpan:
         """The blocks that hold rows [first_row, end_row) of ``run``, which is not empty and not a light queue's."""
-        rows = int(self.runs["rows"][run])
-        if not 0 <= first_row < end_row <= rows or int(self.runs["blocks"][run]) == 0:
+        rows = int(self._run_row[run + 1] - self._run_row[run])
+        if not 0 <= first_row < end_row <= rows:
             raise ValueError(f"rows [{first_row}, {end_row}) of a run of {rows}")
-        base = int(self.first_block[run])
-        row_base = int(self._block_row[base])
+        row_base = int(self._run_row[run])
         first = int(np.searchsorted(self._block_row, row_base + first_row, side="right")) - 1
         end = int(np.searchsorted(self._block_row, row_base + end_row, side="left"))
-        return self._span(base, first, end)
+        return self.span_of_blocks(run, first, end)
 
-    def _span(self, base: int, first: int, end: int) -> BlockSpan:
+    def span_of_blocks(self, run: int, first: int, end: int) -> BlockSpan:
+        """Blocks [first, end) of the object, all of which hold rows of ``run``."""
         offset, raw = int(self._block_offset[first]), int(self._block_raw[first])
-        row_base = int(self._block_row[base])
+        row_base, rows = int(self._run_row[run]), int(self._run_row[run + 1] - self._run_row[run])
         return BlockSpan(
             first, end, offset, int(self._block_offset[end]) - offset,
-            int(self._block_row[first]) - row_base, int(self._block_row[end]) - row_base,
-            raw - int(self._block_raw[base]), int(self._block_raw[end]) - raw,
+            max(0, int(self._block_row[first]) - row_base), min(rows, int(self._block_row[end]) - row_base),
+            raw - int(self._run_raw[run]), int(self._block_raw[end]) - raw,
         )  # fmt: skip
 
     def spans_of_rows(self, run: int, rows: NDArray[np.int64]) -> list[BlockSpan]:
@@ -281,17 +291,17 @@ class SegmentIndex:
         if len(rows) == 0:
             return []
         self.block_span(run, int(rows[0]), int(rows[-1]) + 1)
-        base = int(self.first_block[run])
-        blocks = np.searchsorted(self._block_row, rows + self._block_row[base], side="right") - 1
+        blocks = np.searchsorted(self._block_row, rows + self._run_row[run], side="right") - 1
         wanted = np.unique(blocks)
         cuts = np.flatnonzero(np.diff(wanted) > 1) + 1
-        return [self._span(base, int(group[0]), int(group[-1]) + 1) for group in np.split(wanted, cuts)]
+        return [
+            self.span_of_blocks(run, int(group[0]), int(group[-1]) + 1) for group in np.split(wanted, cuts)
+        ]
 
     def split_span(
         self, run: int, span: BlockSpan, stored_bytes_max: int, raw_bytes_max: int = SPAN_RAW_BYTES_MAX
     ) -> list[BlockSpan]:
         """``span`` in pieces of at most so many bytes, stored and raw, but for a single larger block."""
-        base = int(self.first_block[run])
         pieces = []
         first = span.first_block
         while first < span.end_block:
@@ -302,12 +312,12 @@ class SegmentIndex:
                 int(np.searchsorted(self._block_raw, raw_end, side="right")) - 1,
                 span.end_block,
             )
-            pieces.append(self._span(base, first, max(end, first + 1)))
+            pieces.append(self.span_of_blocks(run, first, max(end, first + 1)))
             first = pieces[-1].end_block
         return pieces
 
     def decode_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> NDArray[np.uint8]:
-        """The records of ``span`` one behind the other, from the object's bytes of that span. Read-only."""
+        """The raw bytes of ``span``, records one behind the other, from the object's bytes of that span. Read-only."""
         if len(stored) != span.length:
             raise CorruptionError(
                 f"{self.key}: [{span.offset}, {span.offset + span.length}) came with {len(stored)} bytes"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tiered.errors import CorruptionError, UnsupportedFormatError
 from tiered.model.tables import RUN_DTYPE, Table
 
-SEGMENT_MAJOR = 1
+SEGMENT_MAJOR = 2
 SEGMENT_MINOR = 0
 MAGIC = b"RMQTSEG\n"
 FOOTER_KIND = b"RMQTSEGF"
@@ -36,13 +36,14 @@ BLOCK_RAW_BYTES_MAX = 64 * 1024 * 1024
 BLOCK_DTYPE = np.dtype([
     ("rows", "<u4"), ("raw_bytes", "<u4"), ("stored_bytes", "<u4"), ("crc32c", "<u4"), ("codec", "u1"),
 ])  # fmt: skip
-"""Blocks, one behind the other from the end of the header, in run order. ``crc32c`` is of stored bytes."""
+"""Blocks, one behind the other from the end of the header, in run order; small runs share them. ``crc32c`` is of stored
+bytes."""
 
 PAGE_DTYPE = BLOCK_DTYPE
 """Column pages, one behind the other from the start of the tail, in row order."""
 
 SEGMENT_RUN_DTYPE = np.dtype([*RUN_DTYPE.descr, ("blocks", "<u4"), ("dictionary", "<u4")])
-"""A run in a footer. Its first row, first block and their positions are sums over the runs before it."""
+"""A run in a footer. Its first row and first byte are sums over the runs before it; ``blocks`` begin in it."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Trailer:
     footer_offset: int
     footer_crc32c: int
     total_bytes: int
+    version: tuple[int, int]
+    """Major and minor format version."""
 
 
 def encode_header() -> bytes:
@@ -94,10 +97,12 @@ def encode_header() -> bytes:
     return HEADER.pack(MAGIC, SEGMENT_MAJOR, SEGMENT_MINOR, 0)
 
 
-def check_header(data: bytes | memoryview, *, source: str) -> None:
-    """Raise CorruptionError unless ``data`` begins a segment."""
-    if bytes(data[:HEADER_BYTES]) != encode_header():
-        raise CorruptionError(f"{source}: bytes [0, {HEADER_BYTES}) are no segment header")
+def check_header(data: bytes | memoryview, version: tuple[int, int], *, source: str) -> None:
+    """Raise CorruptionError unless ``data`` begins a segment of the ``version`` (major, minor) its trailer says."""
+    if bytes(data[:HEADER_BYTES]) != HEADER.pack(MAGIC, *version, 0):
+        raise CorruptionError(
+            f"{source}: bytes [0, {HEADER_BYTES}) are no header of a segment {version[0]}.{version[1]}"
+        )
 
 
 def encode_trailer(tail_offset: int, footer_offset: int, footer: bytes) -> bytes:
@@ -135,4 +140,4 @@ def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) ->
         raise CorruptionError(f"{source}: has {size_bytes} bytes, its trailer says {total}")
     if not HEADER_BYTES <= tail_offset <= footer_offset <= total - TRAILER_BYTES:
         raise CorruptionError(f"{where} points outside the object")
-    return Trailer(tail_offset, footer_offset, footer_crc, total)
+    return Trailer(tail_offset, footer_offset, footer_crc, total, (major, minor))

@@ -60,32 +60,42 @@ def cut_blocks(
     is_light: NDArray[np.uint8],
     size: NDArray[np.int32],
     block_bytes: Int,
+    shared_bytes: Int,
     block_rows: NDArray[np.uint32],
     block_raw: NDArray[np.int64],
     blocks_of_run: NDArray[np.uint32],
 ) -> Int:
-    """Blocks of every run: a block ends before the record that would take it above ``block_bytes``.
+    """Blocks of all runs; ``blocks_of_run`` counts those that begin in a run. Returns their number.
 
-    A larger record has a block to itself. Light-queue runs have none. Returns the number of blocks.
+    A block ends before the record that would take it above ``block_bytes``, or above ``shared_bytes`` once it
+    holds records of two runs, and at the end of a run when half of ``shared_bytes`` is reached. A larger
+    record has a block to itself. Light-queue runs have no bytes and so no part in any block.
     """
     count = 0
+    rows = 0
+    raw = np.int64(0)
+    begun_in = -1
     for run in range(len(is_light)):
         if is_light[run]:
             continue
-        rows = 0
-        raw = np.int64(0)
-        before = count
         for row in range(first_row[run], first_row[run + 1]):
-            if rows and raw + size[row] > block_bytes:
+            limit = block_bytes if begun_in == run else min(block_bytes, shared_bytes)
+            if rows and raw + size[row] > limit:
                 block_rows[count], block_raw[count] = rows, raw
                 count += 1
                 rows, raw = 0, np.int64(0)
+            if rows == 0:
+                begun_in = run
+                blocks_of_run[run] += 1
             rows += 1
             raw += size[row]
-        if rows:
+        if 2 * raw >= shared_bytes:
             block_rows[count], block_raw[count] = rows, raw
             count += 1
-        blocks_of_run[run] = count - before
+            rows, raw = 0, np.int64(0)
+    if rows:
+        block_rows[count], block_raw[count] = rows, raw
+        count += 1
     return count
 
 

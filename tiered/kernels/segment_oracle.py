@@ -67,15 +67,22 @@ def encode_page(runs: Sequence[PageRun]) -> bytes:
     return b"".join([*(len(s).to_bytes(4, "little") for s in streams), *streams])
 
 
-def cut_blocks(run_sizes: Sequence[Sequence[int]], block_bytes: int) -> list[list[int]]:
-    """Rows per block, for each run given by its record sizes."""
-    result = []
-    for sizes in run_sizes:
-        blocks: list[list[int]] = []
+def cut_blocks(
+    run_sizes: Sequence[Sequence[int]], block_bytes: int, shared_bytes: int
+) -> list[list[tuple[int, int]]]:
+    """Every block as (run, record size) of its records, for runs given by their record sizes."""
+    blocks: list[list[tuple[int, int]]] = []
+    is_open = False
+    for run, sizes in enumerate(run_sizes):
         for size in sizes:
-            if blocks and sum(blocks[-1]) + size <= block_bytes:
-                blocks[-1].append(size)
-            else:
-                blocks.append([size])
-        result.append([len(block) for block in blocks])
-    return result
+            if is_open:
+                is_shared = blocks[-1][0][0] != run
+                limit = min(block_bytes, shared_bytes) if is_shared else block_bytes
+                is_open = sum(taken for _, taken in blocks[-1]) + size <= limit
+            if not is_open:
+                blocks.append([])
+            blocks[-1].append((run, size))
+            is_open = True
+        if is_open and 2 * sum(taken for _, taken in blocks[-1]) >= shared_bytes:
+            is_open = False
+    return blocks
