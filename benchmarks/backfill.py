@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.archive_targets import ArchiveTarget, StoredObjects
-from benchmarks.machine import ChildRun, log_files, resident_bytes, run_child
+from benchmarks.machine import ChildRun, hot_control_file, log_files, resident_bytes, run_child
 from benchmarks.stores import BenchStore
 
 TIERED = Path(sys.executable).parent / "tiered"
@@ -32,6 +32,8 @@ class BackfillResult:
     resident_before_bytes: int
     resident_after_bytes: int
     """The store's commitlog in the page cache."""
+    control_kept: float
+    """Share of a hot file that nobody read meanwhile which is still there: some kernels reclaim idle pages."""
 
     @property
     def memory_growth(self) -> float:
@@ -46,7 +48,8 @@ class BackfillResult:
 def run_backfill(store: BenchStore, target: ArchiveTarget, work: Path) -> BackfillResult:
     """Archive ``store`` into ``target``. Raises BackfillFailedError with the program's own words."""
     files = log_files(store.path)
-    before = resident_bytes(files)
+    control = hot_control_file(work / "control")
+    before, control_before = resident_bytes(files), resident_bytes([control])
     requests_before = target.requests()
     child = _run(["backfill", str(store.path), target.url, *NAMES], target, work)
     requests_after = target.requests()
@@ -54,7 +57,8 @@ def run_backfill(store: BenchStore, target: ArchiveTarget, work: Path) -> Backfi
     if requests_before is not None and requests_after is not None:
         served = {name: count - requests_before.get(name, 0) for name, count in requests_after.items()}
         requests = {name: count for name, count in served.items() if count}
-    return BackfillResult(child, target.stored(), requests, before, resident_bytes(files))
+    after, control_kept = resident_bytes(files), resident_bytes([control]) / control_before
+    return BackfillResult(child, target.stored(), requests, before, after, control_kept)
 
 
 def verify(target: ArchiveTarget, work: Path) -> ChildRun:

@@ -21,6 +21,7 @@ SAMPLE_S = 0.02
 QUIET_CORES_MAX = 0.1
 QUIET_S = 2.0
 COPY_BYTES = 4 * 1024 * 1024
+CONTROL_BYTES = 256 * 1024 * 1024
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = mmap.PAGESIZE
@@ -185,6 +186,15 @@ def warm(store: Path) -> None:
         with path.open("rb", buffering=0) as source:
             written = min(os.lseek(source.fileno(), 0, os.SEEK_HOLE), COPY_BYTES)
             source.readinto(memoryview(buffer)[:written])
+
+
+def hot_control_file(path: Path) -> Path:
+    """A file of CONTROL_BYTES, all of it in the page cache now."""
+    if not path.exists():
+        path.write_bytes(os.urandom(CONTROL_BYTES))
+        os.sync()
+    path.read_bytes()
+    return path
 
 
 def drop_from_page_cache(paths: Sequence[Path]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,8 +85,8 @@ def measure(plan: Plan) -> Iterator[Row]:
             common: Row = {"store": profile.name, "run": number, "made_by": store.made_by}
             warm(store.path)
             yield common | _copy(store, plan)
-            yield common | _parts(store, plan)
             for target in plan.targets:
+                yield common | _parts(store, target, plan)
                 yield common | _backfill(store, target, plan, check=number == 0, is_soak=is_soak)
             if plan.peer and profile.queues <= 2_000 and not is_soak:
                 warm(store.path)
@@ -112,16 +111,17 @@ def _copy(store: BenchStore, plan: Plan) -> Row:
     }
 
 
-def _parts(store: BenchStore, plan: Plan) -> Row:
+def _parts(store: BenchStore, target_name: str, plan: Plan) -> Row:
     """In a process of its own, so that its memory and its threads are nobody else's."""
-    _settle(plan)
-    output = plan.work / "parts"
-    child = run_child([sys.executable, "-m", "benchmarks.parts", str(store.path), str(output)])
-    shutil.rmtree(output, ignore_errors=True)
+    with open_target(target_name, plan.work) as target:
+        warm(store.path)
+        _settle(plan)
+        command = [sys.executable, "-m", "benchmarks.parts", str(store.path), target.url, *target.arguments]
+        child = run_child(command, environment=target.environment, friends=target.server_pids)
     if child.exit_code != 0:
         raise RuntimeError(child.output)
     found: Row = json.loads(child.output.splitlines()[-1])
-    return {"what": "parts", "others_cores": child.others_cores, **found}
+    return {"what": "parts", "target": target_name, "others_cores": child.others_cores, **found}
 
 
 def _backfill(store: BenchStore, target_name: str, plan: Plan, *, check: bool, is_soak: bool) -> Row:
@@ -174,10 +174,9 @@ def _backfill_row(store: BenchStore, target: str, result: BackfillResult, again:
         "puts_beyond_objects": max(0, puts - sum(stored.counts.values())) if result.requests else 0,
         "resident_before_bytes": result.resident_before_bytes,
         "resident_after_bytes": result.resident_after_bytes,
+        "resident_control_kept": round(result.control_kept, 4),
         "resident_change": round(
-            abs(result.resident_after_bytes - result.resident_before_bytes)
-            / max(1, result.resident_before_bytes),
-            4,
+            abs(result.resident_after_bytes / max(1, result.resident_before_bytes) - result.control_kept), 4
         ),
         "others_cores": run.others_cores,
     }
@@ -213,8 +212,8 @@ def _starts(plan: Plan) -> Iterator[Row]:
     A first run per target is not counted: it compiles what is not compiled yet, and so do the parts.
     """
     store = ensure_store(plan.work, PROFILES["A"].scaled(START_STORE_SCALE))
-    _parts(store, plan)
     for name in plan.targets:
+        _parts(store, name, plan)
         for number in range(plan.runs + 1):
             with open_target(name, plan.work) as target:
                 _settle(plan)

@@ -31,7 +31,10 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_columns import RecordColumns, StopReason
 from tiered.kernels.scan import scan_log
 from tiered.kernels.split import SplitScratch, cut_runs, split_by_queue
-from tiered.settings.sections import OffloadSettings
+from tiered.object_store.options import StoreOptions
+from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.url import open_store
+from tiered.settings.sections import ObjectStoreSettings, OffloadSettings
 
 THREADS = 2
 WAVE_BYTES = 8 * 1024 * 1024
@@ -70,8 +73,8 @@ class Tally:
 class Worker:
     """One thread's buffers, reused from range to range."""
 
-    def __init__(self, settings: OffloadSettings, output: Path) -> None:
-        self._settings, self._output = settings, output
+    def __init__(self, settings: OffloadSettings, output: ObjectStore) -> None:
+        self._settings, self._output, self._puts = settings, output, 0
         self._arena = np.empty(settings.batch_bytes, np.uint8)
         self._gathered = np.empty(settings.batch_bytes, np.uint8)
         self._columns, self._table, self._scratch = RecordColumns(), QueueTable(), SplitScratch()
@@ -157,16 +160,14 @@ class Worker:
         return [memoryview(stored[number]) for number in range(len(stored))]
 
     def _write(self, piece: LogRange, blocks: list[memoryview]) -> None:
-        path = self._output / f"{piece.file_begin_phys + piece.offset:020d}"
-        with path.open("wb", buffering=0) as file:
-            for at in range(0, len(blocks), 512):
-                self.tally.stored_bytes += os.writev(file.fileno(), blocks[at : at + 512])
-            keys = self._columns.key_hashes[: self._columns.keys]
-            self.tally.stored_bytes += file.write(keys.data.cast("B"))
-            os.fsync(file.fileno())
+        keys = self._columns.key_hashes[: self._columns.keys]
+        body = [*blocks, keys.data.cast("B")]
+        self.tally.stored_bytes += sum(map(len, body))
+        self._puts += 1
+        self._output.put_if_absent(f"{id(self)}-{self._puts}-{piece.file_begin_phys + piece.offset}", body)
 
 
-def cut_ranges(store: Path, settings: OffloadSettings, output: Path) -> deque[LogRange]:
+def cut_ranges(store: Path, settings: OffloadSettings, output: ObjectStore) -> deque[LogRange]:
     """The commitlog in pieces of at most one cycle, at record boundaries."""
     scout = Worker(settings, output)
     ranges: deque[LogRange] = deque()
@@ -183,10 +184,9 @@ def cut_ranges(store: Path, settings: OffloadSettings, output: Path) -> deque[Lo
 
 
 def measure(
-    store: Path, output: Path, settings: OffloadSettings, threads: int = THREADS
+    store: Path, output: ObjectStore, settings: OffloadSettings, threads: int = THREADS
 ) -> dict[str, object]:
     """Run all parts over the store once."""
-    output.mkdir(parents=True, exist_ok=True)
     ranges = cut_ranges(store, settings, output)
     log_bytes, count = sum(piece.length for piece in ranges), len(ranges)
     workers = [Worker(settings, output) for _ in range(threads)]
@@ -220,9 +220,12 @@ def main() -> None:
     """Measure one store."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parts", description=main.__doc__)
     parser.add_argument("store", type=Path)
-    parser.add_argument("output", type=Path, help="directory for what is written")
+    parser.add_argument("url", help="where the objects are put: file:// or s3://")
+    parser.add_argument("--endpoint-url", default="")
+    parser.add_argument("--region", default="")
     options = parser.parse_args()
-    print(json.dumps(measure(options.store, options.output, OffloadSettings())))
+    place = ObjectStoreSettings(endpoint_url=options.endpoint_url, region=options.region)
+    print(json.dumps(measure(options.store, open_store(options.url, StoreOptions(place)), OffloadSettings())))
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def summarize(rows: Sequence[Row], sizes: CycleSizes) -> list[Row]:
 def _summary(store: str, target: str, rows: Sequence[Row], sizes: CycleSizes) -> Row:
     backfill = [row for row in rows if row["what"] == "backfill" and row["target"] == target]
     peer = [row for row in rows if row["what"] == "peer"]
+    parts = [row for row in rows if row["what"] == "parts" and row["target"] == target]
     start = [row for row in rows if row["what"] == "start"]
     messages = backfill[0]["messages"]
     wall_s, cpu_s = median_of(backfill, "wall_s"), median_of(backfill, "cpu_s")
@@ -102,7 +103,7 @@ def _summary(store: str, target: str, rows: Sequence[Row], sizes: CycleSizes) ->
         "stored_ratio": median_of(backfill, "stored_ratio"),
         "others_cores": max(row["others_cores"] for row in backfill),
         "copy_mb_per_s": median_of([row for row in rows if row["what"] == "copy"], "mb_per_s"),
-        "parts_messages_per_s": median_of([row for row in rows if row["what"] == "parts"], "messages_per_s"),
+        "parts_messages_per_s": median_of(parts, "messages_per_s"),
         "peer_messages_per_s": median_of(peer, "messages_per_s"),
         "peer_cpu_us_per_message": median_of(peer, "cpu_us_per_message"),
     }

@@ -34,7 +34,7 @@ def _peer(store: str, messages_per_s: float) -> Row:
 
 
 def _parts(store: str, messages_per_s: float) -> Row:
-    return {"store": store, "what": "parts", "target": None, "messages_per_s": messages_per_s}
+    return {"store": store, "what": "parts", "target": "file", "messages_per_s": messages_per_s}
 
 
 def test_medians_are_compared_with_peer_and_parts() -> None:

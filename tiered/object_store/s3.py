@@ -14,7 +14,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from tiered.errors import CorruptionError, TieredError, UnansweredError
 from tiered.object_store.body import PieceReader, as_views, crc32c_base64, parts
@@ -269,7 +271,8 @@ def config_arguments(settings: ObjectStoreSettings) -> dict[str, Any]:
     style = settings.addressing_style
     if style == "auto" and settings.endpoint_url:
         style = "path"  # an endpoint of one's own seldom has a wildcard name in DNS
-    unsigned = settings.trusted_network or not settings.endpoint_url.startswith("http://")
+    is_plain = settings.endpoint_url.startswith("http://")
+    unsigned = settings.trusted_network or not is_plain or _is_this_machine(settings.endpoint_url)
     return {
         "connect_timeout": settings.connect_timeout_ms / 1000,
         "read_timeout": settings.read_timeout_ms / 1000,
@@ -279,6 +282,15 @@ def config_arguments(settings: ObjectStoreSettings) -> dict[str, Any]:
         "response_checksum_validation": "when_required",
         "s3": {"addressing_style": style, "payload_signing_enabled": not unsigned},
     }
+
+
+def _is_this_machine(endpoint_url: str) -> bool:
+    """Whether nobody on a network can come between us and the server: bodies need no signature then."""
+    host = urlsplit(endpoint_url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def quiet_sdk_logs() -> None:
