@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
 WORKERS ?= 2
+RESULTS_DIR ?= build/soak
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint types format integration soak bench settings-doc clean
@@ -31,7 +32,7 @@ demo: install ## a real broker's store: archive it, delete it, read it back, com
 	$(BIN)/python examples/demo.py
 
 test: install ## the fast tests
-	$(BIN)/pytest -n $(WORKERS) -m "not integration and not soak"
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not integration and not soak"
 
 lint: install ## style
 	$(BIN)/ruff check .
@@ -43,8 +44,13 @@ types: install ## static types
 integration: install ## tests against real servers; what is not reachable is skipped by name
 	$(BIN)/pytest -m "integration and not soak"
 
-soak: install ## the long runs behind published claims
-	$(BIN)/pytest -m soak --timeout 7200
+soak: install ## the long runs behind published claims; figures land in $RESULTS_DIR (build/soak) as JSON lines and a table
+	mkdir -p $(RESULTS_DIR)
+	RESULTS_DIR=$(abspath $(RESULTS_DIR)) $(BIN)/pytest -m soak --timeout 7200; \
+	code=$$?; \
+	$(BIN)/python -m benchmarks.results_table $(RESULTS_DIR)/*.jsonl > $(RESULTS_DIR)/soak.md; \
+	cat $(RESULTS_DIR)/soak.md; \
+	exit $$code
 
 bench: install ## benchmarks; see benchmarks/
 	$(BIN)/python -m benchmarks.offload

@@ -99,12 +99,14 @@ class Service:
         *,
         factory: JobFactory,
         reload: Callable[[], LoadedSettings],
+        on_reload: Callable[[Settings], None] = lambda _settings: None,
         monotonic_s: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._settings = loaded.settings
         self._factory = factory
         self._load = reload
+        self._on_reload = on_reload
         self._monotonic_s = monotonic_s
         self._jitter = jitter
         self._events: Mailbox[tuple[Event, int]] = Mailbox()
@@ -246,6 +248,9 @@ class Service:
         logger.info("settings reloaded", extra={"keys": [key for key in changed if key not in late]})
         logging.getLogger().setLevel(after.process.log_level.upper())
         self._settings = after
+        self._on_reload(after)
+        if all(key in late or FIELDS[key].rule.live for key in changed):
+            return
         if self._stop_job():
             self._start_job()
         else:

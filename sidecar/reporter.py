@@ -104,6 +104,8 @@ class Reporter:
             messages=status.counters.messages,
             bytes=status.counters.raw_bytes,
         )
+        if not status.bound_reason:
+            return replace(report, bound_phys=None)  # the broker has not been asked yet
         try:
             return self._with_lag(report, status)
         except TieredError as error:

@@ -73,6 +73,7 @@ class UploaderJob:
             take_over=writer.take_over,
             pins=pins,
             environment=Environment(log=_log),
+            index_settings=settings.index,
         )
         head = ReportHead(settings.archive.url, names.cluster, names.broker, writer.instance)
         self._reporter = Reporter(head, open_store_of(settings, conf, pinned), topic_filter)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tiered.broker_store.bound import Bound, BoundFacts, BrokerWord, decide_bound
-from tiered.broker_store.damage import find_next_record, proven_phys
+from tiered.broker_store.damage import accepted_size, find_next_record, proven_phys
 from tiered.broker_store.store import BrokerStore
+from uploader.log_feed import FeedBound
 
 WordSource = Callable[[], BrokerWord | None]
 
@@ -27,6 +28,8 @@ class BoundSource:
         self._store = store
         self._word_source = word_source
         self.last: Bound | None = None
+        self.feed = FeedBound(0, 0)
+        """``last`` as the reader of the log wants it; read by all threads."""
         self.shown_queues: set[tuple[str, int]] | None = None
         """(topic, queue id) with units at a broker proven dead, as of the last ``ask``; None for a live one."""
 
@@ -58,6 +61,7 @@ class BoundSource:
                 previous=self.last,
             )
         )
+        self.feed = FeedBound(self.last.phys, self.last.proven_phys)
         return self.last
 
     def next_record(self, damaged_phys: int, limit_phys: int) -> int | None:
@@ -65,3 +69,7 @@ class BoundSource:
         return find_next_record(
             self._store.commit_log, damaged_phys, limit_phys, index=self._store.consume_queues()
         )
+
+    def accepted_size(self, phys: int) -> int | None:
+        """Size of a record whose own checksum is wrong but which the broker took: see tiered.broker_store.damage."""
+        return accepted_size(self._store.commit_log, phys, index=self._store.consume_queues())

@@ -18,22 +18,19 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass, field, replace
 
 from tiered.catalog.commit import CommitDraft
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.errors import UnansweredError
-from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import BlockCodec, EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
 from tiered.model.queue import QueueKey
-from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason
 from tiered.object_store.protocol import ObjectStore
 from uploader.attempts import AttemptPolicy, Stop, after_failure, attempt_timeout_ms
 from uploader.broker_state_archive import BrokerStateArchive
-from uploader.cycle_plan import CyclePlan, CyclePlanner, ObjectPlan
+from uploader.cycle_draft import CycleRange, cycle_draft, gap_reason, object_key
+from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
@@ -141,14 +138,12 @@ class CycleUploader:
         return True
 
     def _plan(self, batch: LogBatch) -> CyclePlan:
-        if batch.lost:
-            reason = GapReason.BROKER_DELETED
-        elif batch.damaged or self.counters.damaged_ranges:
-            reason = GapReason.DAMAGED
-        elif self.counters.lost_ranges:
-            reason = GapReason.BROKER_DELETED
-        else:
-            reason = GapReason.NEVER_WRITTEN
+        reason = gap_reason(
+            is_lost=bool(batch.lost),
+            is_damaged=bool(batch.damaged),
+            was_damaged=bool(self.counters.damaged_ranges),
+            was_lost=bool(self.counters.lost_ranges),
+        )
         plan = self._context.planner.plan(batch.columns, gap_reason=reason)
         self._context.tails.apply(plan.change)
         return plan
@@ -174,7 +169,7 @@ class CycleUploader:
             encoded = encode_segment(
                 meta, plan.queues, plan.runs, plan.rows, batch.arena, self._context.codec, self._scratch
             )
-            key = self._object_key(plan, batch, state.epoch)
+            key = object_key(plan, batch.from_phys, state.epoch, self._attempt)
             timeout_ms = attempt_timeout_ms(self._context.policy, encoded.size_bytes, cycle.failures)
             cycle.keys.append(key)
             cycle.encoded.append(encoded)
@@ -182,12 +177,6 @@ class CycleUploader:
 
     def _put(self, key: str, encoded: EncodedSegment, timeout_ms: int) -> None:
         self._context.archive.put_if_absent(key, encoded.body, timeout_s=timeout_ms / 1000)
-
-    def _object_key(self, plan: ObjectPlan, batch: LogBatch, epoch: int) -> str:
-        if plan.is_set:
-            return set_key(f"{batch.from_phys:020d}", epoch, self._attempt)
-        queue = plan.queues[int(plan.runs["queue"][0])]
-        return data_key(queue, int(plan.runs["base_queue_offset"][0]), epoch, self._attempt)
 
     # -- committer --------------------------------------------------------------------------------------------
 
@@ -288,37 +277,12 @@ class CycleUploader:
             )
 
     def _draft(self, cycle: Cycle, state_objects: dict[str, str]) -> CommitDraft:
-        batch, plan = cycle.batch, cycle.plan
-        queues: dict[QueueKey, int] = {}
-        run_tables = []
-        objects = np.zeros(len(cycle.keys), OBJECT_DTYPE)
-        for number, (item, encoded) in enumerate(zip(plan.objects, cycle.encoded, strict=True)):
-            positions = np.array([queues.setdefault(queue, len(queues)) for queue in item.queues], np.uint32)
-            runs = item.runs.copy()
-            runs["queue"] = positions[item.runs["queue"]]
-            runs["object"] = number
-            run_tables.append(runs)
-            objects[number] = (
-                number, encoded.rows, encoded.size_bytes, encoded.tail_bytes, encoded.tail_crc32c,
-                self._context.writer.state.epoch, encoded.min_phys, encoded.end_phys, encoded.raw_bytes,
-            )  # fmt: skip
-        gaps = np.zeros(len(plan.gaps), GAP_DTYPE)
-        for i, gap in enumerate(plan.gaps):
-            index = queues.setdefault(gap.queue, len(queues))
-            gaps[i] = (index, gap.reason, gap.begin_queue_offset, gap.end_queue_offset)
-        check = batch.log_check()
+        batch = cycle.batch
         state = self._context.writer.state
-        return CommitDraft(
-            kind="append",
-            line=state.cursor.line,
-            from_phys=batch.from_phys,
-            to_phys=batch.to_phys,
-            check=check if check is not None else _previous_check(state),
-            queues=list(queues),
-            runs=np.concatenate(run_tables) if run_tables else np.zeros(0, RUN_DTYPE),
-            objects=objects,
-            object_keys=list(cycle.keys),
-            gaps=gaps,
+        check = batch.log_check() or _previous_check(state)
+        place = CycleRange(state.epoch, state.cursor.line, batch.from_phys, batch.to_phys, check)
+        return replace(
+            cycle_draft(cycle.plan, cycle.keys, cycle.encoded, place),
             state_objects=state_objects,
             doomed=list(self._doomed),
             created_ms=self._context.clock_ms(),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.damage import find_next_record
 from tiered.kernels.queue_table import ADMITTED, QueueTable
+from tiered.kernels.record_checks import RESERVED_CRC_BYTES
 from tiered.kernels.scan import InvalidReason, StopReason, scan_log
 from tiered.model.queue import TopicFilter
 from uploader.log_batch import DamagedRange, LogBatch
@@ -49,6 +50,10 @@ NextRecord = Callable[[int, int], int | None]
 """(damaged position, limit) → position of the next provable record, or None: see broker_store.damage."""
 
 
+AcceptedSize = Callable[[int], int | None]
+"""Position of a record whose own checksum is wrong → its size if the broker took it so: see broker_store.damage."""
+
+
 class LogFeed:
     """One reader of one commitlog. Not thread-safe; callers serialise."""
 
@@ -60,12 +65,14 @@ class LogFeed:
         *,
         delay_levels_ms: NDArray[Any] | None,
         next_record: NextRecord | None = None,
+        accepted_size: AcceptedSize = lambda _phys: None,
     ) -> None:
         self._log = log
         self._table = table
         self._filter = topic_filter
         self._delay_levels_ms = delay_levels_ms
         self._next_record = next_record or (lambda phys, limit: find_next_record(log, phys, limit))
+        self._accepted_size = accepted_size
         self._decided = 0
         self.oversize_bytes = 0
 
@@ -119,8 +126,36 @@ class LogFeed:
             return FeedOutcome.MORE if scanned else self._record_larger_than_read(batch, bound, file, got)
         if phys >= bound.proven_phys:
             return FeedOutcome.CAUGHT_UP
+        if (
+            reason == StopReason.INVALID
+            and detail == InvalidReason.RECORD_CRC
+            and self._take_accepted(batch, file)
+        ):
+            return FeedOutcome.MORE
         what = "no record" if reason == StopReason.NO_RECORD else InvalidReason(detail).name.lower()
         return self._skip_damage(batch, bound, file, what)
+
+    def _take_accepted(self, batch: LogBatch, file: LogFile) -> bool:
+        """Add the record at ``to_phys``, already in the arena, if the broker took it with the checksum it has."""
+        phys, begin = batch.to_phys, batch.filled
+        size = self._accepted_size(phys)
+        if size is None:
+            return False
+        # The scan checks what is named __CRC32#: for this one record it is called something else meanwhile.
+        name_at = begin + size - RESERVED_CRC_BYTES
+        name = int(batch.arena[name_at])
+        batch.arena[name_at] = 0
+        stop = scan_log(
+            batch.arena, begin, begin + size, phys, file.end_phys, self._table, batch.columns,
+            delay_levels_ms=self._delay_levels_ms,
+        )  # fmt: skip
+        batch.arena[name_at] = name
+        if stop.position != begin + size:
+            return False
+        self._decide_new_queues()
+        batch.is_wanted = batch.is_wanted or self._has_admitted_row(batch)
+        batch.extend(size, phys)
+        return True
 
     def _record_larger_than_read(
         self, batch: LogBatch, bound: FeedBound, file: LogFile, got: int

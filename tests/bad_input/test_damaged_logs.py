@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.ground_truth import difference, load_truth
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.end_to_end.test_ground_truth import records_of
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
@@ -67,4 +67,53 @@ def test_one_flipped_byte_costs_one_record(
         for offset, _, record in records_of(QueueReader(archive, state, shown[queue])):
             assert difference(record, left.pop(offset), log) == "", (queue, offset)
         assert left == {}, queue
+    assert verify_archive(archive, full=True).anomalies == []
+
+
+STALE = b"\x02__CRC32#\x011234567890\x02"
+"""The end of a record's properties as a copy from a broker that appends checksums has it, wrong where it is now."""
+
+
+def stale_copies(directory: Path) -> list[dict[str, object]]:
+    """Records whose last property is no tag and long enough to be overwritten by STALE."""
+    log = CommitLog([directory / "store" / "commitlog"])
+    found = []
+    for lines in load_truth(directory, NAME, FILTER).queues.values():
+        for line in lines:
+            record = log.read(line["commitLogOffset"], line["storeSize"])
+            if record[-len(STALE) - 1 :].count(b"\x01") == 0 and b"TAGS\x01" not in record[-64:]:
+                found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_copied_record_with_a_stale_checksum_is_archived_if_the_consume_queue_names_it(
+    is_known: bool, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    original = real_store(NAME)
+    victim = stale_copies(original)[7]
+    shutil.copytree(original / "store", tmp_path / "store")
+    log = CommitLog([tmp_path / "store" / "commitlog"])
+    phys, size = int(str(victim["commitLogOffset"])), int(str(victim["storeSize"]))
+    file = log.file_at(phys)
+    assert file is not None
+    with file.path.open("r+b") as opened:
+        opened.seek(phys + size - len(STALE) - file.begin_phys)
+        opened.write(STALE)
+    if not is_known:
+        unit = phys.to_bytes(8, "big") + size.to_bytes(4, "big")
+        stranger = phys.to_bytes(8, "big") + (1).to_bytes(4, "big")
+        for units in (tmp_path / "store" / "consumequeue").rglob("0" * 20):
+            units.write_bytes(units.read_bytes().replace(unit, stranger))
+    memory = MemoryStore(f"memory://stale-{is_known}")
+    result = backfill(tmp_path / "store", memory)
+    assert result.damaged == (0 if is_known else 1)
+    archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    state = load(archive)
+    key = next(key for key in state.visible_queues() if key[:2] == (victim["topic"], victim["queueId"]))
+    found = {offset: record for offset, _, record in records_of(QueueReader(archive, state, key))}
+    if is_known:
+        assert found[int(str(victim["queueOffset"]))] == log.read(phys, size), "verbatim, checksum and all"
+    else:
+        assert victim["queueOffset"] not in found
     assert verify_archive(archive, full=True).anomalies == []

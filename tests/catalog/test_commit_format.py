@@ -22,6 +22,7 @@ from tiered.catalog.commit import (
     decode_commit,
     encode_commit,
 )
+from tiered.catalog.index_refs import IndexChange, IndexRef
 from tiered.catalog.snapshot import decode_root, describe, encode_root
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck, Owner, PageRef, RootRef
 from tiered.errors import CorruptionError, UnsupportedFormatError
@@ -29,6 +30,9 @@ from tiered.formats.container import decode_container, encode_container
 from tiered.model.queue import QueueKey
 
 A, B = queue("a"), queue("ü %RETRY% b", -1, 3)
+INDEX = IndexRef(
+    "index/0000000000001-0000000000002-3_x.idx", 1, 2, 5, 1, 2, 0, 9, 7, 0, (3, 4, 1, 0), 2, 999, 100
+)
 PLACE = CommitPlace(7, 3, "n-before", "w1", "c", "b", RootRef("pages/root", 4))
 
 
@@ -49,6 +53,7 @@ def full_draft() -> CommitDraft:
         owner=Owner("w1", "run", "h", 5, False),
         common_version=2,
         pages=PageChange(RootRef("pages/r", 6), 5, [page], ["pages/o"], 3),
+        index=IndexChange([INDEX], ["index/old"]),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tiered.broker_store.store import open_broker_store
 from tiered.model.queue import TopicFilter
 from tiered.object_store.protocol import ObjectStore
-from tiered.settings.sections import OffloadSettings
+from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.bound_source import no_word
 from uploader.offload import Offloader, OffloadIdentity, OffloadResult
 
@@ -25,6 +25,7 @@ def backfill(
     settings: OffloadSettings = SMALL,
     topic_filter: TopicFilter = FILTER,
     instance: str = "test",
+    index_settings: IndexSettings | None = None,
 ) -> OffloadResult:
     """Offload everything and stop."""
     with open_broker_store(store) as broker_store:
@@ -35,5 +36,6 @@ def backfill(
             settings,
             topic_filter=topic_filter,
             word_source=no_word,
+            index_settings=index_settings,
         )
         return offloader.run(threading.Event(), follow=False)

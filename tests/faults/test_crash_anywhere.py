@@ -17,8 +17,10 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import Body, ObjectInfo
-from tiered.settings.sections import OffloadSettings
+from tiered.settings.sections import IndexSettings, OffloadSettings
 
+SHORT_LIVED = IndexSettings(unindexed_objects_max=1)
+"""Index files over few segments: a life of 30 requests makes one."""
 SETTINGS = OffloadSettings(batch_bytes=512 << 10, split_bytes=128 << 10, block_bytes=64 << 10, root_every=3)
 
 
@@ -114,7 +116,7 @@ def test_a_writer_that_crashes_again_and_again_gets_there(
         # Long enough lives that each can claim and commit at times.
         store = CrashingStore(memory, generator.randint(4, 30), after_effect=generator.random() < 0.5)
         try:
-            backfill(directory / "store", store, settings=SETTINGS)
+            backfill(directory / "store", store, settings=SETTINGS, index_settings=SHORT_LIVED)
             break
         except CrashError:
             crashes += 1

@@ -1,4 +1,7 @@
-"""kill -9 at every kind of moment, on MinIO, again and again: nothing lost, nothing twice, nothing left after gc."""
+"""kill -9 at every kind of moment, on MinIO, again and again: nothing lost, nothing twice, nothing left after gc.
+
+The live process, killed while messages pour in, ten times and more at each moment: tests/soak/test_kill_live.py.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +63,4 @@ def test_killed_three_times_at(
 ) -> None:
     url = f"{minio_url.fresh_bucket()}/killed"
     assert kill_repeatedly(real_store(NAME), url, minio_url, moment, 3) == 3
-    check_clean(real_store(NAME), url, minio_url)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_ten_times_at(moment: str, real_store: Callable[[str], Path], minio_url: RunningStore) -> None:
-    url = f"{minio_url.fresh_bucket()}/killed"
-    assert kill_repeatedly(real_store(NAME), url, minio_url, moment, 12) >= 10
     check_clean(real_store(NAME), url, minio_url)

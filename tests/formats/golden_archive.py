@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import base64
 import json
+import random
+import threading
 from pathlib import Path
 from typing import Any
 
-from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.catalog.protocol import CatalogLimits
 from tiered.formats.container import encode_container
 from tiered.formats.keys import state_key
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
+from tiered.settings.sections import IndexSettings
+from uploader.index_builder import IndexBuilder
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 STATE_KIND = b"RMQTSTAT"
@@ -55,11 +59,17 @@ def write(directory: Path) -> None:
     )
     key = state_key("topics", builder.state.epoch, 1, "0123456789abcdef")
     builder.store.put_if_absent(key, [encode_container(STATE_KIND, STATE_DOCUMENT, {})])
+    index = IndexBuilder(
+        builder.store, builder.writer, IndexSettings(merge_files=2), clock_ms=lambda: NOW_MS, log=lambda *_: None,
+        random_source=random.Random(2),
+    )  # fmt: skip
     for cycle in range(9):
         builder.commit(
             _messages(cycle), as_set=cycle % 3 != 2, state_objects={"topics": key} if cycle == 0 else None
         )
-    assert builder.state.pages and builder.state.root.key
+        if cycle in (2, 4, 6):
+            index.run_to_end(threading.Event())
+    assert builder.state.pages and builder.state.root.key and builder.state.indexes
     (directory / "expected.json").write_text(json.dumps(_expected(builder), indent=1) + "\n")
 
 
@@ -83,4 +93,4 @@ def _expected(builder: ArchiveBuilder) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    write(GOLDEN / "2.0")
+    write(GOLDEN / "2.1")

@@ -11,6 +11,7 @@ import pytest
 
 from tests.formats.golden_archive import GOLDEN, STATE_KIND
 from tiered.catalog.commit import COMMIT_KIND
+from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import PAGE_KIND
 from tiered.catalog.snapshot import ROOT_KIND
 from tiered.catalog.state import REMOVED_DTYPE
@@ -25,15 +26,20 @@ from tiered.formats.segment_layout import (
     SEGMENT_RUN_DTYPE,
     TRAILER_BYTES,
 )
+from tiered.index import layout as index_layout
+from tiered.index.layout import COVERED_DTYPE
+from tiered.index.layout import FOOTER_KIND as INDEX_FOOTER_KIND
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_DTYPE, QUEUE_STATE_DTYPE, RUN_DTYPE
 from tiered.object_store.file import FileStore
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "FORMATS.md").read_text("utf-8")
+TRAILERS = {FOOTER_KIND: TRAILER_BYTES, INDEX_FOOTER_KIND: index_layout.TRAILER_BYTES}
 NAMES = {"u1": "u8", "u4": "u32", "i4": "i32", "i8": "i64"}
 SECTIONS = {
     "Segment": [QUEUE_DTYPE, SEGMENT_RUN_DTYPE, BLOCK_DTYPE],
     "Commit": [RUN_DTYPE, OBJECT_DTYPE, GAP_DTYPE, REMOVED_DTYPE],
     "Root page": [QUEUE_STATE_DTYPE],
+    "Index file": [COVERED_DTYPE],
 }
 
 
@@ -62,15 +68,16 @@ def test_tables_have_these_columns(title: str) -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "kind", "title"),
-    [("catalog/", COMMIT_KIND, "Commit"), ("pages/root", ROOT_KIND, "Root page"),
+    [("index/", INDEX_FOOTER_KIND, "Index file"), ("catalog/", COMMIT_KIND, "Commit"),
+     ("pages/root", ROOT_KIND, "Root page"),
      ("pages/runs", PAGE_KIND, "Run page"), ("state/", STATE_KIND, "State object"), ("sets/", FOOTER_KIND, "Segment")],
 )  # fmt: skip
 def test_headers_have_these_fields(prefix: str, kind: bytes, title: str) -> None:
-    store = FileStore(GOLDEN / "1.0" / "archive")
+    store = FileStore(max(GOLDEN.iterdir()) / "archive")
     key = next(iter(store.list(prefix))).key
     data = store.get(key)
-    if kind == FOOTER_KIND:
-        data = data[data.rindex(FOOTER_KIND) : -TRAILER_BYTES]
+    if kind in TRAILERS:
+        data = data[data.rindex(kind) : -TRAILERS[kind]]
     found = decode_container(data, kind, source=key)
     missing = [name for name in (*found.header, *found.tables) if f"`{name}`" not in _section(title)]
     assert not missing
@@ -85,11 +92,17 @@ def test_message_fields_are_these() -> None:
 
 
 def test_constants_are_these() -> None:
-    for kind in (COMMIT_KIND, ROOT_KIND, PAGE_KIND, STATE_KIND, FOOTER_KIND, segment_layout.TRAILER_MAGIC):
+    magics = (segment_layout.TRAILER_MAGIC, index_layout.TRAILER_MAGIC)
+    for kind in (COMMIT_KIND, ROOT_KIND, PAGE_KIND, STATE_KIND, FOOTER_KIND, INDEX_FOOTER_KIND, *magics):
         assert f"`{kind.decode()}`" in DOCUMENT
     assert f"format version {container.FORMAT_MAJOR}.{container.FORMAT_MINOR}" in DOCUMENT
     assert (segment_layout.SEGMENT_MAJOR, segment_layout.SEGMENT_MINOR) == (2, 0)
     assert f"Pages of {PAGE_ROWS:,} rows" in DOCUMENT
     assert f"more than {ESCAPED_CHARACTERS_MAX} characters" in DOCUMENT
     assert f"The last {TRAILER_BYTES} bytes" in DOCUMENT
+    assert (index_layout.INDEX_MAJOR, index_layout.INDEX_MINOR) == (1, 0)
+    assert f"Pages of {index_layout.PAGE_ITEMS} items" in DOCUMENT
+    assert f"The last {index_layout.TRAILER_BYTES} bytes" in DOCUMENT
+    fields = [name for name in IndexRef._fields if f"`{name}`" not in _section("Commit")]
+    assert not fields
     assert f"above {segment_layout.BLOCK_RAW_BYTES_MAX >> 20} MiB" in DOCUMENT

@@ -120,6 +120,6 @@ def test_newer_commits_list_first(one: int, other: int) -> None:
 
 def test_other_keys_are_legal_and_hold_their_digest() -> None:
     assert check_key(page_key("root", 64, 3, "0af3")).startswith("pages/")
-    assert check_key(index_key(1_700_000_000_000, 1_700_000_100_000, "7f")).endswith("-7f.idx")
+    assert check_key(index_key(1_700_000_000_000, 1_700_000_100_000, 4, "7f")).endswith("-4_7f.idx")
     assert check_key(state_key("topics", 3, 9, "abcdef")).endswith("-abcdef")
     assert parse_catalog_key("catalog/12") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -10,19 +11,23 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.servers.rocketmq import BROKER, CLUSTER, RocketMq
 from tests.servers.running_store import RunningStore
+from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.protocol import load
-from tiered.flat_file.composite_flat_file import QueueReader
+from tiered.flat_file.composite_flat_file import Batch, QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
+from tiered.model.tables import QUEUE_SUPERSEDED
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.url import open_store
 from tiered.remoting.client import BrokerClient
@@ -39,6 +44,10 @@ class Sidecar:
     url: str
     directory: Path
     arguments: tuple[str, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Environment variables of settings, ``TIERED_OFFLOAD__BATCH_BYTES`` and the like."""
+    endpoint: str = ""
+    """Where `tiered run` finds the store, when it is not the server itself but a proxy before it."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -46,9 +55,21 @@ class Sidecar:
         """Its JSON log."""
         return self.directory / "tiered.log"
 
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self.process is not None
+        return self.process.pid
+
     def environment(self) -> dict[str, str]:
-        """What it and every other `tiered` command need to reach the store."""
+        """What every `tiered` command needs to reach the store."""
         return {**os.environ, **self.objects.environment(), "TIERED_ADMIN__PORT": "0"}
+
+    def _run_environment(self) -> dict[str, str]:
+        settings = {name: str(value) for name, value in self.settings.items()}
+        if self.endpoint:
+            settings["TIERED_OBJECT_STORE__ENDPOINT_URL"] = self.endpoint
+        return {**self.environment(), **settings}
 
     def start(self) -> None:
         """Start following."""
@@ -56,7 +77,7 @@ class Sidecar:
             self.process = subprocess.Popen(
                 [*TIERED, "run", "--store", str(self.broker.store), "--url", self.url, "--state-dir",
                  str(self.directory / "state"), "--broker-conf", str(self.broker.broker_conf), *self.arguments],
-                env=self.environment(), stdout=log, stderr=log,
+                env=self._run_environment(), stdout=log, stderr=log,
             )  # fmt: skip
 
     def stop(self) -> int:
@@ -71,14 +92,14 @@ class Sidecar:
         self.process.kill()
         self.process.wait()
 
-    def tiered(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run another command to its end."""
+    def tiered(self, *arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run another command to its end, straight to the server."""
         return subprocess.run(
             [*TIERED, *arguments],
             env=self.environment(),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=timeout_s,
             check=False,
         )
 
@@ -93,11 +114,23 @@ class Sidecar:
         except (OSError, ValueError, KeyError, urllib.error.URLError):
             return {}
 
+    def wait_until_following(self, timeout_s: float) -> None:
+        """Wait until it owns the archive."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self.status().get("epoch"):
+            assert time.monotonic() < deadline_s, self.log.read_text()[-2000:]
+            assert self.process is not None and self.process.poll() is None, self.log.read_text()[-2000:]
+            time.sleep(0.1)
+
+    def open_archive(self) -> PrefixedStore:
+        """The archive, straight from the server."""
+        return PrefixedStore(open_store(self.url, self.objects.options()), archive_prefix(CLUSTER, BROKER))
+
     def wait_until_archived(self, timeout_s: float) -> None:
         """Wait until the catalog's cursor has reached the end of the broker's log."""
         client = BrokerClient(self.broker.broker_address, 5)
         deadline_s = time.monotonic() + timeout_s
-        store = PrefixedStore(open_store(self.url, self.objects.options()), archive_prefix(CLUSTER, BROKER))
+        store = self.open_archive()
         while time.monotonic() < deadline_s:
             end = int(client.runtime_info()["commitLogMaxOffset"])
             state = load(store)
@@ -121,30 +154,63 @@ def wait_for_line(path: Path, text: str, timeout_s: float) -> str:
     raise AssertionError(f"no {text!r} in {path}: {path.read_text()[-1000:]}")
 
 
-def records_of(reader: QueueReader) -> Iterator[tuple[int, int, bytes]]:
-    """(queue offset, physical offset, record) of a whole queue, in order."""
+def batches_of(reader: QueueReader) -> Iterator[Batch]:
+    """A whole queue, in order."""
     offset = reader.min_offset
     while offset < reader.max_offset:
-        batch = reader.read(offset, max_rows=4096, max_bytes=4 << 20)
-        for i in range(len(batch)):
-            start, size = int(batch.starts[i]), int(batch.sizes[i])
-            yield int(batch.queue_offsets[i]), int(batch.phys[i]), batch.data[start : start + size].tobytes()
+        batch = reader.read(offset, max_rows=1 << 16, max_bytes=16 << 20)
+        yield batch
         assert batch.next_offset > offset
         offset = batch.next_offset
 
 
-def compare_with_broker(sidecar: Sidecar) -> int:
+class LogView:
+    """A stopped broker's commitlog, mapped: the bytes that the archive must have."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        self._mapped: dict[Path, mmap.mmap] = {}
+
+    def difference(self, batch: Batch, queue: object) -> str:
+        """Empty when every record of ``batch`` stands in the log at the physical offset the archive tells."""
+        data = batch.data.data
+        places = zip(batch.starts.tolist(), batch.sizes.tolist(), batch.phys.tolist(), strict=True)
+        for i, (start, size, phys) in enumerate(places):
+            if bytes(data[start : start + size]) != self._record(phys, size):
+                return f"{queue} at offset {batch.queue_offsets[i]}, physical offset {phys}"
+        return ""
+
+    def _record(self, phys: int, size: int) -> bytes:
+        file = self._log.file_at(phys)
+        if file is None:
+            return b""
+        if file.path not in self._mapped:
+            with file.path.open("rb") as opened:
+                self._mapped[file.path] = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
+        return self._mapped[file.path][phys - file.begin_phys : phys - file.begin_phys + size]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Messages found equal. ``shown``: in what the broker shows; ``older``: of generations it shows no more."""
+
+    shown: int
+    older: int
+
+
+def compare_with_broker(sidecar: Sidecar) -> Compared:
     """Every unit of every consume queue of the stopped broker has its record in the archive, byte for byte, and the
-    archive shows nothing else; the number of messages."""
-    store = PrefixedStore(open_store(sidecar.url, sidecar.objects.options()), archive_prefix(CLUSTER, BROKER))
+    archive shows nothing else; older generations of recreated topics equal the commitlog."""
+    store = sidecar.open_archive()
     state = load(store)
     admits = TopicFilter(cluster=CLUSTER, broker=BROKER).admits
     segments = SegmentCache(store)
     shown = {key[:2]: key for key in state.visible_queues()}
-    compared = 0
+    compared = older = 0
     with open_broker_store(sidecar.broker.store) as broker:
         index = broker.consume_queues()
         assert index is not None
+        log = LogView(broker.commit_log)
         for queue in index.queues():
             last = index.max_offset(queue.topic, queue.queue_id)
             if not admits(queue.topic) or last == 0:
@@ -153,9 +219,20 @@ def compare_with_broker(sidecar: Sidecar) -> int:
             units = index.units(queue.topic, queue.queue_id, first, last - first)
             reader = QueueReader(store, state, shown.pop(queue[:2]), segments=segments)
             assert (reader.min_offset, reader.max_offset) == (first, last), queue
-            for (offset, phys, record), unit in zip(records_of(reader), units, strict=True):
-                assert (offset, phys) == (int(unit["queue_offset"]), int(unit["phys"])), queue
-                assert record == broker.commit_log.read(phys, int(unit["size"])), (queue, offset)
-                compared += 1
-    assert not shown, f"not at the broker: {sorted(shown)}"
-    return compared
+            at = 0
+            for batch in batches_of(reader):
+                shown_units = units[at : at + len(batch)]
+                for mine, theirs in (("queue_offsets", "queue_offset"), ("phys", "phys"), ("sizes", "size")):
+                    assert np.array_equal(getattr(batch, mine), shown_units[theirs]), (queue, mine)
+                assert log.difference(batch, queue) == ""
+                at += len(batch)
+            assert at == len(units), queue
+            compared += at
+        assert not shown, f"not at the broker: {sorted(shown)}"
+        # Superseded ones belong to a log that is gone: nothing to compare them with.
+        living = {key for key, row in state.queues() if not row["flags"] & QUEUE_SUPERSEDED}
+        for key in sorted(living - set(state.visible_queues())):
+            for batch in batches_of(QueueReader(store, state, key, segments=segments)):
+                assert log.difference(batch, key) == ""
+                older += len(batch)
+    return Compared(compared, older)

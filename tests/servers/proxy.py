@@ -37,6 +37,17 @@ class Action(Enum):
     INTERNAL_ERROR = "500 InternalError"
     CONFLICT = "409 ConditionalRequestConflict"
     FULL = "507 XMinioStorageFull"
+    SKEWED = "403 RequestTimeTooSkewed"
+    WRONG_REGION = "400 AuthorizationHeaderMalformed"
+
+
+class Stage(Enum):
+    """How far one request has come."""
+
+    ARRIVED = "its head is read"
+    RECEIVED = "its body is read too"
+    TAKEN = "the store has answered, the client has not heard"
+    ANSWERED = "the client has been sent the answer"
 
 
 _CANNED = {
@@ -44,12 +55,17 @@ _CANNED = {
     Action.INTERNAL_ERROR: (500, "InternalError"),
     Action.CONFLICT: (409, "ConditionalRequestConflict"),
     Action.FULL: (507, "XMinioStorageFull"),
+    Action.SKEWED: (403, "RequestTimeTooSkewed"),
+    Action.WRONG_REGION: (400, "AuthorizationHeaderMalformed"),
 }
 
 
 @dataclass
 class ProxiedRequest:
-    """One line of the log. ``client_closed``: the client was seen closing its end of a stalled connection."""
+    """One line of the log. ``client_closed``: the client was seen closing its end of a stalled connection.
+
+    ``size_bytes`` is what the head says of the body; ``ended_s`` is 0 until the answer was sent or withheld.
+    """
 
     method: str
     path: str
@@ -58,6 +74,9 @@ class ProxiedRequest:
     action: Action = Action.PASS
     status: int = 0
     client_closed: bool = False
+    size_bytes: int = 0
+    ended_s: float = 0.0
+    stage: Stage = Stage.ARRIVED
 
 
 class FaultProxy:
@@ -68,6 +87,8 @@ class FaultProxy:
     ) -> None:
         self.upstream = urlsplit(upstream)
         self.decide = decide
+        self.on_stage: Callable[[ProxiedRequest], None] = lambda _request: None
+        """Called from the request's thread each time it has come a stage further."""
         self.requests: list[ProxiedRequest] = []
         self.closing = threading.Event()
         handler = type("Handler", (_Handler,), {"proxy": self})
@@ -123,12 +144,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         split = urlsplit(self.path)
         seen = ProxiedRequest(self.command, split.path, split.query, time.monotonic())
+        seen.size_bytes = int(self.headers.get("Content-Length") or 0)
         seen.action = self.proxy.decide(seen)
         self.proxy.requests.append(seen)
+        self.proxy.on_stage(seen)
+        try:
+            self._take(seen)
+        finally:
+            seen.ended_s = time.monotonic()
+
+    def _take(self, seen: ProxiedRequest) -> None:
         if seen.action is Action.STALL_BODY:
             self._stall(seen, peeking=False)
             return
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.rfile.read(seen.size_bytes)
+        if len(body) < seen.size_bytes:
+            self._hang_up()  # the client died while sending
+            return
+        self._reach(seen, Stage.RECEIVED)
         if seen.action is Action.DAMAGE and body:
             body = bytes([body[0] ^ 1]) + body[1:]
         if seen.action in _CANNED:
@@ -156,12 +189,18 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
         seen.status = answer.status
+        self._reach(seen, Stage.TAKEN)
         if seen.action is Action.LOST_AFTER:
             self._hang_up()
         elif seen.action is Action.STALL_AFTER:
             self._stall(seen)
         else:
             self._answer(seen, answer, content)
+            self._reach(seen, Stage.ANSWERED)
+
+    def _reach(self, seen: ProxiedRequest, stage: Stage) -> None:
+        seen.stage = stage
+        self.proxy.on_stage(seen)
 
     def _answer(self, seen: ProxiedRequest, answer: http.client.HTTPResponse, content: bytes) -> None:
         self.send_response_only(answer.status, answer.reason)

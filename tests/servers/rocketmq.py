@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,6 +83,40 @@ def java_classes(version: str) -> Path:
     return classes
 
 
+def java_command(
+    version: str, directory: Path, program: str, *arguments: str, flags: Sequence[str] = ()
+) -> list[str]:
+    """The command line of a program of ``java/``, or of a main class of the jars; it logs into ``directory``."""
+    return [
+        "java", "-Xmx256m", *_OPENS, f"-Drocketmq.client.logRoot={directory}/clientlogs",
+        "-Drocketmq.client.logLevel=ERROR", f"-Duser.home={directory}", *flags, "-cp",
+        f"{java_classes(version)}:{rocketmq_jars(version)}/*", program, *arguments,
+    ]  # fmt: skip
+
+
+def run_java(
+    version: str,
+    directory: Path,
+    program: str,
+    *arguments: str,
+    flags: Sequence[str] = (),
+    timeout_s: float = 120,
+) -> str:
+    """Run a Java program to its end; what it printed. Raises RuntimeError with its words when it fails."""
+    command = java_command(version, directory, program, *arguments, flags=flags)
+    environment = {**os.environ, "ROCKETMQ_HOME": str(directory)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{program} failed: {done.stdout[-1000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+MQADMIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
+"""Main class of mqadmin; its arguments are mqadmin's."""
+
+
 @dataclass
 class RocketMq:
     """One name server and one broker under ``directory``. Call ``start`` first and ``stop`` last."""
@@ -129,24 +163,11 @@ class RocketMq:
 
     def run_java(self, program: str, *arguments: str, timeout_s: float = 300) -> str:
         """Run a program of ``java/`` to its end; what it printed."""
-        done = subprocess.run(
-            self.java_command(program, *arguments), capture_output=True, text=True, timeout=timeout_s, check=False,
-            env=self._environment(),
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise RuntimeError(f"{program} failed: {done.stdout[-1000:]}{done.stderr[-2000:]}")
-        return done.stdout
+        return run_java(self.version, self.directory, program, *arguments, timeout_s=timeout_s)
 
     def java_command(self, program: str, *arguments: str) -> list[str]:
         """The command line of a program of ``java/``."""
-        return [
-            "java", "-Xmx256m", *_OPENS, f"-Drocketmq.client.logRoot={self.directory}/clientlogs",
-            "-Drocketmq.client.logLevel=ERROR", f"-Duser.home={self.directory}", "-cp",
-            f"{java_classes(self.version)}:{self.jars}/*", program, *arguments,
-        ]  # fmt: skip
-
-    def _environment(self) -> dict[str, str]:
-        return {**os.environ, "ROCKETMQ_HOME": str(self.directory)}
+        return java_command(self.version, self.directory, program, *arguments)
 
     def _write_configuration(self) -> None:
         (self.directory / "conf").mkdir(parents=True, exist_ok=True)

@@ -194,6 +194,24 @@ def test_reload_applies_new_settings_to_a_new_job() -> None:
     assert harness.stop() == 0
 
 
+def test_reload_of_what_the_uploader_does_not_use_leaves_it_running() -> None:
+    reloaded: list[Settings] = []
+    harness = Harness(_until_stopped)
+    harness.service._on_reload = reloaded.append
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    harness.next_loaded = _loaded(
+        read__policy="FORCE", read__topic_policies="orders-*=DISABLE", admin__port=0
+    )
+    harness.service.post(Event.RELOAD)
+    harness.wait_for(lambda: len(reloaded) == 1)
+    assert reloaded[0].read.policy == "FORCE"
+    harness.next_loaded = _loaded(read__policy="FORCE", topics__exclude="noise-*", admin__port=0)
+    harness.service.post(Event.RELOAD)
+    harness.wait_for(lambda: len(harness.seen) == 2)
+    assert [settings.read.policy for settings in (harness.seen[1], reloaded[1])] == ["FORCE", "FORCE"]
+    assert harness.stop() == 0 and len(harness.seen) == 2
+
+
 @pytest.mark.parametrize("bad", [True, False])
 def test_reload_without_effect_leaves_the_job_alone(bad: bool) -> None:
     harness = Harness(_until_stopped)

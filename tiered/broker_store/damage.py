@@ -58,9 +58,33 @@ def record_size(log: CommitLog, phys: int) -> int | None:
     return size if len(data) == size and is_record(data, phys) else None
 
 
+def accepted_size(log: CommitLog, phys: int, *, index: ConsumeQueueIndex | None) -> int | None:
+    """Size in bytes of the record at ``phys`` if only its ``__CRC32#`` is wrong and the broker took it all the
+    same, else None.
+
+    A broker that does not append such checksums stores one that came with a copied message as it came. So it is
+    no damage if a consume queue names the record, and the one behind it has no right checksum: a broker that
+    appends them drops what came with the message (CommitLog.asyncPutMessage).
+    """
+    size = log.record_size_at(phys)
+    if index is None or size is None or not _is_stored(log.read(phys, size), phys):
+        return None
+    following = log.record_size_at(phys + size)
+    if following is not None:
+        data = log.read(phys + size, following)
+        if _RECORD_CRC.search(data, len(data) - _RECORD_CRC_BYTES) and is_record(data, phys + size):
+            return None
+    named = index.units_between(phys, phys + 1).values()
+    return size if any((units["size"] == size).any() for units in named) else None
+
+
 def is_record(data: bytes, phys: int) -> bool:
-    """Whether ``data`` is exactly one record stored at ``phys``: magic, size, position, lengths, body
-    checksum."""
+    """Whether ``data`` is exactly one record stored at ``phys``: magic, size, position, lengths, checksums."""
+    return _is_stored(data, phys) and _is_record_crc_right(data)
+
+
+def _is_stored(data: bytes, phys: int) -> bool:
+    """``is_record`` but for the record's own checksum, which may be of another life of the message."""
     if len(data) < RECORD_BYTES_MIN:
         return False
     size, magic, body_crc, _, _, _, stored_phys, sys_flag = _HEADER.unpack_from(data)
@@ -83,8 +107,7 @@ def is_record(data: bytes, phys: int) -> bool:
     properties_bytes = int.from_bytes(data[properties_at : properties_at + 2], "big")
     if properties_at + 2 + properties_bytes != size:
         return False
-    is_body_whole = body_bytes == 0 or zlib.crc32(data[body_at:topic_at]) & CRC_MASK == body_crc
-    return is_body_whole and _is_record_crc_right(data)
+    return body_bytes == 0 or zlib.crc32(data[body_at:topic_at]) & CRC_MASK == body_crc
 
 
 def _is_record_crc_right(data: bytes) -> bool:

@@ -95,7 +95,7 @@ class ColdReadFile:
         try:
             self.size_bytes = os.fstat(self._fd).st_size
             self._advise(0, 0, os.POSIX_FADV_RANDOM)
-            self.probe = probe or _best_probe(self._fd)
+            self.probe = probe or best_probe(self._fd)
             if self.probe is ResidencyProbe.MINCORE:
                 self._pages = ResidentPages(self._fd, self.size_bytes)
         except OSError as error:
@@ -235,8 +235,9 @@ def resident_bytes(path: Path) -> int:
         os.close(fd)
 
 
-def _best_probe(fd: int) -> ResidencyProbe:
-    """mincore says "all resident" to a caller that neither owns the file nor may write it (Linux 5.2)."""
+def best_probe(fd: int) -> ResidencyProbe:
+    """How this process learns what of an open file is resident: mincore says "all resident" to a caller that neither
+    owns the file nor may write it (Linux 5.2)."""
     status: Any = os.fstat(fd)
     if os.geteuid() in (0, status.st_uid) or os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True):
         return ResidencyProbe.MINCORE

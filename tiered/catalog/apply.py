@@ -24,6 +24,7 @@ import numpy as np
 
 from tiered.catalog.apply_runs import append_runs, replace_runs
 from tiered.catalog.commit import Commit, CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.index_refs import after_change
 from tiered.catalog.state import (
     CatalogState,
     Doom,
@@ -69,6 +70,7 @@ def apply(state: CatalogState, commit: Commit, line_state: CatalogState | None =
         next_state = _maintain(next_state, commit)
     next_state = _mark(next_state, draft)
     next_state = _move_pages(next_state, commit)
+    next_state = _change_index(next_state, commit)
     return _doom(state, next_state, commit)
 
 
@@ -253,6 +255,21 @@ def _move_pages(state: CatalogState, commit: Commit) -> CatalogState:
     return replace(state, pages=pages, chunks=chunks, tombstones=tombstones)
 
 
+def _change_index(state: CatalogState, commit: Commit) -> CatalogState:
+    change = commit.draft.index
+    if not change:
+        return state
+    if commit.draft.kind != CommitKind.MAINTENANCE:
+        raise CommitInvalidError(f"a {commit.draft.kind} publishes no index")
+    try:
+        indexes = after_change(
+            state.indexes, change, epoch=commit.place.epoch, version=commit.version, doomed=state.doomed
+        )
+    except ValueError as error:
+        raise CommitInvalidError(str(error)) from error
+    return replace(state, indexes=indexes)
+
+
 def _without_older(chunk: RunChunk, version: int) -> RunChunk:
     kept = chunk.runs["version"] > version
     return chunk if kept.all() else selected(chunk, kept)
@@ -275,9 +292,9 @@ def _doom(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogS
     return replace(state, doomed=doomed)
 
 
-def _named(state: CatalogState) -> tuple[int, RootRef, int]:
+def _named(state: CatalogState) -> tuple[int, RootRef, int, int]:
     """Identities of what names catalog objects; equal ones need no comparison of every key."""
-    return id(state.pages), state.root, id(state.state_objects)
+    return id(state.pages), state.root, id(state.state_objects), id(state.indexes)
 
 
 def _with_chunk(chunks: tuple[RunChunk, ...], chunk: RunChunk) -> tuple[RunChunk, ...]:

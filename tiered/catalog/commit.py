@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange, index_ref
 from tiered.catalog.state import (
     NO_CHECK,
     NO_ROOT,
@@ -42,7 +43,7 @@ class CommitKind(StrEnum):
     LINE = "line"
     """The owner starts a new log line; the named root page is the whole state after it."""
     MAINTENANCE = "maintenance"
-    """Any actor, in the current epoch: replaces or expires runs, merges pages, forgets garbage."""
+    """Any actor, in the current epoch: replaces or expires runs, merges pages, publishes index, forgets garbage."""
     RELEASE = "release"
     """The owner leaves."""
 
@@ -98,6 +99,7 @@ class CommitDraft:
     owner: Owner | None = None
     common_version: int = 0
     pages: PageChange = NO_PAGES
+    index: IndexChange = NO_INDEX_CHANGE
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,7 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
                 removed=list(pages["removed"]),
                 resolved_version=int(pages["resolved_version"]),
             ),
+            index=_index_change(header),
         )
         place = CommitPlace(
             version=int(header["version"]),
@@ -247,6 +250,14 @@ def conformed(table: Table, dtype: np.dtype[Any]) -> Table:
     return result
 
 
+def _index_change(header: Mapping[str, Any]) -> IndexChange:
+    """Absent in commits of format 1.0."""
+    index = header.get("index")
+    if index is None:
+        return NO_INDEX_CHANGE
+    return IndexChange([index_ref(item) for item in index["added"]], list(map(str, index["removed"])))
+
+
 def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], dict[str, Table]]:
     topics, queues = queue_table(draft.queues)
     pages = draft.pages
@@ -261,6 +272,7 @@ def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], di
             "root": pages.root, "spilled_version": pages.spilled_version, "added": list(pages.added),
             "removed": list(pages.removed), "resolved_version": pages.resolved_version,
         },
+        "index": {"added": list(draft.index.added), "removed": list(draft.index.removed)},
         "version": place.version, "epoch": place.epoch, "predecessor_put_id": place.predecessor_put_id,
         "actor": place.actor, "cluster": place.cluster, "broker": place.broker, "root": place.root,
     }  # fmt: skip

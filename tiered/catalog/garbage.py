@@ -24,12 +24,19 @@ from tiered.catalog.pages import RunIndex, referenced_keys
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
-from tiered.formats.keys import DATA_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX, epoch_of
+from tiered.formats.keys import (
+    DATA_PREFIX,
+    INDEX_PREFIX,
+    PAGES_PREFIX,
+    SETS_PREFIX,
+    STATE_PREFIX,
+    epoch_of,
+)
 from tiered.object_store.protocol import ObjectInfo, ObjectStore
 
 CLOCK_SKEW_MS_MAX = 5 * 60_000
 DELETE_BATCH = 1000
-COLLECTED = (DATA_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX)
+COLLECTED = (DATA_PREFIX, INDEX_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX)
 
 
 class KeySet:

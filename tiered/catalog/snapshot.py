@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 from tiered.catalog.commit import conformed, page_ref, queue_keys, queue_table
+from tiered.catalog.index_refs import index_ref
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import (
     REMOVED_DTYPE,
@@ -43,7 +44,7 @@ def encode_root(state: CatalogState) -> bytes:
         "topics": topics, "object_keys": list(memory.object_keys),
         "pages": list(state.pages), "root": state.root, "lines": list(state.lines),
         "state_objects": dict(state.state_objects), "settings": dict(state.settings),
-        "doomed": dict(state.doomed),
+        "doomed": dict(state.doomed), "indexes": list(state.indexes),
     }  # fmt: skip
     tables = {
         "queues": table, "gaps": state.gaps, "tombstones": state.tombstones,
@@ -89,6 +90,7 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             state_objects=dict(header["state_objects"]),
             settings=dict(header["settings"]),
             doomed={key: Doom(*item) for key, item in header["doomed"].items()},
+            indexes=tuple(index_ref(item) for item in header.get("indexes", ())),  # absent in format 1.0
         )
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CorruptionError(f"{source}: root page does not parse: {error!r}") from error
@@ -122,4 +124,5 @@ def describe(state: CatalogState) -> dict[str, object]:
         "plain": plain, "queues": queues, "runs": runs, "gaps": gaps, "tombstones": tombstones,
         "pages": sorted(state.pages), "state_objects": dict(state.state_objects),
         "settings": json.loads(json.dumps(state.settings)), "doomed": dict(state.doomed),
+        "indexes": state.indexes,
     }  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.index_refs import IndexRef, indexed_version
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
@@ -156,6 +157,8 @@ class CatalogState:
     state_objects: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     doomed: Mapping[str, Doom] = field(default_factory=dict)
+    indexes: tuple[IndexRef, ...] = ()
+    """Index files, by the versions they cover."""
 
     # -- queues -----------------------------------------------------------------------------------------------
 
@@ -239,12 +242,19 @@ class CatalogState:
         starts = np.searchsorted(runs["queue"][order], np.arange(len(self.table) + 1))
         return self.memory, order, starts
 
+    # -- index ------------------------------------------------------------------------------------------------
+
+    @property
+    def indexed_version(self) -> int:
+        """Runs that versions up to this one added are covered by ``indexes``; a query scans the newer ones."""
+        return indexed_version(self.indexes)
+
     # -- keys -------------------------------------------------------------------------------------------------
 
     def catalog_keys(self) -> set[str]:
-        """Pages and state objects this version needs, not counting what is inside the pages."""
+        """Pages, index files and state objects this version needs, not counting what is inside the pages."""
         keys = {page.key for page in self.pages} | {line.root for line in self.lines}
-        keys |= set(self.state_objects.values())
+        keys |= set(self.state_objects.values()) | {index.key for index in self.indexes}
         if self.root.key:
             keys.add(self.root.key)
         return keys

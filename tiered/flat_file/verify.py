@@ -3,6 +3,7 @@
     chain      every commit exists, follows the one before, and root pages say what replaying the commits gives
     queues     the runs and gaps of every queue cover its offsets once each
     segments   every object is there; its tail, footer and runs are what the catalog says
+    index      every index file is there and covers the segments it says; full: every key of theirs is found in it
     full       every block and key section passes its checksum, and every record is the one its row describes
     leftovers  objects nothing refers to: uploads in flight, abandoned attempts, garbage not yet collected
 
@@ -12,7 +13,7 @@ store is away) is raised, not reported: an unanswered question is no anomaly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,11 +25,13 @@ from tiered.catalog.reading import follow, head_version, load, read_commit, refr
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, RunChunk, selected
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.flat_file.verify_index import check_indexes
 from tiered.flat_file.verify_segment import Anomaly, AnomalyKind, SegmentCheck, SegmentResult, check_segment
 from tiered.formats.keys import (
     DATA_PREFIX,
     INDEX_PREFIX,
     PAGES_PREFIX,
+    SERVE_PREFIX,
     SETS_PREFIX,
     STATE_PREFIX,
     catalog_key,
@@ -37,10 +40,13 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 from tiered.object_store.protocol import ObjectStore
 
-__all__ = ["Anomaly", "AnomalyKind", "VerifyReport", "verify_archive"]
+__all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_archive"]
 
 READ_THREADS = 4
 """Segments checked side by side; each holds some tens of megabytes at most."""
+
+SegmentChecker = Callable[[CatalogState, Mapping[str, SegmentCheck]], Iterable[tuple[str, SegmentResult]]]
+"""Checks objects of one catalog version, by key: who has more than one machine brings its own."""
 
 _PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX)
 
@@ -59,11 +65,16 @@ class VerifyReport:
 
 
 def verify_archive(
-    store: ObjectStore, *, full: bool = False, progress: Callable[[int, int], None] = lambda done, total: None
+    store: ObjectStore,
+    *,
+    full: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    segments: SegmentChecker | None = None,
 ) -> VerifyReport:
     """Check the archive at ``store``, which is its own prefix. ``full`` reads every byte.
 
-    ``progress(done_bytes, total_bytes)`` is called as objects are finished. Raises NotFoundError when there is no
+    ``progress(done_bytes, total_bytes)`` is called as objects are finished. ``segments`` replaces the threads that
+    check objects here. Raises NotFoundError when there is no
     archive, and UnavailableError and the like when the store cannot be asked.
     """
     report = VerifyReport()
@@ -76,7 +87,11 @@ def verify_archive(
     pages = _readable_pages(store, state, report)
     _check_queues(state, pages, report)
     objects = _objects(pages)
-    _check_segments(store, state, objects, report, full=full, progress=progress)
+    checker = segments or _threaded(store, full=full)
+    _check_segments(state, objects, report, checker, full=full, progress=progress)
+    found, items = check_indexes(store, state, pages, full=full)
+    report.anomalies += found
+    report.counts["keys"] = items
     _forgive_what_moved(store, state, report)
     _check_named(store, state, objects, report)
     report.counts = {
@@ -193,10 +208,10 @@ def _objects(pages: list[Page]) -> dict[str, SegmentCheck]:
 
 
 def _check_segments(
-    store: ObjectStore,
     state: CatalogState,
     objects: dict[str, SegmentCheck],
     report: VerifyReport,
+    checker: SegmentChecker,
     *,
     full: bool,
     progress: Callable[[int, int], None],
@@ -204,19 +219,30 @@ def _check_segments(
     cost = {key: int(check.place["size_bytes" if full else "tail_bytes"]) for key, check in objects.items()}
     total, done = sum(cost.values()), 0
     counts = {"rows": 0, "blocks": 0, "bytes": 0}
-    with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
-        pending = (
-            (key, pool.submit(check_segment, store, state, check, full=full))
-            for key, check in sorted(objects.items())
-        )
-        for key, outcome in _few_at_a_time(pending):
-            result = outcome.result()
-            report.anomalies += result.anomalies
-            for name in counts:
-                counts[name] += result.counts.get(name, 0)
-            done += cost[key]
-            progress(done, total)
+    for key, result in checker(state, objects):
+        report.anomalies += result.anomalies
+        for name in counts:
+            counts[name] += result.counts.get(name, 0)
+        done += cost[key]
+        progress(done, total)
     report.counts |= counts
+
+
+def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
+    """Some objects at a time, in this process."""
+
+    def check(
+        state: CatalogState, objects: Mapping[str, SegmentCheck]
+    ) -> Iterator[tuple[str, SegmentResult]]:
+        with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
+            pending = (
+                (key, pool.submit(check_segment, store, state, check, full=full))
+                for key, check in sorted(objects.items())
+            )
+            for key, outcome in _few_at_a_time(pending):
+                yield key, outcome.result()
+
+    return check
 
 
 def _few_at_a_time(
@@ -246,7 +272,8 @@ def _forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyR
 def _check_named(
     store: ObjectStore, state: CatalogState, objects: dict[str, SegmentCheck], report: VerifyReport
 ) -> None:
-    present = {info.key: info.size_bytes for prefix in _PREFIXES for info in store.list(prefix)}
+    listed = (info for prefix in _PREFIXES for info in store.list(prefix))
+    present = {info.key: info.size_bytes for info in listed if not info.key.startswith(SERVE_PREFIX)}
     wanted = state.catalog_keys()
     for key in sorted(wanted - present.keys()):
         report.add(AnomalyKind.MISSING, key, "the catalog names it, but it does not exist")

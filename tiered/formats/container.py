@@ -29,7 +29,7 @@ from tiered.errors import CorruptionError, UnsupportedFormatError
 from tiered.model.tables import Table
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 0
+FORMAT_MINOR = 1
 HEADER = struct.Struct("<8sHHIQQII")
 _FIELDS = struct.Struct("<8sHHIQQI")
 PAYLOAD_BYTES_MAX = 1 << 31

@@ -21,6 +21,8 @@ DATA_PREFIX = "data/"
 SETS_PREFIX = "sets/"
 INDEX_PREFIX = "index/"
 STATE_PREFIX = "state/"
+SERVE_PREFIX = "state/serve/"
+"""What a server of the archive keeps for its clients; no commit names it."""
 
 ESCAPED_CHARACTERS_MAX = 200
 """Longer escapes are cut and end in a digest: file systems take 255 bytes a path component."""
@@ -40,6 +42,7 @@ _SET_KEY = re.compile(
 )
 _PAGE_KEY = re.compile(r"pages/[A-Za-z0-9_]+-\d{20}-(?P<epoch>\d{1,20})-[A-Za-z0-9_]+\Z")
 _STATE_KEY = re.compile(r"state/[A-Za-z0-9_]+-(?P<epoch>\d{1,20})-\d{1,20}-[A-Za-z0-9_]+\Z")
+_INDEX_KEY = re.compile(r"index/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,20})_[A-Za-z0-9_]+\.idx\Z")
 _CATALOG_KEY = re.compile(r"catalog/(\d{20})\Z")
 _BATCH_ID = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 _LABEL = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
@@ -159,10 +162,10 @@ def page_key(kind: str, version: int, epoch: int, digest: str) -> str:
     return f"{PAGES_PREFIX}{kind}-{version:020d}-{epoch}-{digest}"
 
 
-def index_key(begin_ms: int, end_ms: int, identity: str) -> str:
-    """The key of an index file over messages stored in [begin, end] (ms since the epoch)."""
+def index_key(begin_ms: int, end_ms: int, epoch: int, identity: str) -> str:
+    """The key of an index file over messages stored in [begin, end] (ms since the epoch), made in ``epoch``."""
     assert _LABEL.match(identity)
-    return f"{INDEX_PREFIX}{begin_ms:013d}-{end_ms:013d}-{identity}.idx"
+    return f"{INDEX_PREFIX}{max(0, begin_ms):013d}-{max(0, end_ms):013d}-{epoch}_{identity}.idx"
 
 
 def state_key(name: str, epoch: int, attempt: int, digest: str) -> str:
@@ -177,11 +180,11 @@ def _spread(identity: str) -> str:
 
 
 def epoch_of(key: str) -> int | None:
-    """The epoch in whose name ``key`` was written; None for keys that carry none (commits, index files, foreign)."""
+    """The epoch in whose name ``key`` was written; None for keys that carry none (commits, foreign)."""
     data = parse_data_key(key)
     if data is not None:
         return data.epoch
-    found = parse_set_key(key) or _PAGE_KEY.match(key) or _STATE_KEY.match(key)
+    found = parse_set_key(key) or _PAGE_KEY.match(key) or _STATE_KEY.match(key) or _INDEX_KEY.match(key)
     if found is None:
         return None
     return found.epoch if isinstance(found, SetKeyParts) else int(found["epoch"])

@@ -176,6 +176,11 @@ def _host(data: bytes, at: int, is_v6: bool) -> tuple[str, bytes, int]:
     return f"{address}:{port}", stored, end
 
 
+def host_text(stored: bytes) -> str:
+    """``address:port`` as Java prints it, of the 8 or 20 bytes in a record."""
+    return _host(stored, 0, len(stored) == 20)[0]
+
+
 def decode_text(encoded: bytes) -> str:
     """UTF-8 as Java decodes it: U+FFFD for each maximal invalid part, one for an encoded surrogate."""
     return _ENCODED_SURROGATE.sub(b"\xef\xbf\xbd", encoded).decode("utf-8", "replace")

@@ -34,7 +34,8 @@ from tiered.formats.segment_layout import (
     RunView,
     decode_trailer,
 )
-from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX, decode_page
+from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
+from tiered.kernels.columns_vectorized import PageDecoder
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
 
@@ -43,6 +44,8 @@ PAGES_KEPT = 4
 
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: what compresses well must not expand into all memory at once."""
+
+_decode_page = PageDecoder()
 
 _ROWS_MAX = 1 << 40
 _RUNS_MAX = 1 << 22
@@ -198,6 +201,21 @@ class SegmentIndex:
         tables = self.runs.nbytes + self.blocks.nbytes * 5 + self.pages.nbytes
         return len(self._page_bytes) + tables + 200 * len(self.queues) + 4096
 
+    @property
+    def page_bytes(self) -> bytes:
+        """The stored column pages, one behind the other. Each is checked when it is decoded, or by ``check_pages``."""
+        return self._page_bytes
+
+    def check_pages(self) -> None:
+        """Check the CRC32C of all column pages now. Raises CorruptionError."""
+        view = memoryview(self._page_bytes)
+        for page, crc32c in enumerate(self.pages["crc32c"].tolist()):
+            begin, end = int(self._page_offset[page]), int(self._page_offset[page + 1])
+            if fastcrc.crc32.iscsi(view[begin:end]) != crc32c:
+                raise CorruptionError(
+                    f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end}) fails its CRC32C"
+                )
+
     def queue_of(self, run: int) -> QueueKey:
         """The queue whose rows ``run`` holds."""
         return self.queues[int(self.runs["queue"][run])]
@@ -254,7 +272,7 @@ class SegmentIndex:
         first, last = int(self._page_row[page]), int(self._page_row[page + 1])
         columns = tuple(np.empty(last - first, kind) for _, kind in _COLUMNS)
         arguments: list[Any] = [*self._view.columns, *columns]
-        if not decode_page(np.frombuffer(raw, np.uint8), first, last, self._view.run_at(first), *arguments):
+        if not _decode_page(np.frombuffer(raw, np.uint8), first, last, self._view.run_at(first), *arguments):
             raise CorruptionError(f"{where} does not decode")
         for column in columns:
             column.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Archive addresses for an event loop. Apart from url.py: asyncio costs a command's start."""
+"""Archive addresses for an event loop. asyncio itself is loaded by the first store that is opened."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ Owns the requests of the asynchronous client; meanings, errors and options are t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -29,6 +28,8 @@ class AsyncS3Store:
     """One bucket below ``prefix``. Belongs to the event loop of its first request; close it there."""
 
     def __init__(self, bucket: str, options: StoreOptions, *, prefix: str = "") -> None:
+        import asyncio  # 0.07 s, needed by no command
+
         self._bucket = bucket
         self._options = options
         self._prefix = check_key(prefix.rstrip("/")) + "/" if prefix else ""

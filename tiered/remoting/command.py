@@ -71,14 +71,19 @@ class RemotingCommand:
 
 def encode(command: RemotingCommand) -> bytes:
     """The whole frame. Raises ValueError for what the header type cannot express or a frame that is too large."""
+    return encode_head(command, len(command.body)) + command.body
+
+
+def encode_head(command: RemotingCommand, body_bytes: int) -> bytes:
+    """Everything of the frame before a body of ``body_bytes``, which is sent behind it. Raises as ``encode``."""
     header = (
         _json_header(command) if command.serialize_type == SerializeType.JSON else _binary_header(command)
     )
-    length = 4 + len(header) + len(command.body)
+    length = 4 + len(header) + body_bytes
     if length + 4 > FRAME_BYTES_MAX or len(header) >= 1 << 24:
         raise ValueError(f"a frame of {length + 4} bytes is larger than {FRAME_BYTES_MAX}")
     marked = command.serialize_type << 24 | len(header)
-    return _LENGTH.pack(length) + struct.pack(">I", marked) + header + command.body
+    return _LENGTH.pack(length) + struct.pack(">I", marked) + header
 
 
 class FrameDecoder:

@@ -19,6 +19,8 @@ class FieldRule:
     choices: tuple[str, ...] = ()
     restart: bool = False
     """A change needs a new process; SIGHUP reports it instead of applying it."""
+    live: bool = False
+    """A change is in force at once and leaves the uploader alone."""
 
 
 def setting(
@@ -29,9 +31,10 @@ def setting(
     maximum: float | None = None,
     choices: tuple[str, ...] = (),
     restart: bool = False,
+    live: bool = False,
 ) -> Any:
     """A dataclass field that knows its meaning and limits. The unit is the last word of the field's name."""
-    rule = FieldRule(meaning, minimum, maximum, choices, restart)
+    rule = FieldRule(meaning, minimum, maximum, choices, restart, live)
     return field(default=default, metadata={"rule": rule})
 
 

@@ -166,6 +166,193 @@ class GcSettings:
 
 
 @dataclass(frozen=True)
+class IndexSettings:
+    """The message index: when new segments are indexed, and how its files are merged."""
+
+    enabled: bool = setting(True, "build index files; without them every query reads all key sections")
+    unindexed_objects_max: int = setting(
+        64, "segments not indexed yet at which a new index file is made", minimum=1, maximum=10_000
+    )
+    merge_files: int = setting(8, "this many files of one day are merged into one", minimum=2, maximum=64)
+    memory_bytes: int = setting(
+        64 * MIB, "memory for building and merging index files", minimum=1 * MIB, maximum=4 * GIB
+    )
+    work_dir: str = setting(
+        "", "where larger index files are put together; empty: the system's temporary directory"
+    )
+    retry_ms: int = setting(30_000, "after a failure, when to try again", minimum=100, maximum=HOUR_MS)
+
+
+READ_POLICIES = ("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE")
+"""By RocketMQ's level, 0 to 3."""
+
+
+@dataclass(frozen=True)
+class ReadSettings:
+    """What is read from the archive although the broker may still have it. A reload applies at the next read."""
+
+    policy: str = setting(
+        "NOT_IN_DISK",
+        "when the archive is read: DISABLE never, NOT_IN_DISK when the broker's files no longer have the message, "
+        "NOT_IN_MEM also when its memory has not, FORCE always (tieredStorageLevel, also 0 to 3)",
+        live=True,
+    )
+    topic_policies: tuple[str, ...] = setting(
+        (), 'policies of topics, as "pattern=policy"; the first pattern that fits wins', live=True
+    )
+    local_threads: int = setting(4, "threads that read the broker's files", minimum=1, maximum=64)
+    local_refresh_ms: int = setting(
+        1_000, "how often the broker's directories are looked at for new and deleted files", minimum=10
+    )
+
+    def default_policy(self) -> str:
+        """One of READ_POLICIES."""
+        return _read_policy(self.policy) or self.policy
+
+    def patterns(self) -> tuple[tuple[str, str], ...]:
+        """(topic pattern, one of READ_POLICIES), in order."""
+        pairs = (text.rpartition("=") for text in self.topic_policies)
+        return tuple((pattern, _read_policy(name) or name) for pattern, _, name in pairs)
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """Pairs (key, complaint), as ``contradictions`` gives."""
+        found = []
+        wanted = f"use one of {', '.join(READ_POLICIES)}"
+        if _read_policy(self.policy) is None:
+            found.append(("read.policy", wanted))
+        for pattern, name in self.patterns():
+            if not pattern or name not in READ_POLICIES:
+                found.append(("read.topic_policies", f'write "pattern=policy"; {wanted}'))
+        return found
+
+
+def _read_policy(text: str) -> str | None:
+    text = text.strip().upper()
+    if text in ("0", "1", "2", "3"):
+        return READ_POLICIES[int(text)]
+    return text if text in READ_POLICIES else None
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Serving an archive to RocketMQ clients."""
+
+    bind: str = setting(
+        "127.0.0.1:9876", "address to listen on, as host:port; port 0: any free one", restart=True
+    )
+    advertise: str = setting(
+        "", "host:port that clients dial, as routes name it; empty: the address bound", restart=True
+    )
+    refresh_ms: int = setting(1_000, "how often to look for new commits of the archive", minimum=50)
+    hold_ms_max: int = setting(
+        20_000,
+        "a pull that finds nothing waits at most this long for new messages",
+        minimum=0,
+        maximum=25_000,
+    )
+    pull_messages_max: int = setting(1_024, "messages of one answer", minimum=1, maximum=32_768)
+    pull_bytes_max: int = setting(
+        4 * MIB,
+        "bytes of one answer; a single larger message goes alone",
+        minimum=64 * 1024,
+        maximum=15 * MIB,
+    )
+    connections_max: int = setting(10_000, "open connections", minimum=1, maximum=1_000_000, restart=True)
+    requests_max: int = setting(
+        4_096, "requests of one connection at work at once, waiting pulls included", minimum=1
+    )
+    lease_ms: int = setting(
+        60_000,
+        "consumer groups may be taken over from a server not seen for this long",
+        minimum=1_000,
+        restart=True,
+    )
+    accept_proxy: bool = setting(
+        False, "accept PROXY protocol headers (v1, v2) from a load balancer", restart=True
+    )
+    tls_certificate: str = setting("", "PEM file of the certificate chain; empty: no TLS", restart=True)
+    tls_key: str = setting("", "PEM file of its key", restart=True)
+    tls_client_ca: str = setting(
+        "", "PEM file of CAs; clients must show a certificate of theirs", restart=True
+    )
+    tls_only: bool = setting(False, "refuse connections without TLS", restart=True)
+
+
+@dataclass(frozen=True)
+class PrefetchSettings:
+    """How far ahead of sequential readers the archive is read. The window of a reader grows by a batch for every
+    window consumed and is halved when blocks expire unread."""
+
+    enabled: bool = setting(True, "read ahead at all")
+    window_min_messages: int = setting(
+        32, "smallest window; a reader's own batch when that is larger", minimum=1, maximum=1_000_000
+    )
+    window_max_bytes: int = setting(
+        32 * MIB, "largest window of one reader, before compression", minimum=64 * KIB, maximum=4 * GIB
+    )
+    memory_bytes: int = setting(
+        96 * MIB,
+        "read ahead for all readers together and not consumed yet, before compression",
+        minimum=64 * KIB,
+    )
+    in_hand_bytes: int = setting(
+        64 * MIB, "blocks that readers keep from one pull to the next", minimum=64 * KIB
+    )
+    hold_off_ms: int = setting(
+        1_000, "after reading ahead failed, when to try again", minimum=10, maximum=HOUR_MS
+    )
+    events: int = setting(4096, "events of the read path kept for diagnosis", minimum=16, maximum=1_000_000)
+
+
+@dataclass(frozen=True)
+class FetchSettings:
+    """Reading the archive: requests, caches, memory, bandwidth. Unless said otherwise, sizes are of decoded blocks."""
+
+    memory_bytes: int = setting(
+        256 * MIB,
+        "caches, requests in flight and blocks in readers' hands together never exceed this",
+        minimum=8 * MIB,
+    )
+    cache_bytes: int = setting(128 * MIB, "blocks kept in memory, at most", minimum=0)
+    index_cache_bytes: int = setting(32 * MIB, "tails of objects kept in memory, at most", minimum=0)
+    unread_expiry_ms: int = setting(180_000, "a block fetched ahead is dropped unread after this", minimum=1)
+    read_expiry_ms: int = setting(10_000, "a block is dropped this long after its last reader", minimum=0)
+    memory_wait_ms: int = setting(
+        5_000, "a read that finds no memory waits this long, then fails as temporarily unavailable", minimum=0
+    )
+    disk_cache_path: str = setting("", "directory of the disk cache; empty: none", restart=True)
+    disk_cache_bytes: int = setting(1 * GIB, "stored bytes kept in the disk cache, at most", minimum=0)
+    gap_ratio: float = setting(
+        0.125,
+        "share of a GET that may be bytes nobody wants, to save requests",
+        minimum=0.0,
+        maximum=0.9,
+    )
+    piece_bytes: int = setting(
+        4 * MIB, "a longer stored range is fetched in concurrent pieces of about this size", minimum=64 * KIB
+    )
+    get_bytes_max: int = setting(
+        16 * MIB, "stored bytes of one GET, at most; a single larger block goes alone", minimum=64 * KIB
+    )
+    user_requests: int = setting(16, "requests at once for readers that wait", minimum=1, maximum=1024)
+    prefetch_requests: int = setting(8, "requests at once for reading ahead", minimum=1, maximum=1024)
+    background_requests: int = setting(2, "requests at once for maintenance", minimum=1, maximum=1024)
+    user_bytes_per_s: int = setting(0, "bandwidth of reads somebody waits for; 0: no limit", minimum=0)
+    prefetch_bytes_per_s: int = setting(0, "bandwidth of reading ahead; 0: no limit", minimum=0)
+    background_bytes_per_s: int = setting(0, "bandwidth of maintenance; 0: no limit", minimum=0)
+    bytes_per_s: int = setting(0, "bandwidth of all reads together; 0: no limit", minimum=0)
+    queue_max: int = setting(
+        4_096, "requests of one kind that may wait; more are refused as temporarily unavailable", minimum=1
+    )
+    decode_threads: int = setting(2, "threads that decompress and check blocks", minimum=1, maximum=64)
+
+    @property
+    def threads(self) -> int:
+        """Threads that a blocking store needs for all requests at once."""
+        return self.user_requests + self.prefetch_requests + self.background_requests
+
+
+@dataclass(frozen=True)
 class Settings:
     """All components' settings. Field names are the section names."""
 
@@ -178,6 +365,11 @@ class Settings:
     admin: AdminSettings = field(default_factory=AdminSettings)
     process: ProcessSettings = field(default_factory=ProcessSettings)
     gc: GcSettings = field(default_factory=GcSettings)
+    index: IndexSettings = field(default_factory=IndexSettings)
+    read: ReadSettings = field(default_factory=ReadSettings)
+    fetch: FetchSettings = field(default_factory=FetchSettings)
+    prefetch: PrefetchSettings = field(default_factory=PrefetchSettings)
+    serve: ServeSettings = field(default_factory=ServeSettings)
 
 
 SECTIONS: dict[str, type[Any]] = {
@@ -190,12 +382,16 @@ SECTIONS: dict[str, type[Any]] = {
     "admin": AdminSettings,
     "process": ProcessSettings,
     "gc": GcSettings,
+    "index": IndexSettings,
+    "read": ReadSettings,
+    "fetch": FetchSettings,
+    "prefetch": PrefetchSettings,
+    "serve": ServeSettings,
 }
 
 NOT_IN_FORCE: dict[str, str] = {
     "retention": "nothing expires yet: messages stay until the archive is deleted",
     "retention.ttl": "nothing expires yet: messages stay until the archive is deleted",
-    "serving": "clients cannot pull from the archive yet: read it with `tiered cat`",
     "compaction": "segments are not merged yet",
     "encryption": "objects are stored unencrypted by this program: use the bucket's own encryption",
     "offload.dictionary": "blocks are compressed without a dictionary",
@@ -217,6 +413,11 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
             f"must be at least 3 × offload.batch_bytes = {3 * offload.batch_bytes}: one batch is read, "
             "one encoded, one uploaded at a time",
         ))  # fmt: skip
+    fetch = settings.fetch
+    if fetch.cache_bytes + fetch.index_cache_bytes > fetch.memory_bytes:
+        found.append(("fetch.memory_bytes", "must be at least fetch.cache_bytes + fetch.index_cache_bytes"))
+    if fetch.piece_bytes > fetch.get_bytes_max:
+        found.append(("fetch.piece_bytes", "must not exceed fetch.get_bytes_max"))
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
-    return found
+    return found + settings.read.complaints()

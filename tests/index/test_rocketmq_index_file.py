@@ -1,0 +1,120 @@
+"""RocketMQ's index files: every recorded answer of real brokers, and the same bytes from the same messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.ground_truth import read_jsonl
+from tiered.broker_store.commit_log import CommitLog
+from tiered.errors import CorruptionError, NotFoundError
+from tiered.formats.record import SYS_TRANSACTION_MASK, decode_record
+from tiered.index.rocketmq_index_file import (
+    HEADER_BYTES,
+    BrokerIndex,
+    IndexedMessage,
+    RocketMqIndexFile,
+    broker_hash,
+    file_bytes,
+    indexed_message,
+    write_files,
+)
+
+SLOTS, ITEMS = 5000, 20_000
+BLANK_MAGIC = 0xCBD43194
+TRUTH_OF_ROUND = {"H": "after2", "H2": "after2"}
+
+
+def broker_settings(directory: Path) -> tuple[int, int]:
+    """maxHashSlotNum and maxIndexNum of a store's broker."""
+    lines = (directory / "broker.conf").read_text().splitlines()
+    conf = dict(line.split("=", 1) for line in lines if "=" in line)
+    return int(conf["maxHashSlotNum"]), int(conf["maxIndexNum"])
+
+
+def messages_of(log: CommitLog, *, with_tags: bool) -> Iterator[IndexedMessage]:
+    """Every record, in log order, as the broker indexes it."""
+    for file in log.files:
+        data = file.path.read_bytes()
+        at = 0
+        while at + 8 <= len(data):
+            size, magic = (
+                int.from_bytes(data[at : at + 4], "big"),
+                int.from_bytes(data[at + 4 : at + 8], "big"),
+            )
+            if size == 0 or magic == BLANK_MAGIC:
+                break
+            record = decode_record(data[at : at + size])
+            if record.sys_flag & SYS_TRANSACTION_MASK != SYS_TRANSACTION_MASK:
+                yield indexed_message(record, with_tags=with_tags)
+            at += size
+
+
+def test_the_hash_is_the_broker_s() -> None:
+    assert broker_hash("TopicTest", "MessageKey") == 638347386
+    assert broker_hash("AaTopic", "Aa") == broker_hash("BBTopic", "BB") == broker_hash("AaTopic", "BB")
+
+
+@pytest.mark.parametrize("name", ["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"])
+def test_every_recorded_answer_comes_from_the_broker_s_files(
+    name: str, real_store: Callable[[str], Path]
+) -> None:
+    directory = real_store(name)
+    slots, _ = broker_settings(directory)
+    truth = directory / "truth" / TRUTH_OF_ROUND.get(name, "") / "query_message.jsonl.zst"
+    with BrokerIndex(directory / "store" / "index", slots) as index:
+        asked = different = 0
+        for line in read_jsonl(truth):
+            found = index.query(
+                line["topic"], line["key"], line["begin"], line["end"], min(line["maxNum"], 64)
+            )
+            asked += 1
+            different += sorted(found) != sorted(line["brokerPhys"])
+    assert asked > 100
+    assert different == 0
+
+
+@pytest.mark.parametrize("name", ["B", "E", "F", "K"])
+def test_the_same_messages_make_the_same_bytes(
+    name: str, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    directory = real_store(name)
+    slots, items = broker_settings(directory)
+    log = CommitLog([directory / "store" / "commitlog"])
+    written = write_files(messages_of(log, with_tags=name == "B"), tmp_path, slots=slots, items=items)
+    theirs = sorted((directory / "store" / "index").iterdir())
+    assert len(written) == len(theirs)
+    # F was killed: the newest file had not been written to its end.
+    compared = len(theirs) - (name == "F")
+    for mine, their in zip(written[:compared], theirs[:compared], strict=True):
+        assert mine.read_bytes() == their.read_bytes(), their.name
+    assert compared >= 1
+
+
+def test_damaged_files_are_typed_errors(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        BrokerIndex(tmp_path / "none", SLOTS)
+    (tmp_path / "20260101000000000").write_bytes(b"")
+    with pytest.raises(CorruptionError, match="is empty"):
+        BrokerIndex(tmp_path, SLOTS)
+    with pytest.raises(CorruptionError, match="cannot hold"):
+        RocketMqIndexFile(bytes(100), SLOTS, source="x")
+    data = bytearray(file_bytes(10, 10))
+    data[36:40] = (11).to_bytes(4, "big")
+    with pytest.raises(CorruptionError, match="header"):
+        RocketMqIndexFile(bytes(data), 10, source="x")
+
+
+def test_a_chain_that_loops_ends() -> None:
+    """Two items that name each other; the broker would go round for ever."""
+    data = bytearray(file_bytes(1, 10))
+    data[36:40] = (3).to_bytes(4, "big")
+    data[HEADER_BYTES : HEADER_BYTES + 4] = (2).to_bytes(4, "big")
+    for number, previous in ((1, 2), (2, 1)):
+        at = HEADER_BYTES + 4 + 20 * number
+        data[at + 16 : at + 20] = previous.to_bytes(4, "big")
+    file = RocketMqIndexFile(bytes(data), 1, source="x")
+    assert len(list(file.matches(5, 0, 1 << 62))) == 0
+    assert len(list(file.matches(0, 0, 1 << 62))) <= 4

@@ -1,0 +1,83 @@
+"""Column pages decoded by whole arrays: the kernel's answer for every page, well-formed or not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.formats.test_segment_kernels import COLUMNS, KINDS, _encode, _view, page_runs
+from tiered.kernels.columns import decode_page
+from tiered.kernels.columns_vectorized import PageDecoder, decode_page_vectorized
+from tiered.kernels.segment_oracle import PageRun
+
+
+def decoded(decode: Any, page: bytes, runs: list[PageRun], first: int, end: int) -> list[NDArray[Any]] | None:
+    """The columns, or None for a page that is refused."""
+    view = _view(runs)
+    columns = [np.empty(end - first, kind) for kind in KINDS]
+    data = np.frombuffer(page, np.uint8)
+    return columns if decode(data, first, end, view.run_at(first), *view.columns, *columns) else None
+
+
+def assert_same(page: bytes, runs: list[PageRun], first: int, end: int) -> bool:
+    """Both decoders agree; whether they accept the page."""
+    expected = decoded(decode_page, page, runs, first, end)
+    found = decoded(decode_page_vectorized, page, runs, first, end)
+    assert (found is None) == (expected is None)
+    if found is None or expected is None:
+        return False
+    for name, mine, theirs in zip(COLUMNS, found, expected, strict=True):
+        assert mine.tolist() == theirs.tolist(), name
+    return True
+
+
+@given(page_runs(), st.data())
+def test_every_page_decodes_to_what_the_kernel_says(runs: list[PageRun], data: st.DataObject) -> None:
+    rows = sum(len(run.rows) for run in runs)
+    first = data.draw(st.integers(0, rows - 1))
+    end = data.draw(st.integers(first + 1, rows))
+    assert assert_same(_encode(runs, first, end), runs, first, end)
+
+
+@given(page_runs(), st.data())
+def test_damaged_pages_are_refused_where_the_kernel_refuses_them(
+    runs: list[PageRun], data: st.DataObject
+) -> None:
+    rows = sum(len(run.rows) for run in runs)
+    page = bytearray(_encode(runs, 0, rows))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(page) - 1))
+        page[at] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF, page[at] ^ 0x80]))
+    cut = data.draw(st.sampled_from([0, 0, 1, 5, len(page)]))
+    assert_same(bytes(page[: len(page) - cut]), runs, 0, rows)
+
+
+@given(st.binary(max_size=80), page_runs())
+def test_noise_is_never_taken_for_more_than_the_kernel_takes_it(noise: bytes, runs: list[PageRun]) -> None:
+    assert_same(noise, runs, 0, sum(len(run.rows) for run in runs))
+
+
+def test_the_kernel_takes_over_when_pages_become_many() -> None:
+    """In a process of its own: here numba is loaded."""
+    script = (
+        "import sys\n"
+        "from tests.kernels.test_columns_vectorized import *\n"
+        "from tiered.kernels.segment_oracle import PageRow\n"
+        "from tiered.model.tables import RunKind\n"
+        "runs = [PageRun(int(RunKind.PLAIN), 5, 7, [PageRow(3, 1, 6, 8, 1, -1, -1)])]\n"
+        "page = bytes([1, 0, 0, 0] * 4 + [0] * 12 + [6, 2, 2, 2])\n"
+        "decode = PageDecoder(pages_without_kernel=2)\n"
+        "for loaded in (False, False, True):\n"
+        "    assert [column.tolist() for column in decoded(decode, page, runs, 0, 1)] == "
+        "[[3], [1], [6], [8], [1], [-1], [-1]]\n"
+        "    assert ('numba' in sys.modules) == loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert PageDecoder

@@ -1,0 +1,193 @@
+"""The index is built from the bucket alone, bounded, and survives every kind of failure."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from fetcher.queries.archive_queries import ArchiveQueries
+from fetcher.queries.by_key import KeyQuery
+from tests.faults.test_crash_anywhere import CrashError, CrashingStore
+from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tiered.catalog.protocol import CatalogLimits, CatalogWriter, load
+from tiered.errors import UnavailableError
+from tiered.flat_file.verify import verify_archive
+from tiered.model.queue import QueueKey
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.protocol import ObjectStore
+from tiered.settings.sections import IndexSettings
+from uploader.index_builder import IndexBuilder
+from uploader.index_plan import groups_of
+
+_seeds = itertools.count()
+A, B = QueueKey("a", 0, 0), QueueKey("b", 3, 0)
+
+
+def builder_of(store: ObjectStore, writer: CatalogWriter, **settings: Any) -> IndexBuilder:
+    """A builder with small bounds."""
+    return IndexBuilder(
+        store, writer, IndexSettings(**{"unindexed_objects_max": 4, "merge_files": 3} | settings),
+        clock_ms=lambda: NOW_MS, log=lambda *_: None, random_source=random.Random(next(_seeds)),
+    )  # fmt: skip
+
+
+def commit(archive: ArchiveBuilder, number: int) -> None:
+    """Two messages with keys of their own and one they share."""
+    archive.commit([
+        Sent(A, b"a%d" % number, keys=(f"a-{number}", "shared")),
+        Sent(B, b"b%d" % number, keys=(f"b-{number}",)),
+    ])  # fmt: skip
+
+
+def found(store: ObjectStore, topic: str, key: str) -> list[bytes]:
+    """Bodies of what a query finds, and how many requests it took."""
+    with ArchiveQueries(store, load(store)) as queries:
+        page = queries.by_key(KeyQuery(topic, key, max_messages=1000))
+    return [message.record.body() for message in page.messages]
+
+
+def check(store: ObjectStore, cycles: int) -> None:
+    """Every key, indexed or not."""
+    for number in range(cycles):
+        assert found(store, "a", f"a-{number}") == [b"a%d" % number]
+        assert found(store, "b", f"b-{number}") == [b"b%d" % number]
+        assert found(store, "b", f"a-{number}") == []
+    assert found(store, "a", "shared") == [b"a%d" % number for number in reversed(range(cycles))]
+    report = verify_archive(store, full=True)
+    assert report.anomalies == []
+
+
+@pytest.mark.parametrize("limits", [CatalogLimits(root_every=4), CatalogLimits(root_every=3, spill_runs=6)])
+def test_a_key_is_found_from_the_moment_it_is_visible(limits: CatalogLimits) -> None:
+    store = MemoryStore()
+    archive = ArchiveBuilder(store, limits=limits)
+    builder = builder_of(store, archive.writer)
+    unindexed = []
+    for number in range(30):
+        commit(archive, number)
+        while builder.step():
+            pass
+        state = load(store)
+        unindexed.append(state.cursor.phys and number + 1 - sum(ref.objects for ref in state.indexes))
+        assert found(store, "a", f"a-{number}") == [b"a%d" % number]
+    assert max(unindexed) <= 4
+    assert len(load(store).indexes) < 8
+    check(store, 30)
+
+
+def test_commits_for_the_index_are_rare() -> None:
+    store = MemoryStore()
+    archive = ArchiveBuilder(store)
+    builder = builder_of(store, archive.writer, unindexed_objects_max=16, merge_files=8)
+    before = archive.state.version
+    for number in range(64):
+        commit(archive, number)
+        while builder.step():
+            pass
+    assert archive.state.version - before <= 64 + 64 // 16 + 2
+
+
+def test_idle_asks_nothing() -> None:
+    store = CrashingStore(MemoryStore(), 1 << 60, after_effect=False)
+    archive = ArchiveBuilder(store)  # type: ignore[arg-type]
+    builder = builder_of(store, archive.writer)  # type: ignore[arg-type]
+    commit(archive, 0)
+    builder.run_to_end(threading.Event())
+    asked = store.requests
+    for _ in range(5):
+        assert not builder.step()
+        assert not builder.has_unindexed()
+    assert store.requests == asked
+
+
+def test_a_crash_at_each_request_leaves_a_whole_archive() -> None:
+    clean = CrashingStore(MemoryStore("memory://clean"), 1 << 60, after_effect=False)
+    begin, end = run_until_crash(clean)
+    for after_effect in (False, True):
+        for crash_at in range(begin + 1, end + 1):
+            memory = MemoryStore(f"memory://{after_effect}-{crash_at}")
+            store = CrashingStore(memory, crash_at, after_effect=after_effect)
+            with pytest.raises(CrashError):
+                run_until_crash(store)
+            writer = CatalogWriter(
+                memory, cluster="cluster", broker="broker", instance="test", kind="run",
+                clock_ms=lambda: NOW_MS, wait=lambda seconds: None,
+            )  # fmt: skip
+            writer.claim()
+            builder_of(memory, writer).run_to_end(threading.Event())
+            assert not builder_of(memory, writer).has_unindexed()
+            check(memory, 6)
+
+
+def run_until_crash(store: CrashingStore) -> tuple[int, int]:
+    """Six cycles, indexed in two files that are merged; requests before and after the index was worked at."""
+    archive = ArchiveBuilder(store)  # type: ignore[arg-type]
+    for number in range(6):
+        commit(archive, number)
+        if number == 2:
+            builder_of(store, archive.writer).run_to_end(threading.Event())  # type: ignore[arg-type]
+    before = store.requests
+    builder = builder_of(store, archive.writer, merge_files=2)  # type: ignore[arg-type]
+    builder.run_to_end(threading.Event())
+    return before, store.requests
+
+
+def test_another_builder_was_faster() -> None:
+    store = MemoryStore()
+    archive = ArchiveBuilder(store)
+    for number in range(5):
+        commit(archive, number)
+    one, other = (builder_of(store, archive.writer) for _ in range(2))
+    state = archive.writer.state
+    assert one.step()
+    other_ref = load(store).indexes
+    other._build(state, _only_group(other, state))
+    assert load(store).indexes == other_ref
+    assert other._doomed and other._doomed[0] not in {ref.key for ref in other_ref}
+    check(store, 5)
+
+
+def _only_group(builder: IndexBuilder, state: Any) -> Any:
+    (group,) = groups_of(builder._unindexed(state), 1 << 30, 1 << 30)
+    return group
+
+
+def test_a_store_that_is_away_never_stops_the_uploader() -> None:
+    class Away(MemoryStore):
+        away = False
+
+        def put_if_absent(self, key: str, body: Any, *, timeout_s: float | None = None) -> None:
+            if self.away and key.startswith("index/"):
+                raise UnavailableError("away")
+            super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    store = Away()
+    archive = ArchiveBuilder(store)
+    builder = builder_of(store, archive.writer, retry_ms=100)
+    stop = threading.Event()
+    thread = threading.Thread(target=builder.run, args=(stop,), daemon=True)
+    store.away = True
+    thread.start()
+    for number in range(8):
+        commit(archive, number)
+        builder.committed()
+    for _ in range(200):
+        if builder.counters.last_error:
+            break
+        stop.wait(0.02)
+    assert "away" in builder.counters.last_error
+    store.away = False
+    for _ in range(300):
+        if load(store).indexes:
+            break
+        stop.wait(0.02)
+    assert load(store).indexes
+    stop.set()
+    builder.committed()
+    thread.join(5)
+    assert not thread.is_alive()
+    check(store, 8)

@@ -1,0 +1,113 @@
+"""Which index files are made and merged: pure decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiered.catalog.index_refs import IndexRef
+from tiered.model.tables import OBJECT_DTYPE
+from uploader.index_plan import DAY_MS, Segment, combined, groups_of, plan_merge
+
+DAY = 19_000
+
+
+def ref(number: int, *, level: int = 0, day: int = DAY, size_bytes: int = 100) -> IndexRef:
+    """File number ``number`` of an archive."""
+    end_ms = day * DAY_MS + number
+    return IndexRef(
+        f"index/{number}", level, number, number, end_ms, end_ms, 0, 1, 5, 0, (1, 1, 1, 0), 1, size_bytes, 60
+    )
+
+
+def segment(version: int, *, day: int = DAY, rows: int = 10, key: str = "") -> Segment:
+    """A segment one version added."""
+    place = np.zeros(1, OBJECT_DTYPE)
+    place["rows"] = rows
+    place["min_phys"], place["end_phys"] = version * 100, version * 100 + 50
+    return Segment(key or f"sets/{version}", place[0], (0,), version, day * DAY_MS, day * DAY_MS + 5)
+
+
+def keys(refs: Sequence[IndexRef]) -> list[str]:
+    return [found.key for found in refs]
+
+
+def test_a_file_is_cut_where_a_day_begins_and_where_it_grows_too_large() -> None:
+    segments = [segment(3), segment(5), segment(5, key="sets/other"), segment(6), segment(8, day=DAY + 1)]
+    groups = groups_of(segments[::-1], 30, 100)
+    assert [[s.version for s in group.segments] for group in groups] == [[3, 5, 5], [6], [8]]
+    meta = groups[0].meta(1)
+    assert (meta.from_version, meta.to_version, meta.begin_phys, meta.end_phys) == (1, 5, 300, 550)
+    assert sorted(groups[0].covered().keys) == ["sets/3", "sets/5", "sets/other"]
+
+
+def test_a_file_covers_a_bounded_number_of_objects() -> None:
+    groups = groups_of([segment(number) for number in range(1, 8)], 1000, 3)
+    assert [[s.version for s in group.segments] for group in groups] == [[1, 2, 3], [4, 5, 6], [7]]
+
+
+def test_a_version_is_never_split() -> None:
+    groups = groups_of([segment(1, rows=50, key=f"sets/{n}") for n in range(3)] + [segment(2)], 60, 100)
+    assert [[s.version for s in group.segments] for group in groups] == [[1, 1, 1], [2]]
+
+
+def test_an_object_whose_runs_lie_in_several_pages_is_read_once() -> None:
+    found = combined([segment(1), replace(segment(1), ordinals=(4,)), segment(2)])
+    assert [s.ordinals for s in found] == [(0, 4), (0,)]
+
+
+def test_neighbours_of_a_level_are_merged_when_there_are_enough() -> None:
+    refs = [ref(1, level=1), ref(2), ref(3)]
+    assert plan_merge(refs, 3) == []
+    refs.append(ref(4))
+    assert keys(plan_merge(refs, 3)) == ["index/2", "index/3", "index/4"]
+    refs = [ref(1, level=1), ref(2, level=1), ref(3), ref(4, level=1), ref(5)]
+    assert keys(plan_merge(refs, 3)) == keys(refs)
+
+
+def test_a_day_that_is_over_becomes_one_file() -> None:
+    refs = [ref(1), ref(2, level=3), ref(3), ref(4, day=DAY + 1)]
+    assert keys(plan_merge(refs, 8)) == ["index/1", "index/2", "index/3"]
+
+
+def test_the_end_of_a_back_fill_leaves_a_large_file_alone_for_little() -> None:
+    assert plan_merge([ref(1, size_bytes=1000), ref(2, size_bytes=10)], 8, is_final=True) == []
+    assert len(plan_merge([ref(1, size_bytes=1000), ref(2, size_bytes=300)], 8, is_final=True)) == 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 1000)), max_size=30),
+    st.integers(2, 5),
+    st.booleans(),
+)
+def test_merging_ends_with_few_files(
+    rows: list[tuple[int, int, int]], merge_files: int, is_final: bool
+) -> None:
+    """Every plan merges neighbours of one day; repeating it ends, with one file a day that is over."""
+    days = sorted(day for _, day, _ in rows)
+    refs = [
+        ref(number, level=level, day=DAY + day, size_bytes=size)
+        for number, ((level, _, size), day) in enumerate(zip(rows, days, strict=True), 1)
+    ]
+    for _ in range(100):
+        merging = plan_merge(refs, merge_files, is_final=is_final)
+        if not merging:
+            break
+        first = refs.index(merging[0])
+        assert refs[first : first + len(merging)] == merging
+        assert len({found.end_ms // DAY_MS for found in merging}) == 1
+        merged = merging[-1]._replace(
+            key=f"{merging[0].key}+", level=1 + max(found.level for found in merging),
+            size_bytes=sum(found.size_bytes for found in merging),
+        )  # fmt: skip
+        refs[first : first + len(merging)] = [merged]
+    else:
+        raise AssertionError("merging does not end")
+    newest = max((found.end_ms // DAY_MS for found in refs), default=0)
+    over = [found.end_ms // DAY_MS for found in refs if found.end_ms // DAY_MS < newest]
+    assert len(over) == len(set(over))
+    assert len(refs) <= len(set(over)) + merge_files * 8

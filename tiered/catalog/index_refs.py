@@ -1,0 +1,106 @@
+"""Index files as the catalog knows them: which exist, and what each covers. Pure.
+
+An index file covers whole catalog versions: every key of every run that versions [from, to] added. The files stand in
+order and cover versions without a hole; whatever is newer is not indexed yet, and a query reads its key sections. So
+one number, ``indexed_version``, says what a query must scan, and a delta that became void is seen at once.
+
+Owns these values and what a change must obey. Does not own the files (tiered.index) nor when they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from tiered.formats.keys import epoch_of
+
+
+class IndexRef(NamedTuple):
+    """One index file over messages stored in [begin_ms, end_ms], records in [begin_phys, end_phys).
+
+    ``items``, ``slot_bits`` and ``widths`` (bytes of an item's columns) give all positions in it; ``tail_bytes`` last
+    bytes hold its footer. ``objects`` counts the data objects covered, ``level`` how often it was merged.
+    """
+
+    key: str
+    level: int
+    from_version: int
+    to_version: int
+    begin_ms: int
+    end_ms: int
+    begin_phys: int
+    end_phys: int
+    items: int
+    slot_bits: int
+    widths: tuple[int, int, int, int]
+    objects: int
+    size_bytes: int
+    tail_bytes: int
+
+
+@dataclass(frozen=True)
+class IndexChange:
+    """What a maintenance commit does: ``removed`` keys leave (and are doomed), ``added`` files take their place or
+    extend the coverage."""
+
+    added: Sequence[IndexRef] = ()
+    removed: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed)
+
+
+NO_INDEX_CHANGE = IndexChange()
+
+
+def indexed_version(indexes: Sequence[IndexRef]) -> int:
+    """Runs added up to this version are covered."""
+    return indexes[-1].to_version if indexes else 0
+
+
+def after_change(
+    indexes: Sequence[IndexRef], change: IndexChange, *, epoch: int, version: int, doomed: Iterable[str]
+) -> tuple[IndexRef, ...]:
+    """The files after ``change``, which a commit of ``epoch`` makes as ``version``.
+
+    Raises ValueError when a removed file is not there, an added one was given up before or is not of this epoch (its
+    attempt is fenced, and may be collected), the versions are not covered exactly once, or coverage shrinks at its end.
+    The oldest files may leave without a replacement.
+    """
+    gone = set(change.removed)
+    if len(gone) != len(change.removed) or not gone <= {ref.key for ref in indexes}:
+        raise ValueError("an index file to be removed is not there any more")
+    given_up = set(doomed)
+    for ref in change.added:
+        if epoch_of(ref.key) != epoch:
+            raise ValueError(f"{ref.key} is not of epoch {epoch}: its attempt is fenced")
+        if ref.key in given_up:
+            raise ValueError(f"{ref.key} was given up before")
+        if not 0 < ref.from_version <= ref.to_version < version:
+            raise ValueError(
+                f"{ref.key} covers versions [{ref.from_version}, {ref.to_version}] before {version}"
+            )
+    found = [*(ref for ref in indexes if ref.key not in gone), *change.added]
+    found.sort(key=lambda ref: ref.from_version)
+    if len({ref.key for ref in found}) != len(found):
+        raise ValueError("an index file is named twice")
+    for before, after in pairwise(found):
+        if after.from_version != before.to_version + 1:
+            raise ValueError(f"versions between {before.key} and {after.key} are not covered exactly once")
+    if indexed_version(found) < indexed_version(indexes):
+        raise ValueError("versions that were indexed would not be any more")
+    if found and found[0].from_version > (indexes[0].from_version if indexes else 1):
+        expired = [ref for ref in indexes if ref.to_version < found[0].from_version]
+        if not expired or expired[-1].to_version + 1 != found[0].from_version:
+            raise ValueError(f"versions before {found[0].from_version} are not covered")
+    return tuple(found)
+
+
+def index_ref(item: Sequence[Any]) -> IndexRef:
+    """An IndexRef from JSON."""
+    ref = IndexRef(*item)
+    queue_offset, store_timestamp, queue_id, generation = map(int, ref.widths)
+    numbers = {name: int(value) for name, value in ref._asdict().items() if name not in ("key", "widths")}
+    return IndexRef(key=str(ref.key), widths=(queue_offset, store_timestamp, queue_id, generation), **numbers)

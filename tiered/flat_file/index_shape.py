@@ -1,0 +1,17 @@
+"""From the catalog's word about an index file to the positions in it.
+
+Owns only that step: the catalog does not know the file's format, the format not the catalog.
+"""
+
+from __future__ import annotations
+
+from tiered.catalog.index_refs import IndexRef
+from tiered.index.items import Widths
+from tiered.index.layout import Shape
+
+
+def shape_of(ref: IndexRef) -> Shape:
+    """Positions in the file; raises CorruptionError when the catalog contradicts itself."""
+    return Shape(
+        ref.key, ref.items, ref.slot_bits, Widths(*ref.widths), ref.begin_ms, ref.size_bytes, ref.tail_bytes
+    )

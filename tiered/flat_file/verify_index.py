@@ -1,0 +1,181 @@
+"""Checks the index files: whole, in order, and complete for the segments they say they cover.
+
+Owns the anomalies of index files. A tail is always read; ``full`` reads every item, and every key section again to see
+that each entry is found. Entries of messages that are gone are no anomaly: queries verify what they find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tiered.catalog.index_refs import IndexRef
+from tiered.catalog.pages import Page
+from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
+from tiered.flat_file.index_shape import shape_of
+from tiered.flat_file.key_section_reader import read_keys
+from tiered.flat_file.verify_segment import Anomaly, AnomalyKind
+from tiered.index.collect import items_of_segment
+from tiered.index.footer import IndexMeta, decode_tail
+from tiered.index.items import ITEM_DTYPE
+from tiered.index.layout import HEADER_BYTES, SLOT, Shape, decode_slot, encode_header
+from tiered.index.merge import file_items
+from tiered.index.order import in_order, sorted_items
+from tiered.model.tables import Table
+from tiered.object_store.protocol import ObjectStore
+
+ITEMS_AT_ONCE = 1 << 21
+"""Items held at a time, twice: 128 MiB."""
+PAGES_AT_ONCE = 1024
+SLOTS_AT_ONCE = 1 << 16
+
+
+@dataclass
+class _Segment:
+    """An object with the runs of some versions."""
+
+    key: str
+    place: np.void
+    ordinals: list[int] = field(default_factory=list)
+
+
+def check_indexes(
+    store: ObjectStore, state: CatalogState, pages: Sequence[Page], *, full: bool
+) -> tuple[list[Anomaly], int]:
+    """(anomalies, items in all files). Raises what the store raises, but not for a file itself."""
+    anomalies: list[Anomaly] = []
+    for ref in state.indexes:
+        segments = _segments(pages, ref)
+        try:
+            _check_tail(store, ref, segments)
+            if full:
+                _check_items(store, ref, segments)
+        except NotFoundError:
+            continue  # reported with everything else that is named and does not exist
+        except (CorruptionError, UnsupportedFormatError) as error:
+            kind = AnomalyKind.CONTRADICTION if isinstance(error, _IncompleteError) else AnomalyKind.DAMAGED
+            anomalies.append(Anomaly(kind, ref.key, None, error.message))
+    return anomalies, sum(ref.items for ref in state.indexes)
+
+
+class _IncompleteError(CorruptionError):
+    """The file is whole, but does not say what it should."""
+
+
+def _segments(pages: Sequence[Page], ref: IndexRef) -> list[_Segment]:
+    found: dict[str, _Segment] = {}
+    for page in pages:
+        runs = page.chunk.runs
+        mine = runs[(runs["version"] >= ref.from_version) & (runs["version"] <= ref.to_version)]
+        for run in mine:
+            place = page.chunk.objects[int(run["object"])]
+            key = page.chunk.object_keys[int(place["key"])]
+            found.setdefault(key, _Segment(key, place)).ordinals.append(int(run["ordinal"]))
+    return list(found.values())
+
+
+def _check_tail(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment]) -> None:
+    shape = shape_of(ref)
+    meta, covered = decode_tail(shape, store.get_range(ref.key, *shape.tail_range))
+    wanted = IndexMeta(
+        ref.from_version, ref.to_version, ref.begin_ms, ref.end_ms, ref.begin_phys, ref.end_phys
+    )
+    if meta != wanted:
+        raise _IncompleteError(f"the file covers {meta}, the catalog says {wanted}")
+    missing = {segment.key for segment in segments} - set(covered.keys)
+    if missing:
+        raise _IncompleteError(f"{len(missing)} segments are not covered, the first is {min(missing)}")
+
+
+def _check_items(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment]) -> None:
+    shape = shape_of(ref)
+    if store.get_range(ref.key, 0, HEADER_BYTES) != encode_header():
+        raise CorruptionError(f"{ref.key}: bytes [0, {HEADER_BYTES}) are no index header")
+    slots = _check_slots(store, shape)
+    passes = max(1, -(-shape.items // ITEMS_AT_ONCE))
+    step = -(-(1 << 64) // passes)
+    for number in range(passes):
+        low, high = number * step, min((number + 1) * step, 1 << 64) - 1
+        _check_pass(store, shape, segments, (low, high), slots if number == 0 else None)
+
+
+def _check_slots(store: ObjectStore, shape: Shape) -> Table:
+    """Items of every slot."""
+    counts = np.zeros(1 << shape.slot_bits, np.int64)
+    expected = 0
+    for begin in range(0, len(counts), SLOTS_AT_ONCE):
+        end = min(begin + SLOTS_AT_ONCE, len(counts))
+        data = store.get_range(shape.key, shape.slot_range(begin)[0], SLOT.size * (end - begin))
+        for slot in range(begin, end):
+            at = SLOT.size * (slot - begin)
+            first, counts[slot] = decode_slot(shape, slot, data[at : at + SLOT.size])
+            if first != expected:
+                raise CorruptionError(f"{shape.key}: slot {slot} begins at item {first}, not {expected}")
+            expected += int(counts[slot])
+    if expected != shape.items:
+        raise CorruptionError(f"{shape.key}: slots hold {expected} items, not {shape.items}")
+    return counts
+
+
+def _check_pass(
+    store: ObjectStore,
+    shape: Shape,
+    segments: Sequence[_Segment],
+    hashes: tuple[int, int],
+    slots: Table | None,
+) -> None:
+    """Items whose hash lies in ``hashes``: every one that should be there is."""
+    held: list[Table] = []
+    last = np.zeros(0, ITEM_DTYPE)
+    for items in file_items(store.get_range, shape, pages_at_once=PAGES_AT_ONCE):
+        if slots is not None:
+            if not in_order(np.concatenate([last, items])):
+                raise CorruptionError(f"{shape.key}: items are not in order")
+            last = items[-1:]
+            shift = np.uint64(64 - shape.slot_bits)
+            found = (
+                (items["hash"] >> shift).astype(np.int64)
+                if shape.slot_bits
+                else np.zeros(len(items), np.int64)
+            )
+            np.subtract.at(slots, found, 1)
+        held.append(_between(items, hashes))
+    if slots is not None and bool(slots.any()):
+        raise CorruptionError(f"{shape.key}: slots do not point to their items")
+    present = np.concatenate([np.zeros(0, ITEM_DTYPE), *held])
+    for wanted in _expected(store, segments, hashes):
+        missing = len(sorted_items(np.concatenate([present, wanted]))) - len(present)
+        if missing:
+            raise _IncompleteError(f"{missing} keys of the segments it covers are not in it")
+
+
+def _between(items: Table, hashes: tuple[int, int]) -> Table:
+    column = items["hash"]
+    return items[(column >= np.uint64(hashes[0])) & (column <= np.uint64(hashes[1]))]
+
+
+def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[int, int]) -> Iterator[Table]:
+    """Items of the segments, in pieces."""
+    parts: list[Table] = []
+    count = 0
+    for segment in segments:
+        try:
+            index, keys = read_keys(
+                store, segment.key, size_bytes=int(segment.place["size_bytes"]),
+                tail_bytes=int(segment.place["tail_bytes"]), rows=int(segment.place["rows"]),
+            )  # fmt: skip
+            if max(segment.ordinals) >= len(index.runs):
+                continue
+            items = items_of_segment(index, keys, segment.ordinals)
+        except (CorruptionError, NotFoundError, UnsupportedFormatError):
+            continue  # an anomaly of the segment, reported there
+        parts.append(_between(items, hashes))
+        count += len(parts[-1])
+        if count >= ITEMS_AT_ONCE:
+            yield np.concatenate(parts)
+            parts, count = [], 0
+    if parts:
+        yield np.concatenate(parts)

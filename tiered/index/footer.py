@@ -1,0 +1,86 @@
+"""The footer of an index file: what it covers, and the data objects by physical offset.
+
+Owns its bytes. Read only for offsetMsgId queries, verification and merging; key queries do not need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import fastcrc
+import numpy as np
+
+from tiered.errors import CorruptionError
+from tiered.formats.container import decode_container, encode_container
+from tiered.index.layout import COVERED_DTYPE, FOOTER_KIND, TRAILER_BYTES, Shape, decode_trailer
+from tiered.model.tables import Table
+
+
+@dataclass(frozen=True)
+class Covered:
+    """The data objects an index file covers, sorted by ``min_phys``; ``objects["key"]`` indexes ``keys``."""
+
+    objects: Table
+    keys: tuple[str, ...]
+
+    def at(self, phys: int) -> list[tuple[str, np.void]]:
+        """Objects whose records may include the one at physical offset ``phys``, the largest first."""
+        objects = self.objects
+        found = np.flatnonzero((objects["min_phys"] <= phys) & (phys < objects["end_phys"]))
+        order = found[np.argsort(-objects["raw_bytes"][found], kind="stable")]
+        return [(self.keys[int(objects["key"][index])], objects[index]) for index in order.tolist()]
+
+
+@dataclass(frozen=True)
+class IndexMeta:
+    """What a file covers: every key of every run that catalog versions [from, to] added. Times are ms since the
+    epoch, [begin_phys, end_phys) a range of the commitlog."""
+
+    from_version: int
+    to_version: int
+    begin_ms: int
+    end_ms: int
+    begin_phys: int
+    end_phys: int
+
+
+def joined(parts: Sequence[Covered]) -> Covered:
+    """Several sets of objects as one, each object once."""
+    seen: dict[str, np.void] = {}
+    for part in parts:
+        for row in part.objects:
+            seen.setdefault(part.keys[int(row["key"])], row)
+    objects = np.array(list(seen.values()), COVERED_DTYPE) if seen else np.zeros(0, COVERED_DTYPE)
+    objects["key"] = np.arange(len(objects))
+    return Covered(objects[np.argsort(objects["min_phys"], kind="stable")], tuple(seen))
+
+
+def encode_footer(meta: IndexMeta, covered: Covered) -> bytes:
+    """The container."""
+    header = {"meta": list(vars(meta).values()), "object_keys": list(covered.keys)}
+    return encode_container(FOOTER_KIND, header, {"objects": covered.objects})
+
+
+def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
+    """Check and parse footer and trailer; raises CorruptionError or UnsupportedFormatError."""
+    found, footer_crc = decode_trailer(shape.key, tail)
+    if found != shape or len(tail) != shape.tail_bytes:
+        raise CorruptionError(f"{shape.key}: the trailer says {found}, the catalog {shape}")
+    footer = memoryview(tail)[: len(tail) - TRAILER_BYTES]
+    where = f"{shape.key} footer at {shape.footer_offset}"
+    if fastcrc.crc32.iscsi(footer) != footer_crc:
+        raise CorruptionError(f"{where} fails its CRC32C")
+    container = decode_container(footer, FOOTER_KIND, source=where)
+    try:
+        meta = IndexMeta(*map(int, container.header["meta"]))
+        keys = tuple(map(str, container.header["object_keys"]))
+        table = container.tables["objects"]
+        objects = np.zeros(len(table), COVERED_DTYPE)
+        for name in COVERED_DTYPE.names or ():
+            objects[name] = table[name]
+        if len(objects) and int(objects["key"].max()) >= len(keys):
+            raise ValueError("objects point outside the keys")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CorruptionError(f"{where} does not parse: {error!r}") from error
+    return meta, Covered(objects, keys)

@@ -1,0 +1,126 @@
+"""Finds the items of a key in an index file: one read of a slot, one of its items.
+
+Written as coroutines over ``read(key, offset, length)``, so that one code serves threads, event loops and tests. Bytes
+are checked before they are believed. Only a slot that holds a key of thousands of messages takes more reads: its
+pages are searched by halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from tiered.errors import CorruptionError
+from tiered.index.items import ITEM_DTYPE
+from tiered.index.layout import PAGE_ITEMS, Shape, decode_pages, decode_slot
+from tiered.model.tables import Table
+
+ReadRange = Callable[[str, int, int], Awaitable[bytes]]
+"""(key, offset, length) -> exactly these bytes."""
+
+PAGES_AT_ONCE = 8
+"""Pages of one read: 32 KiB."""
+
+
+class Wanted(NamedTuple):
+    """Items of ``hash`` stored in [begin_ms, end_ms]; at least ``items_max`` newest ones, if there are so many."""
+
+    hash: int
+    begin_ms: int
+    end_ms: int
+    items_max: int
+
+
+class Matches(NamedTuple):
+    """Items found, newest first. ``is_all``: there are no older ones in the time range."""
+
+    items: Table
+    is_all: bool
+
+
+async def find_items(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches:
+    """Items of ``shape.key`` that match; raises CorruptionError and what ``read`` raises."""
+    nothing = Matches(np.zeros(0, ITEM_DTYPE), True)
+    if shape.items == 0:
+        return nothing
+    slot = shape.slot_of(wanted.hash)
+    first, count = decode_slot(shape, slot, await read(shape.key, *shape.slot_range(slot)))
+    if count == 0:
+        return nothing
+    pages = _Pages(read, shape, slot, first, first + count)
+    begin = await pages.first_at_least(wanted.hash, wanted.end_ms)
+    parts: list[Table] = []
+    found = 0
+    while begin < pages.end_item:
+        items, begin = await pages.items_from(begin)
+        mine = items[
+            (items["hash"] == np.uint64(wanted.hash)) & (items["store_timestamp"] >= wanted.begin_ms)
+        ]
+        parts.append(mine)
+        found += len(mine)
+        if len(mine) < len(items):
+            break
+        if found >= wanted.items_max and begin < pages.end_item:
+            return Matches(np.concatenate(parts), False)
+    return Matches(np.concatenate(parts), True) if parts else nothing
+
+
+class _Pages:
+    """Items [first_item, end_item) of one slot, read in pieces; the piece read last is kept."""
+
+    def __init__(self, read: ReadRange, shape: Shape, slot: int, first_item: int, end_item: int) -> None:
+        self._read, self._shape, self._slot = read, shape, slot
+        self.first_item, self.end_item = first_item, end_item
+        self._begin = 0
+        self._items = np.zeros(0, ITEM_DTYPE)
+
+    async def items_from(self, item: int) -> tuple[Table, int]:
+        """(items from number ``item`` on, as many as one read gives, the number after them)."""
+        if not self._begin <= item < self._begin + len(self._items):
+            await self._load(item // PAGE_ITEMS, PAGES_AT_ONCE)
+        found = self._items[item - self._begin :]
+        return found, item + len(found)
+
+    async def first_at_least(self, hash_: int, end_ms: int) -> int:
+        """Number of the first item that is not before (``hash_``, ``end_ms``) in file order."""
+        low, high = self.first_item, self.end_item
+        pages = PAGES_AT_ONCE
+        while low < high:
+            middle = low if pages == PAGES_AT_ONCE else (low + high) // 2
+            if not self._begin <= middle < self._begin + len(self._items):
+                await self._load(middle // PAGE_ITEMS, pages)
+            pages = 1
+            begin = max(low, self._begin)
+            here = self._items[begin - self._begin : high - self._begin]
+            at = _lower_bound(here, hash_, end_ms)
+            if at == 0 and begin > low:
+                high = begin
+            elif at < len(here) or at == 0:
+                return begin + at
+            else:
+                low = begin + at
+        return low
+
+    async def _load(self, page: int, pages: int) -> None:
+        shape = self._shape
+        end_page = min(page + pages, -(-self.end_item // PAGE_ITEMS))
+        data = await self._read(shape.key, *shape.page_range(page, end_page))
+        items = decode_pages(shape, page, end_page, data)
+        begin = max(self.first_item, page * PAGE_ITEMS)
+        mine = items[begin - page * PAGE_ITEMS : self.end_item - page * PAGE_ITEMS]
+        shift = np.uint64(64 - shape.slot_bits)
+        hashes = mine["hash"]
+        if len(mine) == 0 or (shape.slot_bits and bool(((hashes >> shift) != np.uint64(self._slot)).any())):
+            raise CorruptionError(f"{shape.key}: slot {self._slot} holds items of another one")
+        if bool((hashes[1:] < hashes[:-1]).any()):
+            raise CorruptionError(f"{shape.key}: items of slot {self._slot} are not in order")
+        self._begin, self._items = begin, mine
+
+
+def _lower_bound(items: Table, hash_: int, end_ms: int) -> int:
+    """Index of the first of sorted ``items`` that is not before (hash, newest allowed time)."""
+    low = int(np.searchsorted(items["hash"], np.uint64(hash_), side="left"))
+    high = int(np.searchsorted(items["hash"], np.uint64(hash_), side="right"))
+    return low + int(np.searchsorted(-items["store_timestamp"][low:high], -end_ms, side="left"))

@@ -1,0 +1,47 @@
+"""Merges index files into one, streaming: at most a bounded piece of each input is in memory.
+
+Owns the order of reading and dropping of equal items. Where inputs come from and the result goes is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tiered.index.items import ITEM_DTYPE
+from tiered.index.layout import PAGE_ITEMS, Shape, decode_pages
+from tiered.index.order import item_key, position_after, sorted_items
+from tiered.model.tables import Table
+
+Read = Callable[[str, int, int], bytes]
+"""(key, offset, length) -> exactly these bytes."""
+
+
+def file_items(read: Read, shape: Shape, *, pages_at_once: int) -> Iterator[Table]:
+    """All items of a file in order, piece by piece. Raises CorruptionError and what ``read`` raises."""
+    for first in range(0, shape.pages, pages_at_once):
+        end = min(first + pages_at_once, shape.pages)
+        yield decode_pages(shape, first, end, read(shape.key, *shape.page_range(first, end)))
+
+
+def merged_items(read: Read, shapes: Sequence[Shape], *, items_in_memory: int) -> Iterator[Table]:
+    """Items of all files in file order, equal ones once; about ``items_in_memory`` of them are held at a time."""
+    pages = max(1, items_in_memory // PAGE_ITEMS // max(1, 2 * len(shapes)))
+    streams = [file_items(read, shape, pages_at_once=pages) for shape in shapes]
+    heads = [np.zeros(0, ITEM_DTYPE)] * len(streams)
+    is_open = [True] * len(streams)
+    while True:
+        for number, stream in enumerate(streams):
+            while is_open[number] and len(heads[number]) == 0:
+                piece = next(stream, None)
+                is_open[number] = piece is not None
+                heads[number] = heads[number] if piece is None else piece
+        if not any(map(len, heads)):
+            return
+        # Beyond the smallest of the last items, files still open may have more.
+        lasts = [head[-1] for head, more in zip(heads, is_open, strict=True) if more]
+        limit = min(lasts, key=item_key, default=None)
+        cuts = [len(head) if limit is None else position_after(head, limit) for head in heads]
+        yield sorted_items(np.concatenate([head[:cut] for head, cut in zip(heads, cuts, strict=True)]))
+        heads = [head[cut:] for head, cut in zip(heads, cuts, strict=True)]

@@ -1,0 +1,61 @@
+"""The order of items in an index file: by hash, then newest first, then queue, newest offset first.
+
+Owns comparing, sorting and searching in that order. Equal items are the same key of the same message.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.model.tables import Table
+
+_COLUMNS = (("hash", 1), ("store_timestamp", -1), ("queue_id", 1), ("generation", 1), ("queue_offset", -1))
+
+
+def sorted_items(items: Table) -> Table:
+    """``items`` in file order, equal ones once."""
+    order: NDArray[np.int64] = np.lexsort([
+        items[name] if sign > 0 else -items[name] for name, sign in reversed(_COLUMNS)
+    ])  # fmt: skip
+    ordered = items[order]
+    if len(ordered) < 2:
+        return ordered
+    is_new = np.empty(len(ordered), bool)
+    is_new[0] = True
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    return ordered if bool(is_new.all()) else ordered[is_new]
+
+
+def in_order(items: Table) -> bool:
+    """Whether every item is greater than the one before."""
+    if len(items) < 2:
+        return True
+    before, after = items[:-1], items[1:]
+    decided = np.zeros(len(before), bool)
+    rising = np.zeros(len(before), bool)
+    for name, sign in _COLUMNS:
+        low, high = (before[name], after[name]) if sign > 0 else (after[name], before[name])
+        rising |= ~decided & (low < high)
+        decided |= low != high
+        if bool(decided.all()):
+            break
+    return bool(rising.all())
+
+
+def position_after(items: Table, item: np.void) -> int:
+    """How many leading ones of sorted ``items`` are not greater than ``item``."""
+    low, high = 0, len(items)
+    for name, sign in _COLUMNS:
+        column = items[name][low:high] if sign > 0 else -items[name][low:high]
+        wanted = item[name] if sign > 0 else -item[name]
+        low, high = (
+            low + int(np.searchsorted(column, wanted, side="left")),
+            low + int(np.searchsorted(column, wanted, side="right")),
+        )
+    return high
+
+
+def item_key(item: np.void) -> tuple[int, ...]:
+    """A tuple that sorts as ``item`` does."""
+    return tuple(sign * int(item[name]) for name, sign in _COLUMNS)

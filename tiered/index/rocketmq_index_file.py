@@ -1,0 +1,295 @@
+"""RocketMQ's own IndexFile: read as the broker reads it, written byte for byte as the broker writes it.
+
+    header 40: begin and end timestamp, begin and end physical offset (i64), slots used, next item (i32), big-endian
+    slots 4 each: number of the newest item of the slot | items 20 each: hash, physical offset, seconds since the
+    begin timestamp, number of the item before in the same slot; item 0 is not used
+
+A key is found by hash alone, so answers may be of other keys and topics: whoever asks reads the messages and compares.
+Source: org.apache.rocketmq.store.index.IndexFile, IndexHeader, IndexService. For hot-range queries and for export; the
+archive's own index is another format (layout.py).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError
+from tiered.formats.record import Record
+
+HEADER = struct.Struct(">qqqqii")
+ITEM = struct.Struct(">iqii")
+SLOT = struct.Struct(">i")
+_UTF16_UNIT = struct.Struct(">H")
+HEADER_BYTES = HEADER.size
+DEFAULT_SLOTS = 5_000_000
+DEFAULT_ITEMS = 20_000_000
+SECONDS_MAX = (1 << 31) - 1
+
+
+class IndexHeader(NamedTuple):
+    """The first 40 bytes. ``item_count`` is the number of the next item: items 1 to item_count - 1 are there."""
+
+    begin_ms: int
+    end_ms: int
+    begin_phys: int
+    end_phys: int
+    slots_used: int
+    item_count: int
+
+
+class IndexedMessage(NamedTuple):
+    """What the broker indexes of a message: UNIQ_KEY first, then each of KEYS."""
+
+    topic: str
+    keys: Sequence[str]
+    phys: int
+    store_timestamp: int
+
+
+def indexed_message(record: Record, *, with_tags: bool) -> IndexedMessage:
+    """What ``IndexService.buildIndex`` makes of a record. ``with_tags``: 5.5 indexes TAGS too, as a key ``T#tag``."""
+    keys = [record.uniq_key] if record.uniq_key else []
+    keys += record.keys
+    if with_tags and record.tags:
+        keys.append(f"T#{record.tags}")
+    return IndexedMessage(record.topic, keys, record.physical_offset, record.store_timestamp)
+
+
+def broker_hash(topic: str, key: str) -> int:
+    """``IndexFile.indexKeyHashMethod`` of ``topic#key``: the absolute Java hash, 0 for the one that has none."""
+    total = 0
+    for (unit,) in _UTF16_UNIT.iter_unpack(f"{topic}#{key}".encode("utf-16-be", "replace")):
+        total = (31 * total + unit) & 0xFFFFFFFF
+    value = total - (1 << 32) if total >> 31 else total
+    return 0 if value == -(1 << 31) else abs(value)
+
+
+def file_bytes(slots: int, items: int) -> int:
+    """Length of a file, whatever is in it."""
+    return HEADER_BYTES + SLOT.size * slots + ITEM.size * items
+
+
+class RocketMqIndexFile:
+    """One file's bytes, read only. ``slots`` is the broker's maxHashSlotNum: the file does not say."""
+
+    def __init__(self, data: bytes | memoryview | mmap.mmap, slots: int, *, source: str) -> None:
+        """Raises CorruptionError when the header is impossible."""
+        self._data, self.slots, self._source = data, slots, source
+        if len(data) < file_bytes(slots, 1):
+            raise CorruptionError(f"{source}: {len(data)} bytes cannot hold {slots} slots")
+        self.items_max = (len(data) - HEADER_BYTES - SLOT.size * slots) // ITEM.size
+        self.header = IndexHeader(*HEADER.unpack_from(data))
+        if not 0 <= self.header.item_count <= self.items_max or not 0 <= self.header.slots_used <= slots:
+            raise CorruptionError(
+                f"{source}: header {tuple(self.header)} of {self.items_max} items, {slots} slots"
+            )
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        """``IndexFile.isTimeMatched``."""
+        first, last = self.header.begin_ms, self.header.end_ms
+        return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
+
+    def matches(self, hash_: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Physical offsets of items with ``hash_``, newest first (``IndexFile.selectPhyOffset``).
+
+        Times are compared as the broker does, in whole seconds after the file's begin.
+        """
+        header = self.header
+        (number,) = SLOT.unpack_from(self._data, HEADER_BYTES + SLOT.size * (hash_ % self.slots))
+        if header.item_count <= 1:
+            return
+        seen = 0
+        while 0 < number <= header.item_count and seen <= header.item_count:
+            seen += 1
+            found, phys, seconds, previous = ITEM.unpack_from(self._data, self._item_offset(number))
+            if seconds < 0:
+                return
+            stored_ms = header.begin_ms + seconds * 1000
+            if found == hash_ and begin_ms <= stored_ms <= end_ms:
+                yield phys
+            if previous <= 0 or previous > header.item_count or previous == number or stored_ms < begin_ms:
+                return
+            number = previous
+
+    def _item_offset(self, number: int) -> int:
+        offset = HEADER_BYTES + SLOT.size * self.slots + ITEM.size * number
+        if offset + ITEM.size > len(self._data):
+            raise CorruptionError(f"{self._source}: item {number} lies outside the file")
+        return offset
+
+
+class BrokerIndex:
+    """The index files of a broker's store, mapped read-only. Close it; files the broker deletes stay readable."""
+
+    def __init__(self, directory: Path, slots: int) -> None:
+        """Raises NotFoundError without the directory, CorruptionError for an impossible file."""
+        self.files: list[RocketMqIndexFile] = []
+        self._maps: list[mmap.mmap] = []
+        try:
+            paths = sorted(path for path in directory.iterdir() if path.name.isdigit())
+        except FileNotFoundError as error:
+            raise NotFoundError(f"{directory} does not exist") from error
+        try:
+            for path in paths:
+                self._open(path, slots)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: Path, slots: int) -> None:
+        try:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            return  # deleted by the broker since the listing
+        except ValueError as error:
+            raise CorruptionError(f"{path} is empty") from error
+        except OSError as error:
+            raise UnavailableError(f"{path} cannot be read: {error.strerror}") from error
+        self._maps.append(mapped)
+        self.files.append(RocketMqIndexFile(mapped, slots, source=str(path)))
+
+    def __enter__(self) -> BrokerIndex:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap."""
+        self.files.clear()
+        while self._maps:
+            self._maps.pop().close()
+
+    def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_offsets: int) -> list[int]:
+        """Physical offsets as ``IndexService.queryOffset`` gives them: newest file first, newest item first, at most
+        ``max_offsets``, collisions included."""
+        found: list[int] = []
+        wanted = broker_hash(topic, key)
+        for file in reversed(self.files):
+            if file.overlaps(begin_ms, end_ms):
+                for phys in file.matches(wanted, begin_ms, end_ms):
+                    if len(found) >= max_offsets:
+                        break
+                    found.append(phys)
+            if file.header.begin_ms < begin_ms or len(found) >= max_offsets:
+                break
+        return found
+
+    def candidates(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Physical offsets of all messages that may have ``key``, newest first, with a second's slack: for who
+        compares topic, key and time with the messages themselves."""
+        wanted = broker_hash(topic, key)
+        low, high = begin_ms - 1000, min(end_ms, 1 << 62) + 1000
+        for file in reversed(self.files):
+            if file.header.begin_ms - 1000 <= high and file.header.end_ms + 1000 >= low:
+                yield from file.matches(wanted, low - 1000, high)
+
+
+# -- writing --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class IndexFileImage:
+    """A file being written into ``data``, which is ``file_bytes(slots, items)`` long and zero."""
+
+    data: bytearray | mmap.mmap
+    slots: int
+    items: int
+    header: IndexHeader
+
+    @classmethod
+    def begin(
+        cls, data: bytearray | mmap.mmap, slots: int, items: int, previous: IndexHeader | None
+    ) -> IndexFileImage:
+        """A new file; until its first message it has the end of the one before as its bounds."""
+        end_ms, end_phys = (0, 0) if previous is None else (previous.end_ms, previous.end_phys)
+        return cls(data, slots, items, IndexHeader(end_ms, end_ms, end_phys, end_phys, 0, 1))
+
+    @property
+    def is_full(self) -> bool:
+        """No further key fits."""
+        return self.header.item_count >= self.items
+
+    def put(self, hash_: int, phys: int, store_timestamp: int) -> None:
+        """``IndexFile.putKey``."""
+        header, data = self.header, self.data
+        slot_offset = HEADER_BYTES + SLOT.size * (hash_ % self.slots)
+        (newest,) = SLOT.unpack_from(data, slot_offset)
+        seconds = 0
+        if header.begin_ms > 0:
+            seconds = min(max(int((store_timestamp - header.begin_ms) / 1000), 0), SECONDS_MAX)
+        number = header.item_count
+        ITEM.pack_into(
+            data, HEADER_BYTES + SLOT.size * self.slots + ITEM.size * number, hash_, phys, seconds, newest
+        )
+        SLOT.pack_into(data, slot_offset, number)
+        begin_ms, begin_phys = header.begin_ms, header.begin_phys
+        if number <= 1:
+            begin_ms, begin_phys = store_timestamp, phys
+        self.header = IndexHeader(
+            begin_ms, store_timestamp, begin_phys, phys, header.slots_used + (newest == 0), number + 1
+        )
+
+    def finish(self) -> None:
+        """Write the header."""
+        HEADER.pack_into(self.data, 0, *self.header)
+
+
+def write_files(
+    messages: Iterable[IndexedMessage],
+    directory: Path,
+    *,
+    slots: int = DEFAULT_SLOTS,
+    items: int = DEFAULT_ITEMS,
+) -> list[Path]:
+    """Index files of ``messages`` in log order, as a broker with these settings has them.
+
+    Files are named as a broker names them, but by the time (UTC) of their first message. They are sparse: unused slots
+    and items take no space.
+    """
+    paths: list[Path] = []
+    previous: IndexHeader | None = None
+    writing: tuple[IndexFileImage, mmap.mmap] | None = None
+    try:
+        for message in messages:
+            for key in message.keys:
+                if writing is not None and writing[0].is_full:
+                    previous = _finish(writing)
+                    writing = None
+                if writing is None:
+                    paths.append(directory / _file_name(message.store_timestamp, paths))
+                    mapped = _create(paths[-1], file_bytes(slots, items))
+                    writing = IndexFileImage.begin(mapped, slots, items, previous), mapped
+                writing[0].put(broker_hash(message.topic, key), message.phys, message.store_timestamp)
+    finally:
+        if writing is not None:
+            _finish(writing)
+    return paths
+
+
+def _file_name(begin_ms: int, before: Sequence[Path]) -> str:
+    """yyyyMMddHHmmssSSS, after all names before: the broker loads files in the order of their names."""
+    second, ms = divmod(begin_ms, 1000)
+    name = f"{datetime.fromtimestamp(second, UTC):%Y%m%d%H%M%S}{ms:03d}"
+    return max(name, f"{int(before[-1].name) + 1:017d}") if before else name
+
+
+def _create(path: Path, length: int) -> mmap.mmap:
+    with path.open("x+b") as file:
+        file.truncate(length)
+        return mmap.mmap(file.fileno(), length)
+
+
+def _finish(writing: tuple[IndexFileImage, mmap.mmap]) -> IndexHeader:
+    image, mapped = writing
+    image.finish()
+    mapped.flush()
+    mapped.close()
+    return image.header

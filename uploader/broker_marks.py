@@ -1,0 +1,145 @@
+"""What a commit says besides messages: the broker's tables under ``state/``, and queues that are shown no more.
+
+Owns when tables are read again and which queues are hidden. Does not own the order of commits (cycle_upload.py), nor
+the rules of visibility (visibility.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tiered.broker_store.config import state_fingerprint, topic_names_backup
+from tiered.broker_store.store import BrokerStore
+from tiered.catalog.commit import CommitInvalidError
+from tiered.catalog.protocol import CatalogWriter
+from tiered.errors import CorruptionError, UnavailableError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_HIDDEN
+from uploader.broker_state_archive import BrokerStateArchive
+from uploader.cycle_upload import CycleUploader
+from uploader.visibility import DeletedTopics, hidden_queues
+
+
+def broker_tables(store: BrokerStore) -> Mapping[str, Any]:
+    """The broker's tables as documents; names are keys under ``state/``."""
+    state = store.state()
+    return {
+        "topics": state.topics,
+        "subscription_groups": state.subscription_groups,
+        "consumer_offsets": state.consumer_offsets,
+        "delay_offsets": state.delay_offsets,
+    }
+
+
+@dataclass(frozen=True)
+class MarksContext:
+    """What marks are made from and where they go. ``claim`` owns the epoch, ``log`` takes a line."""
+
+    store: BrokerStore
+    writer: CatalogWriter
+    uploader: CycleUploader
+    state_archive: BrokerStateArchive
+    claim: Callable[[], None]
+    log: Callable[[str, Mapping[str, object]], None]
+
+
+class BrokerMarks:
+    """One writer's marks. Not thread-safe: one thread looks."""
+
+    def __init__(self, context: MarksContext) -> None:
+        self._context = context
+        self._fingerprint: tuple[tuple[str, int, int], ...] = ()
+        self._deleted_topics = DeletedTopics()
+        self._hide: list[QueueKey] = []
+        self.hidden = 0
+        """Queues hidden so far."""
+
+    def look(self, now_ms: int) -> None:
+        """Following: archive tables that changed, hide what was deleted, also while no message comes."""
+        self._refresh(following=True)
+        self._watch_deletions(now_ms)
+        self._commit_when_idle()
+
+    def finish(self, with_units: set[tuple[str, int]], proven_phys: int) -> None:
+        """The end of a back-fill: show what the broker would show, and name its tables.
+
+        ``with_units``: (topic, queue id) of queues the broker shows. Above ``proven_phys``, the end of the last unit, a
+        killed broker has units still to write: its recovery will show those queues.
+        """
+        context = self._context
+        state = context.writer.state_or_none
+        if state is None:
+            return
+        current = [
+            key
+            for key, row in state.current_queues()
+            if not row["flags"] & QUEUE_HIDDEN and row["end_phys"] <= proven_phys
+        ]
+        hidden = hidden_queues(current, with_units)
+        self.hidden = len(hidden)
+        if context.writer.is_claimed:
+            self._refresh(following=False)
+        if hidden or context.state_archive.pending():
+            context.claim()
+            context.uploader.commit_marks(hide=hidden)
+
+    def _watch_deletions(self, now_ms: int) -> None:
+        """Hide queues of topics that the master has deleted (3a, Absent is not deleted)."""
+        state = self._context.writer.state_or_none
+        if state is None or (self._context.store.conf is not None and self._context.store.conf.is_slave):
+            return
+        try:
+            table = set(self._context.store.state().topics)
+            backup = topic_names_backup(self._context.store.path)
+        except (UnavailableError, CorruptionError) as error:
+            self._log("topic table not readable this time", error=str(error))
+            return
+        index = self._context.store.consume_queues()
+        with_queues = {queue.topic for queue in index.queues()} if index is not None else set()
+        verdict = self._deleted_topics.look(table, backup, with_queues, now_ms)
+        if verdict.alarm:
+            self._log("topics are missing, nothing is hidden", error=verdict.alarm)
+        gone = [key for key in state.visible_queues() if key.topic in verdict.deleted]
+        self._hide += [key for key in gone if key not in self._hide]
+
+    def _commit_when_idle(self) -> None:
+        """Broker tables and deletions reach the catalog even while no message comes."""
+        if (
+            not self._context.writer.is_claimed
+            or not self._context.writer.state.started
+            or not self._context.uploader.is_idle
+        ):
+            return
+        if not self._hide and not self._context.state_archive.pending():
+            return
+        try:
+            self._context.uploader.commit_marks(hide=self._hide)
+        except CommitInvalidError:
+            return  # a cycle was committed at the same moment; the next look tries again
+        if self._hide:
+            self._log("queues of deleted topics hidden", queues=len(self._hide))
+        self.hidden += len(self._hide)
+        self._hide = []
+
+    def _refresh(self, *, following: bool) -> None:
+        """Archive the broker's tables when they changed; they travel with the next commit.
+
+        Following goes on without tables that are broken now: the broker rewrites them, messages do not wait.
+        """
+        fingerprint = state_fingerprint(self._context.store.path)
+        if not self._context.writer.is_claimed or fingerprint == self._fingerprint:
+            return
+        try:
+            self._context.state_archive.refresh(
+                self._context.writer.state.epoch, self._context.uploader.next_attempt()
+            )
+            self._fingerprint = fingerprint
+        except (UnavailableError, CorruptionError) as error:
+            if not following and isinstance(error, CorruptionError):
+                raise
+            self._log("broker tables not archived this time", error=str(error))
+
+    def _log(self, message: str, **fields: object) -> None:
+        self._context.log(message, fields)

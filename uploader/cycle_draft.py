@@ -1,0 +1,83 @@
+"""What one attempt at a cycle is called, and what the commit of a durable cycle says. Pure.
+
+Used by the uploader beside a broker and by bulk back-fill, so that both write the same archive. Does no I/O, owns no
+attempt and no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tiered.catalog.commit import CommitDraft
+from tiered.catalog.state import LogCheck
+from tiered.formats.keys import data_key, set_key
+from tiered.formats.segment import EncodedSegment
+from tiered.model.queue import QueueKey
+from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason
+from uploader.cycle_plan import CyclePlan, ObjectPlan
+
+
+@dataclass(frozen=True)
+class CycleRange:
+    """The physical range of a cycle, in one log line and epoch; ``check`` is of its last bytes."""
+
+    epoch: int
+    line: int
+    from_phys: int
+    to_phys: int
+    check: LogCheck
+
+
+def gap_reason(*, is_lost: bool, is_damaged: bool, was_damaged: bool, was_lost: bool) -> GapReason:
+    """Why offsets are missing in a cycle that skipped, or that follows cycles that skipped, parts of the log."""
+    if is_lost:
+        return GapReason.BROKER_DELETED
+    if is_damaged or was_damaged:
+        return GapReason.DAMAGED
+    return GapReason.BROKER_DELETED if was_lost else GapReason.NEVER_WRITTEN
+
+
+def object_key(plan: ObjectPlan, from_phys: int, epoch: int, attempt: int) -> str:
+    """The key of one attempt at an object of the cycle that begins at ``from_phys``."""
+    if plan.is_set:
+        return set_key(f"{from_phys:020d}", epoch, attempt)
+    queue = plan.queues[int(plan.runs["queue"][0])]
+    return data_key(queue, int(plan.runs["base_queue_offset"][0]), epoch, attempt)
+
+
+def cycle_draft(
+    plan: CyclePlan, keys: Sequence[str], encoded: Sequence[EncodedSegment], place: CycleRange
+) -> CommitDraft:
+    """The commit of a cycle whose objects are durable under ``keys``, without time, tables and garbage."""
+    queues: dict[QueueKey, int] = {}
+    run_tables = []
+    objects = np.zeros(len(keys), OBJECT_DTYPE)
+    for number, (item, segment) in enumerate(zip(plan.objects, encoded, strict=True)):
+        positions = np.array([queues.setdefault(queue, len(queues)) for queue in item.queues], np.uint32)
+        runs = item.runs.copy()
+        runs["queue"] = positions[item.runs["queue"]]
+        runs["object"] = number
+        run_tables.append(runs)
+        objects[number] = (
+            number, segment.rows, segment.size_bytes, segment.tail_bytes, segment.tail_crc32c,
+            place.epoch, segment.min_phys, segment.end_phys, segment.raw_bytes,
+        )  # fmt: skip
+    gaps = np.zeros(len(plan.gaps), GAP_DTYPE)
+    for i, gap in enumerate(plan.gaps):
+        index = queues.setdefault(gap.queue, len(queues))
+        gaps[i] = (index, gap.reason, gap.begin_queue_offset, gap.end_queue_offset)
+    return CommitDraft(
+        kind="append",
+        line=place.line,
+        from_phys=place.from_phys,
+        to_phys=place.to_phys,
+        check=place.check,
+        queues=list(queues),
+        runs=np.concatenate(run_tables) if run_tables else np.zeros(0, RUN_DTYPE),
+        objects=objects,
+        object_keys=list(keys),
+        gaps=gaps,
+    )

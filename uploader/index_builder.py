@@ -1,0 +1,300 @@
+"""Builds the archive's index from the key sections of its segments, and keeps its files few.
+
+    commits name new segments → enough of them: read their key sections → one file → one maintenance commit
+    enough files, or a day over: merge neighbours, streaming through a temporary file → one maintenance commit
+
+Everything is read from the bucket, so any process may go on where another stopped, and a crash leaves at most a file
+nobody names, which carries its epoch and is garbage (design rules: Attempts, Epochs). Nothing is asked while nothing
+is committed.
+
+Owns the I/O and its order. What is made next is decided in index_plan.py; when it runs, by whoever calls.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.index_refs import IndexChange, IndexRef
+from tiered.catalog.pages import RunIndex, sorted_page
+from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError, TieredError, UnavailableError
+from tiered.flat_file.index_shape import shape_of
+from tiered.flat_file.key_section_reader import KEYS_PER_ROW, read_keys
+from tiered.formats.keys import epoch_of, index_key
+from tiered.index.collect import items_of_segment
+from tiered.index.footer import Covered, IndexMeta, decode_tail, joined
+from tiered.index.items import ITEM_DTYPE, Widths, widths_for
+from tiered.index.layout import Form, Shape, slot_bits_for
+from tiered.index.merge import merged_items
+from tiered.index.order import sorted_items
+from tiered.index.writer import write_index
+from tiered.model.tables import Table
+from tiered.object_store.protocol import ObjectStore
+from tiered.settings.sections import IndexSettings
+from uploader.index_plan import Group, Segment, combined, groups_of, plan_merge, segments_of
+
+FILE_OBJECTS_FACTOR = 4
+"""A new file covers at most this many times ``unindexed_objects_max`` segments: what a process that dies often can do
+in one life must not grow with what is left to do."""
+UPLOAD_BYTES_PER_S_MIN = 1 << 20
+TIMEOUT_S_MIN = 60.0
+SPOOL_BYTES = 16 << 20
+"""A file up to this size never touches the disk."""
+
+
+@dataclass
+class IndexCounters:
+    """What was done so far; read by status without a lock."""
+
+    files: int = 0
+    items: int = 0
+    merges: int = 0
+    attempts_abandoned: int = 0
+    last_error: str = ""
+
+
+class IndexBuilder:
+    """One builder of one archive; its methods are called by one thread at a time, ``committed`` by any.
+
+    ``writer`` must have loaded the catalog. ``store`` is the archive's own prefix.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        writer: CatalogWriter,
+        settings: IndexSettings,
+        *,
+        clock_ms: Callable[[], int],
+        log: Callable[[str, Mapping[str, object]], None],
+        random_source: random.Random | None = None,
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._settings = settings
+        self._clock_ms = clock_ms
+        self._log = log
+        self._nonce = f"{(random_source or random.SystemRandom()).getrandbits(64):016x}"
+        self._made = 0
+        self._doomed: list[str] = []
+        self._woken = threading.Event()
+        self._run_index = RunIndex(store)
+        self.counters = IndexCounters()
+
+    # -- when ---------------------------------------------------------------------------------------------------
+
+    def committed(self) -> None:
+        """Something became visible: look whether there is enough to index. Never blocks."""
+        self._woken.set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Work in the background until ``stop``. Whatever fails is tried again after a while: messages never wait."""
+        while not stop.is_set():
+            self._woken.wait(self._settings.retry_ms / 1000)
+            if stop.is_set() or not self._woken.is_set():
+                continue
+            self._woken.clear()
+            try:
+                while self._writer.is_claimed and not stop.is_set() and self.step():
+                    pass
+            except TieredError as error:
+                self.counters.last_error = str(error)
+                self._log("index not extended this time", {"error": str(error)})
+                stop.wait(self._settings.retry_ms / 1000)
+                self._woken.set()
+
+    def has_unindexed(self) -> bool:
+        """Whether any segment is not covered yet. Asks nothing."""
+        return bool(self._unindexed_versions(self._writer.state))
+
+    def run_to_end(self, stop: threading.Event) -> None:
+        """Index everything and merge what is worth it: the end of a back-fill. Raises what the store raises."""
+        while not stop.is_set() and self.step(is_final=True):
+            pass
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def step(self, *, is_final: bool = False) -> bool:
+        """Make one new file or one merge; False when nothing is due."""
+        state = self._writer.state
+        if not self._settings.enabled or not state.started:
+            return False
+        if self._is_due(state, is_final=is_final):
+            segments = self._unindexed(state)
+            rows_max = max(1, self._settings.memory_bytes // (2 * KEYS_PER_ROW * ITEM_DTYPE.itemsize))
+            groups = groups_of(segments, rows_max, FILE_OBJECTS_FACTOR * self._settings.unindexed_objects_max)
+            if groups:
+                self._build(state, groups[0])
+                return True
+        merging = plan_merge(state.indexes, self._settings.merge_files, is_final=is_final)
+        if merging:
+            self._merge(state, merging)
+            return True
+        return False
+
+    def _unindexed_versions(self, state: CatalogState) -> int:
+        """Versions with segments that no file covers, about: cheap, from what is in memory."""
+        covered = state.indexed_version
+        in_pages = sum(1 for page in state.pages if page.to_version > covered)
+        fresh = sum(int((chunk.runs["version"] > covered).any()) for chunk in state.chunks)
+        return in_pages + fresh
+
+    def _is_due(self, state: CatalogState, *, is_final: bool) -> bool:
+        if is_final:
+            return self._unindexed_versions(state) > 0
+        covered = state.indexed_version
+        is_spilled = any(page.to_version > covered for page in state.pages)
+        if is_spilled and 4 * (state.version - covered) >= self._settings.unindexed_objects_max:
+            return True
+        objects = rows = 0
+        for chunk in state.chunks:
+            fresh = chunk.runs["version"] > covered
+            used = np.unique(chunk.runs["object"][fresh])
+            objects += len(used)
+            rows += int(chunk.runs["rows"][fresh].sum())
+        bytes_wanted = rows * KEYS_PER_ROW * ITEM_DTYPE.itemsize * 2
+        return objects >= self._settings.unindexed_objects_max or bytes_wanted >= self._settings.memory_bytes
+
+    def _unindexed(self, state: CatalogState) -> list[Segment]:
+        covered = state.indexed_version
+        found: list[Segment] = []
+        for ref in state.pages:
+            if ref.to_version > covered:
+                found += segments_of(self._run_index.living(state, self._run_index.page(ref)), covered)
+        if state.memory_runs:
+            found += segments_of(sorted_page(state.directory.keys, state.memory), covered)
+        return combined(found)
+
+    # -- a new file ---------------------------------------------------------------------------------------------
+
+    def _build(self, state: CatalogState, group: Group) -> None:
+        meta = group.meta(state.indexed_version + 1)
+        parts = [self._items_of(segment) for segment in group.segments]
+        items = sorted_items(np.concatenate(parts))
+        form = Form(slot_bits_for(len(items)), widths_for(items, meta.end_ms - meta.begin_ms), meta.begin_ms)
+        ref = self._put(state, meta, [items], group.covered(), form, level=0)
+        self._publish(ref, removed=())
+        self.counters.files += 1
+        self.counters.items += ref.items
+
+    def _items_of(self, segment: Segment) -> Table:
+        place = segment.place
+        index, keys = read_keys(
+            self._store,
+            segment.key,
+            size_bytes=int(place["size_bytes"]),
+            tail_bytes=int(place["tail_bytes"]),
+            rows=int(place["rows"]),
+        )
+        if max(segment.ordinals) >= len(index.runs):
+            raise CorruptionError(f"{segment.key}: the catalog names runs that are not in it")
+        return items_of_segment(index, keys, segment.ordinals)
+
+    # -- a merge ------------------------------------------------------------------------------------------------
+
+    def _merge(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
+        shapes = [shape_of(ref) for ref in refs]
+        covered = joined([self._covered(state, shape) for shape in shapes])
+        meta = IndexMeta(
+            refs[0].from_version, refs[-1].to_version,
+            min(ref.begin_ms for ref in refs), max(ref.end_ms for ref in refs),
+            min(ref.begin_phys for ref in refs), max(ref.end_phys for ref in refs),
+        )  # fmt: skip
+        chunks = merged_items(
+            self._store.get_range, shapes, items_in_memory=self._settings.memory_bytes // (4 * ITEM_DTYPE.itemsize)
+        )  # fmt: skip
+        form = Form(
+            slot_bits_for(sum(ref.items for ref in refs)),
+            _union([ref.widths for ref in refs], meta),
+            meta.begin_ms,
+        )
+        ref = self._put(state, meta, chunks, covered, form, level=1 + max(ref.level for ref in refs))
+        self._publish(ref, removed=[old.key for old in refs])
+        self.counters.merges += 1
+
+    def _covered(self, state: CatalogState, shape: Shape) -> Covered:
+        """Objects of one file that are not given up."""
+        found = decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))[1]
+        kept = [found.keys[key] not in state.doomed for key in found.objects["key"].tolist()]
+        return Covered(found.objects[np.array(kept, bool)], found.keys)
+
+    # -- putting and publishing -----------------------------------------------------------------------------------
+
+    def _put(
+        self,
+        state: CatalogState,
+        meta: IndexMeta,
+        chunks: Iterable[Table],
+        covered: Covered,
+        form: Form,
+        *,
+        level: int,
+    ) -> IndexRef:
+        self._made += 1
+        key = index_key(meta.begin_ms, meta.end_ms, state.epoch, f"{self._nonce}_{self._made}")
+        with tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=self._settings.work_dir or None) as spool:
+            shape = write_index(spool, key, chunks, meta, covered, form)
+            self._doomed.append(key)  # until a commit names it, it counts as given up
+            self._send(key, spool, shape.size_bytes)
+        return IndexRef(
+            key, level, meta.from_version, meta.to_version, meta.begin_ms, meta.end_ms, meta.begin_phys,
+            meta.end_phys, shape.items, shape.slot_bits, shape.widths, len(covered.objects), shape.size_bytes,
+            shape.tail_bytes,
+        )  # fmt: skip
+
+    def _send(self, key: str, spool: IO[bytes], size_bytes: int) -> None:
+        timeout_s = max(TIMEOUT_S_MIN, size_bytes / UPLOAD_BYTES_PER_S_MIN)
+        spool.flush()
+        try:
+            if size_bytes <= SPOOL_BYTES:
+                spool.seek(0)
+                self._store.put_if_absent(key, [spool.read()], timeout_s=timeout_s)
+                return
+            # Not closed here: an upload given up may still hold a view of it.
+            mapped = mmap.mmap(spool.fileno(), size_bytes, access=mmap.ACCESS_READ)
+            self._store.put_if_absent(key, [memoryview(mapped)], timeout_s=timeout_s)
+        except UnavailableError:
+            self.counters.attempts_abandoned += 1
+            raise
+
+    def _publish(self, ref: IndexRef, *, removed: Sequence[str]) -> None:
+        """Commit that ``ref`` covers its versions; void when another actor was faster: then the file is garbage."""
+        given_up = [key for key in self._doomed if key != ref.key]
+
+        def build(state: CatalogState) -> CommitDraft | None:
+            if not _fits(state, ref, removed):
+                return None
+            return CommitDraft(
+                CommitKind.MAINTENANCE,
+                index=IndexChange([ref], list(removed)),
+                doomed=given_up,
+                created_ms=self._clock_ms(),
+            )
+
+        after = self._writer.maintain(build)
+        if any(index.key == ref.key for index in after.indexes):
+            self._doomed = []
+
+
+def _union(widths: Sequence[Sequence[int]], meta: IndexMeta) -> Widths:
+    """Columns wide enough for the items of all files."""
+    most = Widths(*map(max, zip(*widths, strict=True)))
+    span = widths_for(np.zeros(0, ITEM_DTYPE), meta.end_ms - meta.begin_ms)
+    return most._replace(store_timestamp=span.store_timestamp)
+
+
+def _fits(state: CatalogState, ref: IndexRef, removed: Sequence[str]) -> bool:
+    """Whether nobody else changed the index, nor claimed the epoch, meanwhile."""
+    if epoch_of(ref.key) != state.epoch or not set(removed) <= {index.key for index in state.indexes}:
+        return False
+    return bool(removed) or ref.from_version == state.indexed_version + 1

@@ -1,0 +1,175 @@
+"""Which index files to make next: new ones over segments not indexed yet, and merges of old ones. Pure.
+
+Like the levels of a log-structured merge tree, with days as the last level: new files cover whole catalog versions,
+``merge_files`` neighbours of a level become one of the next, and a day that is over becomes one file. Files that are
+merged stand side by side in the order of versions, so coverage keeps without a hole.
+
+Owns the decisions. Reading, writing and committing are in index_builder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tiered.catalog.index_refs import IndexRef
+from tiered.catalog.pages import Page
+from tiered.index.footer import Covered, IndexMeta
+from tiered.index.layout import COVERED_DTYPE
+from tiered.model.tables import Table
+
+DAY_MS = 86_400_000
+MERGE_SHARE = 4
+"""At the end of a back-fill a day's files become one unless all but the largest are less than this part of it."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A data object with the runs a catalog version added. ``place`` is its OBJECT_DTYPE row."""
+
+    key: str
+    place: np.void
+    ordinals: tuple[int, ...]
+    version: int
+    begin_ms: int
+    end_ms: int
+
+
+@dataclass
+class Group:
+    """Segments of consecutive versions for one new file."""
+
+    segments: list[Segment] = field(default_factory=list)
+
+    def meta(self, from_version: int) -> IndexMeta:
+        """What the file covers, from the version after the one before it."""
+        places = [segment.place for segment in self.segments]
+        return IndexMeta(
+            from_version,
+            max(segment.version for segment in self.segments),
+            min(segment.begin_ms for segment in self.segments),
+            max(segment.end_ms for segment in self.segments),
+            min(int(place["min_phys"]) for place in places),
+            max(int(place["end_phys"]) for place in places),
+        )
+
+    def covered(self) -> Covered:
+        """Its objects, each once."""
+        places = {segment.key: segment.place for segment in self.segments}
+        objects = np.zeros(len(places), COVERED_DTYPE)
+        for number, place in enumerate(places.values()):
+            objects[number] = (
+                number, place["tail_crc32c"], place["size_bytes"], place["tail_bytes"],
+                place["min_phys"], place["end_phys"], place["raw_bytes"],
+            )  # fmt: skip
+        keys = tuple(places)
+        return Covered(objects[np.argsort(objects["min_phys"], kind="stable")], keys)
+
+
+def segments_of(page: Page, after_version: int) -> list[Segment]:
+    """Segments with runs newer than ``after_version``."""
+    chunk = page.chunk
+    fresh = chunk.runs[chunk.runs["version"] > after_version]
+    order = np.lexsort((fresh["object"], fresh["version"]))
+    fresh = fresh[order]
+    cuts = np.flatnonzero((np.diff(fresh["object"]) != 0) | (np.diff(fresh["version"]) != 0)) + 1
+    return [_segment(page, runs) for runs in np.split(fresh, cuts) if len(runs)]
+
+
+def combined(segments: Sequence[Segment]) -> list[Segment]:
+    """Each object once a version, though several pages may hold its runs."""
+    found: dict[tuple[str, int], Segment] = {}
+    for segment in segments:
+        known = found.get((segment.key, segment.version))
+        found[segment.key, segment.version] = segment if known is None else _union(known, segment)
+    return list(found.values())
+
+
+def _union(one: Segment, other: Segment) -> Segment:
+    return replace(
+        one,
+        ordinals=(*one.ordinals, *other.ordinals),
+        begin_ms=min(one.begin_ms, other.begin_ms),
+        end_ms=max(one.end_ms, other.end_ms),
+    )
+
+
+def _segment(page: Page, runs: Table) -> Segment:
+    place = page.chunk.objects[int(runs["object"][0])]
+    return Segment(
+        page.chunk.object_keys[int(place["key"])],
+        place,
+        tuple(runs["ordinal"].tolist()),
+        int(runs["version"][0]),
+        int(runs["min_store_timestamp"].min()),
+        int(runs["max_store_timestamp"].max()),
+    )
+
+
+def groups_of(segments: Sequence[Segment], rows_max: int, objects_max: int) -> list[Group]:
+    """Segments by version, cut where a day begins or where a file would cover more than so many rows or objects."""
+    groups: list[Group] = []
+    day, rows = -1, 0
+    ordered = sorted(segments, key=lambda segment: segment.version)
+    versions = sorted({segment.version for segment in ordered})
+    at = 0
+    for version in versions:
+        mine: list[Segment] = []
+        while at < len(ordered) and ordered[at].version == version:
+            mine.append(ordered[at])
+            at += 1
+        its_day = max(segment.end_ms for segment in mine) // DAY_MS
+        its_rows = sum(int(segment.place["rows"]) for segment in mine)
+        if (
+            not groups
+            or its_day != day
+            or rows + its_rows > rows_max
+            or (len(groups[-1].segments) + len(mine) > objects_max)
+        ):
+            groups.append(Group())
+            rows = 0
+        groups[-1].segments += mine
+        day, rows = its_day, rows + its_rows
+    return groups
+
+
+def plan_merge(refs: Sequence[IndexRef], merge_files: int, *, is_final: bool = False) -> list[IndexRef]:
+    """Neighbouring files to be merged into one, or nothing. ``is_final``: no more will come for a while."""
+    if not refs:
+        return []
+    newest_day = max(ref.end_ms for ref in refs) // DAY_MS
+    for group in _same_day(refs):
+        if len(group) < 2:
+            continue
+        if group[0].end_ms // DAY_MS < newest_day or (is_final and _worth_it(group)):
+            return group
+        for level in sorted({ref.level for ref in group}):
+            newest = _newest_up_to(level, group)
+            if len(newest) > 1 and sum(ref.level == level for ref in newest) >= merge_files:
+                return newest
+    return []
+
+
+def _same_day(refs: Sequence[IndexRef]) -> list[list[IndexRef]]:
+    groups: list[list[IndexRef]] = []
+    for ref in refs:
+        if groups and groups[-1][-1].end_ms // DAY_MS == ref.end_ms // DAY_MS:
+            groups[-1].append(ref)
+        else:
+            groups.append([ref])
+    return groups
+
+
+def _worth_it(group: Sequence[IndexRef]) -> bool:
+    sizes = sorted(ref.size_bytes for ref in group)
+    return MERGE_SHARE * sum(sizes[:-1]) >= sizes[-1]
+
+
+def _newest_up_to(level: int, group: Sequence[IndexRef]) -> list[IndexRef]:
+    """The newest files that were merged at most ``level`` times."""
+    begin = len(group)
+    while begin and group[begin - 1].level <= level:
+        begin -= 1
+    return list(group[begin:])

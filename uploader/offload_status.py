@@ -1,0 +1,48 @@
+"""What an uploader tells about itself: the moment's view and the result of a run. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiered.broker_store.pins import PinStatus
+from uploader.cycle_upload import UploadCounters
+
+
+@dataclass(frozen=True)
+class OffloadResult:
+    """What one run did."""
+
+    messages: int
+    raw_bytes: int
+    stored_bytes: int
+    commits: int
+    objects: int
+    from_phys: int
+    to_phys: int
+    gaps: int
+    damaged: int
+    lost: int
+    hidden: int
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class OffloadStatus:
+    """A moment's view, for status, metrics and progress; sizes in bytes, physical offsets in the commitlog."""
+
+    committed_phys: int
+    read_phys: int
+    bound_phys: int
+    log_min_phys: int
+    log_end_phys: int
+    lag_bytes: int
+    lag_ms: int
+    epoch: int
+    version: int
+    fenced: bool
+    memory_used_bytes: int
+    memory_budget_bytes: int
+    last_error: str
+    pins: PinStatus | None
+    bound_reason: str
+    counters: UploadCounters
