@@ -37,7 +37,12 @@ TOPIC_FLAGS = (
     SettingFlag("--include", "topics.include", "pattern of topics to archive, comma-separated"),
     SettingFlag("--exclude", "topics.exclude", "pattern of topics not to archive, comma-separated"),
 )
-_KNOWN = {flag.key: flag.option for flag in (*NAME_FLAGS, *STORE_FLAGS, *BROKER_FLAGS, *TOPIC_FLAGS)} | {
+SERVE_FLAGS = (
+    SettingFlag("--bind", "serve.bind", "host:port to listen on (default 127.0.0.1:9876)"),
+    SettingFlag("--advertise", "serve.advertise", "host:port that clients dial (default: the address bound)"),
+)
+_FLAGS = (*NAME_FLAGS, *STORE_FLAGS, *BROKER_FLAGS, *TOPIC_FLAGS, *SERVE_FLAGS)
+_KNOWN = {flag.key: flag.option for flag in _FLAGS} | {
     "topics.include_system": "--include-system",
     "archive.take_over": "--take-over",
     "archive.url": "ARCHIVE_URL",
@@ -58,10 +63,10 @@ def add_setting_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFla
         parser.add_argument(flag.option, dest=flag.key, metavar="VALUE", default=None, help=flag.meaning)
 
 
-def add_archive(parser: argparse.ArgumentParser) -> None:
-    """The positional ARCHIVE_URL and the flags that choose an archive in it."""
+def add_archive(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
+    """The positional ARCHIVE_URL, the flags that choose an archive in it, and those of ``groups``."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
-    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS)
+    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, *groups)
 
 
 def add_writer_flags(parser: argparse.ArgumentParser) -> None:

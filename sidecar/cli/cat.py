@@ -5,28 +5,34 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 from collections.abc import Iterator
 
-import orjson
-
-from sidecar.archive import Archive, QueueListing, list_queues, open_for_reading
+import fetcher
+from fetcher.archive import Archive
+from fetcher.batch import MessageBatch
+from fetcher.queue_listing import QueueListing
+from fetcher.span import Span
+from fetcher.sql92.message_filter import Sql92Filter
+from fetcher.tag_filter import MessageFilter, tag_filter
+from fetcher.waiting import run_sync
+from fetcher.walk import Walk
 from sidecar.cli.arguments import add_archive, settings_of
+from sidecar.cli.instant import parse_instant
+from sidecar.cli.rendering import BODY_FORMS, jsonl_line
 from sidecar.logs import log_plain
-from tiered.catalog.pages import RunIndex
-from tiered.errors import NotFoundError, UsageError
-from tiered.flat_file.composite_flat_file import Batch, QueueReader
-from tiered.flat_file.segment_reader import SegmentCache
-from tiered.formats.record import decode_record, record_to_json
+from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.model.queue import QueueKey
 
 logger = logging.getLogger(__name__)
 
 READ_ROWS = 4096
 READ_BYTES = 8 * 1024 * 1024
+POLL_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, which queues, which offsets, which form."""
+    """ARCHIVE_URL, which queues, which messages, which form."""
     add_archive(parser)
     parser.add_argument("topic", metavar="TOPIC", nargs="?", help="the topic to print")
     parser.add_argument("--all", action="store_true", help="every topic")
@@ -34,13 +40,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="start", type=int, metavar="OFFSET", help="first queue offset of a queue"
     )
+    parser.add_argument(
+        "--time", type=parse_instant, metavar="MS_OR_ISO",
+        help="begin at the first message stored at or after this time (ISO 8601; UTC unless it says otherwise)",
+    )  # fmt: skip
     parser.add_argument("--count", type=int, metavar="N", help="at most this many records of a queue")
+    parser.add_argument("--tag", metavar="EXPRESSION", help="only these tags: TagA, or 'TagA || TagB'")
+    parser.add_argument(
+        "--where", metavar="SQL92", help="only messages whose properties fit, as in \"a > 5 AND b = 'x'\""
+    )
     parser.add_argument("--format", choices=("jsonl", "raw"), default="jsonl", help="default: jsonl")
+    parser.add_argument(
+        "--body",
+        choices=BODY_FORMS,
+        help="jsonl: show bodies in this form (default: length and checksum only)",
+    )
     parser.add_argument("--generation", type=int, metavar="N", help="an earlier life of a recreated topic")
+    parser.add_argument("--follow", action="store_true", help="go on as the archive grows, until Ctrl-C")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the chosen queues one after another, each in offset order."""
+    """Print the chosen queues one after another, each in offset order; following, what came of each in turn."""
+    message_filter = _checked(options)
+    settings = settings_of(options).settings
+    log_plain(settings.process.log_level)
+    with fetcher.open(options.url, settings=settings) as archive:
+        printer = _Printer(archive, options, message_filter)
+        chosen = _chosen(archive, options)
+        if options.follow:
+            _follow(archive, options, printer, chosen)
+        else:
+            printer.print_queues(chosen)
+    return 0
+
+
+def _checked(options: argparse.Namespace) -> MessageFilter | None:
+    """The filter asked for. Raises UsageError for options that do not go together."""
     if options.all == (options.topic is not None):
         raise UsageError("name one TOPIC, or use --all", hint="tiered ls shows the topics")
     for name in ("start", "count", "queue"):
@@ -49,22 +84,22 @@ def execute(options: argparse.Namespace) -> int:
             raise UsageError(
                 f"--{'from' if name == 'start' else name} {value} is negative", hint="count from 0"
             )
-    settings = settings_of(options).settings
-    log_plain(settings.process.log_level)
-    with open_for_reading(options.url, settings) as archive:
-        printer = _Printer(archive, options)
-        for queue in _chosen(archive, options):
-            printer.print_queue(queue)
-    return 0
+    if options.start is not None and options.time is not None:
+        raise UsageError("--from and --time both say where to begin", hint="give one of them")
+    if options.tag is not None and options.where is not None:
+        raise UsageError("--tag and --where do not go together", hint="write TAGS = 'a' AND … in --where")
+    if options.format == "raw" and options.body is not None:
+        raise UsageError("--body is for --format jsonl", hint="raw records hold their bodies as stored")
+    if options.where is not None:
+        return Sql92Filter(options.where)
+    return None if options.tag is None else tag_filter(options.tag)
 
 
 def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]:
     found = [
         queue
-        for queue in list_queues(archive.state, hidden=options.generation is not None)
-        if (options.all or queue.topic == options.topic)
-        and options.queue in (None, queue.queue_id)
-        and options.generation in (None, queue.generation)
+        for queue in archive.queues(options.topic, hidden=options.generation is not None)
+        if options.queue in (None, queue.queue_id) and options.generation in (None, queue.generation)
     ]
     if not found and not options.all:
         which = options.topic if options.queue is None else f"{options.topic} queue {options.queue}"
@@ -72,50 +107,60 @@ def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]
     return found
 
 
-class _Printer:
-    """Prints queues of one archive; segments and pages read for one serve the others too."""
+def _follow(
+    archive: Archive, options: argparse.Namespace, printer: _Printer, chosen: list[QueueListing]
+) -> None:
+    """Print what comes until interrupted; a store that is away for a while is waited for."""
+    try:
+        printer.print_queues(chosen)
+        while True:
+            sys.stdout.flush()
+            time.sleep(POLL_S)
+            try:
+                archive.refresh()
+                printer.print_queues(_chosen(archive, options))
+            except (UnavailableError, NotFoundError) as error:
+                logger.warning("%s", error)
+    except KeyboardInterrupt:
+        return
 
-    def __init__(self, archive: Archive, options: argparse.Namespace) -> None:
+
+class _Printer:
+    """Prints queues of one archive, each from where it left off."""
+
+    def __init__(
+        self, archive: Archive, options: argparse.Namespace, message_filter: MessageFilter | None
+    ) -> None:
         self._archive = archive
         self._options = options
-        self._segments = SegmentCache(archive.store)
-        self._run_index = RunIndex(archive.store)
+        self._filter = message_filter
+        self._walks: dict[QueueKey, Walk] = {}
 
-    def print_queue(self, listing: QueueListing) -> None:
-        queue = QueueKey(listing.topic, listing.queue_id, listing.generation)
-        form = _raw if self._options.format == "raw" else _jsonl
-        for batch in self._batches(queue):
-            for piece in form(batch, queue, is_own_offset=listing.kind == "batch"):
-                sys.stdout.buffer.write(piece)
+    def print_queues(self, listings: list[QueueListing]) -> None:
+        """What there is, or is new, of each."""
+        for listing in listings:
+            walk = self._walks.get(listing.key) or self._begin(listing.key)
+            while (batch := run_sync(walk.next_batch())) is not None:
+                for piece in self._pieces(batch, listing):
+                    sys.stdout.buffer.write(piece)
 
-    def _batches(self, queue: QueueKey) -> Iterator[Batch]:
-        reader = QueueReader(
-            self._archive.store,
-            self._archive.state,
-            queue,
-            segments=self._segments,
-            run_index=self._run_index,
+    def _begin(self, queue: QueueKey) -> Walk:
+        options = self._options
+        span = Span(options.start, options.time, options.count, READ_ROWS, READ_BYTES)
+        handle = self._archive.queue(queue.topic, queue.queue_id, generation=queue.generation)
+        walk = self._walks[queue] = handle.walk(span, self._filter)
+        return walk
+
+    def _pieces(self, batch: MessageBatch, listing: QueueListing) -> Iterator[bytes | memoryview]:
+        if self._options.format == "raw":
+            return batch.records()
+        return (
+            jsonl_line(
+                data,
+                listing.key,
+                offset,
+                is_own_offset=listing.kind == "batch",
+                body_form=self._options.body,
+            )
+            for data, offset in zip(batch.records(), batch.queue_offsets.tolist(), strict=True)
         )
-        offset = reader.min_offset if self._options.start is None else self._options.start
-        left = sys.maxsize if self._options.count is None else self._options.count
-        while left > 0 and offset < reader.max_offset:
-            batch = reader.read(offset, max_rows=min(left, READ_ROWS), max_bytes=READ_BYTES)
-            if batch.gap is not None:
-                logger.warning("%s queue %d: offsets %d to %d are not there", *queue[:2], *batch.gap)
-            yield batch
-            left -= len(batch)
-            offset = batch.next_offset
-
-
-def _raw(batch: Batch, queue: QueueKey, *, is_own_offset: bool) -> Iterator[bytes]:
-    for start, size in zip(batch.starts.tolist(), batch.sizes.tolist(), strict=True):
-        yield bytes(batch.data[start : start + size])
-
-
-def _jsonl(batch: Batch, queue: QueueKey, *, is_own_offset: bool) -> Iterator[bytes]:
-    records = _raw(batch, queue, is_own_offset=is_own_offset)
-    for data, offset in zip(records, batch.queue_offsets.tolist(), strict=True):
-        document = record_to_json(
-            decode_record(data), queue=queue, queue_offset=offset, is_own_offset=is_own_offset
-        )
-        yield orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)

@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from fetcher.queue_listing import list_queues
 from sidecar.admin_client import fetch_status
-from sidecar.archive import Archive, list_queues, open_for_reading
+from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf
 from sidecar.cli.arguments import (
     BROKER_FLAGS,

@@ -1,0 +1,271 @@
+"""Reads an archive the ways the Java peer's benchmark does: ``python -m benchmarks.cold_read_ours READ URL``.
+
+One process for each way of reading; prints one JSON line. Every message's queue offset is checked. Time and CPU are
+those of the reads: opening the archive and loading the kernel, like the start of a JVM, come before. Owns the loops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import fetcher
+from benchmarks.cold_read_parts import PIECE_BYTES, all_pieces, drop_directory
+from benchmarks.report import Row
+from fetcher.archive import Archive
+from fetcher.batch import MessageBatch
+from fetcher.queries.by_key import KeyKind
+from fetcher.queue_listing import QueueListing
+from fetcher.time_search import Boundary
+from fetcher.waiting import run_sync
+from sidecar.cli.arguments import add_archive, settings_of
+from tiered.settings.sections import Settings
+
+BATCH_MESSAGES = 32
+BATCH_BYTES = 16 * 1024 * 1024
+QUEUE_OFFSET_AT = 20
+"""Where a record holds its queue offset, 8 bytes, big-endian."""
+RANDOM_READS = 2000
+SEARCHES = 500
+COLD_READS = 50
+SEED = 7
+GIB = 1 << 30
+
+_FIELD = np.arange(QUEUE_OFFSET_AT, QUEUE_OFFSET_AT + 8)
+
+
+class WrongAnswerError(RuntimeError):
+    """The archive answered something else than it holds."""
+
+
+@dataclass
+class Tally:
+    """What one consumer got."""
+
+    messages: int = 0
+    record_bytes: int = 0
+    pulls: int = 0
+
+
+def check_offsets(batch: MessageBatch, expected: int) -> None:
+    """Every record says the queue offset it was asked for by."""
+    for number, piece in enumerate(batch.pieces):
+        rows = np.flatnonzero(batch.piece == number) if len(batch.pieces) > 1 else slice(None)
+        starts = batch.starts[rows]
+        said = np.asarray(piece)[starts[:, None] + _FIELD].view(">i8")[:, 0]
+        wanted = np.arange(expected, expected + len(batch))[rows]
+        if not np.array_equal(said, wanted):
+            raise WrongAnswerError(f"from {expected} on came {said[:5]}…")
+
+
+# -- sequential -----------------------------------------------------------------------------------------------
+
+
+def consume(archive: Archive, queues: deque[QueueListing], group: str) -> Tally:
+    """One consumer: queue after queue, in pulls of 32, every offset checked."""
+    tally, get = Tally(), archive.access.fetcher.get
+    while True:
+        try:
+            queue = queues.popleft()
+        except IndexError:
+            return tally
+        offset = queue.min_offset
+        while offset < queue.max_offset:
+            result = run_sync(
+                get(
+                    queue.topic, queue.queue_id, offset,
+                    count=BATCH_MESSAGES, max_bytes=BATCH_BYTES, group=group, generation=queue.generation,
+                )
+            )  # fmt: skip
+            batch = result.batch
+            check_offsets(batch, offset)
+            tally.pulls += 1
+            tally.messages += len(batch)
+            tally.record_bytes += batch.record_bytes
+            offset = result.next_offset
+
+
+def sequential(archive: Archive, consumers: int) -> Row:
+    """All queues, by so many threads."""
+    listings = archive.queues()
+    expected = sum(listing.messages for listing in listings)
+    queues = deque(listings)
+    before = requests_of(archive)
+    cpu, started = time.process_time(), time.perf_counter()
+    if consumers == 1:
+        tallies = [consume(archive, queues, "g")]
+    else:
+        with ThreadPoolExecutor(consumers) as pool:
+            running = [pool.submit(consume, archive, queues, "g") for _ in range(consumers)]
+            tallies = [future.result() for future in running]
+    wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+    messages = sum(tally.messages for tally in tallies)
+    if messages != expected:
+        raise WrongAnswerError(f"{messages} messages came, not {expected}")
+    record_bytes = sum(tally.record_bytes for tally in tallies)
+    requests = requests_of(archive) - before
+    work = all_pieces(archive.access.store, archive.access.state, PIECE_BYTES)
+    ideal = len(work.pieces) + work.tails
+    counters = archive.access.fetcher.counters
+    return {
+        "messages": messages,
+        "pulls": sum(tally.pulls for tally in tallies),
+        "wall_s": round(wall_s, 4),
+        "cpu_s": round(cpu_s, 4),
+        "messages_per_s": round(messages / wall_s),
+        "mb_per_s": round(record_bytes / 1e6 / wall_s, 1),
+        "cpu_us_per_message": round(cpu_s * 1e6 / messages, 4),
+        "requests": requests,
+        "requests_ideal": ideal,
+        "requests_of_ideal": round(requests / ideal, 3),
+        "requests_per_gib": round(requests * GIB / record_bytes, 1),
+        "pulls_that_waited": counters.waited,
+        "pulls_from_hand": counters.from_hand,
+    }
+
+
+def requests_of(archive: Archive) -> int:
+    """Object requests for data so far: tails and blocks."""
+    return archive.access.source.statistics().requests
+
+
+# -- single answers -------------------------------------------------------------------------------------------
+
+Ask = Callable[[Archive], None]
+Open = Callable[[], Archive]
+
+
+def random_offset(archive: Archive, chance: random.Random) -> Ask:
+    """One message at a random offset of a random queue."""
+    queue = chance.choice(archive.queues())
+    offset = chance.randrange(queue.min_offset, queue.max_offset)
+
+    def ask(asked: Archive) -> None:
+        result = run_sync(
+            asked.access.fetcher.get(
+                queue.topic, queue.queue_id, offset, count=1, max_bytes=BATCH_BYTES, group=f"one-{offset}"
+            )
+        )
+        check_offsets(result.batch, offset)
+
+    return ask
+
+
+def random_time(archive: Archive, chance: random.Random) -> Ask:
+    """The offset of a random time of a random queue."""
+    listings = archive.queues()
+    queue = chance.choice(listings)
+    first_ms = archive.queue(*queue.key[:2]).earliest_time() or 0
+    time_ms = chance.randint(first_ms, queue.newest_ms)
+
+    def ask(asked: Archive) -> None:
+        offset = run_sync(asked.access.offset_by_time(queue.key, time_ms, Boundary.LOWER))
+        if not queue.min_offset <= offset < queue.max_offset:
+            raise WrongAnswerError(f"{queue.key} at {time_ms}: {offset}")
+
+    return ask
+
+
+def random_key(archive: Archive, chance: random.Random) -> Ask:
+    """The message with a random key; the store's maker gave message i the key Ki."""
+    listings = archive.queues()
+    number = chance.randrange(sum(listing.messages for listing in listings))
+    names = sorted({(listing.topic, listing.queue_id) for listing in listings})
+    topic = names[number % len(names)][0]
+
+    def ask(asked: Archive) -> None:
+        found = run_sync(asked.access.find_by_key(topic, f"K{number}", KeyKind.KEY, None, None, 32))
+        if [list(message.keys) for message in found] != [[f"K{number}"]]:
+            raise WrongAnswerError(f"K{number} of {topic}: {found}")
+
+    return ask
+
+
+def single(
+    open_archive: Open, choose: Callable[[Archive, random.Random], Ask], count: int, drop: Path | None
+) -> Row:
+    """Requests of ``COLD_READS`` answers of archives just opened and of the same again; then the time of ``count``
+    answers of one archive, which learns as it goes."""
+    chance = random.Random(SEED)
+    cold: list[int] = []
+    warm: list[int] = []
+    took_ms: list[float] = []
+    for _ in range(COLD_READS):
+        with open_archive() as archive:
+            ask = choose(archive, chance)
+        with open_archive() as archive:
+            for counts in (cold, warm):
+                before = requests_of(archive)
+                ask(archive)
+                counts.append(requests_of(archive) - before)
+    drop_directory(drop)
+    with open_archive() as archive:
+        asks = [choose(archive, chance) for _ in range(count)]
+    with open_archive() as archive:
+        cpu, began = time.process_time(), time.perf_counter()
+        for ask in asks:
+            started = time.perf_counter()
+            ask(archive)
+            took_ms.append((time.perf_counter() - started) * 1000)
+        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+        requests = requests_of(archive)
+    return {
+        "messages": count,
+        "wall_s": round(wall_s, 4),
+        "cpu_us_per_message": round(cpu_s * 1e6 / count, 1),
+        "p50_ms": round(float(np.percentile(took_ms, 50)), 3),
+        "p99_ms": round(float(np.percentile(took_ms, 99)), 3),
+        "cold_requests_max": max(cold),
+        "warm_requests_max": max(warm),
+        "requests": requests,
+    }
+
+
+READS = ("seq-1", "seq-16", "random", "time", "key")
+
+
+def measure(read: str, open_archive: Open, drop: Path | None) -> Row:
+    """One way of reading, from a cold page cache."""
+    if read.startswith("seq-"):
+        with open_archive() as archive:  # the kernel is loaded, modules are imported
+            listing = archive.queues()[0]
+            for _ in archive.queue(*listing.key[:2]).batches(count=1):
+                break
+        drop_directory(drop)
+        with open_archive() as archive:
+            return sequential(archive, int(read.removeprefix("seq-")))
+    chosen = {
+        "random": (random_offset, RANDOM_READS),
+        "time": (random_time, SEARCHES),
+        "key": (random_key, SEARCHES),
+    }
+    choose, count = chosen[read]
+    return single(open_archive, choose, count, drop)
+
+
+def main() -> None:
+    """Measure one way of reading one archive."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cold_read_ours", description=main.__doc__)
+    parser.add_argument("read", choices=READS)
+    add_archive(parser)
+    parser.add_argument(
+        "--drop", type=Path, metavar="DIR", help="forget these files' page cache before reading"
+    )
+    options = parser.parse_args()
+    settings: Settings = settings_of(options).settings
+    print(
+        json.dumps(measure(options.read, lambda: fetcher.open(options.url, settings=settings), options.drop))
+    )
+
+
+if __name__ == "__main__":
+    main()

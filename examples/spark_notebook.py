@@ -1,0 +1,71 @@
+"""A topic as a table: an archive read, counted, searched and exported with Spark. Cells for Jupyter or VS Code.
+
+    python examples/spark_notebook.py file:///tmp/archive t_one
+
+Any archive will do; `python examples/demo.py --keep` leaves one behind. Needs pip install 'rocketmq-tiered[spark]' and
+Java 17.
+"""
+
+# %% Where the archive is, and what to look at
+from __future__ import annotations
+
+import sys
+import tempfile
+
+from pyspark.sql import functions
+
+import pipeline
+from pipeline.jobs.export import export
+from pipeline.jobs.search import Question, search
+from pipeline.jobs.stats import stats
+from pipeline.source_options import SourceOptions
+
+URL, TOPIC = sys.argv[1:3]
+
+# %% A session of this machine; on a cluster, spark-submit says where
+spark = pipeline.session(
+    "notebook", **{"spark.sql.shuffle.partitions": "4", "spark.ui.showConsoleProgress": "false"}
+)
+
+# %% The topic as a DataFrame. Only these columns are read: bodies stay in the archive
+messages = pipeline.read(
+    spark, URL, topic=TOPIC, columns=["queueId", "queueOffset", "storeTimestamp", "storeSize"]
+)
+messages.printSchema()
+
+# %% How is it spread over its queues?
+(
+    messages.groupBy("queueId")
+    .agg(
+        functions.count("*").alias("messages"),
+        functions.sum("storeSize").alias("bytes"),
+        functions.timestamp_millis(functions.max("storeTimestamp")).alias("newest"),
+    )
+    .orderBy("queueId")
+    .show(truncate=False)
+)
+
+# %% How many of them are younger than nine tenths of its time?
+first, last = messages.agg(functions.min("storeTimestamp"), functions.max("storeTimestamp")).first() or (0, 0)
+recent = functions.col("storeTimestamp") >= last - (last - first) // 10
+row = messages.agg(functions.count_if(recent).alias("recent"), functions.count("*").alias("all")).first()
+print(f"{row['recent']} of {row['all']} messages" if row else "nothing")
+
+# %% The same in SQL
+messages.createOrReplaceTempView("messages")
+spark.sql("SELECT count(*) AS messages, max(storeSize) AS largest FROM messages WHERE queueId = 0").show()
+
+# %% Find messages by what is in them
+source = SourceOptions(URL, topics=(TOPIC,))
+question = Question(body="[0-9]{3}", select=("queueOffset", "tags", "text"), limit=3)
+search(spark, source, question).show(truncate=60)
+
+# %% What is in the topic, in numbers
+for topic in stats(spark, source).topics:
+    print(f"{topic.topic}: {topic.messages} messages, {topic.message_bytes} bytes, {topic.ratio:.1f} : 1")
+
+# %% As Parquet files, by topic and day. Once more exports what came since: here nothing
+with tempfile.TemporaryDirectory() as directory:
+    for _ in range(2):
+        print(f"exported {export(spark, source, f'file://{directory}').rows} rows")
+    print(f"read back {spark.read.parquet(directory).count()} rows")

@@ -1,0 +1,304 @@
+"""What both forms of the Python API are made of: one archive opened for reading, and its coroutines.
+
+Owns the wiring of catalog, block source, fetcher and searches, and closing them in order. Does not own any of them,
+nor how their coroutines are driven (archive.py, async_archive.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fetcher.budget import ByteBudget
+from fetcher.catalog_view import CatalogView
+from fetcher.disk_cache import DiskCache
+from fetcher.lanes import Lane
+from fetcher.message import Message
+from fetcher.message_fetcher import TieredMessageFetcher
+from fetcher.queries.by_id import OffsetMsgId, find_by_id
+from fetcher.queries.by_key import KeyKind, KeyQuery, find_by_key
+from fetcher.queries.found import FoundMessage
+from fetcher.queries.source import QuerySource
+from fetcher.queue_listing import QueueListing, list_queues
+from fetcher.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
+from fetcher.segment_source import SegmentSource
+from fetcher.span import Span, TimePoint, milliseconds
+from fetcher.tag_filter import MessageFilter
+from fetcher.time_reader import TimeReader
+from fetcher.time_search import Boundary
+from fetcher.timer import ThreadTimer
+from fetcher.walk import Walk
+from tiered.catalog.archives import Archive as ArchivePlace
+from tiered.catalog.archives import open_archive
+from tiered.catalog.reading import load
+from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError, NotFoundError, UsageError
+from tiered.formats.keys import archive_prefix
+from tiered.model.queue import QueueKey
+from tiered.object_store.async_url import open_async_store
+from tiered.object_store.options import StoreOptions
+from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.url import open_store
+from tiered.settings.sections import Settings
+
+T = TypeVar("T")
+STEP_THREADS = 2
+"""For steps of reading ahead, which are short, and for reading on in the catalog."""
+_ALWAYS_MS = (1 << 63) - 1
+
+
+def open_access(url: str, *, cluster: str, broker: str, settings: Settings) -> ArchiveAccess:
+    """The archive at ``url``, data read by threads. Raises NotFoundError, UsageError or what the store raises."""
+
+    def reader(place: ArchivePlace) -> RangeReader:
+        fetch = settings.fetch
+        return ThreadRangeReader(
+            place.store, fetch.user_requests + fetch.prefetch_requests + fetch.background_requests
+        )
+
+    return _opened(url, cluster, broker, settings, reader)
+
+
+def open_async_access(url: str, *, cluster: str, broker: str, settings: Settings) -> ArchiveAccess:
+    """As ``open_access``, but data is read by an asynchronous client on an event loop thread of its own."""
+
+    def reader(place: ArchivePlace) -> RangeReader:
+        own_url = f"{url.rstrip('/')}/{archive_prefix(place.cluster, place.broker)}"
+        return LoopRangeReader(open_async_store(own_url, StoreOptions(settings.object_store)))
+
+    return _opened(url, cluster, broker, settings, reader)
+
+
+def _opened(
+    url: str,
+    cluster: str,
+    broker: str,
+    settings: Settings,
+    make_reader: Callable[[ArchivePlace], RangeReader],
+) -> ArchiveAccess:
+    root = open_store(url, StoreOptions(settings.object_store))
+    try:
+        names = cluster or settings.archive.cluster or None, broker or settings.archive.broker or None
+        place = open_archive(root, *names)
+        state = load(place.store)
+        disk = _disk_cache(settings, place)
+        return ArchiveAccess(url, root, place, state, make_reader(place), settings, disk)
+    except BaseException:
+        root.close()
+        raise
+
+
+def _disk_cache(settings: Settings, place: ArchivePlace) -> DiskCache | None:
+    """Archives have directories of their own: their keys are alike."""
+    if not settings.fetch.disk_cache_path:
+        return None
+    directory = Path(settings.fetch.disk_cache_path) / archive_prefix(place.cluster, place.broker)
+    try:
+        return DiskCache(directory, settings.fetch.disk_cache_bytes)
+    except OSError as error:
+        raise UsageError(
+            f"{directory} is no place for a disk cache: {error.strerror}", hint="set fetch.disk_cache_path"
+        ) from error
+
+
+class ArchiveAccess:
+    """One archive, open. Coroutines are of the core (waiting.py); everything else answers from memory. Thread-safe."""
+
+    def __init__(
+        self,
+        url: str,
+        root: ObjectStore,
+        place: ArchivePlace,
+        state: CatalogState,
+        reader: RangeReader,
+        settings: Settings,
+        disk: DiskCache | None = None,
+    ) -> None:
+        """``root`` and ``reader`` are closed with it."""
+        clock_s = time.monotonic
+        self.title = f"{place.cluster}/{place.broker} in {url}"
+        self.cluster, self.broker, self.store = place.cluster, place.broker, place.store
+        self._root, self._reader = root, reader
+        self._decoders = ThreadPoolExecutor(settings.fetch.decode_threads, thread_name_prefix="decode")
+        self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="read-ahead")
+        self._timer = ThreadTimer()
+        self.catalog = CatalogView(place.store, state, executor=self._steps, clock_s=clock_s)
+        self.budget = ByteBudget(settings.fetch.memory_bytes)
+        self.source = SegmentSource(
+            reader,
+            settings.fetch,
+            self.budget,
+            clock_s=clock_s,
+            decode_pool=self._decoders,
+            timer=self._timer,
+            disk=disk,
+        )
+        self.fetcher = TieredMessageFetcher(
+            self.source,
+            self.catalog,
+            settings.prefetch,
+            executor=self._steps,
+            clock_s=clock_s,
+            unread_ms=settings.fetch.unread_expiry_ms,
+        )
+        self.budget.add_reclaimer(self.fetcher.readers.reclaim)
+        self._times = TimeReader(self.catalog, self.source)
+        self._queries = self.source.reader(Lane.USER)
+
+    def __repr__(self) -> str:
+        return f"ArchiveAccess({self.title!r})"
+
+    def close(self) -> None:
+        """Release threads and connections. Idempotent."""
+        self.fetcher.close()
+        self._reader.close()
+        self._decoders.shutdown()
+        self._steps.shutdown()
+        self._timer.close()
+        self._root.close()
+
+    # -- what there is ----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> CatalogState:
+        """The catalog version seen last."""
+        return self.catalog.state
+
+    async def refresh(self) -> None:
+        """Look for a newer version. Raises what the store raises."""
+        await self.catalog.refreshed()
+
+    def topics(self) -> list[str]:
+        """Names of all topics that are not hidden, sorted."""
+        return sorted({queue.topic for queue in self.state.visible_queues()})
+
+    def queues(self, topic: str | None, *, hidden: bool) -> list[QueueListing]:
+        """Queues of ``topic``, or all, by name."""
+        return [found for found in list_queues(self.state, hidden=hidden) if topic in (None, found.topic)]
+
+    def queue_key(self, topic: str, queue_id: int, generation: int | None) -> QueueKey:
+        """The queue, in its newest life unless ``generation`` says otherwise. Raises NotFoundError."""
+        view = self.catalog.view(self.state, (topic, queue_id, generation))
+        if view is None:
+            which = "" if generation is None else f" in generation {generation}"
+            raise NotFoundError(
+                f"{self.title} has no queue {queue_id} of {topic}{which}",
+                hint="tiered ls shows what there is",
+            )
+        return view.queue
+
+    def bounds(self, queue: QueueKey) -> tuple[int, int]:
+        """[minimum, maximum) offset at the version seen last. Raises NotFoundError."""
+        view = self.catalog.view(self.state, queue)
+        if view is None:
+            raise NotFoundError(f"{self.title} has no queue {queue} any more")
+        return view.min_offset, view.max_offset
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    async def offset_by_time(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
+        """See TimeReader."""
+        return await self._times.offset_by_time(queue, timestamp_ms, boundary)
+
+    async def timestamp_of(self, queue: QueueKey, offset: int) -> int | None:
+        """See TimeReader."""
+        return await self._times.timestamp_of(queue, offset)
+
+    async def earliest_time(self, queue: QueueKey) -> int | None:
+        """See TimeReader."""
+        return await self._times.earliest_time(queue)
+
+    async def walk(self, queue: QueueKey, span: Span, message_filter: MessageFilter | None) -> Walk:
+        """A walk at the beginning of ``span``."""
+        start = span.start_offset
+        if span.start_ms is not None:
+            start = await self._times.first_at_or_after(queue, span.start_ms)
+        if start is None:
+            start = self.bounds(queue)[0]
+        return Walk(self.fetcher, queue, start, span, message_filter)
+
+    async def find_by_key(
+        self,
+        topic: str,
+        key: str,
+        kind: KeyKind,
+        begin: TimePoint | None,
+        end: TimePoint | None,
+        max_messages: int,
+    ) -> list[Message]:
+        """Messages with a key, newest first."""
+        begin_ms = 0 if begin is None else milliseconds(begin)
+        end_ms = _ALWAYS_MS if end is None else milliseconds(end)
+        query = KeyQuery(topic, key, kind, begin_ms, end_ms, max_messages)
+        page = await self._queried(lambda source, state: find_by_key(source, state, query))
+        return [_message(found) for found in page.messages]
+
+    async def find_by_id(self, offset_msg_id: str) -> Message | None:
+        """The message with an offsetMsgId, or None. Raises UsageError for what is none."""
+        wanted = OffsetMsgId.parse(offset_msg_id)
+        found = await self._queried(lambda source, state: find_by_id(source, state, wanted))
+        return None if found is None else _message(found)
+
+    async def find_at_phys(self, phys: int) -> Message | None:
+        """The message whose record begins at physical offset ``phys``, whatever address its broker had."""
+        found = await self._queried(lambda source, state: find_by_id(source, state, OffsetMsgId("", phys)))
+        return None if found is None else _message(found)
+
+    async def _queried(self, ask: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]) -> T:
+        self.catalog.look()
+        try:
+            return await ask(QuerySource(self._queries, self.store), self.state)
+        except NotFoundError:
+            state = await self.catalog.refreshed()
+        try:
+            return await ask(QuerySource(self._queries, self.store), state)
+        except NotFoundError as error:
+            raise CorruptionError(
+                f"catalog version {state.version} names what is not there: {error.message}"
+            ) from error
+
+
+class QueueHandle:
+    """A queue of an archive by name; what the blocking and the asynchronous form have in common."""
+
+    def __init__(self, access: ArchiveAccess, key: QueueKey) -> None:
+        self._access = access
+        self.key = key
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.topic!r}, {self.queue_id}, [{self.min_offset}, {self.max_offset}))"
+        )
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.key.topic
+
+    @property
+    def queue_id(self) -> int:
+        """Number of the queue in its topic."""
+        return self.key.queue_id
+
+    @property
+    def generation(self) -> int:
+        """Which life of a deleted and recreated topic, from 0."""
+        return self.key.generation
+
+    @property
+    def min_offset(self) -> int:
+        """First archived offset."""
+        return self._access.bounds(self.key)[0]
+
+    @property
+    def max_offset(self) -> int:
+        """One past the last archived offset."""
+        return self._access.bounds(self.key)[1]
+
+
+def _message(found: FoundMessage) -> Message:
+    data = memoryview(found.data)
+    return Message(found.queue, found.queue_offset, data, found.record.store_timestamp)

@@ -1,0 +1,153 @@
+"""Reading an archive from Python, blocking.
+
+    with fetcher.open("s3://bucket/prefix") as archive:
+        for message in archive.queue("orders", 0).messages(start_time=datetime(2026, 11, 21, tzinfo=UTC)):
+            print(message.queue_offset, message.body)
+
+Owns what a program calls. The form for an event loop is async_archive.py; both run the coroutines of access.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from fetcher.access import ArchiveAccess, QueueHandle, open_access
+from fetcher.batch import MessageBatch
+from fetcher.message import Message
+from fetcher.queries.by_key import KeyKind
+from fetcher.queue_listing import QueueListing
+from fetcher.span import Span, TimePoint, milliseconds, span_of
+from fetcher.tag_filter import MessageFilter
+from fetcher.time_search import Boundary
+from fetcher.waiting import run_sync
+from fetcher.walk import Walk, messages_of
+from tiered.settings.sections import Settings
+
+
+def open_archive(
+    url: str, *, cluster: str = "", broker: str = "", settings: Settings | None = None
+) -> Archive:
+    """The archive at ``url``; names may be left out where there is only one.
+
+    Raises NotFoundError when there is none, UsageError listing the names when there are several.
+    """
+    return Archive(open_access(url, cluster=cluster, broker=broker, settings=settings or Settings()))
+
+
+class Archive:
+    """One broker's archive. Threads may share it; close it, or use it as a context manager."""
+
+    def __init__(self, access: ArchiveAccess) -> None:
+        self.access = access
+        """What it is made of, for programs that need more than this class offers."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Archive({self.title!r}, version {self.version})"
+
+    def close(self) -> None:
+        """Release threads and connections. Idempotent."""
+        self.access.close()
+
+    @property
+    def title(self) -> str:
+        """For people: names and URL."""
+        return self.access.title
+
+    @property
+    def version(self) -> int:
+        """The catalog version seen last."""
+        return self.access.state.version
+
+    def refresh(self) -> int:
+        """Look for a newer version; returns it."""
+        run_sync(self.access.refresh())
+        return self.version
+
+    def topics(self) -> list[str]:
+        """Names of all topics that are not hidden, sorted."""
+        return self.access.topics()
+
+    def queues(self, topic: str | None = None, *, hidden: bool = False) -> list[QueueListing]:
+        """Queues of ``topic``, or all, by name; those of deleted topics and earlier lives only with ``hidden``."""
+        return self.access.queues(topic, hidden=hidden)
+
+    def queue(self, topic: str, queue_id: int, *, generation: int | None = None) -> Queue:
+        """One queue, in its newest life or an earlier ``generation``. Raises NotFoundError."""
+        return Queue(self.access, self.access.queue_key(topic, queue_id, generation))
+
+    def find_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin: TimePoint | None = None,
+        end: TimePoint | None = None,
+        max_messages: int = 64,
+    ) -> list[Message]:
+        """Messages of ``topic`` with ``key`` among their KEYS, stored in [begin, end], newest first."""
+        return run_sync(self.access.find_by_key(topic, key, KeyKind.KEY, begin, end, max_messages))
+
+    def find_by_unique_key(self, topic: str, unique_key: str, *, max_messages: int = 64) -> list[Message]:
+        """Messages of ``topic`` with the id its producer's client made; several where a send was repeated."""
+        find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, max_messages)
+        return run_sync(find)
+
+    def find_by_id(self, offset_msg_id: str) -> Message | None:
+        """The message with the id its broker gave it, or None."""
+        return run_sync(self.access.find_by_id(offset_msg_id))
+
+
+class Queue(QueueHandle):
+    """One queue of an archive. Its bounds are those of the archive's version."""
+
+    def offset_by_time(self, time: TimePoint, boundary: Boundary = Boundary.LOWER) -> int:
+        """The offset a 5.x broker answers for ``time``: docs/READING.md, "Offset by time"."""
+        return run_sync(self._access.offset_by_time(self.key, milliseconds(time), boundary))
+
+    def timestamp_of(self, offset: int) -> int | None:
+        """When the message at ``offset`` was stored, ms since the epoch; None where there is none."""
+        return run_sync(self._access.timestamp_of(self.key, offset))
+
+    def earliest_time(self) -> int | None:
+        """When the first message still there was stored, ms since the epoch; None for an empty queue."""
+        return run_sync(self._access.earliest_time(self.key))
+
+    def batches(
+        self,
+        start: int | None = None,
+        *,
+        start_time: TimePoint | None = None,
+        count: int | None = None,
+        batch_messages: int | None = None,
+        message_filter: MessageFilter | None = None,
+    ) -> Iterator[MessageBatch]:
+        """Messages as arrays over stored bytes, from an offset or a time (default: from the first) to the end."""
+        walk = self.walk(span_of(start, start_time, count, batch_messages), message_filter)
+        while (batch := run_sync(walk.next_batch())) is not None:
+            yield batch
+
+    def messages(
+        self,
+        start: int | None = None,
+        *,
+        start_time: TimePoint | None = None,
+        count: int | None = None,
+        message_filter: MessageFilter | None = None,
+    ) -> Iterator[Message]:
+        """Messages one by one, decoded when looked at, from an offset or a time (default: the first) to the end."""
+        for batch in self.batches(start, start_time=start_time, count=count, message_filter=message_filter):
+            yield from messages_of(batch, self.key)
+
+    def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
+        """A walk that can be continued when the archive has grown: see Walk.next_batch."""
+        return run_sync(self._access.walk(self.key, span, message_filter))

@@ -1,0 +1,174 @@
+"""Reading an archive from Python in an event loop.
+
+    async with fetcher.open_async("s3://bucket/prefix") as archive:
+        async for message in archive.queue("orders", 0).messages():
+            print(message.queue_offset, message.body)
+
+Owns what a program awaits; meanings are those of archive.py. Object requests are made by aioboto3 on a thread of
+their own, so nothing blocks the caller's loop; the catalog is read in a thread of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from fetcher.access import ArchiveAccess, QueueHandle, open_async_access
+from fetcher.batch import MessageBatch
+from fetcher.message import Message
+from fetcher.queries.by_key import KeyKind
+from fetcher.queue_listing import QueueListing
+from fetcher.span import Span, TimePoint, milliseconds, span_of
+from fetcher.tag_filter import MessageFilter
+from fetcher.time_search import Boundary
+from fetcher.waiting import run_async
+from fetcher.walk import Walk, messages_of
+from tiered.errors import UsageError
+from tiered.settings.sections import Settings
+
+
+def open_async(
+    url: str, *, cluster: str = "", broker: str = "", settings: Settings | None = None
+) -> AsyncArchive:
+    """The archive at ``url``, to be entered with ``async with``, which raises what ``fetcher.open`` does."""
+    return AsyncArchive(url, cluster, broker, settings or Settings())
+
+
+class AsyncArchive:
+    """One broker's archive. Enter it once, use it from one event loop, leave it there."""
+
+    def __init__(self, url: str, cluster: str, broker: str, settings: Settings) -> None:
+        self._url = url
+        self._cluster, self._broker = cluster, broker
+        self._settings = settings
+        self._access: ArchiveAccess | None = None
+
+    async def __aenter__(self) -> Self:
+        import asyncio  # 0.07 s, needed by no command
+
+        self._access = await asyncio.to_thread(
+            open_async_access, self._url, cluster=self._cluster, broker=self._broker, settings=self._settings
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncArchive({self._url!r})"
+
+    async def close(self) -> None:
+        """Release threads and connections. Idempotent."""
+        import asyncio
+
+        if self._access is not None:
+            await asyncio.to_thread(self._access.close)
+
+    @property
+    def access(self) -> ArchiveAccess:
+        """What it is made of. Raises UsageError before the archive is entered."""
+        if self._access is None:
+            raise UsageError("the archive is not open", hint="use `async with fetcher.open_async(…)`")
+        return self._access
+
+    @property
+    def title(self) -> str:
+        """For people: names and URL."""
+        return self.access.title
+
+    @property
+    def version(self) -> int:
+        """The catalog version seen last."""
+        return self.access.state.version
+
+    async def refresh(self) -> int:
+        """Look for a newer version; returns it."""
+        await run_async(self.access.refresh())
+        return self.version
+
+    def topics(self) -> list[str]:
+        """Names of all topics that are not hidden, sorted."""
+        return self.access.topics()
+
+    def queues(self, topic: str | None = None, *, hidden: bool = False) -> list[QueueListing]:
+        """Queues of ``topic``, or all, by name; those of deleted topics and earlier lives only with ``hidden``."""
+        return self.access.queues(topic, hidden=hidden)
+
+    def queue(self, topic: str, queue_id: int, *, generation: int | None = None) -> AsyncQueue:
+        """One queue, in its newest life or an earlier ``generation``. Raises NotFoundError."""
+        return AsyncQueue(self.access, self.access.queue_key(topic, queue_id, generation))
+
+    async def find_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin: TimePoint | None = None,
+        end: TimePoint | None = None,
+        max_messages: int = 64,
+    ) -> list[Message]:
+        """See Archive.find_by_key."""
+        find = self.access.find_by_key(topic, key, KeyKind.KEY, begin, end, max_messages)
+        return await run_async(find)
+
+    async def find_by_unique_key(
+        self, topic: str, unique_key: str, *, max_messages: int = 64
+    ) -> list[Message]:
+        """See Archive.find_by_unique_key."""
+        find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, max_messages)
+        return await run_async(find)
+
+    async def find_by_id(self, offset_msg_id: str) -> Message | None:
+        """See Archive.find_by_id."""
+        return await run_async(self.access.find_by_id(offset_msg_id))
+
+
+class AsyncQueue(QueueHandle):
+    """One queue of an archive. Its bounds are those of the archive's version."""
+
+    async def offset_by_time(self, time: TimePoint, boundary: Boundary = Boundary.LOWER) -> int:
+        """See Queue.offset_by_time."""
+        return await run_async(self._access.offset_by_time(self.key, milliseconds(time), boundary))
+
+    async def timestamp_of(self, offset: int) -> int | None:
+        """See Queue.timestamp_of."""
+        return await run_async(self._access.timestamp_of(self.key, offset))
+
+    async def earliest_time(self) -> int | None:
+        """See Queue.earliest_time."""
+        return await run_async(self._access.earliest_time(self.key))
+
+    async def batches(
+        self,
+        start: int | None = None,
+        *,
+        start_time: TimePoint | None = None,
+        count: int | None = None,
+        batch_messages: int | None = None,
+        message_filter: MessageFilter | None = None,
+    ) -> AsyncIterator[MessageBatch]:
+        """See Queue.batches."""
+        walk = await self.walk(span_of(start, start_time, count, batch_messages), message_filter)
+        while (batch := await run_async(walk.next_batch())) is not None:
+            yield batch
+
+    async def messages(
+        self,
+        start: int | None = None,
+        *,
+        start_time: TimePoint | None = None,
+        count: int | None = None,
+        message_filter: MessageFilter | None = None,
+    ) -> AsyncIterator[Message]:
+        """See Queue.messages."""
+        walk = await self.walk(span_of(start, start_time, count, None), message_filter)
+        while (batch := await run_async(walk.next_batch())) is not None:
+            for message in messages_of(batch, self.key):
+                yield message
+
+    async def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
+        """A walk that can be continued when the archive has grown: see Walk.next_batch."""
+        return await run_async(self._access.walk(self.key, span, message_filter))

@@ -1,0 +1,173 @@
+"""What a pull answers: a status, records as bytes with their columns, and where to go on.
+
+Owns the values every reader returns: archive, the broker's local files, whoever decides between them. No object per
+message. Does not own reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class GetStatus(Enum):
+    """How a pull ended (org.apache.rocketmq.store.GetMessageStatus), by offset against [min, max).
+
+    Whatever fails is an exception (tiered.errors), never a status.
+    """
+
+    FOUND = "FOUND"
+    """Records from the offset on, or behind a recorded gap; next offset is behind the last one looked at."""
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    """Nothing between the offset and the next offset: all filtered out, a recorded gap, or parents expired."""
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+    """The queue is empty and its maximum is 0; next offset is the one asked for."""
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    """Unknown queue; next offset is the one asked for."""
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    """Below the minimum; next offset is the minimum."""
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    """At the maximum; next offset is the maximum."""
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    """Beyond the maximum; next offset is the maximum."""
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    """Local files only: the consume queue has no unit there (yet). An archive never answers so."""
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    """Local files only: the commitlog has lost what the consume queue points at."""
+
+
+class MessageBatch:
+    """Rows in ascending order. Record i is ``pieces[piece[i]][starts[i] : starts[i] + sizes[i]]``, verbatim.
+
+    Arrays of one element per row; read-only, they share memory with caches. ``pieces``: uint8 arrays or memoryviews
+    (decoded blocks, mapped files). ``inner_num``: queue offsets the row spans. ``store_timestamp``: ms since the epoch.
+    ``phys``: offset in the broker's commitlog.
+    """
+
+    __slots__ = (
+        "inner_num", "phys", "piece", "pieces", "queue_offsets", "sizes", "starts", "store_timestamp", "tags_code",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pieces: Sequence[NDArray[np.uint8] | memoryview],
+        piece: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int32],
+        queue_offsets: NDArray[np.int64],
+        inner_num: NDArray[np.int32],
+        phys: NDArray[np.int64],
+        tags_code: NDArray[np.int64],
+        store_timestamp: NDArray[np.int64],
+    ) -> None:
+        self.pieces = pieces
+        self.piece = piece
+        self.starts = starts
+        self.sizes = sizes
+        self.queue_offsets = queue_offsets
+        self.inner_num = inner_num
+        self.phys = phys
+        self.tags_code = tags_code
+        self.store_timestamp = store_timestamp
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.starts)
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "MessageBatch(empty)"
+        return f"MessageBatch({len(self)} rows from {int(self.queue_offsets[0])}, {self.record_bytes} bytes)"
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of all records."""
+        return int(self.sizes.sum(dtype=np.int64))
+
+    def record(self, row: int) -> memoryview:
+        """The record of ``row``, verbatim. Keeps its whole piece in memory."""
+        start = int(self.starts[row])
+        return _view(self.pieces[int(self.piece[row])])[start : start + int(self.sizes[row])]
+
+    def records(self) -> Iterator[memoryview]:
+        """All records, in order."""
+        views = [_view(piece) for piece in self.pieces]
+        for piece, start, size in zip(
+            self.piece.tolist(), self.starts.tolist(), self.sizes.tolist(), strict=True
+        ):
+            yield views[piece][start : start + size]
+
+    def buffers(self) -> list[memoryview]:
+        """All records back to back, neighbours in one view: what a reply's body is written from, without a copy."""
+        if not len(self):
+            return []
+        ends = self.starts + self.sizes
+        is_new = (self.piece[1:] != self.piece[:-1]) | (self.starts[1:] != ends[:-1])
+        first = np.flatnonzero(np.concatenate(([True], is_new)))
+        last = np.append(first[1:], len(self)) - 1
+        return [
+            _view(self.pieces[piece])[start:end]
+            for piece, start, end in zip(
+                self.piece[first].tolist(), self.starts[first].tolist(), ends[last].tolist(), strict=True
+            )
+        ]
+
+    def taken(self, rows: NDArray[Any]) -> MessageBatch:
+        """Only ``rows``: ascending indexes, or a mask. Copies columns, never records."""
+        return MessageBatch(
+            self.pieces, self.piece[rows], self.starts[rows], self.sizes[rows], self.queue_offsets[rows],
+            self.inner_num[rows], self.phys[rows], self.tags_code[rows], self.store_timestamp[rows],
+        )  # fmt: skip
+
+
+def _view(piece: NDArray[np.uint8] | memoryview) -> memoryview:
+    return piece if isinstance(piece, memoryview) else piece.data
+
+
+def _no(kind: type) -> NDArray[Any]:
+    return np.zeros(0, kind)
+
+
+EMPTY_BATCH = MessageBatch(
+    (), _no(np.int32), _no(np.int64), _no(np.int32), _no(np.int64), _no(np.int32), _no(np.int64), _no(np.int64),
+    _no(np.int64),
+)  # fmt: skip
+
+
+def joined_batch(batches: Sequence[MessageBatch]) -> MessageBatch:
+    """Several batches as one, in order. Copies columns, never records."""
+    batches = [batch for batch in batches if len(batch)]
+    if len(batches) <= 1:
+        return batches[0] if batches else EMPTY_BATCH
+    pieces = [piece for batch in batches for piece in batch.pieces]
+    shifted = []
+    done = 0
+    for batch in batches:
+        shifted.append(batch.piece + np.int32(done))
+        done += len(batch.pieces)
+    columns = ("starts", "sizes", "queue_offsets", "inner_num", "phys", "tags_code", "store_timestamp")
+    return MessageBatch(
+        pieces,
+        np.concatenate(shifted),
+        *(np.concatenate([getattr(batch, name) for batch in batches]) for name in columns),
+    )
+
+
+class GetResult(NamedTuple):
+    """Answer to a pull; all of it from one catalog ``version`` (0: from the broker's local files).
+
+    [min_offset, max_offset): the queue's offsets, 0 and 0 for an unknown one. ``gap``: offsets [begin, end) that were
+    passed because no record carries them (a recorded gap, expired parents of a light queue), or None.
+    """
+
+    status: GetStatus
+    batch: MessageBatch
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    gap: tuple[int, int] | None = None
+    version: int = 0

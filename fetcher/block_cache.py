@@ -1,0 +1,234 @@
+"""Decoded blocks in memory: bounded in bytes, dropped when nobody came for them or nobody comes back.
+
+Unread blocks expire by age since they came, read ones by age since the last reader. When room is needed, read blocks
+go first, the longest unused before others, then unread ones, the oldest first. The CRC32C of the decoded bytes is
+checked whenever a block is handed out: memory is not trusted for minutes either.
+
+Owns which blocks are held. Does not own their memory's account (budget.py) nor fetching (segment_source.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import fastcrc
+import numpy as np
+from numpy.typing import NDArray
+
+Block = NDArray[np.uint8]
+
+
+class BlockKey(NamedTuple):
+    """Object key and number of the block in the object: objects are immutable, so this names bytes for ever."""
+
+    object_key: str
+    block: int
+
+
+class DropReason(Enum):
+    """Why an unread block left the cache."""
+
+    EXPIRED = "expired"
+    EVICTED = "evicted"
+
+
+class DroppedUnread(NamedTuple):
+    """A block nobody had read when it left."""
+
+    key: BlockKey
+    byte_count: int
+    reason: DropReason
+
+
+@dataclass(frozen=True)
+class BlockCacheLimits:
+    """How much and for how long."""
+
+    bytes_max: int
+    unread_expiry_s: float = 180.0
+    read_expiry_s: float = 10.0
+
+
+@dataclass
+class _Entry:
+    block: Block
+    crc32c: int
+    since_s: float
+
+
+@dataclass
+class BlockCacheCounts:
+    """Totals since the start."""
+
+    hits: int = 0
+    misses: int = 0
+    corrupt: int = 0
+    expired_unread: int = 0
+    expired_read: int = 0
+    evicted_unread: int = 0
+    evicted_read: int = 0
+
+
+class BlockCache:
+    """Blocks by key. Thread-safe. ``on_unread_dropped`` is called without a lock held."""
+
+    def __init__(
+        self,
+        limits: BlockCacheLimits,
+        *,
+        clock_s: Callable[[], float],
+        on_unread_dropped: Callable[[list[DroppedUnread]], None] | None = None,
+    ) -> None:
+        self._limits = limits
+        self._clock_s = clock_s
+        self._on_unread_dropped = on_unread_dropped
+        self._lock = threading.Lock()
+        # Both in order of ``since_s``, so what expires or goes first is in front.
+        self._unread: OrderedDict[BlockKey, _Entry] = OrderedDict()
+        self._read: OrderedDict[BlockKey, _Entry] = OrderedDict()
+        self._held_bytes = 0
+        self.counts = BlockCacheCounts()
+
+    def __repr__(self) -> str:
+        return f"BlockCache({len(self)} blocks, {self._held_bytes} of {self._limits.bytes_max} bytes)"
+
+    def __len__(self) -> int:
+        return len(self._unread) + len(self._read)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._unread or key in self._read
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all blocks held."""
+        return self._held_bytes
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of blocks nobody has read yet."""
+        with self._lock:
+            return sum(entry.block.nbytes for entry in self._unread.values())
+
+    # -- blocks -----------------------------------------------------------------------------------------------
+
+    def get(self, key: BlockKey, *, is_read: bool) -> Block | None:
+        """The block, its checksum verified, or None. ``is_read``: a reader takes it (not a prefetch that looks)."""
+        with self._lock:
+            entry = self._read.get(key) or self._unread.get(key)
+            if entry is None:
+                self.counts.misses += 1
+                return None
+        if fastcrc.crc32.iscsi(entry.block) != entry.crc32c:
+            with self._lock:
+                self.counts.corrupt += 1
+                self.counts.misses += 1
+            self.drop([key])
+            return None
+        with self._lock:
+            self.counts.hits += 1
+            # It may have left meanwhile; then it stays out, the reader has it all the same.
+            if is_read and (self._read.get(key) is entry or self._unread.get(key) is entry):
+                self._unread.pop(key, None)
+                entry.since_s = self._clock_s()
+                self._read[key] = entry
+                self._read.move_to_end(key)
+        return entry.block
+
+    def put(self, key: BlockKey, block: Block, crc32c: int, *, is_read: bool) -> None:
+        """Hold ``block`` (``crc32c`` is of its bytes); one that is held already is replaced."""
+        entry = _Entry(block, crc32c, self._clock_s())
+        gone: list[_Entry] = []
+        with self._lock:
+            self._remove(key, gone)
+            if block.nbytes <= self._limits.bytes_max:
+                (self._read if is_read else self._unread)[key] = entry
+                self._held_bytes += block.nbytes
+            dropped = self._evict(self._held_bytes - self._limits.bytes_max, gone, unread_too=True)
+        self._report(dropped)
+
+    def drop(self, keys: Iterable[BlockKey]) -> int:
+        """Forget blocks, whether read or not; returns bytes. Nobody is told."""
+        gone: list[_Entry] = []
+        with self._lock:
+            return sum(self._remove(key, gone) for key in keys)
+
+    def drop_unread(self, keys: Iterable[BlockKey]) -> int:
+        """Forget those of ``keys`` that nobody has read; returns bytes. Nobody is told."""
+        gone: list[_Entry] = []
+        with self._lock:
+            return sum(self._remove(key, gone) for key in keys if key in self._unread)
+
+    # -- room -------------------------------------------------------------------------------------------------
+
+    def reclaim(self, byte_count: int, *, unread_too: bool) -> int:
+        """Drop blocks worth at least ``byte_count``, as far as there are any; returns bytes."""
+        gone: list[_Entry] = []
+        with self._lock:
+            before = self._held_bytes
+            dropped = self._evict(byte_count, gone, unread_too=unread_too)
+            freed = before - self._held_bytes
+        gone.clear()
+        self._report(dropped)
+        return freed
+
+    def set_limits(self, limits: BlockCacheLimits) -> None:
+        """New limits from now on; a smaller bound evicts at once."""
+        gone: list[_Entry] = []
+        with self._lock:
+            self._limits = limits
+            dropped = self._evict(self._held_bytes - limits.bytes_max, gone, unread_too=True)
+        gone.clear()
+        self._report(dropped)
+
+    def expire(self) -> None:
+        """Drop what is too old."""
+        now_s = self._clock_s()
+        gone: list[_Entry] = []
+        dropped: list[DroppedUnread] = []
+        with self._lock:
+            for entries, age_s in (
+                (self._read, self._limits.read_expiry_s),
+                (self._unread, self._limits.unread_expiry_s),
+            ):
+                while entries:
+                    key, entry = next(iter(entries.items()))
+                    if entry.since_s + age_s > now_s:
+                        break
+                    if entries is self._unread:
+                        dropped.append(DroppedUnread(key, entry.block.nbytes, DropReason.EXPIRED))
+                    else:
+                        self.counts.expired_read += 1
+                    self._remove(key, gone)
+            self.counts.expired_unread += len(dropped)
+        gone.clear()
+        self._report(dropped)
+
+    def _evict(self, byte_count: int, gone: list[_Entry], *, unread_too: bool) -> list[DroppedUnread]:
+        dropped: list[DroppedUnread] = []
+        while byte_count > 0 and self._read:
+            byte_count -= self._remove(next(iter(self._read)), gone)
+            self.counts.evicted_read += 1
+        while byte_count > 0 and unread_too and self._unread:
+            key = next(iter(self._unread))
+            dropped.append(DroppedUnread(key, self._unread[key].block.nbytes, DropReason.EVICTED))
+            byte_count -= self._remove(key, gone)
+        self.counts.evicted_unread += len(dropped)
+        return dropped
+
+    def _remove(self, key: BlockKey, gone: list[_Entry]) -> int:
+        """Take ``key`` out. Entries go to ``gone``: their memory is freed, and accounted for, outside the lock."""
+        entry = self._unread.pop(key, None) or self._read.pop(key, None)
+        if entry is None:
+            return 0
+        gone.append(entry)
+        self._held_bytes -= entry.block.nbytes
+        return entry.block.nbytes
+
+    def _report(self, dropped: list[DroppedUnread]) -> None:
+        if dropped and self._on_unread_dropped is not None:
+            self._on_unread_dropped(dropped)

@@ -1,0 +1,312 @@
+"""Blocks on their way: one GET or one disk read each, however many want them.
+
+A flight begins with a charged plan: coalesced GETs leave in the lane of who asked first, what arrives is checked and
+decompressed in the decode pool, put into the cache and handed to all who wait. A failed flight leaves nothing behind.
+Runs in whatever thread completes a request; no lock is held while futures are completed.
+
+Owns blocks in flight. Does not own who waits (segment_source.py), nor when a GET starts (lanes.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+import fastcrc
+
+from fetcher.block_cache import Block, BlockCache, BlockKey
+from fetcher.budget import ByteBudget
+from fetcher.coalescing import CoalescingLimits, PlannedGet, Range, plan_gets
+from fetcher.disk_cache import DiskCache
+from fetcher.lanes import Lane, LaneRequest, Lanes
+from fetcher.waiting import Executor, new_future
+from tiered.errors import CorruptionError, UnavailableError
+from tiered.formats.segment_index import BlockSpan, SegmentIndex
+from tiered.formats.segment_layout import CODEC_RAW
+
+DECODE_BYTES = 1024 * 1024
+"""Raw bytes of a task of the decode pool: enough to hide its start, little enough to share between threads."""
+HISTORY_OBJECTS = 4096
+"""Objects of which it is remembered which blocks were fetched."""
+
+
+@dataclass(frozen=True)
+class FlightPlan:
+    """Absent blocks of one object (spans of one block each, ascending) and how they are to be had."""
+
+    index: SegmentIndex
+    from_disk: Sequence[BlockSpan]
+    from_store: Sequence[BlockSpan]
+    gets: Sequence[PlannedGet]
+
+    @property
+    def cost_bytes(self) -> int:
+        """Stored and raw bytes in memory at once, at most."""
+        spans = [*self.from_disk, *self.from_store]
+        stored = sum(get.length for get in self.gets) + sum(span.length for span in self.from_disk)
+        return stored + sum(span.raw_bytes for span in spans)
+
+
+@dataclass(eq=False)
+class BlockFlight:
+    """One block on its way. ``request``: the GET that brings it, while there is one."""
+
+    key: BlockKey
+    span: BlockSpan
+    lane: Lane
+    request: LaneRequest | None = None
+    future: Future[Block] = field(default_factory=new_future)
+
+
+@dataclass(eq=False)
+class _Get:
+    """A GET and the flights it brings; ``tasks_left`` of the decode pool still need its bytes.
+
+    A future keeps its callbacks, and thereby this, for ever: so flights forget their request and this its flights as
+    soon as the bytes are there. A cycle would keep blocks in memory until the garbage collector comes by.
+    """
+
+    index: SegmentIndex
+    offset: int
+    byte_count: int
+    flights: list[BlockFlight]
+    tasks_left: int = 0
+
+
+@dataclass
+class FlightCounts:
+    """Totals since the start."""
+
+    joined: int = 0
+    """Blocks that were on their way already when somebody asked."""
+    gap_bytes: int = 0
+    bytes_fetched_twice: int = 0
+    """Stored bytes of blocks that had been fetched before."""
+    corrupt: int = 0
+    """Blocks that came from the object store and failed a check."""
+
+
+class BlockFlights:
+    """See the module. Thread-safe."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        cache: BlockCache,
+        budget: ByteBudget,
+        *,
+        decode_pool: Executor,
+        disk: DiskCache | None,
+        limits: CoalescingLimits,
+    ) -> None:
+        self._lanes = lanes
+        self._cache = cache
+        self._budget = budget
+        self._decode_pool = decode_pool
+        self._disk = disk
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._flights: dict[BlockKey, BlockFlight] = {}
+        self._fetched: OrderedDict[str, int] = OrderedDict()
+        self.counts = FlightCounts()
+
+    def __repr__(self) -> str:
+        return f"BlockFlights({len(self._flights)} blocks)"
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._flights
+
+    # -- asking -----------------------------------------------------------------------------------------------
+
+    def join(self, key: BlockKey, lane: Lane) -> BlockFlight | None:
+        """The block's flight, if there is one; it becomes as urgent as ``lane``."""
+        with self._lock:
+            flight = self._flights.get(key)
+            if flight is None:
+                return None
+            self.counts.joined += 1
+            flight.lane = min(flight.lane, lane)
+            request = flight.request
+        if request is not None:
+            self._lanes.promote(request, lane)
+        return flight
+
+    def plan(self, index: SegmentIndex, spans: Sequence[BlockSpan]) -> FlightPlan:
+        """How to get blocks that are not there (spans of one block each, ascending). Nothing happens yet."""
+        disk = self._disk
+        on_disk = [disk is not None and BlockKey(index.key, span.first_block) in disk for span in spans]
+        from_store = [span for span, is_there in zip(spans, on_disk, strict=True) if not is_there]
+        gets = plan_gets([Range(span.offset, span.length) for span in from_store], self.limits)
+        from_disk = [span for span, is_there in zip(spans, on_disk, strict=True) if is_there]
+        return FlightPlan(index, from_disk, from_store, gets)
+
+    def cost_bytes_max(self, spans: Sequence[BlockSpan]) -> int:
+        """What these blocks, or some of them, cost at most, however their GETs are planned."""
+        stored = sum(span.length for span in spans) / (1 - self.limits.gap_ratio)
+        return int(stored) + 1 + sum(span.raw_bytes for span in spans)
+
+    def start(self, plan: FlightPlan, lane: Lane) -> list[BlockFlight] | None:
+        """Begin what is planned; its cost is charged and belongs to the flights from now on.
+
+        None, and nothing happened: somebody was faster with one of the blocks, so look again.
+        """
+        index = plan.index
+        spans = [*plan.from_disk, *plan.from_store]
+        flights = [BlockFlight(BlockKey(index.key, span.first_block), span, lane) for span in spans]
+        gets: list[tuple[LaneRequest, _Get]] = []
+        with self._lock:
+            if any(flight.key in self._flights or flight.key in self._cache for flight in flights):
+                return None
+            stored = flights[len(plan.from_disk) :]
+            for planned in plan.gets:
+                gets.append(self._prepared(index, planned, stored[planned.first : planned.end], lane))
+            for flight in flights:
+                self._flights[flight.key] = flight
+        for request, get in gets:
+            self._send(request, get)
+        for flight in flights[: len(plan.from_disk)]:
+            self._submit(partial(self._read_disk, index, flight), [flight], flight.span.length)
+        return flights
+
+    def _prepared(
+        self, index: SegmentIndex, planned: PlannedGet, flights: list[BlockFlight], lane: Lane
+    ) -> tuple[LaneRequest, _Get]:
+        request = LaneRequest(index.key, planned.offset, planned.length, lane)
+        for flight in flights:
+            flight.request = request
+        self.counts.gap_bytes += planned.gap_bytes
+        return request, _Get(index, planned.offset, planned.length, flights)
+
+    def _send(self, request: LaneRequest, get: _Get) -> None:
+        self._lanes.submit(request).add_done_callback(partial(self._on_bytes, get))
+
+    # -- arriving ---------------------------------------------------------------------------------------------
+
+    def _on_bytes(self, get: _Get, answer: Future[bytes]) -> None:
+        error = answer.exception()
+        flights, get.flights = get.flights, []
+        for flight in flights:
+            flight.request = None
+        if error is not None:
+            self._fail(flights, error)
+            self._budget.release(get.byte_count)
+            return
+        self._note_fetched(get.index.key, flights)
+        tasks: list[list[BlockFlight]] = [[]]
+        task_bytes = 0
+        for flight in flights:
+            if tasks[-1] and task_bytes + flight.span.raw_bytes > DECODE_BYTES:
+                tasks.append([])
+                task_bytes = 0
+            tasks[-1].append(flight)
+            task_bytes += flight.span.raw_bytes
+        get.tasks_left = len(tasks)
+        data = answer.result()
+        for task in tasks:
+            self._submit(partial(self._decode, get, task, data), task, 0, get)
+
+    def _submit(
+        self, work: partial[None], flights: list[BlockFlight], byte_count: int, get: _Get | None = None
+    ) -> None:
+        """``work`` in the decode pool; a pool that is closed already fails the flights."""
+        try:
+            self._decode_pool.submit(work)
+        except RuntimeError as error:
+            self._fail(flights, UnavailableError(f"{flights[0].key.object_key} is not read: {error}"))
+            self._budget.release(byte_count)
+            if get is not None:
+                self._task_done(get)
+
+    def _decode(self, get: _Get, flights: list[BlockFlight], data: bytes) -> None:
+        """One task of the decode pool: blocks of ``get``, whose bytes are ``data``."""
+        view = memoryview(data)
+        kept: list[tuple[BlockFlight, memoryview]] = []
+        for flight in flights:
+            begin = flight.span.offset - get.offset
+            stored = view[begin : begin + flight.span.length]
+            if self._deliver(get.index, flight, stored) and flight.lane is not Lane.BACKGROUND:
+                kept.append((flight, stored))
+        if self._disk is not None:
+            for flight, stored in kept:
+                self._disk.put(flight.key, stored)
+        self._task_done(get)
+
+    def _task_done(self, get: _Get) -> None:
+        with self._lock:
+            get.tasks_left -= 1
+            is_last = get.tasks_left == 0
+        if is_last:
+            self._budget.release(get.byte_count)
+
+    def _deliver(self, index: SegmentIndex, flight: BlockFlight, stored: memoryview) -> bool:
+        """Check, decode and hand out one block. False: it is corrupt, and who waits has been told."""
+        try:
+            block = index.decode_blocks(flight.span, stored)
+        except Exception as error:  # whatever it is, who waits must learn of it
+            self.counts.corrupt += isinstance(error, CorruptionError)
+            self._fail([flight], error)
+            return False
+        if int(index.blocks["codec"][flight.span.first_block]) == CODEC_RAW:
+            block = block.copy()  # else a view keeps the whole GET in memory
+            block.flags.writeable = False
+        self._budget.tie(flight.span.raw_bytes, block)
+        self._land(flight, block)
+        return True
+
+    def _land(self, flight: BlockFlight, block: Block) -> None:
+        lane = flight.lane
+        try:
+            if lane is not Lane.BACKGROUND:
+                self._cache.put(flight.key, block, fastcrc.crc32.iscsi(block), is_read=lane is Lane.USER)
+        finally:
+            with self._lock:
+                del self._flights[flight.key]
+                is_read = flight.lane is Lane.USER
+            flight.future.set_result(block)
+        if is_read and lane is not Lane.USER:
+            self._cache.get(flight.key, is_read=True)  # a user came while it landed
+        self._budget.revise()
+
+    def _fail(self, flights: Sequence[BlockFlight], error: BaseException) -> None:
+        with self._lock:
+            for flight in flights:
+                del self._flights[flight.key]
+        self._budget.release(sum(flight.span.raw_bytes for flight in flights))
+        for flight in flights:
+            flight.future.set_exception(error)
+
+    # -- disk -------------------------------------------------------------------------------------------------
+
+    def _read_disk(self, index: SegmentIndex, flight: BlockFlight) -> None:
+        """One task of the decode pool. What the disk does not give, or gives damaged, is fetched after all."""
+        assert self._disk is not None
+        number = flight.span.first_block
+        stored = self._disk.get(flight.key, int(index.blocks["crc32c"][number]), flight.span.length)
+        if stored is not None:
+            self._deliver(index, flight, memoryview(stored))
+            self._budget.release(flight.span.length)
+            return
+        planned = PlannedGet(flight.span.offset, flight.span.length, 0, 1, 0)
+        with self._lock:
+            request, get = self._prepared(index, planned, [flight], flight.lane)
+        self._send(request, get)
+
+    def _note_fetched(self, key: str, flights: Sequence[BlockFlight]) -> None:
+        with self._lock:
+            known = self._fetched.get(key, 0)
+            for flight in flights:
+                bit = 1 << flight.span.first_block
+                if known & bit:
+                    self.counts.bytes_fetched_twice += flight.span.length
+                known |= bit
+            self._fetched[key] = known
+            self._fetched.move_to_end(key)
+            if len(self._fetched) > HISTORY_OBJECTS:
+                self._fetched.popitem(last=False)

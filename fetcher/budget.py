@@ -1,0 +1,196 @@
+"""One byte budget for everything the read path holds: cache, requests in flight, decoded blocks, blocks handed out.
+
+Bytes are charged before memory is allocated. A decoded block stays charged for as long as anybody can reach it: its
+charge is tied to the array and goes back when the array dies, whether the cache dropped it or a slow consumer did.
+So the sum cannot exceed the total, and the cache, the consumers and the requests need no accounts of their own.
+
+A single charge above the total is admitted alone. Those that wait are served by priority, then in order, the first
+one first even if a later one would fit: nothing starves. Owns the sum and the queue. Does not own what is evicted to
+make room (reclaimers) nor for how long to wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from fetcher.waiting import new_future
+from tiered.errors import TieredError
+
+Reclaimer = Callable[[int, int], None]
+"""``reclaim(needed_bytes, priority)``: drop references until so many bytes are given back, or as many as one may for
+that priority. Nobody asks again before more is charged or given back explicitly."""
+
+
+@dataclass(eq=False)
+class Admission:
+    """A charge asked for. ``future`` is done once the bytes are charged, or refused."""
+
+    byte_count: int
+    priority: int
+    future: Future[None] = field(default_factory=new_future)
+
+
+class _Tie(weakref.ref[Any]):
+    """A weak reference that knows what its object is charged."""
+
+    __slots__ = ("byte_count",)
+    byte_count: int
+
+
+class ByteBudget:
+    """At most ``total_bytes`` charged at once. Thread-safe; never blocks."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._lock = threading.Lock()
+        self._total_bytes = total_bytes
+        self._charged_bytes = 0
+        self._peak_bytes = 0
+        self._waiting: list[Admission] = []
+        self._reclaimers: list[Reclaimer] = []
+        self._ties: dict[int, _Tie] = {}
+        # Objects die wherever the last reference goes, also inside this class's lock: the dead are noted without it.
+        self._dead: deque[int] = deque()
+        self.waits = 0
+
+    def __repr__(self) -> str:
+        return f"ByteBudget({self._charged_bytes} of {self._total_bytes} bytes, {len(self._waiting)} waiting)"
+
+    @property
+    def total_bytes(self) -> int:
+        """The bound."""
+        return self._total_bytes
+
+    @property
+    def charged_bytes(self) -> int:
+        """Charged now."""
+        self._settle()
+        return self._charged_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was ever charged."""
+        return self._peak_bytes
+
+    def add_reclaimer(self, reclaimer: Reclaimer) -> None:
+        """Ask ``reclaimer`` for room when a charge does not fit. Called without a lock held, from any thread."""
+        self._reclaimers.append(reclaimer)
+
+    def resize(self, total_bytes: int) -> None:
+        """A new bound. What is charged above it is reclaimed as far as possible; the rest drains."""
+        with self._lock:
+            self._total_bytes = total_bytes
+        self._reclaim(0, 0)
+        self.revise()
+
+    # -- charging ---------------------------------------------------------------------------------------------
+
+    def try_charge(self, byte_count: int, priority: int) -> bool:
+        """Charge now, reclaiming if need be, or not at all. Goes before nobody who waits."""
+        if self._charge_now(byte_count):
+            return True
+        self._reclaim(byte_count, priority)
+        return self._charge_now(byte_count)
+
+    def _charge_now(self, byte_count: int) -> bool:
+        self._settle()
+        with self._lock:
+            fits = not self._waiting and self._fits(byte_count)
+            if fits:
+                self._charge(byte_count)
+        self._settle()
+        return fits
+
+    def charge(self, byte_count: int, priority: int) -> Admission:
+        """Charge as soon as it fits; lower ``priority`` numbers first."""
+        admission = Admission(byte_count, priority)
+        if self.try_charge(byte_count, priority):
+            admission.future.set_result(None)
+            return admission
+        with self._lock:
+            self.waits += 1
+            at = sum(1 for other in self._waiting if other.priority <= priority)
+            self._waiting.insert(at, admission)
+        self.revise()
+        return admission
+
+    def withdraw(self, admission: Admission, error: TieredError | None = None) -> bool:
+        """Take back an admission that still waits; its future fails with ``error``. False: it was charged."""
+        with self._lock:
+            if admission not in self._waiting:
+                return False
+            self._waiting.remove(admission)
+        if error is not None:
+            admission.future.set_exception(error)
+        self.revise()
+        return True
+
+    def release(self, byte_count: int) -> None:
+        """Give back bytes that were charged."""
+        with self._lock:
+            self._uncharge(byte_count)
+        self.revise()
+
+    def tie(self, byte_count: int, owner: Any) -> None:
+        """Give ``byte_count``, charged before, back when ``owner`` dies (views of an array keep it alive)."""
+        tie = _Tie(owner, self._on_death)
+        tie.byte_count = byte_count
+        with self._lock:
+            self._ties[id(tie)] = tie
+        self._settle()
+
+    def revise(self) -> None:
+        """Admit who fits by now, reclaiming for the first that waits. To be called when more became reclaimable."""
+        self._settle(force=True)
+        with self._lock:
+            first = self._waiting[0] if self._waiting else None
+        if first is not None:
+            self._reclaim(first.byte_count, first.priority)
+            self._settle(force=True)
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _fits(self, byte_count: int) -> bool:
+        return self._charged_bytes == 0 or self._charged_bytes + byte_count <= self._total_bytes
+
+    def _charge(self, byte_count: int) -> None:
+        self._charged_bytes += byte_count
+        self._peak_bytes = max(self._peak_bytes, self._charged_bytes)
+
+    def _uncharge(self, byte_count: int) -> None:
+        if byte_count > self._charged_bytes:
+            raise ValueError(f"{byte_count} bytes given back, {self._charged_bytes} are charged")
+        self._charged_bytes -= byte_count
+
+    def _on_death(self, tie: weakref.ref[Any]) -> None:
+        self._dead.append(id(tie))
+        self._settle()
+
+    def _settle(self, *, force: bool = False) -> None:
+        """Take in what died and admit who fits. Never waits for the lock: whoever holds it looks again."""
+        while self._dead or force:
+            if not self._lock.acquire(blocking=force):
+                return
+            force = False
+            admitted: list[Admission] = []
+            try:
+                while self._dead:
+                    self._uncharge(self._ties.pop(self._dead.popleft()).byte_count)
+                while self._waiting and self._fits(self._waiting[0].byte_count):
+                    admitted.append(self._waiting.pop(0))
+                    self._charge(admitted[-1].byte_count)
+            finally:
+                self._lock.release()
+            for admission in admitted:
+                admission.future.set_result(None)
+
+    def _reclaim(self, byte_count: int, priority: int) -> None:
+        for reclaimer in self._reclaimers:
+            needed = self.charged_bytes + byte_count - self._total_bytes
+            if needed > 0:
+                reclaimer(needed, priority)

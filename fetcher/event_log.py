@@ -1,0 +1,80 @@
+"""What the fetcher did and when, for people who ask why a reader was slow: a bounded ring, and JSON lines on request.
+
+Owns the events. Does not own counters for monitoring (metrics).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class EventKind(StrEnum):
+    """What happened. ``value`` is in parentheses."""
+
+    WINDOW = "window"
+    """The window of a reader changed (new size, offsets); ``detail`` says why."""
+    WAIT = "wait"
+    """A pull waited for the object store (seconds)."""
+    FETCH = "fetch"
+    """Messages were fetched ahead (raw bytes of blocks); ``detail`` is the offset range."""
+    EXPIRED = "expired"
+    """Blocks fetched ahead were not read in time (raw bytes)."""
+    FAILED = "failed"
+    """Fetching ahead failed (offsets given up); ``detail`` is the error."""
+
+
+class Event(NamedTuple):
+    """One event of the reader ``group`` of a queue. ``time_s``: the fetcher's clock."""
+
+    time_s: float
+    kind: EventKind
+    group: str
+    topic: str
+    queue_id: int
+    value: float
+    detail: str
+
+    def to_json(self) -> dict[str, Any]:
+        """One object, field by field."""
+        return self._asdict()
+
+
+class EventLog:
+    """The last ``capacity`` events. Thread-safe."""
+
+    def __init__(self, capacity: int = 4096, *, clock_s: Callable[[], float]) -> None:
+        self._clock_s = clock_s
+        self._events: deque[Event] = deque(maxlen=capacity)
+        self._lock = threading.Lock()
+        self.recorded = 0
+
+    def __repr__(self) -> str:
+        return f"EventLog({len(self._events)} of {self.recorded} events)"
+
+    def add(self, kind: EventKind, reader: tuple[str, str, int], value: float, detail: str = "") -> None:
+        """Record one; ``reader`` is (group, topic, queue id)."""
+        event = Event(self._clock_s(), kind, *reader, value, detail)
+        with self._lock:
+            self._events.append(event)
+            self.recorded += 1
+
+    def events(self, kind: EventKind | None = None, group: str | None = None) -> list[Event]:
+        """Those still there, oldest first."""
+        with self._lock:
+            found = list(self._events)
+        return [event for event in found if kind in (None, event.kind) and group in (None, event.group)]
+
+    def lines(self) -> Iterator[str]:
+        """One JSON document per event."""
+        for event in self.events():
+            yield json.dumps(event.to_json(), ensure_ascii=False)
+
+    def write(self, path: Path) -> None:
+        """All of ``lines`` as a file."""
+        path.write_text("".join(line + "\n" for line in self.lines()), "utf-8")

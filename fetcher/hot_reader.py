@@ -1,0 +1,314 @@
+"""Pulls from the broker's own files: consume queue, then commitlog, as the broker itself would answer.
+
+What is read is validated (local_records.py) and leaves the page cache as it was. Nothing is asked of the broker, and
+nothing of its is locked. A RocksDB of a live broker shows no consume queue: then there is no hot reading.
+
+Owns statuses and next offsets of local reads (DefaultMessageStore.getMessage), and how fresh its view is. Does not
+own the choice between here and the archive.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from fetcher.batch import EMPTY_BATCH, GetResult, GetStatus, MessageBatch, joined_batch
+from fetcher.local_records import read_records
+from fetcher.page_residency import ByteRange, PageResidency
+from fetcher.read_policy import BrokerSide, OffsetRange, Residency
+from fetcher.tag_filter import MessageFilter
+from tiered.broker_store.commit_log import CommitLog, LogFile
+from tiered.broker_store.consume_queue_index import ConsumeQueueIndex, empty_units
+from tiered.broker_store.store import BrokerStore
+from tiered.errors import AccessDeniedError, NotFoundError, TieredError, UnavailableError
+from tiered.model.tables import Table
+
+logger = logging.getLogger(__name__)
+
+SCAN_UNITS_MAX: Final = 4096
+"""Units looked at in one pull, matching or not."""
+FILTER_CHUNK_UNITS: Final = 256
+REFRESH_SHARE_MAX: Final = 0.05
+"""Looking for new files takes at most this share of the time, however many queues there are."""
+
+
+class LocalView(NamedTuple):
+    """One queue of the broker as seen for one offset. ``queue`` is None when the broker does not have it."""
+
+    side: BrokerSide
+    queue: OffsetRange | None = None
+    is_record: bool = False
+    """Whether the commitlog, pins included, still holds the record at the offset."""
+    phys: int = -1
+    """Physical offset of that record, -1 without."""
+    oldest_phys: int = 0
+    """Physical offset of the broker's oldest file."""
+    last_phys: int = -1
+    """Physical offset of the queue's last record, where the one at the offset is not there; -1 without any."""
+
+
+class RecordGoneError(UnavailableError):
+    """The consume queue speaks of a record that the commitlog does not have, or no longer."""
+
+
+class HotReader:
+    """Reads one broker's store. Thread-safe. Blocks for as long as the disk takes."""
+
+    def __init__(
+        self,
+        store: BrokerStore,
+        *,
+        refresh_s: float = 1.0,
+        clock_s: Callable[[], float] = time.monotonic,
+        residency: PageResidency | None = None,
+    ) -> None:
+        """``refresh_s``: how often directories are looked at again. The store is this reader's own from now on."""
+        self._store = store
+        self._refresh_s = refresh_s
+        self._clock_s = clock_s
+        self._residency = residency or PageResidency()
+        self._lock = threading.Lock()
+        self._fresh_until_s = clock_s() + refresh_s
+        self._minimums: dict[tuple[str, int], int] = {}
+        self._complained: set[str] = set()
+
+    def look(self, topic: str, queue_id: int, offset: int) -> LocalView:
+        """What the broker's files have of a queue. Never raises for a broker that cannot be read: that is a side."""
+        try:
+            queues = self._queues()
+            if queues is None:
+                return LocalView(BrokerSide.UNREADABLE)
+            log = self._store.commit_log
+            if not queues.contains(topic, queue_id):
+                return LocalView(BrokerSide.READABLE, oldest_phys=log.broker_min_phys)
+            queue = self._range(queues, topic, queue_id)
+            unit = queues.units(topic, queue_id, offset, 1) if offset < queue.max_offset else empty_units()
+            phys = int(unit["phys"][0]) if _holds(unit, offset) else -1
+            _list_until(log, phys)
+            is_record = phys >= 0 and log.file_at(phys) is not None
+            last = queues.last_unit(topic, queue_id) if not is_record else empty_units()
+            last_phys = int(last["phys"][0]) if len(last) else phys
+            return LocalView(BrokerSide.READABLE, queue, is_record, phys, log.broker_min_phys, last_phys)
+        except (AccessDeniedError, UnavailableError, NotFoundError) as error:
+            self._complain_once(error)
+            return LocalView(BrokerSide.UNREADABLE)
+
+    def residency(self, topic: str, queue_id: int, offset: int, *, count: int, max_bytes: int) -> Residency:
+        """Whether a pull of ``count`` messages from ``offset`` would find all its bytes in the page cache.
+
+        Raises NotFoundError when a file goes meanwhile, or what reading the consume queue raises.
+        """
+        queues = self._queues()
+        units = queues.units(topic, queue_id, offset, count) if queues is not None else empty_units()
+        if not len(units):
+            return Residency.COLD
+        units = units[: max(1, int(np.searchsorted(np.cumsum(units["size"]), max_bytes, side="right")))]
+        ranges: dict[LogFile, list[ByteRange]] = {}
+        for phys, size in zip(units["phys"].tolist(), units["size"].tolist(), strict=True):
+            file = self._store.commit_log.file_at(phys)
+            if file is None:
+                return Residency.COLD
+            begin = phys - file.begin_phys
+            ranges.setdefault(file, []).append((begin, min(begin + size, file.size_bytes)))
+        answers = {self._residency.of(file.path, inside) for file, inside in ranges.items()}
+        for answer in (Residency.COLD, Residency.UNKNOWN):
+            if answer in answers:
+                return answer
+        return Residency.RESIDENT
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+        queue: OffsetRange | None = None,
+    ) -> GetResult:
+        """Up to ``count`` messages (those of an inner batch count each) and ``max_bytes``, at least one record.
+
+        ``queue``: its range as ``look`` has just found it; None: it is looked for.
+
+        Raises RecordGoneError when the record at ``offset`` cannot be believed, UnavailableError when consume queues
+        cannot be seen, or what reading raises.
+        """
+        queues = self._queues()
+        if queues is None:
+            raise UnavailableError(
+                f"{self._store.path}: a running broker does not show its consume queues in RocksDB",
+                hint="ask the broker itself, or wait until the archive has the messages",
+            )
+        if not queues.contains(topic, queue_id):
+            return _nothing(GetStatus.NO_MATCHED_LOGIC_QUEUE, offset, OffsetRange(0, 0))
+        if queue is None:
+            queue = self._range(queues, topic, queue_id)
+        status = status_outside(offset, queue)
+        if status is not None:
+            return _nothing(status, next_outside(offset, queue), queue)
+        return _Pull(self._store, queues, (topic, queue_id), queue, filter).run(offset, count, max_bytes)
+
+    def close(self) -> None:
+        """Release the store."""
+        self._store.close()
+
+    def _queues(self) -> ConsumeQueueIndex | None:
+        queues = self._store.consume_queues()
+        with self._lock:
+            started_s = self._clock_s()
+            if started_s >= self._fresh_until_s:
+                self._store.commit_log.refresh()
+                if queues is not None:
+                    queues.refresh()
+                self._minimums.clear()
+                done_s = self._clock_s()
+                self._fresh_until_s = done_s + max(self._refresh_s, (done_s - started_s) / REFRESH_SHARE_MAX)
+        return queues
+
+    def _range(self, queues: ConsumeQueueIndex, topic: str, queue_id: int) -> OffsetRange:
+        """The minimum moves only when files go, so it is searched for once between two looks at them."""
+        maximum = queues.max_offset(topic, queue_id)
+        minimum = self._minimums.get((topic, queue_id))
+        if minimum is None:
+            minimum = queues.min_offset(topic, queue_id)
+            if minimum < maximum:
+                self._minimums[topic, queue_id] = minimum
+        return OffsetRange(min(minimum, maximum), maximum)
+
+    def _complain_once(self, error: TieredError) -> None:
+        if error.message not in self._complained and len(self._complained) < 100:
+            self._complained.add(error.message)
+            logger.warning("the broker's files cannot be read, pulls go to the archive: %s", error)
+
+
+def status_outside(offset: int, queue: OffsetRange) -> GetStatus | None:
+    """The status of an offset outside ``queue``, None inside."""
+    if queue.max_offset <= 0:
+        return GetStatus.NO_MESSAGE_IN_QUEUE
+    if offset < queue.min_offset:
+        return GetStatus.OFFSET_TOO_SMALL
+    if offset == queue.max_offset:
+        return GetStatus.OFFSET_OVERFLOW_ONE
+    return GetStatus.OFFSET_OVERFLOW_BADLY if offset > queue.max_offset else None
+
+
+def next_outside(offset: int, queue: OffsetRange) -> int:
+    """Where to go on from an offset outside ``queue``."""
+    if queue.max_offset <= 0:
+        return offset
+    return queue.min_offset if offset < queue.min_offset else queue.max_offset
+
+
+class _Pull:
+    """One pull: units in chunks, those that may match, their records, those that do match."""
+
+    def __init__(
+        self,
+        store: BrokerStore,
+        queues: ConsumeQueueIndex,
+        key: tuple[str, int],
+        queue: OffsetRange,
+        filter: MessageFilter | None,
+    ) -> None:
+        self._log = store.commit_log
+        self._queues = queues
+        self._key = key
+        self._queue = queue
+        self._filter = filter
+        self._parts: list[MessageBatch] = []
+
+    def run(self, offset: int, count: int, max_bytes: int) -> GetResult:
+        position, scanned = offset, 0
+        while count > 0 and max_bytes > 0 and scanned < SCAN_UNITS_MAX and position < self._queue.max_offset:
+            units = self._units(position, count if self._filter is None else FILTER_CHUNK_UNITS)
+            if not len(units) or int(units["queue_offset"][0]) > position:
+                break  # cut back, or a hole
+            scanned += len(units)
+            wanted, end = self._fitting(units, count, max_bytes)
+            batch, end = self._read(wanted, end)
+            if len(batch):
+                self._parts.append(batch)
+                count -= int(batch.inner_num.sum())
+                max_bytes -= batch.record_bytes
+            if end <= position:
+                break
+            position = end
+        if position <= offset:
+            raise RecordGoneError(
+                f"{self._key[0]} queue {self._key[1]}: no record at offset {offset} of the broker"
+            )
+        status = GetStatus.FOUND if self._parts else GetStatus.NO_MATCHED_MESSAGE
+        batch = joined_batch(self._parts)
+        return GetResult(status, batch, position, self._queue.min_offset, self._queue.max_offset)
+
+    def _units(self, position: int, count: int) -> Table:
+        """The broker writes a unit at its queue's end while we read it: what differs at a second look comes later."""
+        units = self._queues.units(*self._key, position, min(count, SCAN_UNITS_MAX))
+        if len(units):
+            _list_until(self._log, int(units["phys"][-1]))
+        if len(units) and _end_of(units, len(units) - 1) >= self._queue.max_offset:
+            again = self._queues.units(*self._key, int(units["queue_offset"][-1]), 1)
+            if not np.array_equal(again, units[-1:]):
+                units = units[:-1]
+        return units
+
+    def _fitting(self, units: Table, count: int, max_bytes: int) -> tuple[Table, int]:
+        """The units that may match, as many as are wanted and fit, and the offset after the last one looked at."""
+        mask = self._filter.tags_mask(units["tags_code"]) if self._filter is not None else None
+        chosen = np.arange(len(units)) if mask is None else np.flatnonzero(mask)
+        messages = np.cumsum(units["inner_num"][chosen].astype(np.int64))
+        bytes_ = np.cumsum(units["size"][chosen].astype(np.int64))
+        fit = int(min(np.searchsorted(messages, count, "right"), np.searchsorted(bytes_, max_bytes, "right")))
+        if fit == 0 and not self._parts:
+            fit = 1
+        if fit < len(chosen):
+            return units[chosen[:fit]], int(units["queue_offset"][chosen[fit]])
+        return units[chosen], _end_of(units, len(units) - 1)
+
+    def _read(self, units: Table, end: int) -> tuple[MessageBatch, int]:
+        """Messages of ``units`` that match; where to go on: ``end``, or the first unit that cannot be read."""
+        if not len(units):
+            return EMPTY_BATCH, end
+        records = read_records(self._log, units, *self._key)
+        good = len(records.starts)
+        if good < len(units):
+            units, end = units[:good], int(units["queue_offset"][good])
+        batch = MessageBatch(
+            [records.data],
+            np.zeros(good, np.int32),
+            records.starts,
+            units["size"].astype(np.int32),
+            units["queue_offset"].astype(np.int64),
+            units["inner_num"].astype(np.int32),
+            units["phys"].astype(np.int64),
+            units["tags_code"].astype(np.int64),
+            records.store_timestamp,
+        )
+        if self._filter is None:
+            return batch, end
+        keep = self._filter.keep
+        return batch.taken(np.fromiter((keep(record) for record in batch.records()), np.bool_, good)), end
+
+
+def _list_until(log: CommitLog, phys: int) -> None:
+    """The broker goes on to a new file before anybody looks for one."""
+    if phys >= log.max_file_end:
+        log.refresh()
+
+
+def _holds(unit: Table, offset: int) -> bool:
+    return bool(len(unit)) and int(unit["queue_offset"][0]) <= offset < _end_of(unit, 0)
+
+
+def _end_of(units: Table, row: int) -> int:
+    return int(units["queue_offset"][row]) + int(units["inner_num"][row])
+
+
+def _nothing(status: GetStatus, next_offset: int, queue: OffsetRange) -> GetResult:
+    return GetResult(status, EMPTY_BATCH, next_offset, queue.min_offset, queue.max_offset)

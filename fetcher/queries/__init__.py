@@ -1,0 +1,1 @@
+"""Finding single messages in an archive: by key, by unique key, by offsetMsgId."""

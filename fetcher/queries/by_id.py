@@ -1,0 +1,171 @@
+"""A message by offsetMsgId: the broker's address and the physical offset of its record.
+
+The catalog's memory says which object may hold a physical offset; for older ones the tail of one index file does.
+At most four object requests: an index file's tail, one or two segments' tails, one block.
+
+Owns the id's two forms and the choice of objects. Awaits only the source.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fetcher.queries.found import Entry, FoundMessage, is_shown
+from fetcher.queries.source import Place, QuerySource
+from tiered.catalog.state import CatalogState, RunChunk
+from tiered.errors import NotFoundError, UsageError
+from tiered.flat_file.index_shape import shape_of
+from tiered.formats.segment_index import SegmentIndex
+from tiered.index.footer import decode_tail
+from tiered.model.queue import LMQ_PREFIX
+from tiered.model.tables import RunKind
+
+_IPV4_DIGITS, _IPV6_DIGITS = 32, 56
+_HEX = re.compile(r"[0-9A-Fa-f]+\Z")
+
+
+@dataclass(frozen=True)
+class OffsetMsgId:
+    """A parsed id. ``text`` is upper-case hex: address (4 or 16 bytes), port (4), physical offset (8).
+
+    An empty ``text`` means any address: a broker that is asked for one of its own offsets.
+    """
+
+    text: str
+    phys: int
+
+    @classmethod
+    def parse(cls, text: str) -> OffsetMsgId:
+        """From the form clients print (MessageDecoder.decodeMessageId). Raises UsageError for anything else."""
+        wanted = text.strip()
+        if len(wanted) not in (_IPV4_DIGITS, _IPV6_DIGITS) or _HEX.match(wanted) is None:
+            raise UsageError(
+                f"{text[:80]!r} is no offsetMsgId",
+                hint=f"it has {_IPV4_DIGITS} hex digits (IPv4) or {_IPV6_DIGITS} (IPv6); "
+                "a client's own id is a --unique-key",
+            )
+        phys = int(wanted[-16:], 16)
+        if phys >= 1 << 63:
+            raise UsageError(f"{text} names a negative physical offset", hint="check the id")
+        return cls(wanted.upper(), phys)
+
+
+class _Candidate(NamedTuple):
+    """An object that may hold the record. ``ordinals``: runs the catalog names in it; None: an index file told."""
+
+    place: Place
+    ordinals: frozenset[int] | None
+
+
+async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsgId) -> FoundMessage | None:
+    """The message, or None. Found too when its topic is deleted; never when its log line was superseded.
+
+    Raises CorruptionError, NotFoundError (the state is older than a removal: refresh it), or what the source raises.
+    """
+    covered = state.indexed_version
+    known = _living(state.memory, wanted.phys, -1)
+    for ref in state.pages:
+        if ref.to_version > covered:
+            known += _living((await source.page(state, ref)).chunk, wanted.phys, covered)
+    for candidate in known:
+        found = await _look(source, state, candidate, wanted)
+        if found is not None:
+            return found
+    seen = {candidate.place.key for candidate in known}
+    for index in reversed(state.indexes):
+        if index.begin_phys <= wanted.phys < index.end_phys:
+            shape = shape_of(index)
+            tail = await source.range(index.key, *shape.tail_range)
+            for key, row in decode_tail(shape, tail)[1].at(wanted.phys):
+                if key not in seen and key not in state.doomed:
+                    seen.add(key)
+                    found = await _look_again(source, state, Place.of(key, row), wanted)
+                    if found is not None:
+                        return found
+    return None
+
+
+def _living(chunk: RunChunk, phys: int, after_version: int) -> list[_Candidate]:
+    """Objects whose runs may hold ``phys``, the largest first."""
+    runs, objects = chunk.runs, chunk.objects
+    hits = (runs["min_phys"] <= phys) & (phys < runs["end_phys"]) & (runs["version"] > after_version)
+    numbers = np.unique(runs["object"][hits])
+    numbers = numbers[np.argsort(-objects["raw_bytes"][numbers], kind="stable")]
+    return [
+        _Candidate(
+            Place.of(chunk.object_keys[int(objects["key"][number])], objects[number]),
+            frozenset(runs["ordinal"][hits & (runs["object"] == number)].tolist()),
+        )
+        for number in numbers.tolist()
+    ]
+
+
+async def _look_again(
+    source: QuerySource, state: CatalogState, place: Place, wanted: OffsetMsgId
+) -> FoundMessage | None:
+    """An object that an index file remembers may have been replaced or expired since: then it is no answer."""
+    try:
+        return await _look(source, state, _Candidate(place, None), wanted)
+    except NotFoundError:
+        for ref in state.pages:
+            if place.key in (await source.page(state, ref)).chunk.object_keys:
+                raise
+        return None
+
+
+async def _look(
+    source: QuerySource, state: CatalogState, candidate: _Candidate, wanted: OffsetMsgId
+) -> FoundMessage | None:
+    index = await source.segment(candidate.place)
+    for run, row in _rows_at(index, wanted.phys):
+        queue = index.queue_of(run)
+        columns = index.row_columns(run)
+        offset, stamp = int(columns.queue_offset[row]), int(columns.store_timestamp[row])
+        if not is_shown(state, queue, with_hidden=True) or not await _is_living(
+            source, state, candidate, run, Entry(queue, offset, stamp)
+        ):
+            continue
+        data = await source.record(index, run, row)
+        found = FoundMessage(queue, offset, data, int(index.runs["kind"][run]) == RunKind.BATCH)
+        if wanted.text in ("", found.record.offset_msg_id):
+            return found
+    return None
+
+
+def _rows_at(index: SegmentIndex, phys: int) -> list[tuple[int, int]]:
+    """(run, row) of records that begin at ``phys``; a light queue's own copy last."""
+    runs = index.runs
+    hits = np.flatnonzero(
+        (runs["min_phys"] <= phys) & (phys < runs["end_phys"]) & (runs["kind"] != RunKind.LMQ)
+    )
+    found = []
+    for run in hits.tolist():
+        columns = index.row_columns(run)
+        row = int(np.searchsorted(columns.phys, phys))
+        if row < len(columns.phys) and int(columns.phys[row]) == phys:
+            found.append((run, row))
+    return sorted(found, key=lambda place: index.queue_of(place[0]).topic.startswith(LMQ_PREFIX))
+
+
+async def _is_living(
+    source: QuerySource, state: CatalogState, candidate: _Candidate, run: int, entry: Entry
+) -> bool:
+    """Whether the catalog still has this run. Pages are read only where a log line was superseded: elsewhere what is
+    inside a queue's bounds, in an object not given up, is there."""
+    row = state.queue(entry.queue)
+    if row is None or not row["min_queue_offset"] <= entry.queue_offset < row["end_queue_offset"]:
+        return False
+    if candidate.ordinals is not None:
+        return run in candidate.ordinals
+    if not state.lines:
+        return True
+    chunk = await source.runs_of(state, entry.queue)
+    at = int(np.searchsorted(chunk.runs["base_queue_offset"], entry.queue_offset, side="right")) - 1
+    if at < 0:
+        return False
+    key = chunk.object_keys[int(chunk.objects["key"][chunk.runs["object"][at]])]
+    return key == candidate.place.key and int(chunk.runs["ordinal"][at]) == run

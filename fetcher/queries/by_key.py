@@ -1,0 +1,263 @@
+"""Messages by key or unique key.
+
+Index files whose time range overlaps the query's tell where messages with the key's hash are; the key sections of
+segments that no index file covers yet tell the rest. Every candidate is read and compared with topic and key as
+texts, so equal hashes never answer for each other, and no collision uses up the number of answers asked for
+(both differ from the broker: IndexFile.selectPhyOffset, MQAdminImpl.queryMessage).
+
+Owns which candidates are looked at, their order and paging. Awaits only the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fetcher.queries.found import Entry, FoundMessage, is_shown, read_entry
+from fetcher.queries.source import Place, QuerySource
+from fetcher.waiting import gather
+from tiered.catalog.pages import Page, sorted_page
+from tiered.catalog.state import CatalogState, PageRef
+from tiered.errors import CorruptionError
+from tiered.flat_file.index_shape import shape_of
+from tiered.formats.record import Record
+from tiered.index.collect import rows_with_hash
+from tiered.index.items import ITEM_DTYPE
+from tiered.index.key_hash import key_hash
+from tiered.index.lookup import Matches, Wanted, find_items
+from tiered.model.queue import QueueKey
+from tiered.model.tables import Table
+
+READ_AT_ONCE = 16
+"""Candidates whose blocks are read side by side."""
+ITEMS_MIN = 64
+
+
+class KeyKind(Enum):
+    """What the key of a query must be equal to."""
+
+    KEY = "key"
+    """One of KEYS, split at single spaces: what MQAdminImpl.queryMessage keeps of the broker's answer."""
+    UNIQUE = "unique key"
+    """UNIQ_KEY, the id the producer's client made."""
+    ANY = "any key"
+    """Either: what the broker indexes."""
+
+
+class Position(NamedTuple):
+    """A place in the order of answers: newest first, of one millisecond the highest physical offset first, which is
+    the order in which a broker chains them."""
+
+    store_timestamp: int
+    physical_offset: int
+
+    @classmethod
+    def of(cls, message: FoundMessage) -> Position:
+        """Where ``message`` stands."""
+        return cls(message.record.store_timestamp, message.record.physical_offset)
+
+
+@dataclass(frozen=True)
+class KeyQuery:
+    """Messages of ``topic`` with ``key``, stored in [begin_ms, end_ms], at most ``max_messages``.
+
+    ``after``: only those after this position, from the page before. ``with_hidden``: of deleted topics and earlier
+    lives of recreated ones too.
+    """
+
+    topic: str
+    key: str
+    kind: KeyKind = KeyKind.KEY
+    begin_ms: int = 0
+    end_ms: int = (1 << 63) - 1
+    max_messages: int = 64
+    after: Position | None = None
+    with_hidden: bool = False
+
+
+@dataclass(frozen=True)
+class QueryPage:
+    """Answers, newest first. ``next``: where the next page begins; None when there is none."""
+
+    messages: Sequence[FoundMessage]
+    next: Position | None
+
+
+class QueryCost(NamedTuple):
+    """What a key query will read before it looks at messages."""
+
+    index_files: int
+    segments: int
+
+    @property
+    def requests(self) -> int:
+        """About so many object requests: two an index file, one a segment."""
+        return 2 * self.index_files + self.segments
+
+
+@dataclass(frozen=True)
+class _Unindexed:
+    place: Place
+    rows: int
+    ordinals: tuple[int, ...]
+
+
+async def find_by_key(source: QuerySource, state: CatalogState, query: KeyQuery) -> QueryPage:
+    """One page of answers. Raises CorruptionError, NotFoundError (the state is older than a removal: refresh it), or
+    what the source raises."""
+    if query.max_messages < 1 or query.begin_ms > query.end_ms:
+        return QueryPage((), None)
+    # Items do not know physical offsets: of the millisecond where a page ends all are looked at again.
+    end_ms = query.end_ms if query.after is None else min(query.end_ms, query.after.store_timestamp)
+    wanted = Wanted(
+        key_hash(query.topic, query.key), query.begin_ms, end_ms, max(ITEMS_MIN, 2 * query.max_messages)
+    )
+    scanned = await _scan_unindexed(source, state, query, wanted)
+    while True:
+        files = [
+            ref for ref in state.indexes if ref.begin_ms <= wanted.end_ms and ref.end_ms >= wanted.begin_ms
+        ]
+        matches = await gather([find_items(source.range, shape_of(ref), wanted) for ref in files])
+        candidates, is_all = _candidates([*matches, Matches(scanned, True)])
+        found, is_exhausted = await _verified(source, state, query, candidates)
+        if is_all or len(found) >= query.max_messages:
+            break
+        wanted = wanted._replace(items_max=8 * wanted.items_max)
+    messages = found[: query.max_messages]
+    is_last = is_all and is_exhausted and len(found) == len(messages)
+    return QueryPage(messages, None if is_last or not messages else Position.of(messages[-1]))
+
+
+def _candidates(matches: Sequence[Matches]) -> tuple[Table, bool]:
+    """Items newest first, each once, as far back as every source is known; whether that is all."""
+    items = np.concatenate([match.items for match in matches])
+    horizon = max(
+        (int(match.items["store_timestamp"][-1]) for match in matches if not match.is_all), default=None
+    )
+    if horizon is not None:
+        # A file that was not read to its end may have more of this very millisecond.
+        items = items[items["store_timestamp"] > horizon]
+    items = np.unique(items)
+    return items[np.argsort(-items["store_timestamp"], kind="stable")], horizon is None
+
+
+async def _verified(
+    source: QuerySource, state: CatalogState, query: KeyQuery, candidates: Table
+) -> tuple[list[FoundMessage], bool]:
+    """Messages that really carry the key, in order, at least as many as asked for; whether all candidates were
+    looked at."""
+    shown: dict[QueueKey, bool] = {}
+    found: list[FoundMessage] = []
+    at = 0
+    while at < len(candidates):
+        if len(found) >= query.max_messages and int(candidates["store_timestamp"][at]) < int(
+            candidates["store_timestamp"][at - 1]
+        ):
+            break
+        end = at + READ_AT_ONCE
+        while (
+            end < len(candidates)
+            and candidates["store_timestamp"][end] == candidates["store_timestamp"][end - 1]
+        ):
+            end += 1  # a millisecond is looked at as a whole
+        entries = []
+        for item in candidates[at:end]:
+            queue = QueueKey(query.topic, int(item["queue_id"]), int(item["generation"]))
+            if queue not in shown:
+                shown[queue] = is_shown(state, queue, with_hidden=query.with_hidden)
+            if shown[queue]:
+                entries.append(Entry(queue, int(item["queue_offset"]), int(item["store_timestamp"])))
+        at = end
+        for first in range(0, len(entries), READ_AT_ONCE):
+            some = entries[first : first + READ_AT_ONCE]
+            read = await gather([read_entry(source, state, entry) for entry in some])
+            found += [message for message in read if message is not None and _matches(message.record, query)]
+            source.forget()
+    found.sort(key=Position.of, reverse=True)
+    if query.after is not None:
+        found = [message for message in found if Position.of(message) < query.after]
+    return found, at >= len(candidates)
+
+
+def _matches(record: Record, query: KeyQuery) -> bool:
+    """Topic, key and time of the record itself."""
+    if record.topic != query.topic or not query.begin_ms <= record.store_timestamp <= query.end_ms:
+        return False
+    is_key, is_unique = query.key in record.keys, query.key == record.uniq_key
+    if query.kind is KeyKind.ANY:
+        return is_key or is_unique
+    return is_unique if query.kind is KeyKind.UNIQUE else is_key
+
+
+# -- segments that no index file covers -------------------------------------------------------------------------
+
+
+async def _scan_unindexed(source: QuerySource, state: CatalogState, query: KeyQuery, wanted: Wanted) -> Table:
+    """Items with the wanted hash from key sections."""
+    segments = await _unindexed(source, state, query.topic, wanted.begin_ms, wanted.end_ms)
+    parts = [np.zeros(0, ITEM_DTYPE)]
+    for first in range(0, len(segments), READ_AT_ONCE):
+        some = segments[first : first + READ_AT_ONCE]
+        parts += await gather([_scan(source, segment, wanted) for segment in some])
+        source.forget()
+    return np.concatenate(parts)
+
+
+async def _scan(source: QuerySource, segment: _Unindexed, wanted: Wanted) -> Table:
+    index, keys = await source.keys_of(segment.place, segment.rows)
+    if max(segment.ordinals) >= len(index.runs):
+        raise CorruptionError(f"{index.key}: the catalog names runs that are not in it")
+    items = rows_with_hash(index, keys, segment.ordinals, wanted.hash)
+    stamp = items["store_timestamp"]
+    inside: NDArray[np.bool_] = (stamp >= wanted.begin_ms) & (stamp <= wanted.end_ms)
+    return items[inside]
+
+
+async def _unindexed(
+    source: QuerySource, state: CatalogState, topic: str, begin_ms: int, end_ms: int
+) -> list[_Unindexed]:
+    """Segments above the coverage with runs of ``topic`` in the time range."""
+    covered = state.indexed_version
+    pages = await gather([source.page(state, ref) for ref in state.pages if _may_hold(ref, covered, topic)])
+    if state.memory_runs:
+        pages.append(_memory_page(state, covered))
+    found: list[_Unindexed] = []
+    for page in pages:
+        runs = page.chunk.runs
+        mine = np.array([queue.topic == topic for queue in page.queues], bool)
+        fresh = (
+            mine[runs["queue"]]
+            & (runs["version"] > covered)
+            & (runs["min_store_timestamp"] <= end_ms)
+            & (runs["max_store_timestamp"] >= begin_ms)
+        )
+        for number in np.unique(runs["object"][fresh]).tolist():
+            row = page.chunk.objects[number]
+            ordinals = runs["ordinal"][fresh & (runs["object"] == number)]
+            place = Place.of(page.chunk.object_keys[int(row["key"])], row)
+            found.append(_Unindexed(place, int(row["rows"]), tuple(ordinals.tolist())))
+    return found
+
+
+def _may_hold(ref: PageRef, covered: int, topic: str) -> bool:
+    return ref.to_version > covered and ref.first.topic <= topic <= ref.last.topic
+
+
+def _memory_page(state: CatalogState, covered: int) -> Page:
+    """Runs in memory as a page; empty quickly when all are covered."""
+    memory = state.memory
+    if not bool((memory.runs["version"] > covered).any()):
+        return Page((), replace(memory, runs=memory.runs[:0]))
+    return sorted_page(state.directory.keys, memory)
+
+
+async def cost_of(source: QuerySource, state: CatalogState, query: KeyQuery) -> QueryCost:
+    """What ``find_by_key`` will read. Reads pages of the catalog at most."""
+    files = [ref for ref in state.indexes if ref.begin_ms <= query.end_ms and ref.end_ms >= query.begin_ms]
+    segments = await _unindexed(source, state, query.topic, query.begin_ms, query.end_ms)
+    return QueryCost(len(files), len(segments))

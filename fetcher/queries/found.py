@@ -1,0 +1,121 @@
+"""A message that a query found, and reading one where the catalog says it is.
+
+Owns the checks between an index entry and the message it means: expired, superseded and hidden ones are no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fetcher.queries.source import Place, QuerySource
+from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError
+from tiered.formats.record import Record, decode_record, record_to_json
+from tiered.formats.segment_index import SegmentIndex
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, RunKind
+
+_SAME = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
+
+
+@dataclass(frozen=True)
+class FoundMessage:
+    """A message at ``queue_offset`` of ``queue``; ``data`` is its record as the broker stored it.
+
+    ``is_batch``: it is read from a BatchCQ queue and may span several offsets.
+    """
+
+    queue: QueueKey
+    queue_offset: int
+    data: bytes
+    is_batch: bool
+
+    @cached_property
+    def record(self) -> Record:
+        """The decoded record; raises CorruptionError."""
+        return decode_record(self.data)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `tiered cat --format jsonl` prints it."""
+        return record_to_json(
+            self.record, queue=self.queue, queue_offset=self.queue_offset, is_own_offset=self.is_batch
+        )
+
+
+class Entry(NamedTuple):
+    """Where a message should be: what an index item says."""
+
+    queue: QueueKey
+    queue_offset: int
+    store_timestamp: int
+
+
+def is_shown(state: CatalogState, queue: QueueKey, *, with_hidden: bool) -> bool:
+    """Whether messages of ``queue`` are answers: superseded generations never, deleted ones on request."""
+    row = state.queue(queue)
+    if row is None:
+        return False
+    flags = int(row["flags"])
+    return not flags & QUEUE_SUPERSEDED and (with_hidden or not flags & QUEUE_HIDDEN)
+
+
+async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> FoundMessage | None:
+    """The message of ``entry``, or None when it is not there any more (expired, superseded by another log line).
+
+    Raises CorruptionError when catalog and object contradict each other, NotFoundError when an object is gone.
+    """
+    row = state.queue(entry.queue)
+    if row is None or not row["min_queue_offset"] <= entry.queue_offset < row["end_queue_offset"]:
+        return None
+    chunk = await source.runs_of(state, entry.queue)
+    runs = chunk.runs
+    at = int(np.searchsorted(runs["base_queue_offset"], entry.queue_offset, side="right")) - 1
+    if at < 0 or int(runs["end_queue_offset"][at]) <= entry.queue_offset:
+        gaps = state.gaps_of(entry.queue)
+        inside = (gaps["begin_queue_offset"] <= entry.queue_offset) & (
+            entry.queue_offset < gaps["end_queue_offset"]
+        )
+        if bool(inside.any()):
+            return None
+        raise CorruptionError(
+            f"{entry.queue}: offset {entry.queue_offset} is in no segment and in no recorded gap"
+        )
+    run = runs[at]
+    place = chunk.objects[int(run["object"])]
+    index = await source.segment(Place.of(chunk.object_keys[int(place["key"])], place))
+    check_run(index, run, entry.queue)
+    ordinal = int(run["ordinal"])
+    columns = index.row_columns(ordinal)
+    number = int(np.searchsorted(columns.queue_offset, entry.queue_offset, side="right")) - 1
+    if (
+        int(columns.queue_offset[number]) != entry.queue_offset
+        or int(columns.store_timestamp[number]) != entry.store_timestamp
+        or int(run["kind"]) == RunKind.LMQ
+    ):
+        return None
+    data = await source.record(index, ordinal, number)
+    return FoundMessage(entry.queue, entry.queue_offset, data, int(run["kind"]) == RunKind.BATCH)
+
+
+def check_run(index: SegmentIndex, run: np.void, queue: QueueKey) -> None:
+    """Raise CorruptionError unless the object holds the run the catalog says."""
+    ordinal = int(run["ordinal"])
+    if (
+        ordinal >= len(index.runs)
+        or index.queue_of(ordinal) != queue
+        or any(index.runs[name][ordinal] != run[name] for name in _SAME)
+    ):
+        raise CorruptionError(f"{index.key}: run {ordinal} is not what the catalog says of {queue}")
+
+
+def newest_ms(state: CatalogState, queues: Iterable[QueueKey] | None = None) -> int:
+    """Store timestamp of the newest archived message, of all queues or of some; 0 for none."""
+    if queues is None:
+        return int(state.table["max_store_timestamp"].max(initial=0))
+    rows = [state.queue(queue) for queue in queues]
+    return max((int(row["max_store_timestamp"]) for row in rows if row is not None), default=0)

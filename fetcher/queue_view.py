@@ -1,0 +1,163 @@
+"""One queue as one catalog version shows it: its bounds, its gaps, and which runs of which objects hold an offset.
+
+Pure values. Does not own requests, nor how views are kept (catalog_view.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fetcher.batch import GetStatus
+from tiered.catalog.state import CatalogState, RunChunk
+from tiered.errors import CorruptionError
+from tiered.formats.segment_index import SegmentIndex
+from tiered.model.queue import QueueKey
+
+_ASKED_RUNS = ("ordinal", "kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
+_CHECKED = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
+
+
+class RunPlace(NamedTuple):
+    """A run as the catalog describes it. Offsets [base, end) are the queue's."""
+
+    queue: QueueKey
+    object_key: str
+    size_bytes: int
+    tail_bytes: int
+    ordinal: int
+    kind: int
+    base: int
+    end: int
+    rows: int
+    base_byte: int
+    byte_count: int
+
+    def check(self, index: SegmentIndex) -> None:
+        """Raises CorruptionError unless the object holds this very run."""
+        ordinal = self.ordinal
+        if ordinal < len(index.runs) and index.queue_of(ordinal) == self.queue:
+            run = index.runs[ordinal]
+            if tuple(map(int, (run[name] for name in _CHECKED))) == self[5:]:
+                return
+        raise CorruptionError(
+            f"{self.object_key}: run {ordinal} is not what the catalog says of {self.queue} at {self.base}"
+        )
+
+
+class RunList:
+    """All runs of a queue at one version, by base offset."""
+
+    def __init__(self, queue: QueueKey, chunk: RunChunk) -> None:
+        self._queue = queue
+        self._chunk = chunk
+        self._base: NDArray[np.int64] = np.ascontiguousarray(chunk.runs["base_queue_offset"])
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    @property
+    def chunk(self) -> RunChunk:
+        """The same as the catalog's tables."""
+        return self._chunk
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about."""
+        chunk = self._chunk
+        return 512 + chunk.runs.nbytes + chunk.objects.nbytes + 200 * len(chunk.object_keys)
+
+    def at(self, offset: int) -> int:
+        """Number of the run that holds ``offset``, or -1."""
+        number = int(self._base.searchsorted(offset, side="right")) - 1
+        return number if number >= 0 and offset < int(self._chunk.runs["end_queue_offset"][number]) else -1
+
+    def place(self, number: int) -> RunPlace:
+        """The run of this number."""
+        run = self._chunk.runs[number]
+        place = self._chunk.objects[int(run["object"])]
+        key = self._chunk.object_keys[int(place["key"])]
+        fields = (int(run[name]) for name in _ASKED_RUNS)
+        return RunPlace(self._queue, key, int(place["size_bytes"]), int(place["tail_bytes"]), *fields)
+
+    def places(self, offset: int, *, end: int, bytes_max: int, runs_max: int) -> list[RunPlace]:
+        """Consecutive runs from the one that holds ``offset``: to the one that reaches ``end`` (an offset), or has
+        the last of ``bytes_max`` bytes not counting the first run's, or is the ``runs_max``-th.
+
+        Stops before offsets no run holds. Raises CorruptionError when ``offset`` is in no run.
+        """
+        number = self.at(offset)
+        if number < 0:
+            raise CorruptionError(f"{self._queue}: offset {offset} is in no segment and in no recorded gap")
+        found = [self.place(number)]
+        total_bytes = 0
+        while found[-1].end < end and total_bytes < bytes_max and len(found) < runs_max:
+            number += 1
+            if number >= len(self) or int(self._base[number]) != found[-1].end:
+                break
+            found.append(self.place(number))
+            total_bytes += found[-1].byte_count
+        return found
+
+    def bytes_per_offset(self, offset: int) -> float:
+        """Message bytes an offset stands for, by the run that holds ``offset``; 0 where the catalog does not say
+        (light queues, gaps)."""
+        number = self.at(offset)
+        if number < 0:
+            return 0.0
+        run = self._chunk.runs[number]
+        return int(run["byte_count"]) / (int(run["end_queue_offset"]) - int(run["base_queue_offset"]))
+
+
+class QueueView:
+    """Bounds and gaps of ``queue`` in ``state``: offsets [min_offset, max_offset)."""
+
+    __slots__ = ("gaps", "max_offset", "min_offset", "queue", "runs", "state")
+
+    def __init__(self, state: CatalogState, queue: QueueKey, row: Any) -> None:
+        self.state = state
+        self.queue = queue
+        self.max_offset = max(0, int(row["end_queue_offset"]))
+        self.min_offset = min(int(row["min_queue_offset"]), self.max_offset)
+        table = state.gaps_of(queue)
+        self.gaps = list(
+            zip(table["begin_queue_offset"].tolist(), table["end_queue_offset"].tolist(), strict=True)
+        )
+        self.runs: RunList | None = None
+        """Set once they were asked for (CatalogView.runs_of)."""
+
+    def __repr__(self) -> str:
+        return f"QueueView({self.queue}, [{self.min_offset}, {self.max_offset}) at {self.state.version})"
+
+    def existing(self, offset: int) -> int:
+        """The first offset from ``offset`` on that is no recorded gap and not below the minimum."""
+        offset = max(offset, self.min_offset)
+        for begin, end in self.gaps:
+            if begin <= offset < end:
+                offset = end
+        return offset
+
+    def are_lost(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of ``offsets`` hold no record any more, by this version."""
+        lost: NDArray[np.bool_] = offsets < self.min_offset
+        for begin, end in self.gaps:
+            lost |= (offsets >= begin) & (offsets < end)
+        return lost
+
+
+def standing(view: QueueView | None, offset: int) -> tuple[GetStatus, int]:
+    """How a pull at ``offset`` stands to the queue's bounds, and the next offset; FOUND when there may be a record
+    (MessageStoreFetcherImpl.getMessageAsync)."""
+    if view is None:
+        return GetStatus.NO_MATCHED_LOGIC_QUEUE, offset
+    if view.max_offset <= 0:
+        return GetStatus.NO_MESSAGE_IN_QUEUE, offset
+    if offset < view.min_offset:
+        return GetStatus.OFFSET_TOO_SMALL, view.min_offset
+    if offset == view.max_offset:
+        return GetStatus.OFFSET_OVERFLOW_ONE, offset
+    if offset > view.max_offset:
+        return GetStatus.OFFSET_OVERFLOW_BADLY, view.max_offset
+    return GetStatus.FOUND, offset

@@ -1,0 +1,411 @@
+"""Tails and decoded blocks of objects, from memory, disk or the object store: what all readers of an archive share.
+
+Coroutines of the core (waiting.py): they await nothing but Wait, and nothing at all when memory has everything. Each
+block and tail is fetched once however many want it, also between lanes: a user who wants what is being fetched ahead
+waits for that, and makes it urgent. Every byte is charged to the budget before it is asked for.
+
+Owns the order of places to look in and who waits. Does not own caches (block_cache.py, disk_cache.py,
+index_cache.py), requests (lanes.py), what is on its way (block_flights.py) nor what to read ahead.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from fetcher.block_cache import Block, BlockCache, BlockCacheLimits, BlockKey, DroppedUnread
+from fetcher.block_flights import BlockFlight, BlockFlights
+from fetcher.budget import Admission, ByteBudget
+from fetcher.coalescing import CoalescingLimits
+from fetcher.disk_cache import DiskCache
+from fetcher.index_cache import IndexCache, tail_cost_bytes
+from fetcher.lanes import Lane, LaneLimits, LaneReader, Lanes
+from fetcher.range_reader import RangeReader
+from fetcher.timer import Timer
+from fetcher.waiting import Executor, Wait
+from tiered.errors import CorruptionError, ThrottledError, UsageError
+from tiered.formats.segment_index import SegmentIndex
+from tiered.settings.sections import FetchSettings
+
+PACED_PIECES_PER_S = 16
+"""Under a bandwidth limit pieces are made so small that one is a small part of a second's bytes."""
+PIECE_BYTES_MIN = 64 * 1024
+EXPIRY_CHECKS = 16
+"""Looks for expired blocks within the shortest expiry."""
+
+
+class SourceStatistics(NamedTuple):
+    """Totals since the start, but for what is held and in flight now. Sizes are bytes."""
+
+    requests: int
+    bytes_fetched: int
+    bytes_fetched_twice: int
+    gap_bytes: int
+    hits: int
+    misses: int
+    joined: int
+    waits: int
+    """User reads that waited for the store, the disk or memory."""
+    memory_waits: int
+    memory_refused: int
+    disk_hits: int
+    disk_misses: int
+    corrupt_fetched: int
+    corrupt_memory: int
+    corrupt_disk: int
+    expired_unread: int
+    evicted_unread: int
+    cached_bytes: int
+    index_bytes: int
+    charged_bytes: int
+    peak_bytes: int
+    blocks_in_flight: int
+
+
+class SegmentSource:
+    """See the module. Thread-safe. Errors: CorruptionError naming object and range, ThrottledError when memory or a
+    queue is full, UsageError for a read larger than all memory, else what the store raises."""
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        settings: FetchSettings,
+        budget: ByteBudget,
+        *,
+        clock_s: Callable[[], float],
+        decode_pool: Executor,
+        timer: Timer | None = None,
+        disk: DiskCache | None = None,
+        on_unread_dropped: Callable[[list[DroppedUnread]], None] | None = None,
+    ) -> None:
+        """``timer`` is needed for bandwidth limits, and to give up waiting for memory."""
+        self._settings = settings
+        self._budget = budget
+        self._clock_s = clock_s
+        self._timer = timer
+        self._disk = disk
+        self._lanes = Lanes(
+            reader, lane_limits(settings), clock_s=clock_s, timer=timer, bytes_per_s=settings.bytes_per_s
+        )
+        self._cache = BlockCache(
+            _cache_limits(settings), clock_s=clock_s, on_unread_dropped=on_unread_dropped
+        )
+        self._indexes = IndexCache(
+            self._lanes, budget, decode_pool=decode_pool, bytes_max=settings.index_cache_bytes
+        )
+        self._flights = BlockFlights(
+            self._lanes, self._cache, budget,
+            decode_pool=decode_pool, disk=disk, limits=coalescing_limits(settings),
+        )  # fmt: skip
+        self._waits = 0
+        self._refused = 0
+        self._expire_s = clock_s()
+        budget.add_reclaimer(self._reclaim)
+
+    def __repr__(self) -> str:
+        return f"SegmentSource({self._cache!r}, {self._lanes!r})"
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    async def index(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> SegmentIndex:
+        """The decoded tail of an object the catalog describes. Fetched once more when it is corrupt."""
+        try:
+            return await self._index(key, size_bytes, tail_bytes, lane)
+        except CorruptionError:
+            return await self._index(key, size_bytes, tail_bytes, lane)
+
+    async def _index(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> SegmentIndex:
+        while True:
+            found = self._indexes.get(key)
+            if found is not None:
+                return found
+            flight = self._indexes.join(key, lane)
+            if flight is None:
+                cost_bytes = tail_cost_bytes(tail_bytes)
+                await self._charge(cost_bytes, lane, key)
+                try:
+                    flight = self._indexes.start(key, size_bytes, tail_bytes, lane)
+                except CorruptionError:
+                    self._budget.release(cost_bytes)
+                    raise
+                if flight is None:
+                    self._budget.release(cost_bytes)
+                    continue
+            self._count_wait(lane, flight.future.done())
+            return await Wait(flight.future)
+
+    async def blocks(
+        self, index: SegmentIndex, run: int, first_block: int, end_block: int, lane: Lane
+    ) -> list[Block]:
+        """Raw bytes of blocks [first_block, end_block) of the object (numbers as in BlockSpan), all of which hold
+        rows of ``run``: read-only, one array each. A corrupt one is fetched once more before that is an error."""
+        return await self.blocks_at(index, run, range(first_block, end_block), lane)
+
+    async def blocks_at(
+        self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
+    ) -> list[Block]:
+        """As ``blocks``, for ascending ``numbers``: near ones share a GET, over gaps too."""
+        self._expire()
+        try:
+            return await self._blocks(index, run, numbers, lane)
+        except CorruptionError:
+            self._indexes.drop(
+                index.key
+            )  # it may be the tail that is wrong: the next reader fetches it again
+            return await self._blocks(index, run, numbers, lane)
+
+    async def _blocks(self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane) -> list[Block]:
+        found: dict[int, Block] = {}
+        flights: dict[int, BlockFlight] = {}
+        try:
+            await self._find(index, run, numbers, lane, found, flights)
+            if flights:
+                self._count_wait(lane, all(flight.future.done() for flight in flights.values()))
+            for number, flight in flights.items():
+                found[number] = await Wait(flight.future)
+        except BaseException:
+            # An error refers to this frame, and a flight to its error: blocks would stay until garbage is collected.
+            found.clear()
+            flights.clear()
+            raise
+        return [found[number] for number in numbers]
+
+    async def _find(
+        self,
+        index: SegmentIndex,
+        run: int,
+        numbers: Sequence[int],
+        lane: Lane,
+        found: dict[int, Block],
+        flights: dict[int, BlockFlight],
+    ) -> None:
+        """Have each of ``numbers`` in ``found`` or among ``flights``."""
+        charged_bytes = 0
+        try:
+            while absent := self._look(index, numbers, lane, found, flights):
+                spans = [index.span_of_blocks(run, number, number + 1) for number in absent]
+                plan = self._flights.plan(index, spans)
+                self._check_size(index, len(absent), plan.cost_bytes)
+                if charged_bytes == 0 and self._budget.try_charge(plan.cost_bytes, lane):
+                    charged_bytes = plan.cost_bytes
+                if charged_bytes < plan.cost_bytes:
+                    # Who waits for memory holds none, or those who wait would wait for each other. Once admitted,
+                    # there is enough for all blocks, whatever is left of them in memory by then.
+                    found.clear()
+                    flights.clear()
+                    self._budget.release(charged_bytes)
+                    charged_bytes = 0
+                    charged_bytes = await self._charge_all(index, run, numbers, lane)
+                    continue
+                started = self._flights.start(plan, lane)
+                if started is not None:
+                    charged_bytes -= plan.cost_bytes
+                    flights.update({flight.span.first_block: flight for flight in started})
+        finally:
+            self._budget.release(charged_bytes)
+
+    def _look(
+        self,
+        index: SegmentIndex,
+        numbers: Sequence[int],
+        lane: Lane,
+        found: dict[int, Block],
+        flights: dict[int, BlockFlight],
+    ) -> list[int]:
+        """Sort ``numbers`` into what is in memory, what is on its way, and the rest, which is returned."""
+        absent = []
+        for number in numbers:
+            if number in found or number in flights:
+                continue
+            key = BlockKey(index.key, number)
+            flight = self._flights.join(key, lane)
+            if flight is not None:
+                flights[number] = flight
+                continue
+            block = self._cache.get(key, is_read=lane is not Lane.PREFETCH)
+            if block is not None:
+                found[number] = block
+            else:
+                absent.append(number)
+        return absent
+
+    async def _charge_all(self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane) -> int:
+        """Charge what ``numbers`` take at most, none of them being in memory; returns that."""
+        spans = [index.span_of_blocks(run, number, number + 1) for number in numbers]
+        cost_bytes = self._flights.cost_bytes_max(spans)
+        self._check_size(index, len(spans), cost_bytes)
+        await self._charge(cost_bytes, lane, index.key)
+        return cost_bytes
+
+    def _check_size(self, index: SegmentIndex, count: int, cost_bytes: int) -> None:
+        """A single block is read whatever it takes, several only if they fit."""
+        if count > 1 and cost_bytes > self._budget.total_bytes:
+            raise UsageError(
+                f"{index.key}: {count} blocks take {cost_bytes} bytes at once, "
+                f"memory is {self._budget.total_bytes}",
+                hint="read fewer at a time, or raise fetch.memory_bytes",
+            )
+
+    def forget(self, key: str) -> None:
+        """Fetch the tail of ``key`` again next time: a reader found it, or what it says, wrong."""
+        self._indexes.drop(key)
+
+    def reader(self, lane: Lane) -> RangeReader:
+        """For readers that keep their own: requests in ``lane``, counted and paced, not cached, not charged."""
+        return LaneReader(self._lanes, lane)
+
+    # -- memory -----------------------------------------------------------------------------------------------
+
+    async def _charge(self, cost_bytes: int, lane: Lane, key: str) -> None:
+        """Charge the budget. A user waits for memory, for a limited time; who reads ahead does not."""
+        if lane is Lane.PREFETCH:
+            if not self._budget.try_charge(cost_bytes, lane):
+                raise self._no_memory(cost_bytes, key)
+            return
+        admission = self._budget.charge(cost_bytes, lane)
+        if admission.future.done():
+            return
+        self._count_wait(lane, False)
+        if self._timer is not None:
+            # Weak: until then the timer would keep the admission's callbacks, and what they lead to, in memory.
+            give_up = partial(self._give_up, weakref.ref(admission), key)
+            self._timer.call_at(self._clock_s() + self._settings.memory_wait_ms / 1000, give_up)
+        try:
+            await Wait(admission.future)
+        except BaseException:
+            if not self._budget.withdraw(admission) and admission.future.exception() is None:
+                self._budget.release(cost_bytes)  # charged just before the reader was closed
+            raise
+
+    def _give_up(self, waiting: weakref.ref[Admission], key: str) -> None:
+        admission = waiting()
+        if admission is not None and not admission.future.done():
+            self._budget.withdraw(admission, self._no_memory(admission.byte_count, key))
+
+    def _no_memory(self, cost_bytes: int, key: str) -> ThrottledError:
+        self._refused += 1
+        return ThrottledError(
+            f"{key}: no memory for {cost_bytes} bytes, {self._budget.charged_bytes} of "
+            f"{self._budget.total_bytes} are held",
+            hint="retry later; raise fetch.memory_bytes if this happens often",
+        )
+
+    def _reclaim(self, byte_count: int, priority: int) -> None:
+        """Make room: what was read already for anybody, what was fetched ahead and tails only for a user."""
+        is_user = priority <= Lane.USER
+        target_bytes = self._budget.charged_bytes - byte_count
+        # A block that somebody has in hand frees nothing when it leaves the cache: so until it is enough, or no more.
+        while (excess_bytes := self._budget.charged_bytes - target_bytes) > 0:
+            if self._cache.reclaim(excess_bytes, unread_too=is_user) == 0:
+                break
+        if is_user and excess_bytes > 0:
+            self._indexes.shrink(max(0, self._indexes.held_bytes - excess_bytes))
+
+    def _expire(self) -> None:
+        now_s = self._clock_s()
+        if now_s >= self._expire_s:
+            self.expire()
+
+    def expire(self) -> None:
+        """Drop what is too old. Reads do this by the way; who counts on it without any calls it."""
+        settings = self._settings
+        shortest_ms = min(settings.read_expiry_ms, settings.unread_expiry_ms)
+        self._expire_s = self._clock_s() + shortest_ms / 1000 / EXPIRY_CHECKS
+        self._cache.expire()
+
+    def is_at_hand(self, index: SegmentIndex, number: int) -> bool:
+        """Whether a block is in memory or on its way to it."""
+        key = BlockKey(index.key, number)
+        return key in self._cache or key in self._flights
+
+    def drop_unread(self, keys: Iterable[BlockKey]) -> int:
+        """Forget blocks fetched ahead that nobody has read and nobody will; returns bytes."""
+        return self._cache.drop_unread(keys)
+
+    @property
+    def held_bytes(self) -> int:
+        """Decoded blocks in memory."""
+        return self._cache.held_bytes
+
+    def configure(self, settings: FetchSettings) -> None:
+        """New limits from now on: a smaller bound evicts at once, what is in flight ends undisturbed."""
+        self._settings = settings
+        self._lanes.set_limits(lane_limits(settings), settings.bytes_per_s)
+        self._flights.limits = coalescing_limits(settings)
+        self._cache.set_limits(_cache_limits(settings))
+        self._indexes.resize(settings.index_cache_bytes)
+        self._budget.resize(settings.memory_bytes)
+        if self._disk is not None:
+            self._disk.resize(settings.disk_cache_bytes)
+
+    def close(self) -> None:
+        """Refuse what has not begun, and every read from now on that needs the store. Idempotent; the reader, the pool
+        and the timer are their owner's to close, after this."""
+        self._lanes.close()
+
+    # -- counting ---------------------------------------------------------------------------------------------
+
+    def _count_wait(self, lane: Lane, is_done: bool) -> None:
+        self._waits += lane is Lane.USER and not is_done
+
+    def statistics(self) -> SourceStatistics:
+        """All counters now."""
+        lanes, cache, flights = self._lanes.counts.values(), self._cache.counts, self._flights.counts
+        disk = self._disk.counts if self._disk is not None else None
+        return SourceStatistics(
+            requests=sum(lane.requests for lane in lanes),
+            bytes_fetched=sum(lane.byte_count for lane in lanes),
+            bytes_fetched_twice=flights.bytes_fetched_twice,
+            gap_bytes=flights.gap_bytes,
+            hits=cache.hits + self._indexes.counts.hits,
+            misses=cache.misses + self._indexes.counts.misses,
+            joined=flights.joined + self._indexes.counts.joined,
+            waits=self._waits,
+            memory_waits=self._budget.waits,
+            memory_refused=self._refused,
+            disk_hits=disk.hits if disk else 0,
+            disk_misses=disk.misses if disk else 0,
+            corrupt_fetched=flights.corrupt + self._indexes.counts.corrupt,
+            corrupt_memory=cache.corrupt + self._indexes.counts.corrupt_memory,
+            corrupt_disk=disk.corrupt if disk else 0,
+            expired_unread=cache.expired_unread,
+            evicted_unread=cache.evicted_unread,
+            cached_bytes=self._cache.held_bytes,
+            index_bytes=self._indexes.held_bytes,
+            charged_bytes=self._budget.charged_bytes,
+            peak_bytes=self._budget.peak_bytes,
+            blocks_in_flight=len(self._flights),
+        )
+
+
+def lane_limits(settings: FetchSettings) -> dict[Lane, LaneLimits]:
+    """What the settings say of each lane."""
+    return {
+        Lane.USER: LaneLimits(settings.user_requests, settings.user_bytes_per_s, settings.queue_max),
+        Lane.PREFETCH: LaneLimits(
+            settings.prefetch_requests, settings.prefetch_bytes_per_s, settings.queue_max
+        ),
+        Lane.BACKGROUND: LaneLimits(
+            settings.background_requests, settings.background_bytes_per_s, settings.queue_max
+        ),
+    }
+
+
+def coalescing_limits(settings: FetchSettings) -> CoalescingLimits:
+    """How ranges become GETs; pieces are smaller under a tight bandwidth limit, so that it is kept evenly."""
+    rates = (
+        settings.bytes_per_s, settings.user_bytes_per_s, settings.prefetch_bytes_per_s,
+        settings.background_bytes_per_s,
+    )  # fmt: skip
+    piece_bytes = min([settings.piece_bytes, *(rate // PACED_PIECES_PER_S for rate in rates if rate)])
+    return CoalescingLimits(
+        settings.gap_ratio, max(piece_bytes, PIECE_BYTES_MIN), max(settings.get_bytes_max, PIECE_BYTES_MIN)
+    )
+
+
+def _cache_limits(settings: FetchSettings) -> BlockCacheLimits:
+    return BlockCacheLimits(
+        settings.cache_bytes, settings.unread_expiry_ms / 1000, settings.read_expiry_ms / 1000
+    )

@@ -1,0 +1,1 @@
+"""The remoting server: unmodified RocketMQ clients read an archive through it."""

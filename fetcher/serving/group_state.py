@@ -1,0 +1,146 @@
+"""Offsets of consumer groups that read the archive, durable before they are acknowledged.
+
+Numbered snapshots under ``state/serve/``, newest first in a listing, each created only if absent: two servers cannot
+both write version n, so the loser knows that it no longer owns the groups. A snapshot is small (groups times queues)
+and written at most once a flush interval, by one task, for all commits that came meanwhile.
+
+Owns the snapshots and who may write them. Does not own the requests (offset_handlers.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
+from tiered.formats.container import decode_container, encode_container
+from tiered.formats.keys import SERVE_PREFIX
+from tiered.object_store.protocol import ObjectStore
+
+KIND: Final = b"RMQTSERV"
+VERSIONS_KEPT: Final = 8
+_VERSION_MAX: Final = 10**20 - 1
+
+Offsets = dict[tuple[str, str], dict[int, int]]
+"""(group, topic) -> queue id -> next queue offset to consume."""
+
+
+@dataclass(frozen=True)
+class GroupSnapshot:
+    """One version. ``owner`` is a random id of the process that wrote it; ``owner_name`` is for people."""
+
+    version: int = 0
+    owner: str = ""
+    owner_name: str = ""
+    renewed_ms: int = 0
+    released: bool = False
+    offsets: Offsets = field(default_factory=dict)
+
+
+def snapshot_key(version: int) -> str:
+    """Key of a version; newer ones sort first."""
+    return f"{SERVE_PREFIX}{_VERSION_MAX - version:020d}"
+
+
+def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
+    """The object's bytes."""
+    rows = [
+        [group, topic, sorted(queues.items())] for (group, topic), queues in sorted(snapshot.offsets.items())
+    ]
+    header = {
+        "version": snapshot.version, "owner": snapshot.owner, "owner_name": snapshot.owner_name,
+        "renewed_ms": snapshot.renewed_ms, "released": snapshot.released, "offsets": rows,
+    }  # fmt: skip
+    return encode_container(KIND, header, {})
+
+
+def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
+    """Raises CorruptionError or UnsupportedFormatError naming ``source``."""
+    header = decode_container(data, KIND, source=source).header
+    try:
+        offsets = {
+            (str(group), str(topic)): {int(queue): int(offset) for queue, offset in queues}
+            for group, topic, queues in header["offsets"]
+        }
+        return GroupSnapshot(
+            int(header["version"]), str(header["owner"]), str(header["owner_name"]), int(header["renewed_ms"]),
+            bool(header["released"]), offsets,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(f"{source}: snapshot of consumer groups does not parse: {error!r}") from error
+
+
+def load_snapshot(store: ObjectStore) -> GroupSnapshot:
+    """The newest version, or version 0 when nobody has served this archive yet."""
+    for info in store.list(SERVE_PREFIX, limit=1):
+        try:
+            return decode_snapshot(store.get(info.key), source=f"{store.url}/{info.key}")
+        except NotFoundError:
+            return load_snapshot(store)  # a newer one came and this was removed meanwhile
+    return GroupSnapshot()
+
+
+class GroupLog:
+    """The one writer of an archive's groups. Blocking; not thread-safe: one task uses it."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        owner_name: str,
+        clock_ms: Callable[[], int],
+        *,
+        is_gone: Callable[[str], bool] = lambda owner_name: False,
+    ) -> None:
+        """``is_gone``: whether the owner of this name certainly does not run any more."""
+        self._store = store
+        self._is_gone = is_gone
+        self._owner = secrets.token_hex(8)
+        self._owner_name = owner_name
+        self._clock_ms = clock_ms
+        self._last = GroupSnapshot()
+
+    @property
+    def offsets(self) -> Offsets:
+        """As of the last version read or written."""
+        return self._last.offsets
+
+    def claim(self, lease_ms: int, *, take_over: bool = False) -> None:
+        """Become the owner. Raises FencedError while another one, not released, renewed within ``lease_ms``."""
+        found = self._last = load_snapshot(self._store)
+        age_ms = self._clock_ms() - found.renewed_ms
+        is_held = bool(found.owner) and not found.released and not self._is_gone(found.owner_name)
+        if is_held and age_ms < lease_ms and not take_over:
+            raise FencedError(
+                f"consumer groups of this archive are served by {found.owner_name}, seen {age_ms // 1000} s ago",
+                hint="stop it, or give --take-over",
+            )
+        self.write(found.offsets)
+
+    def write(self, offsets: Mapping[tuple[str, str], Mapping[int, int]], *, released: bool = False) -> None:
+        """Make ``offsets`` durable as the next version; raises FencedError once somebody else wrote it.
+
+        Other errors leave open whether it was written: the next write finds out.
+        """
+        version = self._last.version + 1
+        copied = {key: dict(queues) for key, queues in offsets.items()}
+        snapshot = GroupSnapshot(version, self._owner, self._owner_name, self._clock_ms(), released, copied)
+        try:
+            self._store.put_if_absent(snapshot_key(version), [encode_snapshot(snapshot)])
+        except AlreadyExistsError:
+            key = snapshot_key(version)
+            winner = decode_snapshot(self._store.get(key), source=f"{self._store.url}/{key}")
+            if winner.owner != self._owner:
+                raise FencedError(f"consumer groups are served by {winner.owner_name} now") from None
+            # Our own, whose answer was lost: what it holds is older than ``offsets``, so write once more.
+            self._last = winner
+            return self.write(offsets, released=released)
+        self._last = snapshot
+        if version > VERSIONS_KEPT:
+            self._store.delete([snapshot_key(version - VERSIONS_KEPT)])
+        return None
+
+    def document(self) -> dict[str, Any]:
+        """For status."""
+        return {"version": self._last.version, "owner": self._owner_name}

@@ -1,0 +1,90 @@
+"""Queue locks of orderly consumers: one client of a group works on a queue at a time.
+
+A lock lasts 60 seconds from its last renewal and is not kept over a restart, as at a broker: clients renew every 20
+seconds. Source: org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fetcher.serving.codes import RequestCode
+from fetcher.serving.request import BadRequestError, HandlerTable, Request, Response, json_response
+
+LOCK_S = 60.0
+
+
+class MessageQueue(NamedTuple):
+    """A queue as clients name it."""
+
+    broker: str
+    topic: str
+    queue_id: int
+
+    def document(self) -> dict[str, Any]:
+        """As Java writes it."""
+        return {"brokerName": self.broker, "queueId": self.queue_id, "topic": self.topic}
+
+
+class _Lock(NamedTuple):
+    client_id: str
+    until_s: float
+
+
+class LockTable:
+    """Locks by group and queue. ``now_s``: a monotonic clock."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+
+    def lock(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
+        """Those of ``queues`` that the client holds now."""
+        now_s = self._now_s()
+        held = []
+        for queue in queues:
+            found = self._locks.get((group, queue))
+            if found is None or found.client_id == client_id or found.until_s <= now_s:
+                self._locks[group, queue] = _Lock(client_id, now_s + LOCK_S)
+                held.append(queue)
+        return held
+
+    def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
+        """Give up what the client holds of ``queues``."""
+        for queue in queues:
+            found = self._locks.get((group, queue))
+            if found is not None and found.client_id == client_id:
+                del self._locks[group, queue]
+
+    def expire(self) -> None:
+        """Forget what is over."""
+        now_s = self._now_s()
+        self._locks = {key: lock for key, lock in self._locks.items() if lock.until_s > now_s}
+
+
+def register_lock_handlers(table: HandlerTable, locks: LockTable) -> None:
+    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
+
+    @table.register(RequestCode.LOCK_BATCH_MQ)
+    async def lock(request: Request) -> Response:
+        group, client_id, queues = _wanted(request)
+        held = locks.lock(group, client_id, queues)
+        return json_response({"lockOKMQSet": [queue.document() for queue in held]})
+
+    @table.register(RequestCode.UNLOCK_BATCH_MQ)
+    async def unlock(request: Request) -> Response:
+        locks.unlock(*_wanted(request))
+        return Response()
+
+
+def _wanted(request: Request) -> tuple[str, str, list[MessageQueue]]:
+    document = request.document()
+    try:
+        queues = [
+            MessageQueue(str(item["brokerName"]), str(item["topic"]), int(item["queueId"]))
+            for item in document.get("mqSet") or []
+        ]
+        return str(document["consumerGroup"]), str(document["clientId"]), queues
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRequestError(f"the body names no group, client or queues: {error!r}") from error

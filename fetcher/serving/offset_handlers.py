@@ -1,0 +1,263 @@
+"""Group offsets on the event loop: answered from memory, durable in batches before they are acknowledged.
+
+All commits that come while a snapshot is being written go into the next one. Once another server owns the groups,
+commits are refused and reading goes on.
+
+Owns the batching and the requests 14, 15, 43, 208, 222, 300, 343. Snapshots are group_state.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from fetcher.serving.archive_side import ArchiveSide
+from fetcher.serving.codes import RequestCode, ResponseCode
+from fetcher.serving.fastjson_text import queue_map
+from fetcher.serving.group_state import GroupLog, Offsets
+from fetcher.serving.locks import MessageQueue
+from fetcher.serving.request import HandlerTable, Request, Response, json_response
+from fetcher.serving.routes import RouteTable
+from fetcher.serving.session import ClientTable
+from tiered.errors import AccessDeniedError, FencedError, TieredError
+
+logger = logging.getLogger(__name__)
+
+FLUSH_EVERY_S = 0.2
+RETRY_S = 1.0
+
+
+class GroupOffsets:
+    """Offsets of all groups. While another server owns them they are shown and commits are refused."""
+
+    def __init__(self, log: GroupLog, *, lease_ms: int, take_over: bool = False) -> None:
+        self._log = log
+        self._lease_ms = lease_ms
+        self._take_over = take_over
+        self._offsets: Offsets = {}
+        self._changed = asyncio.Event()
+        self._flushed: asyncio.Future[None] | None = None
+        self.is_owner = False
+
+    async def claim(self) -> bool:
+        """Own the groups if that is possible now; whether they are owned. Raises what the store raises."""
+        try:
+            await asyncio.to_thread(self._log.claim, self._lease_ms, take_over=self._take_over)
+        except FencedError as error:
+            logger.warning("%s: consumers can read, their offsets are not kept", error)
+        except AccessDeniedError as error:
+            logger.warning("group offsets cannot be written: %s", error)
+        else:
+            self.is_owner, self._take_over = True, False
+        self._offsets = {key: dict(queues) for key, queues in self._log.offsets.items()}
+        return self.is_owner
+
+    def find(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The group's offset as last committed here."""
+        return self._offsets.get((group, topic), {}).get(queue_id)
+
+    def of_group(self, group: str) -> dict[str, dict[int, int]]:
+        """Topic -> queue id -> offset."""
+        return {topic: dict(queues) for (name, topic), queues in self._offsets.items() if name == group}
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that committed offsets of ``topic``."""
+        return sorted({group for group, name in self._offsets if name == topic})
+
+    def groups(self) -> list[str]:
+        """All of them."""
+        return sorted({group for group, _ in self._offsets})
+
+    def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Take an offset; durable soon. Nothing happens while the groups are another's."""
+        if not self.is_owner:
+            return
+        queues = self._offsets.setdefault((group, topic), {})
+        if queues.get(queue_id) != offset:
+            queues[queue_id] = offset
+            self._changed.set()
+
+    async def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Take an offset and return once it is durable. Raises FencedError when the groups are another's."""
+        if not self.is_owner:
+            raise FencedError("consumer groups of this archive are served by another server")
+        if (
+            self.find(group, topic, queue_id) == offset
+            and self._flushed is None
+            and not self._changed.is_set()
+        ):
+            return
+        self.note(group, topic, queue_id, offset)
+        self._changed.set()
+        if self._flushed is None:
+            self._flushed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._flushed)
+
+    async def run(self) -> None:
+        """Write what changed, again and again, renew the lease, and try to own what is not owned; until cancelled."""
+        while True:
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._lease_ms / 3000)
+                await asyncio.sleep(FLUSH_EVERY_S)
+            except TimeoutError:
+                pass  # nothing changed: the snapshot renews the lease
+            try:
+                if self.is_owner or await self.claim():
+                    await self._flush()
+                else:
+                    self._changed.clear()
+            except TieredError as error:
+                logger.warning("group offsets: %s", error)
+
+    async def _flush(self, *, released: bool = False) -> None:
+        waiters, self._flushed = self._flushed, None
+        self._changed.clear()
+        copied = {key: dict(queues) for key, queues in self._offsets.items()}
+        while True:
+            try:
+                await asyncio.to_thread(self._log.write, copied, released=released)
+                break
+            except FencedError as error:
+                logger.error("%s: commits are refused from now on, reading goes on", error)
+                self.is_owner = False
+                if waiters is not None:
+                    waiters.set_exception(error)
+                return
+            except TieredError as error:
+                logger.warning("group offsets not written yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+        if waiters is not None:
+            waiters.set_result(None)
+
+    async def close(self) -> None:
+        """Write what is left and give the groups up."""
+        if self.is_owner:
+            await self._flush(released=True)
+
+
+class OffsetHandlers:
+    """Requests about group offsets."""
+
+    def __init__(
+        self, archive: ArchiveSide, routes: RouteTable, clients: ClientTable, offsets: GroupOffsets
+    ) -> None:
+        self._archive, self._routes, self._clients, self._offsets = archive, routes, clients, offsets
+
+    def register(self, table: HandlerTable) -> None:
+        """14, 15, 43, 45, 208, 222, 300, 343."""
+        table.register(RequestCode.QUERY_CONSUMER_OFFSET)(self.query)
+        table.register(RequestCode.UPDATE_CONSUMER_OFFSET)(self.update)
+        table.register(RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET)(self.nothing)
+        table.register(RequestCode.GET_CONSUME_STATS)(self.stats)
+        table.register(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)(self.reset)
+        table.register(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)(self.who_consumes)
+        table.register(RequestCode.QUERY_TOPICS_BY_CONSUMER)(self.consumed_topics)
+
+    def known(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Committed here, or where the archived broker had it."""
+        found = self._offsets.find(group, topic, queue_id)
+        return self._archive.archived_offset(group, topic, queue_id) if found is None else found
+
+    async def query(self, request: Request) -> Response:
+        """QUERY_CONSUMER_OFFSET; unknown is 22, upon which a client applies its ConsumeFromWhere."""
+        found = self.known(request.text("consumerGroup"), request.text("topic"), request.number("queueId"))
+        if found is None:
+            return Response(ResponseCode.QUERY_NOT_FOUND, remark="the group has no offset of this queue yet")
+        return Response(ext={"offset": str(found)})
+
+    async def update(self, request: Request) -> Response:
+        """UPDATE_CONSUMER_OFFSET."""
+        offset = request.number("commitOffset")
+        if offset < 0:
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"commitOffset {offset} is negative")
+        place = request.text("consumerGroup"), request.text("topic"), request.number("queueId")
+        try:
+            await self._offsets.commit(*place, offset)
+        except FencedError as error:
+            return Response(ResponseCode.NO_PERMISSION, remark=str(error))
+        return Response()
+
+    async def nothing(self, request: Request) -> Response:
+        """Tables a slave copies: nobody may take ours for a master's."""
+        return json_response({"offsetTable": {}})
+
+    async def stats(self, request: Request) -> Response:
+        """GET_CONSUME_STATS: how far a group is in each queue."""
+        group, only = request.text("consumerGroup"), request.text("topic", "")
+        topics = [only] if only else self._topics_of(group)
+        table: dict[MessageQueue, Any] = {}
+        for topic in topics:
+            config = self._routes.topics().get(topic)
+            for queue_id in range(config.read_queues if config is not None else 0):
+                table[MessageQueue(self._archive.broker, topic, queue_id)] = await self._lag(
+                    group, topic, queue_id
+                )
+        return Response(body=(queue_map("offsetTable", table, {"consumeTps": 0.0}),))
+
+    async def _lag(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
+        bounds = self._archive.bounds(topic, queue_id)
+        maximum = bounds.maximum if bounds is not None else 0
+        offset = self.known(group, topic, queue_id)
+        stored_ms = 0
+        if offset is not None and offset > 0:
+            stored_ms = max(0, await self._archive.stored_ms(topic, queue_id, offset - 1))
+        consumed = offset if offset is not None else 0
+        return {
+            "brokerOffset": maximum, "consumerOffset": consumed, "lastTimestamp": stored_ms, "pullOffset": consumed,
+        }  # fmt: skip
+
+    def _topics_of(self, group: str) -> list[str]:
+        online = self._clients.group(group)
+        subscribed = set(online.subscriptions) if online is not None else set()
+        return sorted(subscribed | set(self._offsets.of_group(group)))
+
+    async def who_consumes(self, request: Request) -> Response:
+        """QUERY_TOPIC_CONSUME_BY_WHO."""
+        topic = request.text("topic")
+        online = {group.name for group in self._clients.groups() if topic in group.subscriptions}
+        return json_response({"groupList": sorted(online | set(self._offsets.groups_of(topic)))})
+
+    async def consumed_topics(self, request: Request) -> Response:
+        """QUERY_TOPICS_BY_CONSUMER."""
+        return json_response({"topicList": self._topics_of(request.text("group"))})
+
+    async def reset(self, request: Request) -> Response:
+        """INVOKE_BROKER_TO_RESET_OFFSET: move a group, by time or to an offset, and tell its members."""
+        topic, group = request.text("topic"), request.text("group")
+        config = self._routes.topics().get(topic)
+        if config is None:
+            return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
+        queue_id = request.number("queueId", -1)
+        queues = [queue_id] if queue_id >= 0 else list(range(config.read_queues))
+        moved: dict[MessageQueue, int] = {}
+        for number in queues:
+            offset = await self._wanted(request, topic, number)
+            try:
+                await self._offsets.commit(group, topic, number, offset)
+            except FencedError as error:
+                return Response(ResponseCode.NO_PERMISSION, remark=str(error))
+            moved[MessageQueue(self._archive.broker, topic, number)] = offset
+        self._tell(group, topic, request, moved)
+        return Response(body=(queue_map("offsetTable", moved),))
+
+    async def _wanted(self, request: Request, topic: str, queue_id: int) -> int:
+        bounds = self._archive.bounds(topic, queue_id)
+        low, high = (bounds.minimum, bounds.maximum) if bounds is not None else (0, 0)
+        asked = request.number("offset", -1)
+        if asked >= 0:
+            return min(max(asked, low), high)
+        time_ms = request.number("timestamp")
+        if time_ms < 0:
+            return high
+        return await self._archive.offset_by_time(topic, queue_id, time_ms, upper=False)
+
+    def _tell(self, group: str, topic: str, request: Request, moved: dict[MessageQueue, int]) -> None:
+        online = self._clients.group(group)
+        ext = {
+            "topic": topic, "group": group, "timestamp": request.text("timestamp", "0"),
+            "isForce": request.text("isForce", "true"),
+        }  # fmt: skip
+        body = queue_map("offsetTable", moved)
+        for member in online.members.values() if online is not None else ():
+            member.peer.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)

@@ -1,0 +1,152 @@
+"""Pulling messages (11, 361): from what the archive holds to the codes clients act on, and waiting for more.
+
+The rules that keep offsets right: an offset is moved (21) only for users of the pull API and only below the minimum or
+beyond the end; a push consumer below the minimum is led on with 20, because 4.9 broadcasting consumers never get past
+21; beyond the end and in empty queues a client is held and then told to ask again at the same offset.
+
+The decision is pure (``answer_of``). Sources: PullMessageProcessor, MQClientAPIImpl.processPullResponse.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fetcher.serving.archive_side import ArchiveSide, Bounds, PullFound, PullStatus, PullWish
+from fetcher.serving.codes import RequestCode, ResponseCode
+from fetcher.serving.offset_handlers import GroupOffsets
+from fetcher.serving.request import HandlerTable, Request, Response
+from fetcher.serving.routes import RouteTable
+from fetcher.serving.session import SQL92, TAG, ClientTable
+from tiered.errors import UsageError
+
+COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
+"""Bits of a pull's sysFlag (org.apache.rocketmq.common.sysflag.PullSysFlag)."""
+
+
+@dataclass(frozen=True)
+class PullLimits:
+    """Of one pull: messages and bytes at most (a single larger message goes alone), and how long it may wait."""
+
+    count_max: int = 1024
+    bytes_default: int = 256 * 1024
+    bytes_max: int = 4 * 1024 * 1024
+    hold_s_max: float = 20.0
+
+
+def answer_of(status: PullStatus, *, is_pull_api: bool) -> int | None:
+    """The code for what was found; None: nothing to give now, hold the request and then say 19. Pure."""
+    if status is PullStatus.FOUND:
+        return ResponseCode.SUCCESS
+    if status is PullStatus.NO_MATCHED_MESSAGE:
+        return ResponseCode.PULL_RETRY_IMMEDIATELY
+    if status is PullStatus.OFFSET_TOO_SMALL:
+        return ResponseCode.PULL_OFFSET_MOVED if is_pull_api else ResponseCode.PULL_RETRY_IMMEDIATELY
+    if status is PullStatus.OFFSET_OVERFLOW_BADLY and is_pull_api:
+        return ResponseCode.PULL_OFFSET_MOVED
+    return None
+
+
+class PullService:
+    """Answers pulls of one archive."""
+
+    def __init__(
+        self,
+        archive: ArchiveSide,
+        routes: RouteTable,
+        clients: ClientTable,
+        offsets: GroupOffsets,
+        limits: PullLimits | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._archive, self._routes = archive, routes
+        self._clients, self._offsets = clients, offsets
+        self._limits = limits or PullLimits()
+        self._now_s = now_s
+
+    def register(self, table: HandlerTable) -> None:
+        """PULL_MESSAGE and LITE_PULL_MESSAGE are the same."""
+        table.register(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)(self.pull)
+
+    async def pull(self, request: Request) -> Response:
+        """Answer one pull; may take as long as the client said it would wait."""
+        flags = request.number("sysFlag", 0)
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
+        wish = self._wish(request, is_subscribed=bool(flags & SUBSCRIPTION))
+        if wish is None:
+            # Nobody filters again behind a broker: unfiltered messages would be consumed.
+            return Response(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, remark="the SQL92 subscription is not known yet"
+            )
+        if flags & COMMIT_OFFSET and request.number("commitOffset", -1) >= 0:
+            self._offsets.note(wish.group, wish.topic, wish.queue_id, request.number("commitOffset"))
+        is_pull_api = bool(flags & SUBSCRIPTION)
+        try:
+            found = await self._archive.pull(wish)
+        except UsageError as error:
+            return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+        code = answer_of(found.status, is_pull_api=is_pull_api)
+        if code is None and flags & SUSPEND:
+            ends_s = self._now_s() + min(
+                request.number("suspendTimeoutMillis", 0) / 1000, self._limits.hold_s_max
+            )
+            while code is None and (left_s := ends_s - self._now_s()) > 0:
+                await self._archive.changed(left_s)
+                found = await self._archive.pull(wish)
+                code = answer_of(found.status, is_pull_api=is_pull_api)
+        if code is None:
+            held = PullFound(found.status, wish.offset, found.bounds)
+            return _response(ResponseCode.PULL_NOT_FOUND, held)
+        return _response(code, found)
+
+    def _refusal(self, request: Request) -> Response | None:
+        topic, queue_id = request.text("topic"), request.number("queueId")
+        config = self._routes.topics().get(topic)
+        if config is None:
+            return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
+        if not 0 <= queue_id < max(config.read_queues, 1):
+            remark = f"queue {queue_id} of {topic} does not exist: it has {config.read_queues}"
+            return Response(ResponseCode.SYSTEM_ERROR, remark=remark)
+        if request.number("queueOffset") < 0:
+            return Response(
+                ResponseCode.SYSTEM_ERROR, remark=f"queueOffset {request.number('queueOffset')} is negative"
+            )
+        return None
+
+    def _wish(self, request: Request, *, is_subscribed: bool) -> PullWish | None:
+        """None when the expression is needed and not known."""
+        group, topic = request.text("consumerGroup"), request.text("topic")
+        expression_type = request.text("expressionType", TAG) or TAG
+        expression = request.text("subscription", "*") if is_subscribed else None
+        if expression is None:
+            known = self._clients.subscription(group, topic)
+            if known is not None:
+                expression, expression_type = known.expression, known.expression_type
+        if expression is None and expression_type == SQL92:
+            return None
+        limits = self._limits
+        max_bytes = request.number("maxMsgBytes", limits.bytes_default)
+        return PullWish(
+            topic=topic,
+            queue_id=request.number("queueId"),
+            offset=request.number("queueOffset"),
+            count=max(1, min(request.number("maxMsgNums", 32), limits.count_max)),
+            max_bytes=max(1, min(max_bytes, limits.bytes_max)),
+            group=group,
+            expression=expression or "*",
+            expression_type=expression_type,
+        )
+
+
+def _response(code: int, found: PullFound) -> Response:
+    bounds: Bounds = found.bounds
+    ext = {
+        "suggestWhichBrokerId": "0",
+        "nextBeginOffset": str(found.next_offset),
+        "minOffset": str(bounds.minimum),
+        "maxOffset": str(bounds.maximum),
+    }
+    return Response(code, ext, found.body if code == ResponseCode.SUCCESS else (), found.status.name)

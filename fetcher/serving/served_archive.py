@@ -1,0 +1,239 @@
+"""ArchiveSide over a real archive: the fetcher's coroutines on the server's event loop, tables from ``state/``.
+
+Topics are those the broker's table named when it was archived, and every queue that holds messages, whatever the table
+says of it. Tables are read when the server starts and again when the catalog names new ones.
+
+Owns that translation. Does not own reading (message_fetcher.py), searching (time_reader.py) nor queries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fetcher.access import ArchiveAccess
+from fetcher.batch import GetResult, GetStatus
+from fetcher.queries.by_key import KeyKind
+from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig, Unit
+from fetcher.serving.subscription_filter import filter_of
+from fetcher.time_search import Boundary
+from fetcher.waiting import run_async
+from tiered.catalog.state import CatalogState
+from tiered.errors import CorruptionError, UnavailableError
+from tiered.formats.container import decode_container
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_HIDDEN
+from tiered.object_store.protocol import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+STATE_KIND = b"RMQTSTAT"
+_STATUSES = {
+    GetStatus.FOUND: PullStatus.FOUND,
+    GetStatus.NO_MATCHED_MESSAGE: PullStatus.NO_MATCHED_MESSAGE,
+    GetStatus.NO_MATCHED_LOGIC_QUEUE: PullStatus.NO_MATCHED_LOGIC_QUEUE,
+    GetStatus.NO_MESSAGE_IN_QUEUE: PullStatus.NO_MESSAGE_IN_QUEUE,
+    GetStatus.OFFSET_TOO_SMALL: PullStatus.OFFSET_TOO_SMALL,
+    GetStatus.OFFSET_OVERFLOW_ONE: PullStatus.OFFSET_OVERFLOW_ONE,
+    GetStatus.OFFSET_OVERFLOW_BADLY: PullStatus.OFFSET_OVERFLOW_BADLY,
+}
+
+
+class BrokerTables:
+    """The broker's tables as archived: documents by name, read anew when the catalog names other objects."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._keys: Mapping[str, str] = {}
+        self._documents: dict[str, Any] = {}
+
+    def refresh(self, state: CatalogState) -> None:
+        """Read what ``state`` names and is not known yet. Blocking. Raises what the store raises."""
+        for name, key in state.state_objects.items():
+            if self._keys.get(name) != key:
+                header = decode_container(
+                    self._store.get(key), STATE_KIND, source=f"{self._store.url}/{key}"
+                ).header
+                self._documents[name] = header.get("document") or {}
+        self._keys = dict(state.state_objects)
+
+    def is_stale(self, state: CatalogState) -> bool:
+        """Whether ``refresh`` would read something."""
+        return dict(state.state_objects) != dict(self._keys)
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        """A document, empty where none was archived."""
+        found = self._documents.get(name)
+        return found if isinstance(found, dict) else {}
+
+
+class ServedArchive:
+    """See ArchiveSide. ``access`` is the caller's to close."""
+
+    def __init__(self, access: ArchiveAccess) -> None:
+        self.cluster, self.broker = access.cluster, access.broker
+        self._access = access
+        self._catalog = access.catalog
+        self._tables = BrokerTables(access.store)
+        self._topics: tuple[int, dict[str, TopicConfig]] = (-1, {})
+        self._grown = asyncio.Event()
+
+    async def load(self) -> None:
+        """Read the broker's tables; before serving."""
+        await asyncio.to_thread(self._tables.refresh, self._catalog.state)
+
+    async def watch(self, every_s: float) -> None:
+        """Look for new commits again and again, and wake who waits for them; ends when cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            before = self._catalog.state.version
+            try:
+                state = await run_async(self._catalog.refreshed())
+                if self._tables.is_stale(state):
+                    await asyncio.to_thread(self._tables.refresh, state)
+            except (UnavailableError, CorruptionError) as error:
+                logger.warning("the catalog cannot be read now: %s", error)
+                continue
+            if state.version != before:
+                grown, self._grown = self._grown, asyncio.Event()
+                grown.set()
+
+    async def changed(self, timeout_s: float) -> None:
+        """See ArchiveSide."""
+        try:
+            await asyncio.wait_for(self._grown.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    # -- tables -----------------------------------------------------------------------------------------------
+
+    def topics(self) -> dict[str, TopicConfig]:
+        """See ArchiveSide."""
+        state = self._catalog.state
+        if self._topics[0] != state.version:
+            self._topics = (state.version, self._make_topics(state))
+        return self._topics[1]
+
+    def _make_topics(self, state: CatalogState) -> dict[str, TopicConfig]:
+        queues: dict[str, int] = {}
+        for key, row in state.queues():
+            if not int(row["flags"]) & QUEUE_HIDDEN:
+                queues[key.topic] = max(queues.get(key.topic, 0), key.queue_id + 1)
+        table = self._tables.table("topics")
+        found = {}
+        for topic, count in queues.items():
+            config = table.get(topic)
+            config = config if isinstance(config, dict) else {}
+            attributes = config.get("attributes")
+            found[topic] = TopicConfig(
+                topic,
+                max(count, int(config.get("readQueueNums") or 0)),
+                max(count, int(config.get("writeQueueNums") or 0)),
+                order=bool(config.get("order", False)),
+                attributes=dict(attributes) if isinstance(attributes, dict) else {},
+            )
+        return found
+
+    def subscription_groups(self) -> dict[str, dict[str, Any]]:
+        """See ArchiveSide."""
+        return {
+            str(name): config
+            for name, config in self._tables.table("subscription_groups").items()
+            if isinstance(config, dict)
+        }
+
+    def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """See ArchiveSide."""
+        queues = self._tables.table("consumer_offsets").get(f"{topic}@{group}")
+        if not isinstance(queues, dict):
+            return None
+        found = queues.get(str(queue_id), queues.get(queue_id))
+        return None if found is None else int(found)
+
+    def bounds(self, topic: str, queue_id: int) -> Bounds | None:
+        """See ArchiveSide."""
+        view = self._catalog.view(self._catalog.state, (topic, queue_id, None))
+        return None if view is None else Bounds(view.min_offset, view.max_offset)
+
+    def last_stored_ms(self, topic: str, queue_id: int) -> int:
+        """See ArchiveSide."""
+        queue = self._queue(topic, queue_id)
+        row = None if queue is None else self._catalog.state.queue(queue)
+        return 0 if row is None else int(row["max_store_timestamp"])
+
+    def _queue(self, topic: str, queue_id: int) -> QueueKey | None:
+        view = self._catalog.view(self._catalog.state, (topic, queue_id, None))
+        return None if view is None else view.queue
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    async def pull(self, wish: PullWish) -> PullFound:
+        """See ArchiveSide."""
+        result = await run_async(
+            self._access.fetcher.get(
+                wish.topic,
+                wish.queue_id,
+                wish.offset,
+                count=wish.count,
+                max_bytes=wish.max_bytes,
+                filter=filter_of(wish.expression, wish.expression_type),
+                group=wish.group,
+            )
+        )
+        return found_of(result)
+
+    async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
+        """See ArchiveSide."""
+        queue = self._queue(topic, queue_id)
+        if queue is None:
+            return 0
+        boundary = Boundary.UPPER if upper else Boundary.LOWER
+        return await run_async(self._access.offset_by_time(queue, store_ms, boundary))
+
+    async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        """See ArchiveSide."""
+        queue = self._queue(topic, queue_id)
+        found = None if queue is None else await run_async(self._access.timestamp_of(queue, offset))
+        return -1 if found is None else found
+
+    async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
+        """See ArchiveSide."""
+        result = await run_async(
+            self._access.fetcher.get(topic, queue_id, offset, count=count, max_bytes=1 << 20, group="")
+        )
+        batch = result.batch
+        return [
+            Unit(phys, size, code)
+            for phys, size, code in zip(
+                batch.phys.tolist(), batch.sizes.tolist(), batch.tags_code.tolist(), strict=True
+            )
+        ]
+
+    async def message_at_phys(self, phys: int) -> bytes | None:
+        """See ArchiveSide."""
+        found = await run_async(self._access.find_at_phys(phys))
+        return None if found is None else bytes(found.data)
+
+    async def messages_by_key(
+        self, topic: str, key: str, *, is_unique: bool, count: int, begin_ms: int, end_ms: int
+    ) -> list[bytes]:
+        """See ArchiveSide."""
+        kind = KeyKind.UNIQUE if is_unique else KeyKind.ANY
+        found = await run_async(self._access.find_by_key(topic, key, kind, begin_ms, end_ms, count))
+        return [bytes(message.data) for message in found]
+
+
+def found_of(result: GetResult) -> PullFound:
+    """A fetcher's result as handlers want it."""
+    status = _STATUSES.get(result.status)
+    if status is None:
+        raise UnavailableError(f"the archive answered {result.status.name}")
+    return PullFound(
+        status,
+        result.next_offset,
+        Bounds(result.min_offset, result.max_offset),
+        result.batch.buffers() if status is PullStatus.FOUND else (),
+        len(result.batch),
+    )

@@ -1,0 +1,135 @@
+"""One archive on one port: wires the handlers, the group offsets and the server, and ends them in order.
+
+Owns start, the periodic work (expiring members and locks) and the end. Does not own what requests mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from dataclasses import dataclass
+
+from fetcher.serving.archive_side import ArchiveSide
+from fetcher.serving.connection import ConnectionLimits
+from fetcher.serving.locks import LockTable, register_lock_handlers
+from fetcher.serving.lookups import LookupHandlers
+from fetcher.serving.offset_handlers import GroupOffsets, OffsetHandlers
+from fetcher.serving.pull import PullLimits, PullService
+from fetcher.serving.request import HandlerTable
+from fetcher.serving.routes import RouteHandlers, RouteTable
+from fetcher.serving.server import ServerOptions, ServingServer
+from fetcher.serving.session import ClientTable, register_session_handlers
+from tiered.errors import UsageError
+from tiered.settings.sections import ServeSettings
+
+logger = logging.getLogger(__name__)
+
+EXPIRE_EVERY_S = 5.0
+
+
+@dataclass(frozen=True)
+class ServingStatus:
+    """A moment's view. ``groups``: (name, members)."""
+
+    address: str
+    connections: int
+    owns_groups: bool
+    groups: list[tuple[str, int]]
+
+
+class ServingService:
+    """Serves ``archive`` from ``start`` to ``close``, on the running event loop."""
+
+    def __init__(self, archive: ArchiveSide, offsets: GroupOffsets, settings: ServeSettings) -> None:
+        self._archive, self._settings = archive, settings
+        self.clients = ClientTable(time.monotonic)
+        self.locks = LockTable(time.monotonic)
+        self.offsets = offsets
+        self._server: ServingServer | None = None
+        self._address = ""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> str:
+        """Listen and serve; the address that clients dial. Raises OSError when the port is taken."""
+        settings = self._settings
+        await self.offsets.claim()
+        host, port = parse_address(settings.bind, "serve.bind")
+        options = ServerOptions(
+            host=host,
+            port=port,
+            connections_max=settings.connections_max,
+            limits=ConnectionLimits(requests_max=settings.requests_max),
+            tls=tls_context(settings),
+            tls_only=settings.tls_only,
+            accepts_proxy=settings.accept_proxy,
+        )
+        table = HandlerTable()
+        self._server = ServingServer(table, options, on_close=self.clients.closed)
+        bound_host, bound_port = await self._server.start()
+        shown = f"[{bound_host}]" if ":" in bound_host else bound_host
+        self._address = settings.advertise or f"{shown}:{bound_port}"
+        self._register(table, RouteTable(self._archive, self._address))
+        self._tasks = [asyncio.create_task(self.offsets.run()), asyncio.create_task(self._expire())]
+        return self._address
+
+    def _register(self, table: HandlerTable, routes: RouteTable) -> None:
+        settings = self._settings
+        limits = PullLimits(
+            count_max=settings.pull_messages_max,
+            bytes_max=settings.pull_bytes_max,
+            hold_s_max=settings.hold_ms_max / 1000,
+        )
+        RouteHandlers(routes).register(table)
+        register_session_handlers(table, self.clients)
+        register_lock_handlers(table, self.locks)
+        OffsetHandlers(self._archive, routes, self.clients, self.offsets).register(table)
+        PullService(self._archive, routes, self.clients, self.offsets, limits).register(table)
+        LookupHandlers(self._archive, routes).register(table)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            self.clients.expire()
+            self.locks.expire()
+
+    async def close(self, drain_s: float = 5.0) -> None:
+        """Hang up and write what is left of the group offsets."""
+        if self._server is not None:
+            await self._server.close(drain_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.offsets.close()
+
+    def status(self) -> ServingStatus:
+        """Who is connected."""
+        groups = sorted((group.name, len(group.members)) for group in self.clients.groups())
+        connections = len(self._server.connections) if self._server is not None else 0
+        return ServingStatus(self._address, connections, self.offsets.is_owner, groups)
+
+
+def parse_address(text: str, key: str) -> tuple[str, int]:
+    """Host and port of ``host:port``. Raises UsageError naming the setting ``key``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise UsageError(f"{key} = {text!r} is no host:port", hint="for example 0.0.0.0:9876")
+    return host.strip("[]"), int(port)
+
+
+def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
+    """TLS as set, or None. Raises UsageError naming what does not load."""
+    if not settings.tls_certificate:
+        if settings.tls_only or settings.tls_key or settings.tls_client_ca:
+            raise UsageError("serve.tls_certificate is not set", hint="name the PEM file of the certificate")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
+        if settings.tls_client_ca:
+            context.load_verify_locations(settings.tls_client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"TLS certificate, key or CA does not load: {error}") from error
+    return context

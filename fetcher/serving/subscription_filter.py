@@ -1,0 +1,14 @@
+"""The filter a subscription means: by tag or by SQL92."""
+
+from __future__ import annotations
+
+from fetcher.serving.session import SQL92
+from fetcher.sql92.message_filter import compiled
+from fetcher.tag_filter import ANY_TAG, MessageFilter, tag_filter
+
+
+def filter_of(expression: str, expression_type: str) -> MessageFilter | None:
+    """None where every message is wanted. Raises UsageError for an expression that does not parse."""
+    if expression_type == SQL92 and expression != ANY_TAG:
+        return compiled(expression, ignore_rest=True)
+    return tag_filter(expression)

@@ -1,0 +1,117 @@
+"""A walk over one queue: one batch after another from a span's beginning to its end. Shared by both forms of the API.
+
+Owns where the walk stands. Does not own reading (message_fetcher.py) nor waiting: ``next_batch`` is a coroutine of the
+core.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Protocol
+
+from fetcher.batch import GetResult, GetStatus, MessageBatch
+from fetcher.message import Message
+from fetcher.span import Span
+from fetcher.tag_filter import MessageFilter
+from tiered.model.queue import QueueKey
+
+logger = logging.getLogger(__name__)
+
+_numbers = itertools.count(1)
+_PASSING = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.OFFSET_TOO_SMALL)
+"""Nothing to show, but the next offset is further on."""
+
+
+class Puller(Protocol):
+    """What a walk pulls from."""
+
+    async def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+        group: str = "",
+        generation: int | None = None,
+    ) -> GetResult:
+        """See TieredMessageFetcher.get."""
+        ...
+
+
+class Walk:
+    """Where a reader of ``queue`` stands. Every walk prefetches for itself, as a consumer group of its own."""
+
+    def __init__(
+        self,
+        puller: Puller,
+        queue: QueueKey,
+        start_offset: int,
+        span: Span,
+        message_filter: MessageFilter | None = None,
+    ) -> None:
+        self._puller = puller
+        self._queue = queue
+        self._span = span
+        self._filter = message_filter
+        self._left = span.count
+        self._group = f"walk-{next(_numbers)}"
+        self.offset = start_offset
+        """The next offset to read."""
+
+    def __repr__(self) -> str:
+        return f"Walk({self._queue}, at {self.offset})"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all messages asked for were handed out."""
+        return self._left is not None and self._left <= 0
+
+    async def next_batch(self) -> MessageBatch | None:
+        """The next messages, never an empty batch; None at the end of the span or, for now, of the queue.
+
+        Gaps on the way are logged. Raises what reading raises; the walk then stands where it stood.
+        """
+        while not self.is_finished:
+            count = self._span.batch_messages
+            result = await self._puller.get(
+                self._queue.topic,
+                self._queue.queue_id,
+                self.offset,
+                count=count if self._left is None else min(count, self._left),
+                max_bytes=self._span.batch_bytes,
+                filter=self._filter,
+                group=self._group,
+                generation=self._queue.generation,
+            )
+            gap = result.gap
+            if result.status is GetStatus.OFFSET_TOO_SMALL:
+                gap = self.offset, result.next_offset
+            if gap is not None:
+                logger.warning("%s queue %d: offsets %d to %d are not there", *self._queue[:2], *gap)
+            if result.status is GetStatus.FOUND:
+                self.offset = result.next_offset
+                if self._left is not None:
+                    self._left -= len(result.batch)
+                return result.batch
+            if result.status not in _PASSING or result.next_offset <= self.offset:
+                return None
+            self.offset = result.next_offset
+        return None
+
+
+def messages_of(batch: MessageBatch, queue: QueueKey) -> Iterator[Message]:
+    """The messages of ``batch`` one by one, decoded later."""
+    rows = zip(
+        batch.records(),
+        batch.queue_offsets.tolist(),
+        batch.store_timestamp.tolist(),
+        batch.inner_num.tolist(),
+        strict=True,
+    )
+    for data, offset, stored_ms, inner_num in rows:
+        yield Message(queue, offset, data, stored_ms, inner_num=inner_num)

@@ -1,0 +1,96 @@
+"""`tiered index export`: write RocketMQ index files of an archive, from which a real broker answers queryMessage."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from fetcher.queries.log_order import records_in_log_order
+from sidecar.archive import Archive, open_for_reading
+from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.cli.output import print_json, size_text
+from sidecar.logs import log_plain
+from sidecar.progress import Progress
+from tiered.errors import UsageError
+from tiered.formats.record import decode_record
+from tiered.index.rocketmq_index_file import (
+    DEFAULT_ITEMS,
+    DEFAULT_SLOTS,
+    IndexedMessage,
+    indexed_message,
+    write_files,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to do, ARCHIVE_URL, DIRECTORY and the broker's settings."""
+    parser.add_argument("action", choices=("export",), help="what to do")
+    add_archive(parser)
+    parser.add_argument("directory", metavar="DIRECTORY", help="an empty or new directory for the files")
+    parser.add_argument(
+        "--slots",
+        type=int,
+        default=DEFAULT_SLOTS,
+        metavar="N",
+        help="maxHashSlotNum of the broker (%(default)s)",
+    )
+    parser.add_argument(
+        "--items",
+        type=int,
+        default=DEFAULT_ITEMS,
+        metavar="N",
+        help="maxIndexNum of the broker (%(default)s)",
+    )
+    parser.add_argument("--with-tags", action="store_true", help="index tags too, as a 5.5 broker does")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Read every record in log order and write the files. They hold physical offsets: only a broker whose commitlog
+    has the records at these offsets answers from them."""
+    if options.slots < 1 or options.items < 2:
+        raise UsageError(
+            "--slots and --items are too small", hint="give the values of the broker's configuration"
+        )
+    settings = settings_of(options).settings
+    log_plain(settings.process.log_level)
+    directory = Path(options.directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty", hint="name a new directory: nothing is overwritten")
+    with (
+        open_for_reading(options.url, settings) as archive,
+        Progress("export", 0, quiet=options.json) as progress,
+    ):
+        count = _Count(archive, progress, with_tags=options.with_tags)
+        paths = write_files(count.messages(), directory, slots=options.slots, items=options.items)
+    if options.json:
+        print_json({"files": [str(path) for path in paths], "messages": count.done, "keys": count.keys})
+        return 0
+    size = sum(path.stat().st_blocks * 512 for path in paths)
+    print(
+        f"{archive.title}: {count.keys:,} keys of {count.done:,} messages in {len(paths)} files, {size_text(size)} on "
+        f"disk, in {directory}; put them into a broker's index directory while it is stopped"
+    )
+    return 0
+
+
+class _Count:
+    """Messages of an archive in log order, counted as they pass."""
+
+    def __init__(self, archive: Archive, progress: Progress, *, with_tags: bool) -> None:
+        self._archive, self._progress, self._with_tags = archive, progress, with_tags
+        self.done = self.keys = 0
+
+    def messages(self) -> Iterator[IndexedMessage]:
+        """One after another, by physical offset."""
+        total_bytes = self._archive.state.cursor.phys
+        for data in records_in_log_order(self._archive.store, self._archive.state):
+            message = indexed_message(decode_record(data), with_tags=self._with_tags)
+            self.done += 1
+            self.keys += len(message.keys)
+            if self.done % 4096 == 0:
+                self._progress.update(message.phys, total_bytes)
+            yield message
+        self._progress.update(total_bytes, total_bytes)

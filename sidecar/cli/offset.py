@@ -1,0 +1,85 @@
+"""`tiered offset`: which queue offset is a point in time?"""
+
+from __future__ import annotations
+
+import argparse
+
+import fetcher
+from fetcher.archive import Queue
+from fetcher.time_search import Boundary
+from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.cli.instant import parse_instant
+from sidecar.cli.output import print_json, print_table, time_text
+from tiered.errors import NotFoundError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, which queue, which time, which end of it."""
+    add_archive(parser)
+    parser.add_argument("topic", metavar="TOPIC", help="the topic")
+    parser.add_argument(
+        "--queue", type=int, metavar="N", help="only this queue id, and only its offset is printed"
+    )
+    parser.add_argument(
+        "--time", type=parse_instant, metavar="MS_OR_ISO", required=True,
+        help="milliseconds since 1970, or ISO 8601 such as 2026-11-21T07:00:00Z (UTC unless it says otherwise)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--boundary", choices=[str(boundary) for boundary in Boundary], default=str(Boundary.LOWER),
+        help="lower: the first message at or after the time (default); upper: the last one at or before it",
+    )  # fmt: skip
+    parser.add_argument("--generation", type=int, metavar="N", help="an earlier life of a recreated topic")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print one offset, or one for each queue of the topic."""
+    settings = settings_of(options).settings
+    with fetcher.open(options.url, settings=settings) as archive:
+        if options.queue is not None:
+            queues = [archive.queue(options.topic, options.queue, generation=options.generation)]
+        else:
+            queues = [
+                archive.queue(*listing.key[:2], generation=listing.generation)
+                for listing in archive.queues(options.topic, hidden=options.generation is not None)
+                if options.generation in (None, listing.generation)
+            ]
+        if not queues:
+            raise NotFoundError(
+                f"{archive.title} has no {options.topic}", hint="tiered ls shows what there is"
+            )
+        boundary = Boundary(options.boundary)
+        offsets = [queue.offset_by_time(options.time, boundary) for queue in queues]
+        if options.json:
+            found = [_document(queue, offset) for queue, offset in zip(queues, offsets, strict=True)]
+            print_json({
+                "topic": options.topic, "timestamp": options.time, "boundary": str(boundary),
+                "version": archive.version, "queues": found,
+            })  # fmt: skip
+        elif options.queue is not None:
+            print(offsets[0])
+        else:
+            rows = [
+                [
+                    queue.queue_id,
+                    offset,
+                    queue.min_offset,
+                    queue.max_offset,
+                    time_text(queue.timestamp_of(offset) or 0),
+                ]
+                for queue, offset in zip(queues, offsets, strict=True)
+            ]
+            print_table(["queue", "offset", "min", "max", "stored"], rows)
+    return 0
+
+
+def _document(queue: Queue, offset: int) -> dict[str, int | None]:
+    """``storeTimestamp`` is that of the message at ``offset``: null where there is none, as at the queue's end."""
+    return {
+        "queueId": queue.queue_id,
+        "generation": queue.generation,
+        "offset": offset,
+        "storeTimestamp": queue.timestamp_of(offset),
+        "minOffset": queue.min_offset,
+        "maxOffset": queue.max_offset,
+    }

@@ -1,0 +1,153 @@
+"""`tiered query`: find single messages of an archive by key, by the client's unique key, or by offsetMsgId."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import orjson
+
+from fetcher.queries.archive_queries import ArchiveQueries
+from fetcher.queries.by_id import OffsetMsgId
+from fetcher.queries.by_key import KeyKind, KeyQuery
+from fetcher.queries.found import FoundMessage, newest_ms
+from sidecar.archive import Archive, open_for_reading
+from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.cli.output import print_json, time_text
+from sidecar.logs import log_plain
+from tiered.catalog.state import CatalogState
+from tiered.errors import NotFoundError, UsageError
+from tiered.model.tables import QUEUE_HIDDEN
+
+DEFAULT_RANGE_MS = 7 * 86_400_000
+DEFAULT_MAX = 64
+"""As many as a broker gives at most by default (maxMsgsNumBatch)."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, what to look for, in which range."""
+    add_archive(parser)
+    parser.add_argument(
+        "--topic", metavar="TOPIC", help="the topic; needed with --key, else all topics are asked"
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--key", metavar="KEY", help="one of a message's KEYS")
+    what.add_argument("--unique-key", metavar="ID", help="the id a client gave the message (UNIQ_KEY)")
+    what.add_argument(
+        "--id", metavar="OFFSETMSGID", help="the id the broker gave it: address and physical offset"
+    )
+    parser.add_argument(
+        "--begin", type=int, metavar="MS", help="stored at or after this, ms since the epoch "
+        "(default: 7 days before the archive's newest message)",
+    )  # fmt: skip
+    parser.add_argument("--end", type=int, metavar="MS", help="stored at or before this (default: no limit)")
+    parser.add_argument("--all-time", action="store_true", help="the whole archive; says first what it costs")
+    parser.add_argument(
+        "--max", type=int, default=DEFAULT_MAX, metavar="N", help="newest N messages (default: 64)"
+    )
+    parser.add_argument("--hidden", action="store_true", help="messages of deleted topics too")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print what is found, newest first. Nothing found is exit code 3, a store that is away 4."""
+    _check(options)
+    settings = settings_of(options).settings
+    log_plain(settings.process.log_level)
+    with (
+        open_for_reading(options.url, settings) as archive,
+        ArchiveQueries(archive.store, archive.state) as queries,
+    ):
+        found = _by_id(queries, options) if options.id is not None else _by_key(archive, queries, options)
+        if not found:
+            raise NotFoundError(f"{archive.title} has no message {_wanted(options)}", hint=_hint(options))
+        _print(found, as_document=options.json)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.key is not None and options.topic is None:
+        raise UsageError("--key needs a --topic", hint="keys are looked up within a topic")
+    if options.max < 1:
+        raise UsageError(f"--max {options.max} is less than 1", hint="ask for one message at least")
+    if options.all_time and (options.begin is not None or options.end is not None):
+        raise UsageError("--all-time contradicts --begin and --end", hint="use one or the other")
+    if options.begin is not None and options.end is not None and options.begin > options.end:
+        raise UsageError("--begin is after --end", hint="both are ms since the epoch")
+
+
+def _by_id(queries: ArchiveQueries, options: argparse.Namespace) -> list[FoundMessage]:
+    found = queries.by_id(OffsetMsgId.parse(options.id))
+    if found is None or options.topic not in (None, found.queue.topic):
+        return []
+    return [found]
+
+
+def _by_key(archive: Archive, queries: ArchiveQueries, options: argparse.Namespace) -> list[FoundMessage]:
+    topics = [options.topic] if options.topic is not None else _topics(archive.state, options.hidden)
+    begin_ms, end_ms = _range(archive.state, options)
+    kind = KeyKind.KEY if options.key is not None else KeyKind.UNIQUE
+    key = options.key if options.key is not None else options.unique_key
+    wanted = [
+        KeyQuery(topic, key, kind, begin_ms, end_ms, options.max, with_hidden=options.hidden)
+        for topic in topics
+    ]
+    if options.all_time:
+        _announce(queries, wanted)
+    found = [message for query in wanted for message in queries.by_key(query).messages]
+    found.sort(key=lambda message: -message.record.store_timestamp)
+    return found[: options.max]
+
+
+def _announce(queries: ArchiveQueries, wanted: list[KeyQuery]) -> None:
+    costs = [queries.cost_of(query) for query in wanted]
+    requests = sum(cost.requests for cost in costs)
+    files, segments = max(cost.index_files for cost in costs), max(cost.segments for cost in costs)
+    topics = "" if len(wanted) == 1 else f", for each of {len(wanted):,} topics"
+    print(
+        f"all time: {files:,} index files and {segments:,} segments not indexed yet{topics}: "
+        f"about {requests:,} requests, and two for each message found",
+        file=sys.stderr,
+    )
+
+
+def _topics(state: CatalogState, with_hidden: bool) -> list[str]:
+    shown = {key.topic for key, row in state.queues() if with_hidden or not row["flags"] & QUEUE_HIDDEN}
+    return sorted(shown)
+
+
+def _range(state: CatalogState, options: argparse.Namespace) -> tuple[int, int]:
+    begin_ms, end_ms = options.begin, options.end
+    if options.all_time:
+        begin_ms = 0
+    elif begin_ms is None:
+        newest = newest_ms(state)
+        begin_ms = max(0, (newest if end_ms is None else min(newest, end_ms)) - DEFAULT_RANGE_MS)
+    return begin_ms, (1 << 63) - 1 if end_ms is None else end_ms
+
+
+def _wanted(options: argparse.Namespace) -> str:
+    if options.id is not None:
+        return f"with id {options.id}"
+    name = "key" if options.key is not None else "unique key"
+    where = f" in {options.topic}" if options.topic else ""
+    return f"with {name} {options.key if options.key is not None else options.unique_key!r}{where}"
+
+
+def _hint(options: argparse.Namespace) -> str:
+    if options.id is not None:
+        return "an id names one broker's physical offset: is this that broker's archive?"
+    if options.all_time:
+        return "the whole archive was searched"
+    if options.begin is None:
+        return "only 7 days were searched: --all-time searches everything"
+    return f"searched from {time_text(options.begin)}: --all-time searches everything"
+
+
+def _print(found: list[FoundMessage], *, as_document: bool) -> None:
+    documents = [message.to_json() for message in found]
+    if as_document:
+        print_json({"messages": documents})
+        return
+    for document in documents:
+        sys.stdout.buffer.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))

@@ -1,0 +1,92 @@
+"""`tiered serve`: serve an archive to RocketMQ clients and tools, without a broker."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+
+from fetcher.access import ArchiveAccess, open_async_access
+from fetcher.serving.group_state import GroupLog
+from fetcher.serving.offset_handlers import GroupOffsets
+from fetcher.serving.served_archive import ServedArchive
+from fetcher.serving.service import ServingService
+from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
+from sidecar.logs import log_json
+from tiered.errors import UsageError
+from tiered.settings.sections import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL and where to listen."""
+    add_archive(parser, SERVE_FLAGS)
+    parser.add_argument(
+        "--take-over-groups", action="store_true",
+        help="own the consumer groups' offsets although another server seems to",
+    )  # fmt: skip
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    settings = settings_of(options).settings
+    log_json(settings.process.log_level)
+    access = open_async_access(
+        options.url, cluster=settings.archive.cluster, broker=settings.archive.broker, settings=settings
+    )
+    try:
+        asyncio.run(_serve(access, settings, take_over=options.take_over_groups))
+    finally:
+        access.close()
+    return 0
+
+
+async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) -> None:
+    archive = ServedArchive(access)
+    await archive.load()
+    log = GroupLog(access.store, _own_name(), lambda: time.time_ns() // 1_000_000, is_gone=_is_gone)
+    offsets = GroupOffsets(log, lease_ms=settings.serve.lease_ms, take_over=take_over)
+    service = ServingService(archive, offsets, settings.serve)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        address = await service.start()
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {settings.serve.bind}: {error}", hint="choose another --bind"
+        ) from error
+    watching = asyncio.create_task(archive.watch(settings.serve.refresh_ms / 1000))
+    logger.info(
+        "serving",
+        extra={"address": address, "archive": access.title, "owns_groups": service.offsets.is_owner},
+    )
+    print(f"serving {access.title} at {address}", file=sys.stderr, flush=True)
+    await stop.wait()
+    watching.cancel()
+    await service.close(drain_s=min(5.0, settings.process.drain_timeout_ms / 1000))
+    logger.info("ended")
+
+
+def _own_name() -> str:
+    return f"{os.uname().nodename}:{os.getpid()}"
+
+
+def _is_gone(owner_name: str) -> bool:
+    """Whether it was a process of this machine that does not run any more: no need to wait for its lease."""
+    host, _, pid = owner_name.rpartition(":")
+    if host != os.uname().nodename or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -1,0 +1,123 @@
+"""How many object requests a query makes, and what it says when objects are gone or damaged."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from fetcher.queries.archive_queries import ArchiveQueries
+from fetcher.queries.by_id import OffsetMsgId
+from fetcher.queries.by_key import KeyQuery
+from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tiered.catalog.protocol import CatalogLimits, load
+from tiered.errors import CorruptionError, UnavailableError, UsageError
+from tiered.model.queue import QueueKey
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import IndexSettings
+from uploader.index_builder import IndexBuilder
+
+A, B = QueueKey("a", 0, 0), QueueKey("b", 1, 0)
+
+
+def archive_of(cycles: int, *, index_every: int = 0) -> tuple[MemoryStore, ArchiveBuilder]:
+    """Set objects of two queues each; most of their runs are in pages."""
+    store = MemoryStore()
+    archive = ArchiveBuilder(store, limits=CatalogLimits(root_every=64, spill_runs=50, page_runs_max=40))
+    index = IndexBuilder(
+        store, archive.writer, IndexSettings(merge_files=64), clock_ms=lambda: NOW_MS, log=lambda *_: None,
+        random_source=random.Random(1),
+    )  # fmt: skip
+    for number in range(cycles):
+        archive.commit([Sent(A, b"%d" % number, keys=(f"k{number}",)), Sent(B, b"b", keys=("same",))])
+        if index_every and number % index_every == index_every - 1:
+            index.run_to_end(threading.Event())
+    return store, archive
+
+
+@pytest.mark.parametrize("cycles", [40, 400])
+def test_an_id_takes_at_most_four_requests_however_many_segments(cycles: int) -> None:
+    store, archive = archive_of(cycles, index_every=cycles // 2)
+    ids = [row.record for row in archive.truth[A].rows]
+    with ArchiveQueries(store, load(store)) as queries:
+        for record in ids[:: cycles // 20]:
+            phys = int.from_bytes(record[28:36], "big")
+            text = (record[64:72] + phys.to_bytes(8, "big")).hex()
+            queries.requests = 0
+            found = queries.by_id(OffsetMsgId.parse(text))
+            assert found is not None and found.data == record
+            assert queries.requests <= 4
+        assert queries.by_id(OffsetMsgId.parse("00" * 8 + f"{1 << 50:016x}")) is None
+
+
+def test_a_key_takes_two_requests_an_index_file() -> None:
+    store, _ = archive_of(60, index_every=20)
+    state = load(store)
+    with ArchiveQueries(store, state) as queries:
+        assert not queries.by_key(KeyQuery("a", "not there")).messages
+        assert queries.requests <= 2 * len(state.indexes)
+        queries.requests = 0
+        assert not queries.by_key(KeyQuery("a", "k3", end_ms=NOW_MS - 1)).messages
+        assert queries.requests == 0
+
+
+def test_segments_not_indexed_take_one_request_each() -> None:
+    store, _ = archive_of(10)
+    with ArchiveQueries(store, load(store)) as queries:
+        assert not queries.by_key(KeyQuery("a", "not there")).messages
+        assert queries.requests == 10
+        queries.requests = 0
+        assert not queries.by_key(KeyQuery("no such topic", "k1")).messages
+        assert queries.requests == 0
+        assert queries.cost_of(KeyQuery("a", "k1")).requests == 10
+
+
+def test_a_missing_index_file_is_an_error_and_never_an_empty_answer() -> None:
+    store, _ = archive_of(20, index_every=10)
+    state = load(store)
+    store.delete([state.indexes[0].key])
+    with ArchiveQueries(store, state) as queries:
+        with pytest.raises(CorruptionError, match="names what is not there"):
+            queries.by_key(KeyQuery("a", "k1"))
+        with pytest.raises(CorruptionError, match="names what is not there"):
+            queries.by_id(OffsetMsgId.parse("00" * 8 + f"{state.indexes[0].begin_phys:016x}"))
+
+
+def test_a_replaced_index_file_is_looked_for_in_the_newer_catalog() -> None:
+    store, archive = archive_of(20, index_every=10)
+    old = load(store)
+    for number in range(20, 40):
+        archive.commit([Sent(A, b"%d" % number, keys=(f"k{number}",))])
+    builder = IndexBuilder(
+        store, archive.writer, IndexSettings(merge_files=2), clock_ms=lambda: NOW_MS, log=lambda *_: None
+    )
+    builder.run_to_end(threading.Event())
+    gone = {ref.key for ref in old.indexes} - {ref.key for ref in load(store).indexes}
+    assert gone
+    store.delete(sorted(gone))
+    with ArchiveQueries(store, old) as queries:
+        assert [m.record.body() for m in queries.by_key(KeyQuery("a", "k3")).messages] == [b"3"]
+
+
+def test_a_store_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = archive_of(4, index_every=2)
+
+    def away(*_: object) -> bytes:
+        raise UnavailableError("away")
+
+    with ArchiveQueries(store, load(store)) as queries:
+        monkeypatch.setattr(store, "get_range", away)
+        with pytest.raises(UnavailableError):
+            queries.by_key(KeyQuery("a", "k1"))
+
+
+@pytest.mark.parametrize("text", ["", "zz" * 16, "00" * 15, "00" * 8 + "ff" * 8])
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        OffsetMsgId.parse(text)
+
+
+def test_ids_of_both_address_families_are_read() -> None:
+    assert OffsetMsgId.parse("7f00000100005b1e00000000031f37dd").phys == 52377565
+    assert OffsetMsgId.parse("00" * 20 + "000000000000002a").phys == 42

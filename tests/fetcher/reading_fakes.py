@@ -1,0 +1,66 @@
+"""A block source without caches or threads, and a fetcher over it: for tests of what is read, not of how it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fetcher.catalog_view import CatalogView
+from fetcher.lanes import Lane
+from fetcher.message_fetcher import TieredMessageFetcher
+from fetcher.waiting import InlineExecutor
+from tiered.catalog.reading import load
+from tiered.formats.segment_index import SegmentIndex
+from tiered.object_store.protocol import ObjectStore
+from tiered.settings.sections import PrefetchSettings
+
+NO_PREFETCH = PrefetchSettings(enabled=False)
+
+
+class PlainSource:
+    """Reads straight from the store, at once. ``fetched``: (key, numbers of blocks) of each call."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._indexes: dict[str, SegmentIndex] = {}
+        self.opened: list[str] = []
+        self.fetched: list[tuple[str, list[int]]] = []
+
+    async def index(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> SegmentIndex:
+        """See BlockSource."""
+        if key not in self._indexes:
+            tail = self._store.get_range(key, size_bytes - tail_bytes, tail_bytes)
+            self._indexes[key] = SegmentIndex(key, size_bytes, tail)
+            self.opened.append(key)
+        return self._indexes[key]
+
+    async def blocks_at(
+        self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
+    ) -> Sequence[NDArray[np.uint8]]:
+        """See BlockSource."""
+        self.fetched.append((index.key, list(numbers)))
+        found = []
+        for block in numbers:
+            span = index.span_of_blocks(run, block, block + 1)
+            found.append(
+                index.decode_blocks(span, self._store.get_range(index.key, span.offset, span.length))
+            )
+        return found
+
+
+def plain_fetcher(
+    store: ObjectStore,
+    source: PlainSource | None = None,
+    settings: PrefetchSettings = NO_PREFETCH,
+    *,
+    clock_s: Callable[[], float] = lambda: 0.0,
+    refresh_ms: int = 1000,
+) -> TieredMessageFetcher:
+    """A fetcher at the head of the archive in ``store``; everything happens in the calling thread."""
+    executor = InlineExecutor()
+    catalog = CatalogView(store, load(store), executor=executor, clock_s=clock_s, refresh_ms=refresh_ms)
+    return TieredMessageFetcher(
+        source or PlainSource(store), catalog, settings, executor=executor, clock_s=clock_s
+    )

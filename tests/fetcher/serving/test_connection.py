@@ -1,0 +1,269 @@
+"""Real connections on 127.0.0.1: both header types, hostile bytes, PROXY headers, slow readers, many requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fetcher.serving.connection import PROXY_V2, ConnectionLimits
+from fetcher.serving.request import HandlerTable, Request, Response
+from fetcher.serving.server import ServerOptions, ServingServer
+from tiered.errors import CorruptionError, ThrottledError
+from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
+
+ECHO, LARGE, BROKEN, BUSY, SILENT, SLOW, WHO = range(1, 8)
+LARGE_BYTES = 1024 * 1024
+
+
+def handlers(gate: asyncio.Event) -> HandlerTable:
+    table = HandlerTable()
+
+    @table.register(ECHO)
+    async def echo(request: Request) -> Response:
+        return Response(
+            ext=request.command.ext_fields, body=(request.command.body[:5], request.command.body[5:])
+        )
+
+    @table.register(LARGE)
+    async def large(request: Request) -> Response:
+        return Response(body=(bytes(LARGE_BYTES),))
+
+    @table.register(BROKEN)
+    async def broken(request: Request) -> Response:
+        raise CorruptionError("data/x.so: block 3 fails its CRC32C")
+
+    @table.register(BUSY)
+    async def busy(request: Request) -> Response:
+        raise ThrottledError("503")
+
+    @table.register(SILENT)
+    async def silent(request: Request) -> None:
+        return None
+
+    @table.register(SLOW)
+    async def slow(request: Request) -> Response:
+        await gate.wait()
+        return Response(ext={"n": str(request.number("n"))})
+
+    @table.register(WHO)
+    async def who(request: Request) -> Response:
+        return Response(ext={"peer": request.peer.address})
+
+    return table
+
+
+class Client:
+    """A raw client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._decoder = FrameDecoder()
+        self._found: list[RemotingCommand] = []
+
+    async def send(self, *commands: RemotingCommand) -> None:
+        self.writer.write(b"".join(map(encode, commands)))
+        await self.writer.drain()
+
+    async def receive(self) -> RemotingCommand:
+        while not self._found:
+            data = await asyncio.wait_for(self.reader.read(1 << 16), 10)
+            if not data:
+                raise EOFError
+            self._found += self._decoder.feed(data)
+        return self._found.pop(0)
+
+    async def ask(self, command: RemotingCommand) -> RemotingCommand:
+        await self.send(command)
+        return await self.receive()
+
+
+class Scene:
+    """A server and as many clients as asked for."""
+
+    def __init__(self, server: ServingServer, port: int, gate: asyncio.Event) -> None:
+        self.server, self.port, self.gate = server, port, gate
+        self._clients: list[Client] = []
+
+    async def client(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self._clients.append(client)
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients:
+            client.writer.close()
+        await self.server.close(drain_s=0)
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def scene(options: ServerOptions | None = None) -> AsyncIterator[Scene]:
+    gate = asyncio.Event()
+    server = ServingServer(handlers(gate), options or ServerOptions())
+    _, port = await server.start()
+    made = Scene(server, port, gate)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def play(story: Callable[[Scene], Awaitable[None]], options: ServerOptions | None = None) -> None:
+    async def run() -> None:
+        async with scene(options) as made:
+            await story(made)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", list(SerializeType))
+def test_answers_come_in_the_header_type_of_the_request(kind: SerializeType) -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        asked = RemotingCommand(ECHO, 77, ext_fields={"ä": "1"}, body=b"hello world", serialize_type=kind)
+        answer = await client.ask(asked)
+        assert (answer.code, answer.opaque, answer.flag & 1, answer.serialize_type) == (0, 77, 1, kind)
+        assert (answer.ext_fields, answer.body, answer.version) == ({"ä": "1"}, b"hello world", 409)
+
+    play(story)
+
+
+def test_unknown_codes_and_failures_are_answered_and_the_connection_stays() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        assert (await client.ask(RemotingCommand(4711, 1))).code == 3
+        damaged = await client.ask(RemotingCommand(BROKEN, 2))
+        assert (damaged.code, damaged.remark) == (1, "data/x.so: block 3 fails its CRC32C")
+        assert (await client.ask(RemotingCommand(BUSY, 3))).code == 2
+        made.gate.set()
+        lacking = await client.ask(RemotingCommand(SLOW, 4))
+        assert (lacking.code, lacking.remark) == (1, "the request has no field n")
+        assert (await client.ask(RemotingCommand(ECHO, 5))).opaque == 5
+
+    play(story)
+
+
+def test_one_way_requests_get_no_answer() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(
+            RemotingCommand(ECHO, 1, flag=2), RemotingCommand(4711, 2, flag=2), RemotingCommand(SILENT, 3)
+        )
+        assert (await client.ask(RemotingCommand(ECHO, 9))).opaque == 9
+
+    play(story)
+
+
+def test_a_waiting_request_does_not_hold_up_the_next() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(RemotingCommand(SLOW, 1, ext_fields={"n": "1"}))
+        assert (await client.ask(RemotingCommand(ECHO, 2))).opaque == 2
+        made.gate.set()
+        assert (await client.receive()).opaque == 1
+
+    play(story)
+
+
+def test_requests_above_the_limit_are_not_even_read() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(*(RemotingCommand(SLOW, n, ext_fields={"n": str(n)}) for n in range(20)))
+        await asyncio.sleep(0.1)
+        (connection,) = made.server.connections
+        assert len(connection.requests_at_work) == 4
+        made.gate.set()
+        assert sorted([(await client.receive()).opaque for _ in range(20)]) == list(range(20))
+
+    play(story, ServerOptions(limits=ConnectionLimits(requests_max=4)))
+
+
+def test_a_client_that_does_not_read_costs_bounded_memory() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(*(RemotingCommand(LARGE, n) for n in range(200)))
+        await asyncio.sleep(0.3)
+        (connection,) = made.server.connections
+        assert len(connection.requests_at_work) == 8  # answers wait; the other requests are in the socket
+        got = [await client.receive() for _ in range(200)]
+        assert {len(answer.body) for answer in got} == {LARGE_BYTES}
+
+    play(story, ServerOptions(limits=ConnectionLimits(requests_max=8, write_buffer_bytes=64 * 1024)))
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"\x7f\xff\xff\xff\x00\x00\x00\x00",
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x02\x00\x00",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x00\x00\x08\x00\x00\x00\x04{{{{",
+        b"\x00\x00\x00\x08\x07\x00\x00\x04abcd",
+        b"\x00\x00\x00\x05\x00\xff\xff\xffa",
+    ],
+)
+def test_what_is_no_protocol_closes_the_connection_and_nothing_else(hostile: bytes) -> None:
+    async def story(made: Scene) -> None:
+        good, bad = await made.client(), await made.client()
+        bad.writer.write(hostile)
+        with pytest.raises((EOFError, ConnectionResetError)):
+            await bad.receive()
+        assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
+
+    play(story)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.binary(max_size=200), st.integers(1, 7))
+def test_any_bytes_end_in_an_answer_or_a_close(noise: bytes, cut: int) -> None:
+    frame = encode(RemotingCommand(ECHO, 5, ext_fields={"a": "b"}))
+
+    async def story(made: Scene) -> None:
+        bad = await made.client()
+        for at in range(0, len(noise), cut * 20):
+            bad.writer.write(noise[at : at + cut * 20])
+        good = await made.client()
+        good.writer.write(frame[:cut])
+        await good.writer.drain()
+        good.writer.write(frame[cut:])
+        assert (await good.receive()).opaque == 5
+
+    play(story)
+
+
+def test_a_proxy_header_names_the_real_client() -> None:
+    async def story(made: Scene) -> None:
+        one = await made.client()
+        one.writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
+        assert (await one.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.3:5555"}
+        two = await made.client()
+        address = bytes([10, 0, 0, 7, 10, 0, 0, 8]) + (6000).to_bytes(2, "big") + (9876).to_bytes(2, "big")
+        header = PROXY_V2 + b"\x21\x11" + len(address).to_bytes(2, "big") + address
+        for piece in (header[:3], header[3:14], header[14:]):
+            two.writer.write(piece)
+            await two.writer.drain()
+            await asyncio.sleep(0.01)
+        assert (await two.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.0.0.7:6000"}
+        plain = await made.client()
+        assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
+
+    play(story, ServerOptions(accepts_proxy=True))
+
+
+def test_connections_above_the_limit_are_refused() -> None:
+    async def story(made: Scene) -> None:
+        clients = [await made.client() for _ in range(2)]
+        for client in clients:
+            assert (await client.ask(RemotingCommand(ECHO, 1))).code == 0
+        third = await made.client()
+        with pytest.raises((EOFError, ConnectionResetError)):
+            await third.ask(RemotingCommand(ECHO, 1))
+
+    play(story, replace(ServerOptions(), connections_max=2))

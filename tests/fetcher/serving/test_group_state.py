@@ -1,0 +1,170 @@
+"""Group offsets: what was acknowledged is there after any restart, and only one server writes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fetcher.serving.group_state import (
+    VERSIONS_KEPT,
+    GroupLog,
+    GroupSnapshot,
+    decode_snapshot,
+    encode_snapshot,
+    load_snapshot,
+)
+from fetcher.serving.offset_handlers import GroupOffsets
+from tiered.errors import CorruptionError, FencedError, UnansweredError, UnsupportedFormatError
+from tiered.formats.keys import SERVE_PREFIX
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.protocol import Body
+
+LEASE_MS = 60_000
+
+
+class Clock:
+    """Milliseconds set by hand."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class LosesAnswers(MemoryStore):
+    """Every ``every``-th put has its effect and no answer."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self._every, self._puts = every, 0
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        super().put_if_absent(key, body, timeout_s=timeout_s)
+        self._puts += 1
+        if self._puts % self._every == 0:
+            raise UnansweredError(f"{key}: no answer")
+
+
+OFFSETS = st.dictionaries(
+    st.tuples(st.text(min_size=1, max_size=8), st.text(min_size=1, max_size=8)),
+    st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**62), min_size=1, max_size=4),
+    max_size=5,
+)
+
+
+@given(OFFSETS, st.integers(0, 2**40), st.booleans())
+def test_snapshots_come_back(
+    offsets: dict[tuple[str, str], dict[int, int]], now_ms: int, released: bool
+) -> None:
+    snapshot = GroupSnapshot(7, "me", "host:1", now_ms, released, offsets)
+    assert decode_snapshot(encode_snapshot(snapshot), source="s") == snapshot
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10_000), st.integers(0, 7))
+def test_a_flipped_bit_is_noticed(at: int, bit: int) -> None:
+    data = bytearray(encode_snapshot(GroupSnapshot(1, "me", "h", 5, False, {("g", "t"): {0: 5}})))
+    data[at % len(data)] ^= 1 << bit
+    with pytest.raises((CorruptionError, UnsupportedFormatError)):
+        decode_snapshot(bytes(data), source="s")
+
+
+def test_a_restart_finds_everything_and_old_versions_go() -> None:
+    store, clock = MemoryStore(), Clock()
+    log = GroupLog(store, "one", clock)
+    log.claim(LEASE_MS)
+    for offset in range(20):
+        log.write({("g", "t"): {0: offset}})
+    log.write({("g", "t"): {0: 20}}, released=True)
+    assert load_snapshot(store).offsets == {("g", "t"): {0: 20}}
+    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
+    again = GroupLog(store, "two", clock)
+    again.claim(LEASE_MS)
+    assert again.offsets == {("g", "t"): {0: 20}}
+
+
+def test_a_second_server_waits_for_the_lease_and_then_fences_the_first() -> None:
+    store, clock = MemoryStore(), Clock()
+    first, second = GroupLog(store, "one", clock), GroupLog(store, "two", clock)
+    first.claim(LEASE_MS)
+    first.write({("g", "t"): {0: 1}})
+    with pytest.raises(FencedError, match="served by one"):
+        second.claim(LEASE_MS)
+    clock.now_ms += LEASE_MS
+    second.claim(LEASE_MS)
+    with pytest.raises(FencedError, match="two"):
+        first.write({("g", "t"): {0: 99}})
+    assert load_snapshot(store).offsets == {("g", "t"): {0: 1}}
+
+
+def test_a_lost_answer_loses_no_offset() -> None:
+    store = LosesAnswers(every=2)
+    log = GroupLog(store, "one", Clock())
+    log.claim(LEASE_MS)
+    for offset in range(1, 30):
+        for _ in range(3):
+            try:
+                log.write({("g", "t"): {0: offset}})
+                break
+            except UnansweredError:
+                continue
+        assert load_snapshot(store).offsets == {("g", "t"): {0: offset}}
+
+
+def test_a_commit_is_acknowledged_only_when_it_is_durable() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        await asyncio.gather(*(offsets.commit("g", "t", queue, 10 + queue) for queue in range(8)))
+        assert load_snapshot(store).offsets == {("g", "t"): {queue: 10 + queue for queue in range(8)}}
+        offsets.note("g", "t", 0, 50)
+        running.cancel()
+        await offsets.close()
+        found = load_snapshot(store)
+        assert (found.offsets["g", "t"][0], found.released) == (50, True)
+
+    asyncio.run(scene())
+
+
+def test_once_fenced_commits_are_refused_and_none_hangs() -> None:
+    async def scene() -> None:
+        store, clock = MemoryStore(), Clock()
+        offsets = GroupOffsets(GroupLog(store, "one", clock), lease_ms=LEASE_MS)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        GroupLog(store, "two", clock).claim(LEASE_MS, take_over=True)
+        with pytest.raises(FencedError):
+            await offsets.commit("g", "t", 0, 5)
+        with pytest.raises(FencedError):
+            await offsets.commit("g", "t", 0, 6)
+        running.cancel()
+
+    asyncio.run(scene())
+
+
+def test_a_server_that_waits_shows_the_offsets_and_owns_them_when_the_other_is_gone() -> None:
+    async def scene() -> None:
+        store, clock, gone = MemoryStore(), Clock(), set[str]()
+        first = GroupLog(store, "one", clock)
+        first.claim(LEASE_MS)
+        first.write({("g", "t"): {0: 7}})
+        waiting = GroupOffsets(GroupLog(store, "two", clock, is_gone=gone.__contains__), lease_ms=30)
+        clock.now_ms += 10
+        assert not await waiting.claim()
+        assert waiting.find("g", "t", 0) == 7
+        waiting.note("g", "t", 0, 1)
+        assert waiting.find("g", "t", 0) == 7
+        gone.add("one")
+        running = asyncio.create_task(waiting.run())
+        await asyncio.sleep(0.5)
+        await waiting.commit("g", "t", 0, 9)
+        assert load_snapshot(store).offsets == {("g", "t"): {0: 9}}
+        running.cancel()
+
+    asyncio.run(scene())

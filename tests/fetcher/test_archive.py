@@ -1,0 +1,348 @@
+"""The Python API on a real broker's store: blocking and asynchronous, the same answers; examples that run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fetcher
+from fetcher.archive import Archive
+from fetcher.span import Span
+from fetcher.sql92.message_filter import Sql92Filter
+from fetcher.tag_filter import TagFilter
+from fetcher.waiting import run_sync
+from tests.end_to_end.offloading import backfill
+from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.truth import read_lines
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
+from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.url import open_store
+from tiered.settings.sections import FetchSettings, Settings
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+Queues = dict[tuple[str, int], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def directory(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Store K, archived in many small objects."""
+    target = tmp_path_factory.mktemp("archive")
+    backfill(real_store("K") / "store", FileStore(target))
+    return target
+
+
+@pytest.fixture(scope="module")
+def truth(real_store: Callable[[str], Path]) -> Queues:
+    """What a Java client pulled, by queue."""
+    queues: Queues = {}
+    for line in read_lines(real_store("K") / "truth" / "messages.jsonl.zst"):
+        queues.setdefault((line["topic"], line["queueId"]), []).append(line)
+    return queues
+
+
+@pytest.fixture
+def archive(directory: Path) -> Any:
+    """Open."""
+    with fetcher.open(f"file://{directory}") as opened:
+        yield opened
+
+
+def test_queues_are_listed_with_their_bounds(archive: Archive, truth: Queues) -> None:
+    assert "FxCluster/fx-a" in archive.title
+    for listing in archive.queues():
+        lines = truth[listing.topic, listing.queue_id]
+        queue = archive.queue(listing.topic, listing.queue_id)
+        assert (queue.min_offset, queue.max_offset) == (listing.min_offset, listing.max_offset)
+        assert queue.min_offset == lines[0]["queueOffset"]
+    assert archive.topics() == sorted({listing.topic for listing in archive.queues()})
+    assert [listing.queue_id for listing in archive.queues("t_four")] == [0, 1, 2, 3]
+
+
+def test_messages_are_what_a_java_client_saw(archive: Archive, truth: Queues) -> None:
+    for topic in ("t_one", "t_tags", "t_bcq", "%LMQ%t_all"):
+        queue = archive.queue(topic, 0)
+        messages = list(queue.messages())
+        lines = truth[topic, 0]
+        assert [message.queue_offset for message in messages] == [line["queueOffset"] for line in lines]
+        for message, line in zip(messages, lines, strict=True):
+            shown = message.to_json()
+            assert {name: shown[name] for name in line if name in shown and name != "inner"} == {
+                name: line[name] for name in line if name in shown and name != "inner"
+            }
+            assert message.store_timestamp == line["storeTimestamp"]
+            assert message.tags == line["tags"]
+            assert message.unique_key == line.get("uniqKey", message.unique_key)
+            assert len(message.body) == line["bodyLen"]
+            assert len(message.inner) == len(line.get("inner", ()))
+
+
+def test_a_walk_begins_at_an_offset_or_a_time_and_ends_where_told(archive: Archive, truth: Queues) -> None:
+    queue, lines = archive.queue("t_one", 0), truth["t_one", 0]
+    assert [m.queue_offset for m in queue.messages(5, count=3)] == [5, 6, 7]
+    stamp = lines[len(lines) // 2]["storeTimestamp"]
+    expected = [line["queueOffset"] for line in lines if line["storeTimestamp"] >= stamp]
+    assert [m.queue_offset for m in queue.messages(start_time=stamp)] == expected
+    as_datetime = datetime.fromtimestamp(stamp // 1000, UTC).replace(microsecond=stamp % 1000 * 1000)
+    assert [m.queue_offset for m in queue.messages(start_time=as_datetime, count=2)] == expected[:2]
+    assert list(queue.messages(start_time=datetime(2100, 1, 1))) == []
+    assert list(queue.messages(queue.max_offset)) == []
+
+
+def test_a_walk_from_a_time_in_a_batch_queue_begins_with_messages_of_that_time(
+    archive: Archive, truth: Queues
+) -> None:
+    """Unlike its offset by time, which is the last batch for every later time."""
+    queue, lines = archive.queue("t_bcq", 0), truth["t_bcq", 0]
+    after = lines[-1]["storeTimestamp"] + 1
+    assert list(queue.messages(start_time=after)) == []
+    assert queue.offset_by_time(after) == lines[-1]["queueOffset"]
+
+
+def test_batches_are_arrays_over_the_stored_bytes(archive: Archive, truth: Queues) -> None:
+    lines = truth["t_one", 0]
+    batches = list(archive.queue("t_one", 0).batches(batch_messages=100))
+    assert max(len(batch) for batch in batches) <= 100
+    assert sum(len(batch) for batch in batches) == len(lines)
+    assert sum(batch.record_bytes for batch in batches) == sum(line["storeSize"] for line in lines)
+
+
+def test_filters(archive: Archive, truth: Queues) -> None:
+    lines = truth["t_tags", 0]
+    tag = lines[0]["tags"]
+    expected = [line["queueOffset"] for line in lines if line["tags"] == tag]
+    queue = archive.queue("t_tags", 0)
+    assert [m.queue_offset for m in queue.messages(message_filter=TagFilter([tag]))] == expected
+    by_property = Sql92Filter(f"TAGS = '{tag}'")
+    assert [m.queue_offset for m in queue.messages(message_filter=by_property)] == expected
+
+
+def test_times(archive: Archive, truth: Queues) -> None:
+    queue, lines = archive.queue("t_one", 0), truth["t_one", 0]
+    assert queue.earliest_time() == lines[0]["storeTimestamp"]
+    assert queue.timestamp_of(7) == lines[7]["storeTimestamp"]
+    assert queue.timestamp_of(queue.max_offset) is None
+    assert queue.offset_by_time(0, fetcher.Boundary.UPPER) == queue.min_offset
+
+
+def test_keys_and_ids_are_found(archive: Archive, truth: Queues) -> None:
+    line = next(line for line in truth["t_keys", 0] if line["keys"] and line.get("uniqKey"))
+    key = line["keys"].split(" ")[0]
+    found = archive.find_by_key("t_keys", key)
+    assert (line["queueId"], line["queueOffset"]) in {(m.queue_id, m.queue_offset) for m in found}
+    assert all(key in message.keys for message in found)
+    (message,) = archive.find_by_unique_key("t_keys", line["uniqKey"])
+    assert message.queue_offset == line["queueOffset"]
+    by_id = archive.find_by_id(line["offsetMsgId"])
+    assert by_id is not None and bytes(by_id.data) == bytes(message.data)
+    later = line["storeTimestamp"] + 1
+    stamps = [m.store_timestamp for m in archive.find_by_key("t_keys", key, begin=later)]
+    assert all(stamp >= later for stamp in stamps)
+    assert archive.find_by_key("t_keys", "no such key") == []
+
+
+def test_what_does_not_exist_and_what_is_wrong(archive: Archive, directory: Path) -> None:
+    with pytest.raises(NotFoundError, match="no queue 9 of t_one"):
+        archive.queue("t_one", 9)
+    with pytest.raises(NotFoundError, match="generation 7"):
+        archive.queue("t_one", 0, generation=7)
+    with pytest.raises(UsageError, match="not at both"):
+        next(archive.queue("t_one", 0).messages(1, start_time=2))
+    with pytest.raises(UsageError, match="negative"):
+        next(archive.queue("t_one", 0).messages(-1))
+    with pytest.raises(UsageError, match="offsetMsgId"):
+        archive.find_by_id("what")
+    with pytest.raises(NotFoundError, match="holds no archive"):
+        fetcher.open(f"file://{directory}/nothing")
+    with pytest.raises(NotFoundError, match="no archive of"):
+        fetcher.open(f"file://{directory}", broker="other")
+
+
+def test_a_damaged_object_is_an_error_that_names_it_and_hurts_nobody_else(
+    directory: Path, tmp_path: Path, truth: Queues
+) -> None:
+    copy = tmp_path / "archive"
+    shutil.copytree(directory, copy)
+    with fetcher.open(f"file://{copy}") as archive:
+        chunk = run_sync(archive.access.catalog.runs_of(_view(archive, "t_one"))).chunk
+        (place, *_) = chunk.objects
+        key = chunk.object_keys[int(place["key"])]
+    (victim,) = copy.rglob(key)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 3] ^= 1
+    victim.chmod(0o644)
+    victim.write_bytes(content)
+    with fetcher.open(f"file://{copy}") as archive:
+        names = [listing.key for listing in archive.queues()]
+        outcomes: dict[QueueKey, object] = {}
+        for name in names:
+            try:
+                outcomes[name] = len(list(archive.queue(*name[:2]).messages()))
+            except CorruptionError as error:
+                assert victim.name in str(error)
+                outcomes[name] = None
+        intact = [name for name in names if outcomes[name] is not None]
+        assert 0 < len(intact) < len(names)
+        assert all(outcomes[name] == len(truth[name[:2]]) for name in intact)
+
+
+def _view(archive: Archive, topic: str) -> Any:
+    view = archive.access.catalog.view(archive.access.state, (topic, 0, None))
+    assert view is not None
+    return view
+
+
+class AwayStore(FileStore):
+    """A directory that can be away for a while."""
+
+    away = False
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """Refused while away."""
+        if self.away:
+            raise UnavailableError("the store is away")
+        return super().get_range(key, offset, length)
+
+
+def test_a_walk_goes_on_where_it_stood_when_the_store_is_back(
+    directory: Path, truth: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiered.object_store.url.FileStore", AwayStore)
+    small = Settings(fetch=FetchSettings(cache_bytes=0))
+    with fetcher.open(f"file://{directory}", settings=small) as archive:
+        walk = archive.queue("t_one", 0).walk(Span(batch_messages=50))
+        offsets: list[int] = []
+        failures = 0
+        while True:
+            monkeypatch.setattr(AwayStore, "away", len(offsets) >= 100 and failures < 2)
+            try:
+                batch = run_sync(walk.next_batch())
+            except UnavailableError:
+                failures += 1
+                continue
+            if batch is None:
+                break
+            offsets += batch.queue_offsets.tolist()
+    assert offsets == [line["queueOffset"] for line in truth["t_one", 0]]
+
+
+def test_gaps_are_passed_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    url = "memory://gaps"
+    store = open_store(url)
+    builder = ArchiveBuilder(PrefixedStore(store, "cluster/broker"))
+    queue = QueueKey("t", 0, 0)
+    builder.commit([Sent(queue), Sent(queue, offset=5), Sent(queue)])
+    with fetcher.open(url) as archive, caplog.at_level(logging.WARNING):
+        assert [m.queue_offset for m in archive.queue("t", 0).messages()] == [0, 5, 6]
+    assert "offsets 1 to 5 are not there" in caplog.text
+
+
+def test_an_archive_that_grows_is_seen_after_a_refresh() -> None:
+    url = "memory://grows"
+    store = open_store(url)
+    builder = ArchiveBuilder(PrefixedStore(store, "cluster/broker"))
+    queue = QueueKey("t", 0, 0)
+    builder.commit([Sent(queue)])
+    with fetcher.open(url) as archive:
+        walk = archive.queue("t", 0).walk(Span())
+        first = run_sync(walk.next_batch())
+        assert first is not None and first.queue_offsets.tolist() == [0]
+        assert run_sync(walk.next_batch()) is None
+        before = archive.version
+        builder.commit([Sent(queue), Sent(queue)])
+        assert archive.refresh() == before + 1
+        assert archive.queue("t", 0).max_offset == 3
+        second = run_sync(walk.next_batch())
+        assert second is not None and second.queue_offsets.tolist() == [1, 2]
+
+
+# -- the asynchronous form ------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_the_asynchronous_form_answers_the_same(directory: Path, truth: Queues) -> None:
+    url = f"file://{directory}"
+    with fetcher.open(url) as blocking:
+        async with fetcher.open_async(url) as archive:
+            assert archive.title == blocking.title and archive.version == blocking.version
+            assert archive.topics() == blocking.topics()
+            assert archive.queues("t_four") == blocking.queues("t_four")
+            queue, twin = archive.queue("t_one", 0), blocking.queue("t_one", 0)
+            read = [bytes(message.data) async for message in queue.messages()]
+            assert read == [bytes(message.data) for message in twin.messages()]
+            sizes = [len(batch) async for batch in queue.batches(batch_messages=64, start=3)]
+            assert sum(sizes) == twin.max_offset - 3
+            assert await queue.earliest_time() == twin.earliest_time()
+            stamp = truth["t_one", 0][9]["storeTimestamp"]
+            assert await queue.timestamp_of(9) == stamp
+            for boundary in fetcher.Boundary:
+                assert await queue.offset_by_time(stamp, boundary) == twin.offset_by_time(stamp, boundary)
+            line = next(line for line in truth["t_keys", 0] if line["keys"] and line.get("uniqKey"))
+            key = line["keys"].split(" ")[0]
+            found = [m.queue_offset for m in await archive.find_by_key("t_keys", key)]
+            assert found == [m.queue_offset for m in blocking.find_by_key("t_keys", key)]
+            (message,) = await archive.find_by_unique_key("t_keys", line["uniqKey"])
+            by_id = await archive.find_by_id(line["offsetMsgId"])
+            assert by_id is not None and by_id.queue_offset == message.queue_offset == line["queueOffset"]
+            assert await archive.refresh() == blocking.version
+
+
+@pytest.mark.asyncio
+async def test_queues_are_read_side_by_side(directory: Path, truth: Queues) -> None:
+    async with fetcher.open_async(f"file://{directory}") as archive:
+
+        async def count(queue: fetcher.AsyncQueue) -> int:
+            return len([message async for message in queue.messages()])
+
+        names = [listing.key for listing in archive.queues()]
+        counts = await asyncio.gather(*(count(archive.queue(*name[:2])) for name in names))
+    assert dict(zip(names, counts, strict=True)) == {name: len(truth[name[:2]]) for name in names}
+
+
+@pytest.mark.asyncio
+async def test_the_asynchronous_form_must_be_entered_and_says_what_does_not_exist(directory: Path) -> None:
+    with pytest.raises(UsageError, match="not open"):
+        fetcher.open_async(f"file://{directory}").topics()
+    with pytest.raises(NotFoundError, match="holds no archive"):
+        async with fetcher.open_async(f"file://{directory}/nothing"):
+            pass
+
+
+# -- examples -------------------------------------------------------------------------------------------------
+
+
+def _run_example(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=EXAMPLES.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_blocking_example_runs(directory: Path, truth: Queues) -> None:
+    out = _run_example("read_queue.py", f"file://{directory}", "t_one", "0")
+    assert f"all: {len(truth['t_one', 0])} messages" in out
+
+
+def test_the_asynchronous_example_runs(directory: Path, truth: Queues) -> None:
+    out = _run_example("read_async.py", f"file://{directory}", "t_four")
+    for queue_id in range(4):
+        assert f"t_four/{queue_id}: {len(truth['t_four', queue_id])} messages" in out
+
+
+def test_messages_show_themselves(archive: Archive) -> None:
+    (message,) = archive.queue("t_one", 0).messages(2, count=1)
+    assert repr(message).startswith("Message('t_one', 0, 2, ")
+    assert json.dumps(message.to_json())
+    assert repr(archive.queue("t_one", 0)).startswith("Queue('t_one', 0, [0, ")

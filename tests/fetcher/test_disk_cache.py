@@ -1,0 +1,149 @@
+"""The disk cache: restarts, torn and damaged files, swapped files, bounds, a disk that refuses."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import fastcrc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fetcher.block_cache import BlockKey
+from fetcher.disk_cache import DiskCache
+
+KEY = BlockKey("data/ab/topic/0/3/00000000000000000000-1-1.so", 5)
+STORED = random.Random(5).randbytes(5000)
+
+
+def _crc(stored: bytes) -> int:
+    return int(fastcrc.crc32.iscsi(stored))
+
+
+def _get(cache: DiskCache, key: BlockKey = KEY, stored: bytes = STORED) -> bytes | None:
+    return cache.get(key, _crc(stored), len(stored))
+
+
+def _file(directory: Path) -> Path:
+    (found,) = directory.glob("*.block")
+    return found
+
+
+def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "new" / "cache", 1 << 20)
+    assert KEY not in cache and _get(cache) is None
+    cache.put(KEY, memoryview(STORED))
+    assert _get(cache) == STORED
+    again = DiskCache(tmp_path / "new" / "cache", 1 << 20)
+    assert KEY in again and _get(again) == STORED
+    assert again.held_bytes == cache.held_bytes == _file(tmp_path / "new" / "cache").stat().st_size
+    assert again.counts.hits == 1 and again.counts.misses == 0
+
+
+@pytest.mark.parametrize("keep", [0, 1, 20, 70, 71, 1000, -1])
+def test_a_torn_file_is_a_miss_and_goes(tmp_path: Path, keep: int) -> None:
+    DiskCache(tmp_path, 1 << 20).put(KEY, STORED)
+    path = _file(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[:keep])
+    cache = DiskCache(tmp_path, 1 << 20)
+    assert _get(cache) is None
+    assert cache.counts.corrupt == 1 and KEY not in cache and not path.exists()
+    assert cache.held_bytes == 0
+    cache.put(KEY, STORED)
+    assert _get(cache) == STORED
+
+
+@settings(max_examples=300)
+@given(st.integers(0), st.integers(1, 255))
+def test_any_flipped_byte_is_found(
+    tmp_path_factory: pytest.TempPathFactory, position: int, flip: int
+) -> None:
+    directory = tmp_path_factory.mktemp("flip")
+    DiskCache(directory, 1 << 20).put(KEY, STORED)
+    path = _file(directory)
+    content = bytearray(path.read_bytes())
+    content[position % len(content)] ^= flip
+    path.write_bytes(content)
+    cache = DiskCache(directory, 1 << 20)
+    assert _get(cache) is None and cache.counts.corrupt == 1
+
+
+def test_a_longer_file_is_found(tmp_path: Path) -> None:
+    DiskCache(tmp_path, 1 << 20).put(KEY, STORED)
+    with _file(tmp_path).open("ab") as file:
+        file.write(b"x")
+    assert _get(DiskCache(tmp_path, 1 << 20)) is None
+
+
+def test_files_of_two_queues_swapped_are_found_even_with_equal_bytes(tmp_path: Path) -> None:
+    other = BlockKey("data/cd/other/0/0/00000000000000000000-1-2.so", 5)
+    cache = DiskCache(tmp_path, 1 << 20)
+    cache.put(KEY, STORED)
+    (first,) = tmp_path.glob("*.block")
+    cache.put(other, STORED)
+    (second,) = set(tmp_path.glob("*.block")) - {first}
+    first.rename(tmp_path / "x")
+    second.rename(first)
+    (tmp_path / "x").rename(second)
+    assert _get(cache) is None and _get(cache, other) is None
+    assert cache.counts.corrupt == 2
+
+
+def test_a_stale_file_whose_object_says_otherwise_is_found(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 1 << 20)
+    cache.put(KEY, STORED)
+    assert cache.get(KEY, _crc(STORED) ^ 1, len(STORED)) is None
+    assert cache.counts.corrupt == 1
+
+
+def test_leftovers_of_a_crash_go_and_strangers_stay(tmp_path: Path) -> None:
+    (tmp_path / "123-4.tmp").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_bytes(b"mine")
+    (tmp_path / "lost+found").mkdir()
+    cache = DiskCache(tmp_path, 0)
+    assert len(cache) == 0
+    assert sorted(os.listdir(tmp_path)) == ["lost+found", "notes.txt"]
+
+
+def test_the_bound_holds_and_the_longest_unused_go_first(tmp_path: Path) -> None:
+    keys = [BlockKey("data/x.so", number) for number in range(10)]
+    cache = DiskCache(tmp_path, 3200)
+    for key in keys[:3]:
+        cache.put(key, STORED[:1000])
+    assert _get(cache, keys[0], STORED[:1000]) is not None
+    cache.put(keys[3], STORED[:1000])
+    assert [key.block for key in keys if key in cache] == [0, 2, 3]
+    assert cache.held_bytes <= 3200
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == cache.held_bytes
+    cache.resize(1100)
+    assert [key.block for key in keys if key in cache] == [3]
+    assert len(os.listdir(tmp_path)) == 1
+    cache.put(keys[5], STORED)  # larger than the whole cache
+    assert keys[5] not in cache and keys[3] in cache
+    assert len(DiskCache(tmp_path, 10)) == 0 and os.listdir(tmp_path) == []
+
+
+def test_a_file_that_vanished_is_a_miss(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 1 << 20)
+    cache.put(KEY, STORED)
+    _file(tmp_path).unlink()
+    assert _get(cache) is None
+    assert cache.counts.failed == 1 and KEY not in cache
+
+
+def test_a_disk_that_refuses_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DiskCache(tmp_path, 1 << 20)
+
+    def full(source: str, target: str) -> None:
+        raise OSError(28, "No space left on device", source)
+
+    monkeypatch.setattr(os, "rename", full)
+    cache.put(KEY, STORED)
+    assert cache.counts.failed == 1 and KEY not in cache and os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "writev", lambda descriptor, pieces: 7)  # a disk that takes half
+    cache.put(KEY, STORED)
+    assert cache.counts.failed == 2 and KEY not in cache and os.listdir(tmp_path) == []

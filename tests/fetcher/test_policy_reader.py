@@ -1,0 +1,440 @@
+"""Archive and broker as one queue: every policy over real files, each message once and in order, nothing skipped."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fetcher.batch import GetResult, GetStatus
+from fetcher.hot_reader import HotReader
+from fetcher.page_residency import PageResidency
+from fetcher.policy_reader import PolicyReader
+from fetcher.read_policy import ReadPolicy, Residency
+from fetcher.waiting import run_sync
+from tests.broker_store.unprivileged import run_unprivileged
+from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
+from tests.end_to_end.offloading import FILTER, backfill
+from tests.fetcher.archive_side import ArchiveSide
+from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
+from tests.fetcher.test_hot_reader import grows
+from tiered.broker_store.residency import resident_bytes
+from tiered.broker_store.store import open_broker_store
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import ReadSettings
+
+S = GetStatus
+POLICIES = [policy.value for policy in ReadPolicy]
+BODY = b"x" * 900
+ARCHIVED, STORED = 300, 400
+
+
+@dataclass
+class Scene:
+    """A broker with 400 messages in ``t``, 300 of them archived, and a reader of both."""
+
+    store: WrittenStore
+    root: MemoryStore
+    archive: ArchiveSide
+    hot: HotReader
+    reader: PolicyReader
+
+    def pull(self, offset: int, *, topic: str = "t", count: int = 32) -> GetResult:
+        result = run_sync(self.reader.get(topic, 0, offset, count=count, max_bytes=1 << 20))
+        records = self.store.records.get((topic, 0), {})
+        for number, record in zip(result.batch.queue_offsets.tolist(), result.batch.records(), strict=True):
+            assert bytes(record) == records[number]
+        return result
+
+    def policy(self, name: str) -> None:
+        self.reader.apply(ReadSettings(policy=name))
+
+    def expire(self, offset: int) -> int:
+        """Delete the commitlog files below the record at ``offset``; the broker's new minimum."""
+        phys, minimum = 0, 0
+        for number in sorted(self.store.records["t", 0]):
+            phys = int.from_bytes(self.store.records["t", 0][number][28:36], "big")
+            if number == offset:
+                break
+        first = phys // FILE_BYTES * FILE_BYTES
+        for path in (self.store.path / "commitlog").iterdir():
+            if int(path.name) < first:
+                path.unlink()
+        for number in sorted(self.store.records["t", 0]):
+            if int.from_bytes(self.store.records["t", 0][number][28:36], "big") >= first:
+                minimum = number
+                break
+        self.hot._fresh_until_s = 0  # its clock has not moved
+        return minimum
+
+    def served(self) -> tuple[int, int, int]:
+        counters = self.reader.counters
+        return counters.local, counters.tiered, counters.held
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    store = WrittenStore(tmp_path / "store")
+    for _ in range(ARCHIVED):
+        store.put("t", 0, BODY)
+    root = MemoryStore("memory://policy")
+    backfill(store.path, root)
+    for _ in range(STORED - ARCHIVED):
+        store.put("t", 0, BODY)
+    archive = ArchiveSide(root)
+    hot = HotReader(open_broker_store(store.path))
+    return Scene(store, root, archive, hot, PolicyReader(archive, archive, hot, topics=FILTER))
+
+
+# -- policy × where the data is -------------------------------------------------------------------------------
+
+LOCAL, TIERED, HELD = (1, 0, 0), (0, 1, 0), (0, 0, 1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_everywhere(scene: Scene, policy: str) -> None:
+    """All offsets of the line: archived only, in both, on the broker only, the end, and beyond."""
+    minimum = scene.expire(100)
+    assert 0 < minimum <= 100
+    scene.policy(policy)
+    warm, force = policy in ("NOT_IN_DISK", "NOT_IN_MEM"), policy == "FORCE"
+    disable = policy == "DISABLE"
+    lowest = minimum if disable else 0
+    cases = {
+        # offset: (status, next offset, minimum, maximum, who answered)
+        0: (S.OFFSET_TOO_SMALL, minimum, minimum, STORED, LOCAL)
+        if disable
+        else (S.FOUND, 32, 0, ARCHIVED, TIERED),
+        minimum - 1: (S.OFFSET_TOO_SMALL, minimum, minimum, STORED, LOCAL)
+        if disable
+        else (S.FOUND, minimum + 31, 0, ARCHIVED, TIERED),
+        minimum: (S.FOUND, minimum + 32, 0, ARCHIVED, TIERED)
+        if force
+        else (S.FOUND, minimum + 32, lowest, STORED, LOCAL),
+        ARCHIVED - 1: (S.FOUND, ARCHIVED, 0, ARCHIVED, TIERED)
+        if force
+        else (S.FOUND, ARCHIVED + 31, lowest, STORED, LOCAL),
+        ARCHIVED: (S.FOUND, ARCHIVED + 32, lowest, STORED, LOCAL),
+        STORED - 1: (S.FOUND, STORED, lowest, STORED, LOCAL),
+        STORED: (S.OFFSET_OVERFLOW_ONE, STORED, lowest, STORED, LOCAL),
+        STORED + 7: (S.OFFSET_OVERFLOW_BADLY, STORED, lowest, STORED, LOCAL),
+    }
+    assert warm or force or disable
+    for offset, (status, after, low, high, served) in cases.items():
+        before = scene.served()
+        result = scene.pull(offset)
+        found = (result.status, result.next_offset, result.min_offset, result.max_offset)
+        assert found == (status, after, low, high), offset
+        assert tuple(now - then for now, then in zip(scene.served(), before, strict=True)) == served, offset
+
+
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_a_consumer_gets_every_message_once_and_in_order(scene: Scene, policy: str, count: int) -> None:
+    scene.expire(150)
+    scene.policy(policy)
+    offset, seen = 0, []
+    while (result := scene.pull(offset, count=count)).status is S.FOUND:
+        assert result.next_offset > offset
+        seen += result.batch.queue_offsets.tolist()
+        offset = result.next_offset
+    assert result.status is S.OFFSET_OVERFLOW_ONE and seen == list(range(STORED))
+
+
+def test_memory_is_asked_at_every_pull(scene: Scene) -> None:
+    scene.policy("NOT_IN_MEM")
+    path = scene.store.log_file(0)
+    assert scene.pull(0).max_offset == STORED, "just written, so in memory"
+    fd = os.open(path, os.O_RDWR)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    if resident_bytes(path):
+        pytest.skip("this file system does not let go of pages (tmpfs?)")
+    assert scene.pull(0).max_offset == ARCHIVED, "on disk, so from the archive"
+    assert resident_bytes(path) == 0, "asking loads nothing"
+    path.read_bytes()
+    assert scene.pull(0).max_offset == STORED
+    assert scene.served() == (2, 1, 0) and scene.reader.counters.residency_unknown == 0
+
+
+class Ignorant(PageResidency):
+    """A kernel that tells nothing."""
+
+    def of(self, path: Path, ranges: object) -> Residency:
+        return Residency.UNKNOWN
+
+
+class Gone(PageResidency):
+    """The broker deletes the file just before the question."""
+
+    def of(self, path: Path, ranges: object) -> Residency:
+        raise NotFoundError(f"{path} does not exist")
+
+
+def test_a_file_deleted_while_asking_is_not_in_memory(scene: Scene) -> None:
+    scene.hot._residency = Gone()
+    scene.policy("NOT_IN_MEM")
+    assert scene.pull(0).max_offset == ARCHIVED
+
+
+def test_not_in_mem_is_not_in_disk_loudly_where_nobody_tells(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.hot._residency = Ignorant()
+    scene.policy("NOT_IN_MEM")
+    with caplog.at_level(logging.WARNING):
+        assert scene.pull(0).max_offset == scene.pull(32).max_offset == STORED
+    assert scene.reader.counters.residency_unknown == 2
+    assert [
+        record.message for record in caplog.records if "NOT_IN_MEM is NOT_IN_DISK" in record.message
+    ] != []
+    assert len(caplog.records) == 1, "said once, counted every time"
+
+
+def test_as_nobody_who_may_only_read(scene: Scene) -> None:
+    """uid 65534: the kernel tells it lies by mincore and nothing by cachestat; the answers are the broker's files'."""
+    for path in scene.store.path.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    scene.store.path.chmod(0o755)
+    scene.policy("NOT_IN_MEM")
+    fd = os.open(scene.store.log_file(0), os.O_RDWR)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+    def pull() -> str:
+        hot = HotReader(open_broker_store(scene.store.path))
+        reader = PolicyReader(scene.archive, scene.archive, hot, settings=ReadSettings(policy="NOT_IN_MEM"))
+        result = run_sync(reader.get("t", 0, 0, count=8, max_bytes=1 << 20))
+        return f"{len(result.batch)} {result.max_offset} {reader.counters.residency_unknown}"
+
+    answer = run_unprivileged(pull, scene.store.path)
+    # From Linux 6.5 to 6.13 cachestat tells anybody the truth: it is on disk, so the archive answers.
+    assert answer in (f"8 {STORED} 1", f"8 {ARCHIVED} 0")
+
+
+# -- between the archive's end and the broker's minimum -------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
+def test_what_the_archive_does_not_have_yet_is_held_until_it_has(scene: Scene, policy: str) -> None:
+    spare = scene.store.path.parent / "spare"
+    shutil.copytree(scene.store.path, spare)
+    minimum = scene.expire(370)
+    assert minimum > ARCHIVED
+    scene.policy(policy)
+    for offset in (ARCHIVED, minimum - 1):
+        result = scene.pull(offset)
+        assert (result.status, result.next_offset) == (S.OFFSET_FOUND_NULL, offset)
+        assert (result.min_offset, result.max_offset, len(result.batch)) == (0, STORED, 0)
+    assert scene.pull(ARCHIVED - 1).next_offset == ARCHIVED
+    assert scene.pull(minimum).status is S.FOUND
+    assert scene.reader.counters.held == 2
+    backfill(spare, scene.root)  # the uploader had them pinned
+    assert scene.pull(ARCHIVED).next_offset == ARCHIVED + 32
+
+
+def test_only_a_recorded_gap_moves_a_consumer_on(scene: Scene) -> None:
+    minimum = scene.expire(370)
+    assert scene.pull(ARCHIVED).status is S.OFFSET_FOUND_NULL
+    backfill(scene.store.path, scene.root)
+    result = scene.pull(ARCHIVED)
+    assert result.gap == (ARCHIVED, minimum)
+    offset, seen = 0, []
+    while (result := scene.pull(offset)).next_offset > offset:
+        seen += result.batch.queue_offsets.tolist()
+        offset = result.next_offset
+    assert seen == [*range(ARCHIVED), *range(minimum, STORED)]
+
+
+def test_a_queue_on_its_way_into_the_archive_is_not_skipped(scene: Scene) -> None:
+    for number in range(200):
+        scene.store.put("late", 0, b"%d" % number + BODY)
+    first = int.from_bytes(scene.store.records["late", 0][150][28:36], "big") // FILE_BYTES * FILE_BYTES
+    for path in (scene.store.path / "commitlog").iterdir():
+        if int(path.name) < first:
+            path.unlink()
+    reader = PolicyReader(
+        scene.archive, scene.archive, HotReader(open_broker_store(scene.store.path)), topics=FILTER
+    )
+    result = run_sync(reader.get("late", 0, 3, count=1, max_bytes=1))
+    assert (result.status, result.next_offset) == (S.OFFSET_FOUND_NULL, 3)
+    excluding = PolicyReader(
+        scene.archive,
+        scene.archive,
+        HotReader(open_broker_store(scene.store.path)),
+        topics=type(FILTER)(exclude=("late",)),
+    )
+    result = run_sync(excluding.get("late", 0, 3, count=1, max_bytes=1))
+    assert result.status is S.OFFSET_TOO_SMALL and 3 < result.next_offset <= 150, (
+        "never archived: gone is gone"
+    )
+
+
+# -- fall-backs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error", [UnavailableError("away"), CorruptionError("data/x: block 3 fails its CRC32C")]
+)
+def test_an_archive_that_fails_is_replaced_by_the_broker_where_it_can(
+    scene: Scene, error: UnavailableError, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.archive.error = error
+    scene.policy("FORCE")
+    assert scene.pull(5).status is S.FOUND
+    assert scene.reader.counters.fallbacks == {f"tiered {type(error).__name__}": 1}
+    assert "local answers instead of tiered" in caplog.text
+    scene.expire(100)
+    with pytest.raises(type(error), match=error.message):
+        scene.pull(5)
+
+
+def test_the_broker_is_read_while_the_object_store_is_away(scene: Scene) -> None:
+    def refused() -> None:
+        """Like CatalogView.look: it only begins to look."""
+
+    scene.archive.look = refused  # type: ignore[method-assign]
+    scene.archive.error = UnavailableError("away")
+    assert [scene.pull(offset).status for offset in (0, 299, 300, 400)] == [
+        S.FOUND, S.FOUND, S.FOUND, S.OFFSET_OVERFLOW_ONE
+    ]  # fmt: skip
+
+
+def test_a_file_deleted_between_look_and_read_sends_to_the_archive(scene: Scene) -> None:
+    look = scene.hot.look
+
+    def look_then_delete(topic: str, queue_id: int, offset: int) -> object:
+        view = look(topic, queue_id, offset)
+        for path in sorted((scene.store.path / "commitlog").iterdir())[:-1]:
+            path.unlink()
+        scene.hot._store.commit_log.close()
+        return view
+
+    scene.hot.look = look_then_delete  # type: ignore[method-assign,assignment]
+    assert scene.pull(10).max_offset == ARCHIVED
+    assert scene.reader.counters.fallbacks == {"local RecordGoneError": 1}
+    assert scene.pull(310).status is S.OFFSET_FOUND_NULL
+
+
+def test_a_log_cut_back_below_the_archive_does_not_send_consumers_back(scene: Scene) -> None:
+    """The broker lost its disk's last minutes: it ends at 200, the archive at 300."""
+    for offset in range(200, STORED):
+        scene.store.put_unit("t", 0, offset, bytes(20))
+    assert scene.pull(ARCHIVED).status is S.OFFSET_OVERFLOW_ONE
+    assert scene.pull(ARCHIVED).next_offset == ARCHIVED
+    assert scene.pull(STORED).next_offset == ARCHIVED
+    assert scene.pull(250).status is S.FOUND
+
+
+def test_a_topic_made_anew_is_not_mixed_with_its_earlier_life(scene: Scene) -> None:
+    shutil.rmtree(scene.store.path / "consumequeue" / "t")
+    scene.store.records.pop(("t", 0))
+    for _ in range(50):
+        scene.store.put("t", 0, b"new" * 300)
+    hot = HotReader(open_broker_store(scene.store.path))
+    scene.reader = PolicyReader(scene.archive, scene.archive, hot, topics=FILTER)
+    result = scene.pull(0)
+    assert (result.status, result.next_offset, result.max_offset) == (S.FOUND, 32, 50)
+    result = scene.pull(50)
+    assert (result.status, result.next_offset, result.max_offset) == (S.OFFSET_OVERFLOW_ONE, 50, 50)
+    assert scene.pull(60).next_offset == 50 and scene.reader.counters.tiered == 0
+
+
+# -- no broker, hidden broker, settings -----------------------------------------------------------------------
+
+
+def test_without_a_broker_the_archive_is_all_there_is(scene: Scene) -> None:
+    scene.reader = PolicyReader(scene.archive, scene.archive, None)
+    assert scene.pull(0).status is S.FOUND
+    assert (scene.pull(999).status, scene.pull(999).next_offset) == (S.OFFSET_OVERFLOW_BADLY, ARCHIVED)
+    assert scene.pull(0, topic="nobody").status is S.NO_MATCHED_LOGIC_QUEUE
+
+
+def test_hidden_files_never_send_a_consumer_back_to_the_archives_end(scene: Scene) -> None:
+    (scene.store.path / "consumequeue").rename(scene.store.path / "away")
+    (scene.store.path / "consumequeue").mkdir()
+    (scene.store.path / "consumequeue" / "CURRENT").write_text("MANIFEST-000001\n")
+    (scene.store.path / "lock").unlink()  # nobody can tell whether that broker runs
+    scene.reader = PolicyReader(scene.archive, scene.archive, HotReader(open_broker_store(scene.store.path)))
+    for policy in ("NOT_IN_DISK", "FORCE"):
+        scene.policy(policy)
+        assert scene.pull(0).status is S.FOUND
+        for offset in (ARCHIVED, 350):
+            assert (scene.pull(offset).status, scene.pull(offset).next_offset) == (
+                S.OFFSET_FOUND_NULL,
+                offset,
+            )
+
+
+def test_policies_by_topic_change_without_a_restart(scene: Scene) -> None:
+    scene.reader.apply(ReadSettings(topic_policies=("t=FORCE",)))
+    assert scene.pull(0).max_offset == ARCHIVED
+    scene.reader.apply(ReadSettings(policy="FORCE", topic_policies=("t=1",)))
+    assert scene.pull(0).max_offset == STORED
+
+
+def test_the_broker_s_own_topics_are_read_from_its_files(scene: Scene) -> None:
+    scene.store.put("rmq_sys_wheel_timer", 0, b"timer")
+    scene.hot._fresh_until_s = 0
+    scene.policy("FORCE")
+    assert scene.pull(0, topic="rmq_sys_wheel_timer").status is S.FOUND
+    assert scene.archive.pulls == 0
+
+
+def test_bounds_are_those_of_both_sides(scene: Scene) -> None:
+    scene.expire(100)
+    assert run_sync(scene.reader.min_offset("t", 0)) == 0
+    assert run_sync(scene.reader.max_offset("t", 0)) == STORED
+    assert run_sync(scene.reader.max_offset("nobody", 0)) == 0
+    scene.policy("DISABLE")
+    assert 0 < run_sync(scene.reader.min_offset("t", 0)) <= 100
+
+
+# -- real stores ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
+@pytest.mark.parametrize("name", ["A", "B", "C", "D", "F", "G", "H", "H2", "K"])
+def test_pulls_at_and_beyond_the_ends_are_answered_as_by_the_broker(
+    name: str, policy: str, real_store: Callable[[str], Path]
+) -> None:
+    """FORCE: what the archive has is read from it; the ends are the broker's all the same."""
+    directory = real_store(name)
+    truth = directory / "truth" / TRUTH_OF_ROUND.get(name, "")
+    compacted = {
+        line["topic"] for line in read_jsonl(truth / "topics.jsonl.zst") if "COMPACTION" in str(line)
+    }
+    root = MemoryStore("memory://edges")
+    backfill(directory / "store", root)
+    archive = ArchiveSide(root)
+    with open_broker_store(directory / "store") as store:
+        reader = PolicyReader(
+            archive, archive, HotReader(store), topics=FILTER, settings=ReadSettings(policy=policy)
+        )
+        answers = 0
+        for line in read_jsonl(truth / "pull_edges.jsonl.zst"):
+            topic = line["topic"]
+            if topic in compacted or grows(name, topic):
+                continue
+            if name == "F" and FILTER.is_system(topic):
+                continue  # its broker recovered units that the killed one had not flushed
+            result = run_sync(
+                reader.get(
+                    topic, line["queueId"], line["reqOffset"], count=line["maxMsgNums"], max_bytes=1 << 20
+                )
+            )
+            assert (result.status.value, result.next_offset) == (line["remark"], line["next"]), line
+            assert (result.min_offset, result.max_offset) == (line["min"], line["max"]), line
+            assert len(result.batch) == len(line["recQueueOffsets"]), line
+            answers += 1
+        assert answers >= 10
+        assert (reader.counters.tiered > 0) == (policy == "FORCE" or name in ("F", "G"))
+        assert reader.counters.held == 0

@@ -1,0 +1,252 @@
+"""Additive increase, multiplicative decrease: by example, and as properties of any course of pulls and fetches."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fetcher.prefetch_window import PrefetchWindow, Pulled, Stretch, WindowLimits
+
+BLOCK = 100
+"""Offsets of a block; an offset is 10 bytes."""
+LIMITS = WindowLimits(offsets_min=32, bytes_max=40_000, unread_s=180.0, hold_off_s=1.0)
+PLENTY = 1 << 40
+
+
+def window(limits: WindowLimits = LIMITS) -> PrefetchWindow:
+    return PrefetchWindow(limits, bytes_per_offset=10.0)
+
+
+def pull(subject: PrefetchWindow, offset: int, count: int = 32, time_s: float = 0.0) -> int:
+    """A pull answered in full; returns the next offset."""
+    end = offset + count
+    covered = -(-end // BLOCK) * BLOCK
+    subject.pulled(Pulled(offset, end, covered, BLOCK * 10, time_s))
+    return end
+
+
+def fetch(subject: PrefetchWindow, time_s: float = 0.0) -> Stretch | None:
+    """Fetch what is wanted, in whole blocks."""
+    span = subject.wanted(1 << 40, PLENTY) if subject.is_low(time_s) else None
+    if span is None:
+        return None
+    stretch = subject.started(*span, time_s)
+    covered = -(-span[1] // BLOCK) * BLOCK
+    subject.finished(stretch, covered, (covered - span[0]) * 10, time_s)
+    return stretch
+
+
+def test_it_begins_at_the_smallest_size_and_grows_a_batch_for_every_window_consumed() -> None:
+    subject = window()
+    offset, sizes = 0, []
+    for _ in range(11):
+        offset = pull(subject, offset)
+        fetch(subject)
+        sizes.append(subject.size)
+    # one pull consumes 32, then two 64, then three 96, then four 128
+    assert sizes == [32, 64, 64, 96, 96, 96, 128, 128, 128, 128, 160]
+
+
+def test_a_larger_batch_is_the_smallest_window() -> None:
+    subject = window()
+    pull(subject, 0, 500)
+    assert subject.size == 500
+
+
+def test_a_single_read_fetches_nothing_ahead_and_neither_do_jumps() -> None:
+    subject = window()
+    for offset in (5_000, 17, 900_000, 40, 5_000):
+        pull(subject, offset, 1)
+        assert not subject.is_low(0.0)
+        assert subject.size == 32
+
+
+def test_the_same_pull_again_is_no_jump_and_no_progress() -> None:
+    subject = window()
+    pull(subject, 0)
+    pull(subject, 32)
+    before = subject.size, subject.consumed
+    pull(subject, 32)
+    assert (subject.size, subject.consumed) == before
+    assert subject.is_low(0.0) is (2 * (subject.fetched - 64) <= subject.size)
+
+
+def test_a_jump_begins_anew() -> None:
+    subject = window()
+    offset = 0
+    for _ in range(20):
+        offset = pull(subject, offset)
+        fetch(subject)
+    pull(subject, 1_000_000)
+    assert (subject.size, subject.unread_bytes, subject.sequential) == (32, 0, 0)
+
+
+def test_expiry_halves_once_however_much_expires() -> None:
+    subject = window()
+    offset = 0
+    for _ in range(60):
+        offset = pull(subject, offset, time_s=1.0)
+        fetch(subject, 1.0)
+    size, unread = subject.size, subject.unread_bytes
+    assert size >= 320 and unread > 0
+    assert subject.expire(180.9) == 0
+    given_up = subject.expire(181.0)
+    assert 0 < given_up <= unread
+    assert subject.size == size // 2
+    assert subject.expire(500.0) == 0
+    assert subject.size == size // 2
+    assert fetch(subject, 181.0) is not None or subject.fetched > subject.position
+
+
+def test_the_block_a_slow_reader_is_in_does_not_expire() -> None:
+    subject = window()
+    pull(subject, 0)
+    pull(subject, 32)
+    pull(subject, 64)
+    stretch = fetch(subject)
+    assert stretch is not None
+    subject.pulled(Pulled(96, 128, stretch.end, BLOCK * 10, 10.0))
+    assert subject.expire(10_000.0) == 0
+
+
+def test_it_is_never_smaller_than_a_batch() -> None:
+    subject = window()
+    offset = pull(subject, 0)
+    for round_number in range(5):
+        time_s = 1000.0 * round_number
+        while fetch(subject, time_s) is None:
+            offset = pull(subject, offset, time_s=time_s)
+        subject.covered = subject.position
+        subject.expire(time_s + 999.0)
+        assert subject.size >= 32
+
+
+def test_failure_is_tried_again_after_a_while_only() -> None:
+    subject = window()
+    pull(subject, 0)
+    pull(subject, 32)
+    pull(subject, 64)
+    span = subject.wanted(1 << 40, PLENTY)
+    assert span is not None and span[0] == 100
+    subject.failed(subject.started(*span, 5.0), 5.0)
+    assert not subject.is_low(5.9)
+    assert subject.is_low(6.0)
+    assert subject.wanted(1 << 40, PLENTY) == span
+
+
+def test_eviction_before_reading_halves() -> None:
+    subject = window()
+    offset = 0
+    for _ in range(60):
+        offset = pull(subject, offset)
+        fetch(subject)
+    size = subject.size
+    ready = subject.ready(subject.covered)
+    assert ready is not None
+    assert not subject.waited(ready, ready.end + 1, 1.0)
+    assert subject.waited(ready, subject.covered + 1, 1.0)
+    assert subject.size == size // 2
+
+
+def test_what_was_fetched_by_one_size_is_lost_once() -> None:
+    subject = window()
+    offset = 0
+    for number in range(60):
+        offset = pull(subject, offset, time_s=number)
+        fetch(subject, number)
+    ages = {stretch.since_s for stretch in subject.stretches}
+    assert len(ages) > 1
+    size = subject.size
+    for time_s in sorted(ages):
+        assert subject.expire(time_s + 180.0) > 0
+    assert subject.size == size // 2
+    while not fetch(subject, 300.0):
+        offset = pull(subject, offset, time_s=300.0)
+    size = subject.size
+    assert subject.expire(480.0) > 0
+    assert subject.size == max(size // 2, 32)
+
+
+def test_no_room_no_fetch_and_little_room_little_fetch() -> None:
+    subject = window()
+    pull(subject, 0)
+    pull(subject, 32)
+    pull(subject, 64)
+    assert subject.wanted(1 << 40, BLOCK * 10 - 1) is None
+    assert subject.wanted(101, PLENTY) == (100, 101)
+    assert subject.wanted(100, PLENTY) is None
+
+
+class Courses(RuleBasedStateMachine):
+    """Any course of pulls, fetches that end in any order or fail, expiry and evictions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.subject = window()
+        self.time_s = 0.0
+        self.flying: list[Stretch] = []
+        self.offset = 0
+        self.room = 30_000
+
+    @rule(count=st.integers(1, 200))
+    def pull_on(self, count: int) -> None:
+        before, was = self.subject.size, self.subject.position
+        self.offset = pull(self.subject, self.offset, count, self.time_s)
+        if was >= 0:
+            assert self.subject.size >= min(before, self.subject.size_max)
+
+    @rule(offset=st.integers(0, 100_000), count=st.integers(1, 64))
+    def jump(self, offset: int, count: int) -> None:
+        self.offset = pull(self.subject, offset, count, self.time_s)
+
+    @rule()
+    def begin_fetch(self) -> None:
+        if not self.subject.is_low(self.time_s):
+            return
+        room = self.room - 2 * self.subject.unread_bytes
+        span = self.subject.wanted(200_000, room)
+        if span is None:
+            return
+        begin, end = span
+        assert self.subject.position <= begin < end <= 200_000
+        assert begin >= self.subject.fetched
+        assert end - begin <= self.subject.size
+        assert (end - begin) * 10 <= max(room, 10)
+        assert not any(other.begin < end and begin < other.end for other in self.subject.stretches)
+        self.flying.append(self.subject.started(begin, end, self.time_s))
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), fails=st.booleans())
+    def end_fetch(self, data: st.DataObject, fails: bool) -> None:
+        stretch = self.flying.pop(data.draw(st.integers(0, len(self.flying) - 1)))
+        if fails:
+            self.subject.failed(stretch, self.time_s)
+        else:
+            covered = -(-stretch.end // BLOCK) * BLOCK
+            self.subject.finished(stretch, covered, (covered - stretch.begin) * 10, self.time_s)
+
+    @rule(seconds=st.sampled_from([0.1, 5.0, 100.0, 181.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.time_s += seconds
+        before, halved_s = self.subject.size, self.subject.halved_s
+        smallest = max(self.subject.batch, LIMITS.offsets_min)
+        given_up = self.subject.expire(self.time_s)
+        is_halved = self.subject.halved_s != halved_s
+        assert given_up or not is_halved
+        assert self.subject.size == (max(before // 2, smallest) if is_halved else before)
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        subject = self.subject
+        if subject.position < 0:
+            return
+        assert subject.size <= max(subject.size_max, subject.batch)
+        assert subject.size >= min(LIMITS.offsets_min, subject.size_max)
+        assert subject.fetched >= subject.position
+        assert 0 <= subject.unread_bytes <= sum(stretch.bytes for stretch in subject.stretches)
+        assert all(stretch.end > subject.position for stretch in subject.stretches if stretch.is_done)
+
+
+Courses.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestCourses = Courses.TestCase

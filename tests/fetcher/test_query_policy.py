@@ -1,0 +1,65 @@
+"""Questions by time and key go to the archive, the broker's files, or both, and never twice for the same time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetcher.query_policy import (
+    QueryShares,
+    TimeRange,
+    asks_local_too,
+    earliest_time,
+    is_time_in_archive,
+    query_shares,
+)
+from fetcher.read_policy import ReadPolicy
+
+EARLIEST = 100
+
+
+@pytest.mark.parametrize(
+    ("local", "tiered", "expected"), [(0, 1, 0), (2, -1, 2), (-1, 5, 5), (-1, -1, -1), (9, 3, 3)]
+)
+def test_the_earliest_time_is_the_earlier_known_one(local: int, tiered: int, expected: int) -> None:
+    assert earliest_time(local, tiered) == expected
+
+
+def test_a_time_before_the_broker_s_is_looked_for_in_the_archive() -> None:
+    assert not is_time_in_archive(ReadPolicy.NOT_IN_DISK, EARLIEST, EARLIEST)
+    assert is_time_in_archive(ReadPolicy.NOT_IN_DISK, EARLIEST - 1, EARLIEST)
+    assert is_time_in_archive(ReadPolicy.FORCE, EARLIEST + 1, EARLIEST)
+    assert not is_time_in_archive(ReadPolicy.DISABLE, 0, EARLIEST)
+    assert asks_local_too(ReadPolicy.NOT_IN_DISK, -1) and not asks_local_too(ReadPolicy.FORCE, -1)
+    assert not asks_local_too(ReadPolicy.NOT_IN_DISK, 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted", "shares"),
+    [
+        (ReadPolicy.NOT_IN_DISK, (0, 99), QueryShares(None, TimeRange(0, 99))),
+        (ReadPolicy.NOT_IN_DISK, (100, 200), QueryShares(TimeRange(100, 200), None)),
+        (ReadPolicy.NOT_IN_MEM, (50, 200), QueryShares(TimeRange(100, 200), TimeRange(50, 99))),
+        (ReadPolicy.FORCE, (50, 200), QueryShares(None, TimeRange(50, 200))),
+        (ReadPolicy.DISABLE, (0, 99), QueryShares(TimeRange(0, 99), None)),
+    ],
+)
+def test_a_query_is_divided_at_the_broker_s_earliest_time(
+    policy: ReadPolicy, wanted: tuple[int, int], shares: QueryShares
+) -> None:
+    assert query_shares(policy, TimeRange(*wanted), EARLIEST) == shares
+
+
+@given(st.sampled_from(ReadPolicy), st.integers(0, 200), st.integers(0, 200), st.integers(-1, 200))
+def test_every_time_is_asked_for_exactly_once(
+    policy: ReadPolicy, begin: int, end: int, earliest: int
+) -> None:
+    wanted = TimeRange(min(begin, end), max(begin, end))
+    asked = [
+        time_ms
+        for share in query_shares(policy, wanted, earliest)
+        if share is not None
+        for time_ms in range(share.begin_ms, share.end_ms + 1)
+    ]
+    assert sorted(asked) == list(range(wanted.begin_ms, wanted.end_ms + 1))

@@ -1,0 +1,325 @@
+"""Where a pull is answered from: the full table of policies and places, fall-backs, and one line of offsets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetcher.batch import GetStatus
+from fetcher.read_policy import (
+    BrokerSide,
+    Follow,
+    Line,
+    OffsetRange,
+    ReadPolicies,
+    ReadPolicy,
+    Residency,
+    Situation,
+    Source,
+    after_local,
+    after_tiered,
+    decide,
+    joined_line,
+)
+from tiered.errors import UsageError
+from tiered.settings.load import load_settings
+from tiered.settings.sections import ReadSettings
+
+ARCHIVED, LOCAL = OffsetRange(0, 100), OffsetRange(50, 150)
+BOTH = Situation(60, archived=ARCHIVED, local=LOCAL, is_local_record=True)
+TIERED, HERE, HOLD, ASK = Source.TIERED, Source.LOCAL, Source.HOLD, Source.ASK_MEMORY
+
+PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
+    # where the message is                     DISABLE  NOT_IN_DISK  NOT_IN_MEM  FORCE
+    "in both, memory not asked": (BOTH, (HERE, HERE, ASK, TIERED)),
+    "in both, in memory": (replace(BOTH, residency=Residency.RESIDENT), (HERE, HERE, HERE, TIERED)),
+    "in both, on disk": (replace(BOTH, residency=Residency.COLD), (HERE, HERE, TIERED, TIERED)),
+    "in both, nobody tells": (replace(BOTH, residency=Residency.UNKNOWN), (HERE, HERE, HERE, TIERED)),
+    "archived, broker deleted it": (
+        Situation(10, archived=ARCHIVED, local=LOCAL),
+        (HERE, TIERED, TIERED, TIERED),
+    ),
+    "archived, broker's queue is gone": (Situation(10, archived=ARCHIVED), (HERE, TIERED, TIERED, TIERED)),
+    "archived, broker's log is empty": (
+        Situation(60, archived=ARCHIVED, local=OffsetRange(100, 100)),
+        (HERE, TIERED, TIERED, TIERED),
+    ),
+    "below what both have": (
+        Situation(5, archived=OffsetRange(10, 100), local=LOCAL),
+        (HERE, TIERED, TIERED, TIERED),
+    ),
+    "not archived yet": (
+        Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=True),
+        (HERE, HERE, HERE, TIERED),
+    ),
+    "at the archive's end": (
+        Situation(100, archived=ARCHIVED, local=LOCAL, is_local_record=True),
+        (HERE, HERE, HERE, TIERED),
+    ),
+    "at the end of the queue": (Situation(150, archived=ARCHIVED, local=LOCAL), (HERE, HERE, HERE, TIERED)),
+    "beyond the end": (Situation(999, archived=ARCHIVED, local=LOCAL), (HERE, HERE, HERE, TIERED)),
+    "deleted before it was archived": (
+        Situation(120, archived=ARCHIVED, local=OffsetRange(130, 150)),
+        (HERE, HOLD, HOLD, TIERED),
+    ),
+    "deleted, but still pinned": (
+        Situation(120, archived=ARCHIVED, local=OffsetRange(130, 150), is_local_record=True),
+        (HERE, HERE, HERE, TIERED),
+    ),
+    "queue not archived": (Situation(60, local=LOCAL, is_local_record=True), (HERE, HERE, HERE, TIERED)),
+    "queue not archived, deleted": (Situation(10, local=LOCAL), (HERE, HERE, HERE, TIERED)),
+    "queue not archived yet, deleted": (
+        Situation(10, local=LOCAL, is_archive_behind=True),
+        (HERE, HOLD, HOLD, TIERED),
+    ),
+    "queue nobody has": (Situation(0), (HERE, HERE, HERE, TIERED)),
+    "a topic of the broker's own": (replace(BOTH, is_system=True), (HERE, HERE, HERE, HERE)),
+    "archived, broker's files hidden": (
+        Situation(60, archived=ARCHIVED, broker=BrokerSide.UNREADABLE),
+        (HOLD, TIERED, TIERED, TIERED),
+    ),
+    "not archived, broker's files hidden": (
+        Situation(120, archived=ARCHIVED, broker=BrokerSide.UNREADABLE),
+        (HOLD, HOLD, HOLD, TIERED),
+    ),
+    "queue not archived, broker's files hidden": (
+        Situation(0, broker=BrokerSide.UNREADABLE),
+        (HOLD, HOLD, HOLD, TIERED),
+    ),
+    "broker's own topic, broker's files hidden": (
+        Situation(60, is_system=True, archived=ARCHIVED, broker=BrokerSide.UNREADABLE),
+        (HOLD, HOLD, HOLD, HOLD),
+    ),
+    "archived, no broker": (
+        Situation(60, archived=ARCHIVED, broker=BrokerSide.ABSENT),
+        (HOLD, TIERED, TIERED, TIERED),
+    ),
+    "beyond the archive's end, no broker": (
+        Situation(999, archived=ARCHIVED, broker=BrokerSide.ABSENT),
+        (HOLD, TIERED, TIERED, TIERED),
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", ReadPolicy)
+@pytest.mark.parametrize("place", PLACES)
+def test_the_whole_table(place: str, policy: ReadPolicy) -> None:
+    situation, sources = PLACES[place]
+    decision = decide(policy, situation)
+    assert decision.source is sources[list(ReadPolicy).index(policy)] and decision.why
+
+
+# -- fall-backs -----------------------------------------------------------------------------------------------
+
+S = GetStatus
+FORCED_BEYOND = Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=True)
+
+
+@pytest.mark.parametrize(
+    ("status", "situation", "follow"),
+    [
+        (S.FOUND, BOTH, Follow.KEEP),
+        (S.NO_MATCHED_MESSAGE, BOTH, Follow.KEEP),
+        (S.OFFSET_FOUND_NULL, BOTH, Follow.LOCAL),
+        (S.NO_MATCHED_LOGIC_QUEUE, BOTH, Follow.LOCAL),
+        (None, BOTH, Follow.LOCAL),
+        (None, replace(BOTH, is_local_record=False), Follow.KEEP),
+        (S.OFFSET_TOO_SMALL, BOTH, Follow.LOCAL),
+        (S.OFFSET_TOO_SMALL, Situation(5, archived=OffsetRange(10, 100), local=LOCAL), Follow.KEEP),
+        (S.OFFSET_OVERFLOW_BADLY, FORCED_BEYOND, Follow.LOCAL),
+        (
+            S.OFFSET_OVERFLOW_ONE,
+            replace(FORCED_BEYOND, offset=100, local=OffsetRange(100, 150)),
+            Follow.LOCAL,
+        ),
+        (S.OFFSET_OVERFLOW_BADLY, Situation(150, archived=ARCHIVED, local=LOCAL), Follow.LOCAL),
+        (
+            S.OFFSET_OVERFLOW_BADLY,
+            Situation(120, archived=ARCHIVED, local=OffsetRange(130, 150)),
+            Follow.HOLD,
+        ),
+        (
+            S.OFFSET_OVERFLOW_BADLY,
+            Situation(120, archived=ARCHIVED, broker=BrokerSide.UNREADABLE),
+            Follow.HOLD,
+        ),
+        (S.OFFSET_OVERFLOW_BADLY, Situation(120, archived=ARCHIVED), Follow.KEEP),
+        (S.OFFSET_OVERFLOW_BADLY, Situation(120, archived=ARCHIVED, broker=BrokerSide.ABSENT), Follow.KEEP),
+        (None, Situation(60, archived=ARCHIVED, broker=BrokerSide.ABSENT), Follow.KEEP),
+    ],
+)
+def test_after_the_archive_has_answered(status: S | None, situation: Situation, follow: Follow) -> None:
+    assert after_tiered(status, situation) is follow
+
+
+@pytest.mark.parametrize(
+    ("policy", "status", "situation", "follow"),
+    [
+        (ReadPolicy.NOT_IN_DISK, S.FOUND, BOTH, Follow.KEEP),
+        (ReadPolicy.NOT_IN_DISK, None, BOTH, Follow.TIERED),
+        (ReadPolicy.NOT_IN_DISK, S.OFFSET_TOO_SMALL, BOTH, Follow.TIERED),
+        (ReadPolicy.NOT_IN_DISK, None, replace(BOTH, offset=120), Follow.HOLD),
+        (ReadPolicy.NOT_IN_DISK, S.OFFSET_TOO_SMALL, replace(BOTH, offset=120), Follow.HOLD),
+        (ReadPolicy.NOT_IN_DISK, S.OFFSET_TOO_SMALL, Situation(10, local=LOCAL), Follow.KEEP),
+        (ReadPolicy.NOT_IN_DISK, None, Situation(60, local=LOCAL), Follow.HOLD),
+        (ReadPolicy.DISABLE, None, BOTH, Follow.HOLD),
+        (ReadPolicy.DISABLE, S.OFFSET_TOO_SMALL, Situation(10, local=LOCAL), Follow.KEEP),
+        (ReadPolicy.FORCE, None, replace(BOTH, is_system=True), Follow.HOLD),
+        (ReadPolicy.FORCE, S.OFFSET_OVERFLOW_ONE, replace(BOTH, offset=150), Follow.KEEP),
+    ],
+)
+def test_after_the_broker_s_files_have_answered(
+    policy: ReadPolicy, status: S | None, situation: Situation, follow: Follow
+) -> None:
+    assert after_local(policy, status, situation) is follow
+
+
+# -- one line -------------------------------------------------------------------------------------------------
+
+
+def _answer(offset: int, queue: OffsetRange | None) -> Line:
+    """What a side says of ``offset``, a whole queue read at once."""
+    if queue is None:
+        return Line(S.NO_MATCHED_LOGIC_QUEUE, offset, 0, 0)
+    low, high = queue.min_offset, queue.max_offset
+    if high <= 0:
+        return Line(S.NO_MESSAGE_IN_QUEUE, offset, low, high)
+    if offset < low:
+        return Line(S.OFFSET_TOO_SMALL, low, low, high)
+    if offset >= high:
+        return Line(S.OFFSET_OVERFLOW_ONE if offset == high else S.OFFSET_OVERFLOW_BADLY, high, low, high)
+    return Line(S.FOUND, high, low, high)
+
+
+def _pull(policy: ReadPolicy, situation: Situation) -> Line | None:
+    """A pull as PolicyReader makes it, with both sides as they are said to be; None: held."""
+    decision = decide(policy, situation)
+    if decision.source is Source.ASK_MEMORY:
+        decision = decide(policy, replace(situation, residency=Residency.COLD))
+    source, tried = decision.source, set()
+    while source in (Source.LOCAL, Source.TIERED) and source not in tried:
+        tried.add(source)
+        if source is Source.TIERED:
+            line = _answer(situation.offset, situation.archived)
+            follow = after_tiered(line.status, situation)
+        else:
+            line = _answer(situation.offset, situation.local)
+            if line.status is S.OFFSET_TOO_SMALL and situation.is_local_record:
+                line = Line(S.FOUND, situation.offset + 1, line.min_offset, line.max_offset)
+            follow = after_local(policy, line.status, situation)
+        if follow is Follow.KEEP:
+            return joined_line(line, source, situation)
+        source = {Follow.LOCAL: Source.LOCAL, Follow.TIERED: Source.TIERED, Follow.HOLD: Source.HOLD}[follow]
+    return None
+
+
+RANGES = st.one_of(
+    st.none(),
+    st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: OffsetRange(min(pair), max(pair))),
+)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    """A queue whose archive and broker may overlap, touch, or leave a hole."""
+    offset, archived = draw(st.integers(0, 35)), draw(RANGES)
+    broker = draw(st.sampled_from([BrokerSide.READABLE] * 4 + [BrokerSide.UNREADABLE, BrokerSide.ABSENT]))
+    local = draw(RANGES) if broker is BrokerSide.READABLE else None
+    is_record = local is not None and offset in local
+    behind = draw(st.booleans()) and archived is None
+    return Situation(offset, False, archived, broker, local, is_record, behind)
+
+
+@given(st.sampled_from([ReadPolicy.NOT_IN_DISK, ReadPolicy.NOT_IN_MEM, ReadPolicy.FORCE]), situations())
+def test_no_pull_passes_a_message_that_exists_nor_goes_back_within_the_line(
+    policy: ReadPolicy, situation: Situation
+) -> None:
+    line = _pull(policy, situation)
+    offset = situation.offset
+    sides = [side for side in (situation.archived, situation.local) if side is not None]
+    if line is None:
+        # Held: nobody who can be asked has it, and it may still come.
+        assert not any(offset in side for side in sides)
+        return
+    if any(offset in side for side in sides):
+        assert line.status is S.FOUND
+    if line.status is not S.FOUND:
+        passed = range(offset, line.next_offset)
+        assert not any(number in side for side in sides for number in passed)
+    ends = [side.max_offset for side in sides]
+    if line.next_offset < offset:
+        # Only from beyond the end of everything, and only when the broker shows all it has.
+        assert line.status is S.OFFSET_OVERFLOW_BADLY and line.next_offset == max(ends) < offset
+        assert situation.broker is not BrokerSide.UNREADABLE
+
+
+@given(situations())
+def test_what_the_broker_deleted_before_it_was_archived_is_held(situation: Situation) -> None:
+    archived, local = situation.archived, situation.local
+    if archived is None or local is None or not archived.max_offset <= situation.offset < local.min_offset:
+        return
+    for policy in (ReadPolicy.NOT_IN_DISK, ReadPolicy.NOT_IN_MEM, ReadPolicy.FORCE):
+        assert _pull(policy, situation) is None
+
+
+@given(st.sampled_from(ReadPolicy), situations())
+def test_following_next_offsets_ends_at_the_end(policy: ReadPolicy, situation: Situation) -> None:
+    """No cycle between the archive's end and the broker's (a duplicate pull loop)."""
+    seen: list[int] = []
+    offset = situation.offset
+    for _ in range(20):
+        local = situation.local
+        situation = replace(situation, offset=offset, is_local_record=local is not None and offset in local)
+        line = _pull(policy, situation)
+        if line is None or line.next_offset == offset:
+            break
+        assert line.next_offset not in seen
+        seen.append(offset)
+        offset = line.next_offset
+    else:
+        pytest.fail(f"never ends: {seen}")
+
+
+@given(situations())
+def test_the_maximum_of_an_archive_s_answer_is_not_raised(situation: Situation) -> None:
+    if situation.archived is None or situation.offset not in situation.archived:
+        return
+    line = _pull(ReadPolicy.FORCE, situation)
+    assert line is not None and line.max_offset == situation.archived.max_offset
+    if situation.local is not None and situation.local.max_offset > situation.local.min_offset:
+        assert line.min_offset == min(situation.archived.min_offset, situation.local.min_offset)
+
+
+# -- settings -------------------------------------------------------------------------------------------------
+
+
+def test_policies_by_topic() -> None:
+    loaded = load_settings(
+        flags={
+            "read.policy": ("--set", "not_in_mem"),
+            "read.topic_policies": ("--set", "orders-*=FORCE, *-hot=0,%RETRY%g=1"),
+        }
+    )
+    policies = ReadPolicies.of(loaded.settings.read)
+    assert policies.of_topic("x") is ReadPolicy.NOT_IN_MEM
+    assert policies.of_topic("orders-hot") is ReadPolicy.FORCE
+    assert policies.of_topic("news-hot") is ReadPolicy.DISABLE
+    assert policies.of_topic("%RETRY%g") is ReadPolicy.NOT_IN_DISK
+    assert ReadPolicies.of(ReadSettings()).of_topic("x") is ReadPolicy.NOT_IN_DISK
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("read.policy", "4"),
+        ("read.policy", ""),
+        ("read.topic_policies", "FORCE"),
+        ("read.topic_policies", "a=b"),
+    ],
+)
+def test_a_policy_nobody_knows_is_refused_by_name(key: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"{key}.*DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE"):
+        load_settings(flags={key: ("--set", value)})

@@ -1,0 +1,261 @@
+"""Offset by time over any cut into runs: equal to a look at every row, and never more than two objects opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetcher.time_search import (
+    Boundary,
+    QueueTimes,
+    TimeColumns,
+    columns_from,
+    earliest_time,
+    offset_by_time,
+    timestamp_of,
+)
+from fetcher.waiting import run_sync
+from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.state import RunChunk
+from tiered.errors import CorruptionError, NotFoundError
+from tiered.flat_file.segment_reader import SegmentCache
+from tiered.formats.segment_index import SegmentIndex
+from tiered.model.queue import QueueKey
+from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
+from tiered.object_store.memory import MemoryStore
+
+QUEUE = QueueKey("t", 0, 0)
+LOWER, UPPER = Boundary.LOWER, Boundary.UPPER
+
+
+@dataclass
+class Rows:
+    """A queue whose rows are at hand, and which of its runs were opened."""
+
+    times: QueueTimes
+    columns: list[TimeColumns]
+    opened: set[int] = field(default_factory=set)
+
+    async def columns_of(self, number: int) -> TimeColumns:
+        self.opened.add(number)
+        return self.columns[number]
+
+    def find(self, timestamp_ms: int, boundary: Boundary) -> int:
+        self.opened.clear()
+        return run_sync(offset_by_time(self.times, timestamp_ms, boundary, self.columns_of))
+
+
+def queue_of(
+    runs: Sequence[Sequence[tuple[int, int]]],
+    *,
+    base: int = 0,
+    gaps: Sequence[int] = (),
+    is_batch: bool = False,
+    min_offset: int | None = None,
+) -> Rows:
+    """Runs of (store timestamp, offsets the row spans); ``gaps[i]`` offsets are missing before run i."""
+    table = np.zeros(len(runs), RUN_DTYPE)
+    columns = []
+    offset = base
+    for number, rows in enumerate(runs):
+        offset += gaps[number] if number < len(gaps) else 0
+        stamps = np.array([stamp for stamp, _ in rows], np.int64)
+        spans = np.array([span for _, span in rows], np.int64)
+        columns.append(TimeColumns(offset + np.cumsum(spans) - spans, stamps))
+        run = table[number]
+        run["base_queue_offset"], run["end_queue_offset"] = offset, offset + spans.sum()
+        run["rows"], offset = len(rows), int(run["end_queue_offset"])
+        run["min_store_timestamp"], run["max_store_timestamp"] = stamps.min(), stamps.max()
+    low = base if min_offset is None else min_offset
+    chunk = RunChunk(table, np.zeros(0, OBJECT_DTYPE), ())
+    return Rows(QueueTimes(QUEUE, low, offset, is_batch, chunk), columns)
+
+
+def test_the_example_of_the_documentation_as_the_broker_itself_answers_it() -> None:
+    """40, 50, 50, 50, 60, 60, 70 at offsets 10 to 16. The Java tiered store differs where no message has the time."""
+    stamps = [(stamp, 1) for stamp in (40, 50, 50, 50, 60, 60, 70)]
+    expected = {
+        35: (10, 10), 40: (10, 10), 45: (11, 10), 50: (11, 13), 55: (14, 13), 60: (14, 15), 65: (16, 15),
+        70: (16, 16), 75: (17, 16),
+    }  # fmt: skip
+    for cut in range(1, 7):
+        rows = queue_of([stamps[:cut], stamps[cut:]], base=10)
+        found = {t: (rows.find(t, LOWER), rows.find(t, UPPER)) for t in expected}
+        assert found == expected, cut
+
+
+@st.composite
+def queues(draw: st.DrawFn, *, is_batch: bool = False, ascending: bool = True) -> Rows:
+    """A queue of up to six runs; few different times, so that many are equal."""
+    sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+    stamps = draw(st.lists(st.integers(0, 30), min_size=sum(sizes), max_size=sum(sizes)))
+    spans = draw(st.lists(st.integers(1, 5 if is_batch else 1), min_size=len(stamps), max_size=len(stamps)))
+    if ascending:
+        stamps.sort()
+    ends = np.cumsum(sizes).tolist()
+    rows = list(zip(stamps, spans, strict=True))
+    gaps = draw(st.lists(st.integers(0, 3), max_size=len(sizes)))
+    runs = [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    base = draw(st.integers(0, 50))
+    return queue_of(runs, base=base, gaps=[0, *gaps], is_batch=is_batch)
+
+
+def every_row(rows: Rows) -> list[tuple[int, int]]:
+    """(queue offset, store timestamp)."""
+    return [
+        pair
+        for columns in rows.columns
+        for pair in zip(columns.queue_offset.tolist(), columns.store_timestamp.tolist(), strict=True)
+    ]
+
+
+@given(queues() | queues(ascending=False), st.integers(-1, 31))
+def test_plain_queues_answer_what_a_look_at_every_row_does(rows: Rows, timestamp_ms: int) -> None:
+    at_or_after = [offset for offset, stamp in every_row(rows) if stamp >= timestamp_ms]
+    at_or_before = [offset for offset, stamp in every_row(rows) if stamp <= timestamp_ms]
+    assert rows.find(timestamp_ms, LOWER) == min(at_or_after, default=rows.times.max_offset)
+    assert len(rows.opened) <= 1
+    assert rows.find(timestamp_ms, UPPER) == max(at_or_before, default=rows.times.min_offset)
+    assert len(rows.opened) <= 1
+
+
+def java_batch_search(stamps: Sequence[int], timestamp_ms: int, boundary: Boundary) -> int | None:
+    """BatchConsumeQueue.binarySearchRight, written out over all rows."""
+    if timestamp_ms >= stamps[-1]:
+        return len(stamps) - 1
+    left, right = 0, len(stamps) - 1
+    while left <= right:
+        middle = (left + right) // 2
+        value = stamps[middle]
+        if middle == right:
+            return middle if value >= timestamp_ms else None
+        if middle == left:
+            if value >= timestamp_ms:
+                return middle
+            left = middle + 1
+        elif boundary is LOWER:
+            if value < timestamp_ms:
+                left = middle + 1
+            else:
+                right = middle
+        elif value <= timestamp_ms:
+            left = middle
+        else:
+            right = middle - 1
+    return None
+
+
+@given(queues(is_batch=True), st.integers(-1, 31), st.sampled_from(Boundary))
+def test_batch_queues_answer_as_the_broker_searches(
+    rows: Rows, timestamp_ms: int, boundary: Boundary
+) -> None:
+    every = every_row(rows)
+    row = java_batch_search([stamp for _, stamp in every], timestamp_ms, boundary)
+    expected = rows.times.min_offset if row is None else every[row][0]
+    assert rows.find(timestamp_ms, boundary) == expected
+    assert len(rows.opened) <= 2
+
+
+@given(queues(is_batch=True), st.integers(-1, 31))
+def test_lower_of_a_batch_queue_is_the_first_batch_or_the_last_one(rows: Rows, timestamp_ms: int) -> None:
+    every = every_row(rows)
+    last_offset, last_stamp = every[-1]
+    expected = last_offset
+    if timestamp_ms < last_stamp:
+        expected = next(offset for offset, stamp in every if stamp >= timestamp_ms)
+    assert rows.find(timestamp_ms, LOWER) == expected
+
+
+@given(queues() | queues(is_batch=True), st.integers(0, 3), st.integers(-1, 31), st.sampled_from(Boundary))
+def test_no_answer_lies_outside_the_queue(
+    rows: Rows, expired: int, timestamp_ms: int, boundary: Boundary
+) -> None:
+    low = min(rows.times.min_offset + expired, rows.times.max_offset)
+    later = Rows(
+        QueueTimes(QUEUE, low, rows.times.max_offset, rows.times.is_batch, rows.times.chunk), rows.columns
+    )
+    assert low <= later.find(timestamp_ms, boundary) <= rows.times.max_offset
+
+
+def test_an_empty_queue_answers_its_minimum() -> None:
+    rows = queue_of([], base=7)
+    assert (rows.find(5, LOWER), rows.find(5, UPPER)) == (7, 7)
+    assert run_sync(earliest_time(rows.times, rows.columns_of)) is None
+    assert run_sync(timestamp_of(rows.times, 7, rows.columns_of)) is None
+
+
+@given(queues() | queues(is_batch=True))
+def test_the_time_of_every_offset_and_of_none_in_a_gap(rows: Rows) -> None:
+    known: dict[int, int] = {}
+    for (offset, stamp), (begin, end) in zip(every_row(rows), spans_of(rows), strict=True):
+        assert begin == offset
+        known |= dict.fromkeys(range(begin, end), stamp)
+    for offset in range(rows.times.min_offset - 2, rows.times.max_offset + 2):
+        assert run_sync(timestamp_of(rows.times, offset, rows.columns_of)) == known.get(offset)
+
+
+def spans_of(rows: Rows) -> list[tuple[int, int]]:
+    """[begin, end) of every row."""
+    found = []
+    for run, columns in zip(rows.times.chunk.runs, rows.columns, strict=True):
+        begins = columns.queue_offset.tolist()
+        found += list(zip(begins, [*begins[1:], int(run["end_queue_offset"])], strict=True))
+    return found
+
+
+def test_the_earliest_time_is_that_of_the_first_message_still_there() -> None:
+    runs = [[(40, 1), (50, 1)], [(50, 1), (60, 1)]]
+    for low, expected in ((0, 40), (1, 50), (2, 50), (3, 60), (4, None)):
+        rows = queue_of(runs, min_offset=low)
+        assert run_sync(earliest_time(rows.times, rows.columns_of)) == expected
+        assert len(rows.opened) == int(low in (1, 3))
+
+
+# -- on an archive --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archive() -> ArchiveBuilder:
+    """Two queues in one object."""
+    builder = ArchiveBuilder(MemoryStore("memory://times"))
+    builder.commit([Sent(QUEUE), Sent(QUEUE._replace(queue_id=1)), Sent(QUEUE)])
+    return builder
+
+
+def opener(builder: ArchiveBuilder) -> Any:
+    """Opens objects of ``builder`` without waiting."""
+    segments = SegmentCache(builder.store)
+
+    async def open_index(key: str, size_bytes: int, tail_bytes: int) -> SegmentIndex:
+        return segments.open(key, size_bytes=size_bytes, tail_bytes=tail_bytes).index
+
+    return open_index
+
+
+def test_columns_come_from_the_object_the_catalog_names(archive: ArchiveBuilder) -> None:
+    chunk = RunIndex(archive.store).runs_of(archive.state, QUEUE)
+    times = QueueTimes.of(archive.state, QUEUE, chunk)
+    columns = run_sync(columns_from(times, opener(archive))(0))
+    assert columns.queue_offset.tolist() == [0, 1]
+    assert columns.store_timestamp.tolist() == [NOW_MS, NOW_MS]
+
+
+def test_an_object_with_another_queues_run_is_corrupt(archive: ArchiveBuilder) -> None:
+    chunk = RunIndex(archive.store).runs_of(archive.state, QUEUE)
+    other = QueueTimes.of(archive.state, QUEUE._replace(queue_id=1), chunk)
+    with pytest.raises(CorruptionError, match="is not what the catalog says"):
+        run_sync(columns_from(other, opener(archive))(0))
+
+
+def test_an_unknown_queue_does_not_exist(archive: ArchiveBuilder) -> None:
+    with pytest.raises(NotFoundError, match="not in version"):
+        QueueTimes.of(
+            archive.state, QueueKey("absent", 0, 0), RunIndex(archive.store).runs_of(archive.state, QUEUE)
+        )

@@ -1,0 +1,45 @@
+"""Times as people type them."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetcher.span import milliseconds
+from sidecar.cli.instant import parse_instant
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("1795227708020", 1795227708020),
+        ("-5", -5),
+        ("1970-01-01", 0),
+        ("1970-01-01T00:00:01", 1_000),
+        ("1970-01-01 00:00:01.5Z", 1_500),
+        ("2026-11-21T02:21:48.020Z", 1795227708020),
+        ("2026-11-21T04:21:48.020+02:00", 1795227708020),
+    ],
+)
+def test_milliseconds_and_iso_8601(text: str, expected: int) -> None:
+    assert parse_instant(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "12:00", "1.5"])
+def test_anything_else_is_wrong_usage(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
+        parse_instant(text)
+
+
+@given(st.integers(-(10**13), 10**14))
+def test_a_datetime_is_the_same_millisecond(stamp_ms: int) -> None:
+    """Also where a float has no room for it."""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=stamp_ms)
+    assert milliseconds(moment) == stamp_ms == milliseconds(stamp_ms)
+    assert milliseconds(moment.replace(tzinfo=None)) == stamp_ms
+    assert parse_instant(moment.isoformat()) == stamp_ms

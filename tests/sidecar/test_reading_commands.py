@@ -1,0 +1,250 @@
+"""`tiered cat` and `tiered offset` on a real broker's store: by time, by tag, by property, bodies, following."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.cli import main
+from tests.truth import read_lines
+
+Run = Callable[..., tuple[int, str, str]]
+START_UP_MAX_S = 0.7
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def run(capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Runs one command line in this process: (exit code, stdout, stderr)."""
+
+    def execute(*arguments: object) -> tuple[int, str, str]:
+        capsysbinary.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        output = capsysbinary.readouterr()
+        return code, output.out.decode(), output.err.decode()
+
+    return execute
+
+
+@pytest.fixture(scope="module")
+def batch_store(real_store: Callable[[str], Path]) -> Path:
+    """Store K: tags, properties, a BatchCQ topic."""
+    return real_store("K")
+
+
+@pytest.fixture(scope="module")
+def archive(batch_store: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """K, archived once."""
+    url = f"file://{tmp_path_factory.mktemp('archive')}"
+    assert (
+        main(["backfill", str(batch_store / "store"), url, "--cluster", "c", "--broker", "b", "--json"]) == 0
+    )
+    return url
+
+
+@pytest.fixture(scope="module")
+def truth(batch_store: Path) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """What a Java client pulled, by queue."""
+    queues: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for line in read_lines(batch_store / "truth" / "messages.jsonl.zst"):
+        queues.setdefault((line["topic"], line["queueId"]), []).append(line)
+    return queues
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_offset_prints_what_the_broker_answered(run: Run, archive: str, batch_store: Path) -> None:
+    asked = [
+        line for line in read_lines(batch_store / "truth" / "search_offset.jsonl.zst")
+        if (line["topic"], line["queueId"]) in (("t_one", 0), ("t_bcq", 0))
+    ]  # fmt: skip
+    assert len(asked) > 20
+    for line in asked[:: len(asked) // 20]:
+        place = ("offset", archive, line["topic"], "--queue", 0, "--time", line["timestamp"])
+        assert run(*place) == (0, f"{line['lower']}\n", "")
+        assert run(*place, "--boundary", "upper") == (0, f"{line['upper']}\n", "")
+
+
+def test_offset_as_json_and_for_all_queues(run: Run, archive: str, truth: Any) -> None:
+    stamp = truth["t_four", 1][3]["storeTimestamp"]
+    code, out, _ = run("offset", archive, "t_four", "--time", stamp, "--json")
+    document = json.loads(out)
+    assert (code, document["timestamp"], document["boundary"]) == (0, stamp, "lower")
+    found = {queue["queueId"]: queue for queue in document["queues"]}
+    assert sorted(found) == [0, 1, 2, 3]
+    first = next(line for line in truth["t_four", 1] if line["storeTimestamp"] >= stamp)
+    assert (found[1]["offset"], found[1]["storeTimestamp"]) == (first["queueOffset"], first["storeTimestamp"])
+    code, out, _ = run("offset", archive, "t_four", "--time", "2100-01-01T00:00:00Z", "--json", "--queue", 1)
+    (queue,) = json.loads(out)["queues"]
+    assert (queue["offset"], queue["storeTimestamp"]) == (queue["maxOffset"], None)
+    code, out, _ = run("offset", archive, "t_four", "--time", stamp)
+    assert code == 0 and len(out.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("offset", "ARCHIVE", "absent", "--queue", "0", "--time", "0"), 3, "absent"),
+        (("offset", "ARCHIVE", "t_one", "--queue", "99", "--time", "0"), 3, "99"),
+        (("offset", "ARCHIVE", "absent", "--time", "0"), 3, "absent"),
+        (("offset", "ARCHIVE", "t_one", "--queue", "0", "--time", "soon"), 2, "is no time"),
+        (("offset", "ARCHIVE", "t_one", "--queue", "0"), 2, "--time"),
+        (("cat", "ARCHIVE", "t_one", "--time", "0", "--from", "0"), 2, "--time"),
+        (("cat", "ARCHIVE", "t_one", "--tag", " || "), 2, "no tag"),
+        (("cat", "ARCHIVE", "t_one", "--where", "a >"), 2, "a >"),
+        (("cat", "ARCHIVE", "t_one", "--tag", "a", "--where", "a IS NULL"), 2, "--where"),
+        (("cat", "ARCHIVE", "t_one", "--format", "raw", "--body", "hex"), 2, "--body"),
+    ],
+)
+def test_failures_are_said_with_the_right_code(
+    run: Run, archive: str, arguments: tuple[str, ...], code: int, text: str
+) -> None:
+    found, out, error = run(*(argument.replace("ARCHIVE", archive) for argument in arguments))
+    assert (found, out) == (code, "")
+    assert text in error.splitlines()[-1]
+
+
+def test_cat_begins_at_a_time(run: Run, archive: str, truth: Any) -> None:
+    queue = truth["t_one", 0]
+    stamp = queue[len(queue) // 2]["storeTimestamp"]
+    code, out, _ = run("cat", archive, "t_one", "--queue", 0, "--time", stamp)
+    expected = [line["queueOffset"] for line in queue if line["storeTimestamp"] >= stamp]
+    assert code == 0 and [line["queueOffset"] for line in lines(out)] == expected
+    assert run("cat", archive, "t_one", "--time", "2100-01-01")[1] == ""
+
+
+def test_cat_keeps_messages_with_a_tag(run: Run, archive: str, truth: Any) -> None:
+    tagged = [line for key, queue in sorted(truth.items()) if key[0] == "t_tags" for line in queue]
+    wanted = {"Aa", "TagA"} & {line["tags"] for line in tagged}
+    assert wanted
+    code, out, _ = run("cat", archive, "t_tags", "--tag", " || ".join(sorted(wanted)))
+    expected = [(line["queueId"], line["queueOffset"]) for line in tagged if line["tags"] in wanted]
+    assert code == 0 and [(line["queueId"], line["queueOffset"]) for line in lines(out)] == expected
+
+
+def test_cat_counts_only_what_it_prints(run: Run, archive: str, truth: Any) -> None:
+    queue = truth["t_tags", 0]
+    tag = queue[-1]["tags"]
+    expected = [line["queueOffset"] for line in queue if line["tags"] == tag][:2]
+    code, out, _ = run("cat", archive, "t_tags", "--queue", 0, "--tag", tag, "--count", 2)
+    assert code == 0 and [line["queueOffset"] for line in lines(out)] == expected
+
+
+def test_cat_keeps_messages_whose_properties_fit(run: Run, archive: str, truth: Any) -> None:
+    every = [line for key, queue in sorted(truth.items()) if key[0] == "t_tags" for line in queue]
+    tag = every[0]["tags"]
+    code, out, _ = run("cat", archive, "t_tags", "--where", f"TAGS = '{tag}' OR absent IS NOT NULL")
+    expected = [(line["queueId"], line["queueOffset"]) for line in every if line["tags"] == tag]
+    assert code == 0 and [(line["queueId"], line["queueOffset"]) for line in lines(out)] == expected
+
+
+def test_bodies_are_those_the_client_saw(run: Run, archive: str, truth: Any) -> None:
+    code, out, _ = run("cat", archive, "t_one", "--count", 5, "--body", "hex")
+    assert code == 0
+    for line in lines(out):
+        assert hashlib.sha256(bytes.fromhex(line["body"])).hexdigest() == line["bodySha256"]
+    code, out, _ = run("cat", archive, "t_bcq", "--count", 3, "--body", "hex")
+    inner = [item for line in lines(out) for item in line.get("inner", ())]
+    assert code == 0 and inner
+    for item in inner:
+        assert hashlib.sha256(bytes.fromhex(item["body"])).hexdigest() == item["bodySha256"]
+
+
+@pytest.mark.parametrize("arguments", [("cat", "--count", "1"), ("offset", "--queue", "0", "--time", "0")])
+def test_one_shot_commands_answer_fast_and_load_no_compiler(archive: str, arguments: tuple[str, ...]) -> None:
+    """On the CPU clock, so that a busy machine does not fail it."""
+    verb, *rest = arguments
+    script = (
+        "import sys, time, contextlib, io\n"
+        "from sidecar.cli import main\n"
+        "with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):\n"
+        f"    assert main({[verb, archive, 't_one', *rest]!r}) == 0\n"
+        "heavy = {'numba', 'boto3', 'botocore', 'aioboto3', 'rocksdict', 'asyncio'} & set(sys.modules)\n"
+        "print(time.process_time(), *heavy)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    cpu_s, *heavy = done.stdout.split()
+    assert not heavy
+    assert float(cpu_s) < START_UP_MAX_S
+
+
+class Follower:
+    """`tiered cat --follow` as a process, its lines collected as they come."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-c", "import sys; from sidecar.cli import main; sys.exit(main())"]
+        self._process = subprocess.Popen(
+            [*command, "cat", *arguments, "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.lines: list[bytes] = []
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line)
+
+    def wait_for(self, count: int) -> None:
+        """Until so many lines came."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(self.lines) < count:
+            assert time.monotonic() < deadline and self._process.poll() is None, len(self.lines)
+            time.sleep(0.05)
+
+    def interrupt(self) -> tuple[int, bytes]:
+        """Ctrl-C: (exit code, stderr)."""
+        self._process.send_signal(signal.SIGINT)
+        code = self._process.wait(PATIENCE_S)
+        self._thread.join()
+        assert self._process.stderr is not None
+        error = self._process.stderr.read()
+        self._process.stderr.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return code, error
+
+
+def test_follow_prints_what_comes_and_ends_cleanly(real_store: Callable[[str], Path], tmp_path: Path) -> None:
+    """An archive of the first commitlog file grows by the others while it is followed."""
+    directory = real_store("F")
+    part = tmp_path / "part"
+    shutil.copytree(directory / "store", part)
+    later = sorted((part / "commitlog").iterdir())[1:]
+    for path in later:
+        os.rename(path, tmp_path / path.name)
+    url = f"file://{tmp_path}/archive"
+    names = ["--cluster", "c", "--broker", "b"]
+    assert main(["backfill", str(part), url, *names]) == 0
+    expected = [
+        (line["queueId"], line["queueOffset"])
+        for line in read_lines(directory / "truth" / "messages.jsonl.zst")
+        if line["topic"] == "t_k_one"
+    ]
+    follower = Follower(url, "t_k_one")
+    follower.wait_for(100)
+    for path in later:
+        os.rename(tmp_path / path.name, path)
+    assert main(["backfill", str(part), url, *names]) == 0
+    follower.wait_for(len(expected))
+    code, error = follower.interrupt()
+    assert (code, error) == (0, b"")
+    printed = [json.loads(line) for line in follower.lines]
+    assert [(line["queueId"], line["queueOffset"]) for line in printed] == expected

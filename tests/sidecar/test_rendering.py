@@ -1,0 +1,48 @@
+"""Messages as lines, with bodies in the form asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sidecar.cli.rendering import jsonl_line
+from tests.kernels.record_builder import Message, encode, properties
+from tiered.model.queue import QueueKey
+
+QUEUE = QueueKey("t", 3, 0)
+
+
+def shown(body: bytes, form: str | None) -> dict[str, Any]:
+    """A message with ``body``, as printed and parsed again."""
+    message = Message(
+        topic=b"t", queue_id=3, queue_offset=7, body=body, properties=properties((b"TAGS", b"a"))
+    )
+    line = jsonl_line(encode(message, 4096), QUEUE, 7, body_form=form)
+    assert line.count(b"\n") == 1 and line.endswith(b"\n")
+    document: dict[str, Any] = json.loads(line)
+    return document
+
+
+def test_without_a_form_there_is_no_body() -> None:
+    document = shown(b"hello", None)
+    assert "body" not in document
+    assert (document["queueOffset"], document["tags"], document["bodyLen"]) == (7, "a", 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "form", "expected"),
+    [
+        ("größer\n".encode(), "text", "größer\n"),
+        (b"a\xffb", "text", "a\ufffdb"),
+        (b"\x00\xff", "hex", "00ff"),
+        (b"", "hex", ""),
+        (b'{"a":\n [1, 2.5, null]}', "json", {"a": [1, 2.5, None]}),
+        (b"not JSON", "json", None),
+        (b"\xff", "json", None),
+        (b"", "json", None),
+    ],
+)
+def test_bodies(body: bytes, form: str, expected: object) -> None:
+    assert shown(body, form)["body"] == expected
