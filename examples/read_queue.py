@@ -32,7 +32,9 @@ def main() -> None:
         print(f"since {since:%H:%M:%S.%f}: from offset {queue.offset_by_time(since)}")
         for message in queue.messages(start_time=since, count=3):
             # Nothing is decoded before it is looked at: here the properties, and the body.
-            print(f"  {message.queue_offset} tags={message.tags} keys={list(message.keys)} {len(message.body)} bytes")
+            print(
+                f"  {message.queue_offset} tags={message.tags} keys={list(message.keys)} {len(message.body)} bytes"
+            )
 
         # In bulk: arrays over the broker's own bytes, no object for each message.
         messages = size_bytes = 0

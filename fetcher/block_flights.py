@@ -24,7 +24,7 @@ from fetcher.coalescing import CoalescingLimits, PlannedGet, Range, plan_gets
 from fetcher.disk_cache import DiskCache
 from fetcher.lanes import Lane, LaneRequest, Lanes
 from fetcher.waiting import Executor, new_future
-from tiered.errors import CorruptionError, UnavailableError
+from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.formats.segment_layout import CODEC_RAW
 
@@ -249,8 +249,12 @@ class BlockFlights:
         """Check, decode and hand out one block. False: it is corrupt, and who waits has been told."""
         try:
             block = index.decode_blocks(flight.span, stored)
-        except Exception as error:  # whatever it is, who waits must learn of it
+        except TieredError as error:
             self.counts.corrupt += isinstance(error, CorruptionError)
+            # Without the way here, which refers to the flight and so to itself.
+            self._fail([flight], error.with_traceback(None))
+            return False
+        except Exception as error:  # a defect: who waits must learn of it all the same
             self._fail([flight], error)
             return False
         if int(index.blocks["codec"][flight.span.first_block]) == CODEC_RAW:

@@ -11,14 +11,13 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import fastcrc
 
 from fetcher.budget import ByteBudget
 from fetcher.lanes import Lane, LaneRequest, Lanes
 from fetcher.waiting import Executor, new_future
-from tiered.errors import CorruptionError, UnavailableError
+from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES
 
@@ -54,7 +53,8 @@ class IndexCounts:
     corrupt_memory: int = 0
 
 
-class _Entry(NamedTuple):
+@dataclass(frozen=True)
+class _Entry:
     index: SegmentIndex
     pages_crc32c: int
 
@@ -147,8 +147,12 @@ class IndexCache:
         try:
             index = SegmentIndex(flight.key, flight.size_bytes, tail)
             index.check_pages()
-        except Exception as error:  # whatever it is, who waits must learn of it
+        except TieredError as error:
             self.counts.corrupt += isinstance(error, CorruptionError)
+            # Without the way here, which refers to the flight and so to itself.
+            self._fail(flight, error.with_traceback(None))
+            return
+        except Exception as error:  # a defect: who waits must learn of it all the same
             self._fail(flight, error)
             return
         cost_bytes = tail_cost_bytes(flight.tail_bytes)

@@ -5,7 +5,9 @@ Pure values. Does not own requests, nor how views are kept (catalog_view.py).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +55,7 @@ class RunList:
     def __init__(self, queue: QueueKey, chunk: RunChunk) -> None:
         self._queue = queue
         self._chunk = chunk
-        self._base: NDArray[np.int64] = np.ascontiguousarray(chunk.runs["base_queue_offset"])
+        self._base = cast("Sequence[int]", np.ascontiguousarray(chunk.runs["base_queue_offset"]))
 
     def __len__(self) -> int:
         return len(self._base)
@@ -71,7 +73,8 @@ class RunList:
 
     def at(self, offset: int) -> int:
         """Number of the run that holds ``offset``, or -1."""
-        number = int(self._base.searchsorted(offset, side="right")) - 1
+        # Not numpy's: that lets go of the interpreter lock, and getting it back costs more than the search.
+        number = bisect_right(self._base, offset) - 1
         return number if number >= 0 and offset < int(self._chunk.runs["end_queue_offset"][number]) else -1
 
     def place(self, number: int) -> RunPlace:

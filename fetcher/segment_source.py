@@ -134,7 +134,10 @@ class SegmentSource:
                     self._budget.release(cost_bytes)
                     continue
             self._count_wait(lane, flight.future.done())
-            return await Wait(flight.future)
+            try:
+                return await Wait(flight.future)
+            finally:
+                del flight  # see _blocks
 
     async def blocks(
         self, index: SegmentIndex, run: int, first_block: int, end_block: int, lane: Lane
@@ -163,8 +166,8 @@ class SegmentSource:
             await self._find(index, run, numbers, lane, found, flights)
             if flights:
                 self._count_wait(lane, all(flight.future.done() for flight in flights.values()))
-            for number, flight in flights.items():
-                found[number] = await Wait(flight.future)
+            for number in [*flights]:
+                found[number] = await Wait(flights.pop(number).future)
         except BaseException:
             # An error refers to this frame, and a flight to its error: blocks would stay until garbage is collected.
             found.clear()
@@ -277,6 +280,7 @@ class SegmentSource:
         except BaseException:
             if not self._budget.withdraw(admission) and admission.future.exception() is None:
                 self._budget.release(cost_bytes)  # charged just before the reader was closed
+            del admission
             raise
 
     def _give_up(self, waiting: weakref.ref[Admission], key: str) -> None:

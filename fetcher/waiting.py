@@ -60,9 +60,14 @@ class Wait(Generic[T]):
         self.future = future
 
     def __await__(self) -> Generator[Wait[T], None, T]:
-        if not self.future.done():
+        future = self.future
+        if not future.done():
             yield self
-        return self.future.result()
+        try:
+            return future.result()
+        finally:
+            # An error refers to this frame: without this it would refer to itself, and to all its readers' blocks.
+            del self, future
 
 
 class _Bell:

@@ -154,16 +154,13 @@ class IndexBuilder:
             return self._unindexed_versions(state) > 0
         covered = state.indexed_version
         is_spilled = any(page.to_version > covered for page in state.pages)
-        if is_spilled and 4 * (state.version - covered) >= self._settings.unindexed_objects_max:
+        if is_spilled and state.version - covered >= self._settings.unindexed_objects_max:
             return True
-        objects = rows = 0
+        objects = 0
         for chunk in state.chunks:
             fresh = chunk.runs["version"] > covered
-            used = np.unique(chunk.runs["object"][fresh])
-            objects += len(used)
-            rows += int(chunk.runs["rows"][fresh].sum())
-        bytes_wanted = rows * KEYS_PER_ROW * ITEM_DTYPE.itemsize * 2
-        return objects >= self._settings.unindexed_objects_max or bytes_wanted >= self._settings.memory_bytes
+            objects += len(np.unique(chunk.runs["object"][fresh]))
+        return objects >= self._settings.unindexed_objects_max
 
     def _unindexed(self, state: CatalogState) -> list[Segment]:
         covered = state.indexed_version

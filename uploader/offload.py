@@ -392,8 +392,9 @@ class Offloader:
         self._marks.finish(with_units, self._bound_source.feed.proven_phys)
 
     def _finish_index(self, stop: threading.Event) -> None:
-        """Make every key findable from index files."""
-        if not self._index_settings.enabled or not self._index_builder.has_unindexed():
+        """Make every key findable from index files, if that is wanted: few segments are searched as fast."""
+        settings = self._index_settings
+        if not settings.enabled or not settings.after_backfill or not self._index_builder.has_unindexed():
             return
         self._claim()  # what a killed process left of the index carries an older epoch than what is made now
         self._index_builder.run_to_end(stop)

@@ -19,7 +19,7 @@ from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import Body, ObjectInfo
 from tiered.settings.sections import IndexSettings, OffloadSettings
 
-SHORT_LIVED = IndexSettings(unindexed_objects_max=1)
+SHORT_LIVED = IndexSettings(unindexed_objects_max=1, after_backfill=True)
 """Index files over few segments: a life of 30 requests makes one."""
 SETTINGS = OffloadSettings(batch_bytes=512 << 10, split_bytes=128 << 10, block_bytes=64 << 10, root_every=3)
 

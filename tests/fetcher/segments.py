@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cached_property
 
 from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
 from tiered.formats.segment import BlockCodec
@@ -21,7 +22,7 @@ class Segment:
     tail_bytes: int
     raw: bytes
 
-    @property
+    @cached_property
     def index(self) -> SegmentIndex:
         """Its tail, decoded."""
         return SegmentIndex(self.key, len(self.content), self.content[-self.tail_bytes :])

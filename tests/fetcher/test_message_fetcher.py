@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -425,6 +426,26 @@ def test_what_is_in_hand_is_not_used_for_offsets_that_left_the_queue() -> None:
     fetcher.catalog.adopt(builder.expire_first_run(PLAIN))
     result = pull(fetcher, PLAIN, 4, count=2, group="g")
     assert (result.status, result.next_offset) == (GetStatus.OFFSET_TOO_SMALL, 9)
+
+
+def test_what_is_in_hand_is_not_used_once_the_log_was_replaced() -> None:
+    builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
+    builder.commit([Sent(PLAIN) for _ in range(9)])
+    fetcher = plain_fetcher(builder.store)
+    pull(fetcher, PLAIN, 0, count=2, group="g")
+    state = builder.state
+    table = state.table.copy()
+    table["end_queue_offset"] = 5
+    shorter = replace(state, version=state.version + 1, table=table)
+    fetcher.catalog.adopt(shorter)
+    assert pull(fetcher, PLAIN, 5, count=2, group="g").status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert pull(fetcher, PLAIN, 3, count=1, group="g").next_offset == 4
+    line = replace(state.cursor, line=state.cursor.line + 1)
+    fetcher.catalog.adopt(replace(state, version=state.version + 2, cursor=line))
+    assert pull(fetcher, PLAIN, 4, count=1, group="g").next_offset == 5
+    assert fetcher.counters.from_hand == 0
+    assert pull(fetcher, PLAIN, 5, count=1, group="g").next_offset == 6
+    assert fetcher.counters.from_hand == 1
 
 
 def test_light_rows_whose_parents_expired_are_passed_like_a_gap() -> None:

@@ -42,7 +42,7 @@ def test_a_cold_read_is_one_request_for_the_tail_and_one_for_the_blocks(item: An
     index = bench.index(item.key)
     assert bench.read(index, 2, 7) == bench.expected(index, 2, 7)
     assert len(bench.reader.gets) == 2
-    assert bench.clock.time_s == pytest.approx(2 * bench.reader.latency_s)
+    assert bench.clock.time_s == pytest.approx(2 * bench.reader.latency_s, rel=0.01)
     found = bench.source.statistics()
     assert (found.requests, found.waits, found.misses) == (2, 2, 6)
     assert found.bytes_fetched == sum(get[3] for get in bench.reader.gets)
@@ -88,7 +88,7 @@ def test_a_long_span_is_fetched_in_concurrent_pieces() -> None:
     lengths = [get[3] for get in bench.reader.gets[1:]]
     assert len(lengths) == 7 and bench.reader.in_flight_max == 7
     assert max(lengths) - min(lengths) <= 64 * 1024
-    assert bench.clock.time_s - before_s == pytest.approx(bench.reader.latency_s)
+    assert bench.clock.time_s - before_s == pytest.approx(bench.reader.latency_s, rel=0.01)
 
 
 def test_near_blocks_share_a_request_over_what_nobody_wants() -> None:

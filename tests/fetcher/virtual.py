@@ -100,7 +100,7 @@ class VirtualReader:
     def submit(self, key: str, offset: int, length: int) -> Future[bytes]:
         """See RangeReader."""
         future: Future[bytes] = new_future()
-        error = self.failures.get(len(self.gets))
+        error = self.failures.pop(len(self.gets), None)
         self.gets.append((self.clock.time_s, key, offset, length))
         self.in_flight += 1
         self.in_flight_max = max(self.in_flight_max, self.in_flight)

@@ -135,7 +135,9 @@ def test_unknown_settings_are_refused_with_a_suggestion(key: str, hint: str) -> 
     assert hint in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["retention.ttl", "retention.ttl_ms", "compaction.size", "offload.dictionary"])
+@pytest.mark.parametrize(
+    "key", ["retention.ttl", "retention.ttl_ms", "compaction.size", "offload.dictionary"]
+)
 def test_settings_not_yet_in_force_are_refused_as_such(key: str) -> None:
     with pytest.raises(UsageError, match="is not in force in this version"):
         load_settings(flags={key: ("flag", "30d")})

@@ -173,6 +173,9 @@ class IndexSettings:
     unindexed_objects_max: int = setting(
         64, "segments not indexed yet at which a new index file is made", minimum=1, maximum=10_000
     )
+    after_backfill: bool = setting(
+        False, "index every segment at the end of a back-fill, not only once there are unindexed_objects_max"
+    )
     merge_files: int = setting(8, "this many files of one day are merged into one", minimum=2, maximum=64)
     memory_bytes: int = setting(
         64 * MIB, "memory for building and merging index files", minimum=1 * MIB, maximum=4 * GIB

@@ -1,0 +1,126 @@
+"""From options to partitions of archives: which archives, at which catalog version, which queues, which runs.
+
+Reads catalogs only. Owns the choice; cutting is in partitions.py, reading in archive_scan.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut, slices_of_page
+from pipeline.predicate import Predicate
+from pipeline.source_options import SourceOptions
+from tiered.catalog.archives import Archive, list_archives, open_archive
+from tiered.catalog.pages import RunIndex, sorted_page
+from tiered.catalog.reading import head_version, load
+from tiered.catalog.state import CatalogState
+from tiered.errors import NotFoundError, UsageError
+from tiered.formats.keys import archive_prefix
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_HIDDEN
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.url import open_store
+
+Names = tuple[str, str]
+"""Cluster and broker."""
+
+
+@contextmanager
+def opened(options: SourceOptions) -> Iterator[ObjectStore]:
+    """The object store of the path."""
+    store = open_store(options.path, options.store_options())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def archives(store: ObjectStore, options: SourceOptions) -> list[Archive]:
+    """Every archive below the path that the options mean. Raises NotFoundError when there is none."""
+    if options.cluster is not None and options.broker is not None:
+        return [open_archive(store, options.cluster, options.broker)]
+    every = list_archives(store)
+    fitting = [
+        Archive(cluster, broker, PrefixedStore(store, archive_prefix(cluster, broker)))
+        for cluster, broker in every
+        if options.cluster in (None, cluster) and options.broker in (None, broker)
+    ]
+    if not fitting:
+        known = ", ".join("/".join(names) for names in every)
+        raise NotFoundError(
+            f"{store.url} holds no archive that is asked for", hint=known and f"there are {known}"
+        )
+    return fitting
+
+
+def pinned_versions(options: SourceOptions) -> dict[Names, int]:
+    """The catalog version of every archive that is read: as asked for, else the newest now."""
+    with opened(options) as store:
+        found = archives(store, options)
+        if options.version is not None:
+            if len(found) > 1:
+                raise UsageError(
+                    f"version {options.version} of {len(found)} archives",
+                    hint="choose one with cluster and broker",
+                )
+            return {(found[0].cluster, found[0].broker): options.version}
+        return {(one.cluster, one.broker): head_version(one.store) for one in found}
+
+
+def plan(
+    options: SourceOptions, versions: Mapping[Names, int], predicate: Predicate, *, is_header_only: bool
+) -> list[Slices]:
+    """Partitions of all archives at these versions. The same arguments give the same partitions."""
+    parts: list[Slices] = []
+    topics: set[str] = set()
+    with opened(options) as store:
+        for (cluster, broker), version in sorted(versions.items()):
+            archive = PrefixedStore(store, archive_prefix(cluster, broker))
+            state = load(archive, version=version)
+            wanted = wanted_queues(state, options)
+            topics |= {queue.topic for queue in wanted}
+            ref = ArchiveRef(cluster, broker, version)
+            parts += slices(RunIndex(archive), state, ref, wanted, predicate, is_header_only=is_header_only)
+    missing = [topic for topic in options.topics if not set("*?[") & set(topic) and topic not in topics]
+    if missing:
+        raise NotFoundError(f"{options.path} has no topic {missing[0]!r}", hint="tiered ls shows the topics")
+    return cut(parts, options.partition_bytes)
+
+
+def wanted_queues(state: CatalogState, options: SourceOptions) -> dict[QueueKey, OffsetRange]:
+    """The queues that the options mean, with the offsets that are archived of them."""
+    found = {}
+    for queue, row in state.queues():
+        if options.generation is not None:
+            is_meant = queue.generation == options.generation
+        else:
+            is_meant = options.all_generations or not int(row["flags"]) & QUEUE_HIDDEN
+        if is_meant and options.wants(queue.topic):
+            found[queue] = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
+    return found
+
+
+def slices(
+    run_index: RunIndex,
+    state: CatalogState,
+    archive: ArchiveRef,
+    wanted: dict[QueueKey, OffsetRange],
+    predicate: Predicate,
+    *,
+    is_header_only: bool,
+) -> Iterator[Slices]:
+    """What of ``wanted`` passes, page of runs after page. Pages without a queue that is wanted are not read."""
+    names = sorted(wanted)
+    pages = (
+        run_index.living(state, run_index.page(ref))
+        for ref in state.pages
+        if bisect_left(names, ref.first) < bisect_right(names, ref.last)
+    )
+    memory = [sorted_page(state.directory.keys, state.memory)] if state.memory_runs else []
+    for page in (*pages, *memory):
+        found = slices_of_page(archive, page, wanted, predicate, is_header_only=is_header_only)
+        if found is not None:
+            yield found

@@ -1,0 +1,110 @@
+"""The data source ``rocketmq-tiered``: Spark's Python DataSource API over archives and broker stores.
+
+Spark runs all of this in Python processes beside the JVM: the source is made in one, planned in another, read in
+workers. Only options and plain data travel. Owns the translation; the work is in the modules named.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pipeline.archive_plan import Names, pinned_versions, plan
+from pipeline.columns import CORRUPT_RECORD, Cost, chosen, cost_of
+from pipeline.partition_reader import read_in_worker
+from pipeline.predicate import NUMBER_COLUMNS, Predicate, push_down
+from pipeline.source_options import SOURCE_NAME, Source, SourceOptions, parse_options
+from pipeline.spark_types import columns_of, schema_of
+from pipeline.store_scan import plan_ranges
+from pipeline.stream_reader import MessageStreamReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
+_STORE_NUMBERS = tuple(name for name in NUMBER_COLUMNS if name != "generation")
+
+
+class RocketmqTieredSource(DataSource):
+    """``spark.read.format("rocketmq-tiered")``; options in source_options.py and docs/SPARK.md."""
+
+    _versions: dict[Names, int] | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is called with."""
+        return SOURCE_NAME
+
+    def schema(self) -> StructType:
+        """Of the columns asked for. Called once, by ``load``: settles the catalog version for all actions."""
+        options = parse_options(dict(self.options))
+        if options.source is Source.ARCHIVE and self._versions is None:
+            self._versions = pinned_versions(options)
+        return schema_of(chosen(options.columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For one action."""
+        options = parse_options(dict(self.options))
+        kind = PushingReader if _is_asked_for_filters() else MessageReader
+        return kind(options, schema, self._versions)
+
+    def streamReader(self, schema: StructType) -> MessageStreamReader:  # noqa: N802 - Spark's name
+        """For one query."""
+        return MessageStreamReader(parse_options(dict(self.options)), schema)
+
+
+def _is_asked_for_filters() -> bool:
+    """Whether this process is the one in which Spark hands filters over.
+
+    Spark refuses a source that offers push-down in the planning process of a session that has it off, and tells
+    nobody the setting. But the process that takes filters is one of its own, started from this module only when
+    push-down is on: nothing else loads it.
+    """
+    return _PUSHDOWN_MODULE in sys.modules
+
+
+class MessageReader(DataSourceReader):
+    """Plans and reads. Pickled into every task, so it holds options, names and numbers only."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, versions: dict[Names, int] | None) -> None:
+        self._options = options
+        self._schema = schema
+        self._versions = versions
+        self._predicate = Predicate()
+
+    def partitions(self) -> list[InputPartition]:
+        """Parts of about ``partitionBytes``, from one catalog version."""
+        if self._options.source is Source.STORE:
+            return [InputPartition(part) for part in plan_ranges(self._options)]
+        versions = self._versions if self._versions is not None else pinned_versions(self._options)
+        is_header_only = cost_of(columns_of(self._schema)) <= Cost.FOOTER
+        parts = plan(self._options, versions, self._predicate, is_header_only=is_header_only)
+        return [InputPartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The batches of one partition, in a worker."""
+        if partition.value is None:  # Spark's stand-in for "no partitions"
+            return iter(())
+        return read_in_worker(
+            partition.value,
+            self._options,
+            self._predicate,
+            columns_of(self._schema),
+            to_arrow_schema(self._schema, timezone="UTC"),
+        )
+
+
+class PushingReader(MessageReader):
+    """The reader that is offered filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Keep what prunes; give back what Spark must still apply."""
+        is_store = self._options.source is Source.STORE
+        self._predicate, left = push_down(filters, _STORE_NUMBERS if is_store else NUMBER_COLUMNS)
+        # Rows that report damage have nulls in every column: Spark must judge them.
+        return filters if CORRUPT_RECORD in self._schema.fieldNames() else left

@@ -1,0 +1,129 @@
+"""Checks an archive as ``tiered verify`` does, its objects side by side on Spark's executors.
+
+The driver checks the catalog's chain, the queues and the index; each task checks some objects, with every byte of them
+when ``full``. The checks are those of tiered.flat_file; this owns only who does which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from pipeline.archive_plan import archives, opened
+from pipeline.jobs.tasks import SparkTasks, TaskRunner
+from pipeline.source_options import SourceOptions
+from tiered.catalog.reading import load
+from tiered.catalog.state import CatalogState
+from tiered.errors import UsageError
+from tiered.flat_file.verify import VerifyReport, verify_archive
+from tiered.flat_file.verify_segment import SegmentCheck, SegmentResult, check_segment
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.prefixed import PrefixedStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TASK_BYTES = 128 << 20
+"""Bytes a task reads, about."""
+TASKS_PER_STAGE = 16
+"""Tasks of one stage, for each core: after each stage progress is reported."""
+
+
+@dataclass(frozen=True)
+class AuditTask:
+    """Check these objects of one archive at one catalog version."""
+
+    source: SourceOptions
+    cluster: str
+    broker: str
+    version: int
+    checks: list[SegmentCheck]
+    full: bool
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What was found in one archive."""
+
+    cluster: str
+    broker: str
+    report: VerifyReport
+
+
+def audit(
+    spark: SparkSession,
+    source: SourceOptions,
+    *,
+    full: bool = True,
+    tasks: TaskRunner | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> list[AuditReport]:
+    """Every archive that ``source`` names. ``report(bytes done, all)`` for each archive in turn.
+
+    Raises NotFoundError when there is none, and UnavailableError and the like when the store cannot be asked.
+    """
+    if source.topics or source.version is not None:
+        raise UsageError("an audit is of a whole archive at its newest version: no topic, no version")
+    runner = tasks or SparkTasks(spark)
+    found = []
+    with opened(source) as store:
+        for archive in archives(store, source):
+            distributed = _Distributed(source, archive.cluster, archive.broker, full, runner)
+            checked = verify_archive(archive.store, full=full, progress=report, segments=distributed)
+            found.append(AuditReport(archive.cluster, archive.broker, checked))
+    return found
+
+
+class _Distributed:
+    """Checks objects by tasks; what verify_archive takes instead of its own threads."""
+
+    def __init__(
+        self, source: SourceOptions, cluster: str, broker: str, full: bool, runner: TaskRunner
+    ) -> None:
+        self._source, self._cluster, self._broker = source, cluster, broker
+        self._full = full
+        self._runner = runner
+
+    def __call__(
+        self, state: CatalogState, checks: Mapping[str, SegmentCheck]
+    ) -> Iterator[tuple[str, SegmentResult]]:
+        tasks = [
+            AuditTask(self._source, self._cluster, self._broker, state.version, group, self._full)
+            for group in _groups(checks, self._full)
+        ]
+        step = TASKS_PER_STAGE * self._runner.parallelism
+        for first in range(0, len(tasks), step):
+            for found in self._runner.run(check_objects, tasks[first : first + step], "audit"):
+                yield from found
+
+
+def _groups(checks: Mapping[str, SegmentCheck], full: bool) -> Iterator[list[SegmentCheck]]:
+    """Objects in order, about TASK_BYTES together."""
+    group: list[SegmentCheck] = []
+    size_bytes = 0
+    for _, check in sorted(checks.items()):
+        cost = int(check.place["size_bytes" if full else "tail_bytes"])
+        if group and size_bytes + cost > TASK_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(check)
+        size_bytes += cost
+    if group:
+        yield group
+
+
+def check_objects(task: AuditTask) -> list[tuple[str, SegmentResult]]:
+    """In a worker: each object's key with what was found in it."""
+    with opened(task.source) as store:
+        archive = PrefixedStore(store, archive_prefix(task.cluster, task.broker))
+        state = _state(task.source, task.cluster, task.broker, task.version)
+        return [(check.key, check_segment(archive, state, check, full=task.full)) for check in task.checks]
+
+
+@lru_cache(maxsize=2)
+def _state(source: SourceOptions, cluster: str, broker: str, version: int) -> CatalogState:
+    """The catalog, once for the tasks of a worker process."""
+    with opened(source) as store:
+        return load(PrefixedStore(store, archive_prefix(cluster, broker)), version=version)

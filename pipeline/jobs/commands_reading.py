@@ -1,0 +1,221 @@
+"""The verbs that read: ``audit``, ``stats``, ``diff`` and ``search``. Owns their arguments and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.jobs.arguments import (
+    add_names,
+    add_source,
+    add_spark,
+    parse_instant,
+    session_of,
+    settings_of,
+    source_of,
+)
+from pipeline.jobs.audit import AuditReport, audit
+from pipeline.jobs.diff import DiffReport, diff
+from pipeline.jobs.output import (
+    Progress,
+    print_json,
+    print_json_line,
+    print_line,
+    print_table,
+    size_text,
+    time_text,
+)
+from pipeline.jobs.search import SHOWN, Question, search
+from pipeline.jobs.stats import Stats, stats
+from pipeline.jobs.stats_report import page
+from pipeline.source_options import Source, SourceOptions
+from tiered.errors import UsageError
+
+EXIT_ANOMALIES = 1
+_ARCHIVE = "file:///directory or s3://bucket/prefix"
+
+
+def add_audit(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, how deep, how strict."""
+    parser.add_argument("url", metavar="ARCHIVE_URL", help=_ARCHIVE)
+    parser.add_argument(
+        "--quick", action="store_true", help="only catalog, footers and index: no message is read"
+    )
+    parser.add_argument("--strict", action="store_true", help="objects nobody refers to are anomalies too")
+    add_names(parser)
+    add_spark(parser)
+
+
+def run_audit(options: argparse.Namespace) -> int:
+    """Print anomalies; exit 1 when there is something wrong."""
+    source = source_of(options, options.url, settings_of(options).object_store)
+    progress = Progress("audit", as_text=size_text, quiet=options.json)
+    found = audit(
+        session_of(options, "audit"),
+        source,
+        full=not options.quick,
+        report=progress.update,
+    )
+    failed = [bool(one.report.anomalies) or (options.strict and bool(one.report.leftovers)) for one in found]
+    if options.json:
+        print_json([
+            {"cluster": one.cluster, "broker": one.broker, **asdict(one.report), "ok": not is_failed}
+            for one, is_failed in zip(found, failed, strict=True)
+        ])  # fmt: skip
+    else:
+        for one in found:
+            _print_audit(options.url, one)
+    return EXIT_ANOMALIES if any(failed) else 0
+
+
+def _print_audit(url: str, found: AuditReport) -> None:
+    report = found.report
+    for anomaly in report.anomalies:
+        print_line(f"anomaly: {anomaly}")
+    for key in report.leftovers:
+        print_line(f"leftover: {key}")
+    counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
+    verdict = "clean" if not report.anomalies else f"{len(report.anomalies)} ANOMALIES"
+    print_line(
+        f"{found.cluster}/{found.broker} in {url}: {verdict}; {counts}; leftovers {len(report.leftovers)}"
+    )
+
+
+def add_stats(parser: argparse.ArgumentParser) -> None:
+    """URL, how deep, and where the page goes."""
+    parser.add_argument("url", metavar="URL", help=f"{_ARCHIVE}; with --source store a store directory")
+    parser.add_argument("--source", choices=[one.value for one in Source], default=Source.ARCHIVE.value)
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts")
+    parser.add_argument("--headers-only", action="store_true", help="read no message: no tags, no keys")
+    add_source(parser)
+    add_spark(parser)
+
+
+def run_stats(options: argparse.Namespace) -> int:
+    """Print a table, or JSON; write the page."""
+    source = source_of(options, options.url, settings_of(options).object_store, source=Source(options.source))
+    found = stats(session_of(options, "stats"), source, headers_only=options.headers_only)
+    if options.html:
+        try:
+            Path(options.html).write_text(page(found, time.time_ns() // 1_000_000), "utf-8")
+        except OSError as error:
+            raise UsageError(f"{options.html}: {error.strerror}") from error
+    if options.json:
+        print_json(asdict(found) | {"topics": [asdict(one) | {"ratio": one.ratio} for one in found.topics]})
+    else:
+        _print_stats(found)
+    return 0
+
+
+def _print_stats(found: Stats) -> None:
+    print_table(
+        ["topic", "queues", "messages", "bytes", "stored", "ratio", "p50", "p99", "largest", "first", "last"],
+        [
+            [one.topic, one.queues, one.messages, size_text(one.message_bytes),
+             size_text(one.stored_bytes) if one.stored_bytes else "–", f"{one.ratio:.1f}" if one.ratio else "–",
+             one.p50_bytes, one.p99_bytes, one.max_bytes, time_text(one.first_ms), time_text(one.last_ms)]
+            for one in found.topics
+        ],
+    )  # fmt: skip
+
+
+def add_diff(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, STORE."""
+    parser.add_argument("url", metavar="ARCHIVE_URL", help=_ARCHIVE)
+    parser.add_argument("store", metavar="STORE", help="the broker's store directory")
+    parser.add_argument("--broker-conf", metavar="FILE", help="the broker's broker.conf")
+    parser.add_argument(
+        "--topic", metavar="PATTERNS", default="", help="topics, comma-separated (default: all)"
+    )
+    parser.add_argument("--examples", metavar="N", type=int, default=100, help="differences to print")
+    add_names(parser)
+    add_spark(parser)
+
+
+def run_diff(options: argparse.Namespace) -> int:
+    """Print what differs; exit 1 when anything does."""
+    archive = source_of(options, options.url, settings_of(options).object_store)
+    store = SourceOptions(
+        path=str(Path(options.store).absolute()),
+        source=Source.STORE,
+        cluster=options.cluster,
+        broker=options.broker,
+        broker_conf=options.broker_conf,
+    )
+    report = diff(session_of(options, "diff"), archive, store, examples=options.examples)
+    if options.json:
+        print_json(asdict(report) | {"ok": not report.counts})
+    else:
+        _print_diff(options, report)
+    return EXIT_ANOMALIES if report.counts else 0
+
+
+def _print_diff(options: argparse.Namespace, report: DiffReport) -> None:
+    for one in report.examples:
+        print_line(str(one))
+    older = f"; {report.older:,} older ones are only in the archive" if report.older else ""
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in report.counts.items())
+    verdict = counts.upper() if counts else "no difference"
+    print_line(
+        f"{options.url} against {options.store}: {verdict}; {report.same:,} messages are the same{older}"
+    )
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """URL and what to look for."""
+    parser.add_argument("url", metavar="URL", help=f"{_ARCHIVE}; with --source store a store directory")
+    parser.add_argument("--source", choices=[one.value for one in Source], default=Source.ARCHIVE.value)
+    parser.add_argument("--sql", metavar="QUERY", default="", help="a query of the view `messages`")
+    parser.add_argument("--where", metavar="CONDITION", default="", help="a condition on columns, in SQL")
+    parser.add_argument(
+        "--body", metavar="REGEX", default="", help="what the body's text must match somewhere"
+    )
+    parser.add_argument(
+        "--select", metavar="NAMES", default=",".join(SHOWN), help="columns to show, comma-separated"
+    )
+    parser.add_argument(
+        "--since", metavar="TIME", type=parse_instant, help="stored at or after: ISO 8601 or ms"
+    )
+    parser.add_argument("--until", metavar="TIME", type=parse_instant, help="stored before")
+    parser.add_argument(
+        "--limit", metavar="N", type=int, default=1000, help="rows at most; 0: all (default: 1000)"
+    )
+    add_source(parser)
+    add_spark(parser)
+
+
+def run_search(options: argparse.Namespace) -> int:
+    """Print matches, one JSON document each with --json, else one line each."""
+    source = source_of(options, options.url, settings_of(options).object_store, source=Source(options.source))
+    question = Question(
+        sql=options.sql,
+        where=options.where,
+        body=options.body,
+        select=tuple(name.strip() for name in options.select.split(",") if name.strip()),
+        since_ms=options.since,
+        until_ms=options.until,
+        limit=options.limit,
+    )
+    answer = search(session_of(options, "search"), replace(source, columns=()), question)
+    for row in answer.toLocalIterator(prefetchPartitions=True):
+        document = {name: _plain(value) for name, value in row.asDict(recursive=True).items()}
+        if options.json:
+            print_json_line(document)
+        else:
+            print_line("\t".join("" if value is None else _one_line(value) for value in document.values()))
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    """Bytes as base64; the rest is JSON already, or text."""
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    return value if isinstance(value, str | int | float | bool | dict | list | type(None)) else str(value)
+
+
+def _one_line(value: Any) -> str:
+    return str(value).replace("\t", " ").replace("\r", " ").replace("\n", " ")

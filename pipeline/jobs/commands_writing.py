@@ -1,0 +1,156 @@
+"""The verbs that write: ``offload`` and ``export``. Owns their arguments and what they print."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pipeline.jobs.arguments import add_source, add_spark, add_topics, session_of, settings_of, source_of
+from pipeline.jobs.export import DELTA, DELTA_CONF, FORMATS, PARQUET, export
+from pipeline.jobs.offload import OffloadOptions, StoreReport, StoreToOffload, offload
+from pipeline.jobs.output import Progress, duration_text, print_json, print_line, size_text
+from tiered.errors import UsageError
+from tiered.object_store.options import StoreOptions
+
+EXIT_ANOMALIES = 1
+
+
+def add_offload(parser: argparse.ArgumentParser) -> None:
+    """STORE …, ARCHIVE_URL."""
+    parser.add_argument(
+        "stores", metavar="STORE", nargs="*", help="store directories of stopped brokers, or copies"
+    )
+    parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
+    parser.add_argument(
+        "--list", metavar="FILE",
+        help='more stores: a JSON list of {"store", "cluster", "broker", "brokerConf"}, all but the first optional',
+    )  # fmt: skip
+    parser.add_argument(
+        "--cluster", metavar="NAME", default="", help="cluster name, if the store does not tell"
+    )
+    parser.add_argument(
+        "--broker", metavar="NAME", default="", help="broker name, if the store does not tell"
+    )
+    parser.add_argument("--broker-conf", metavar="FILE", default="", help="the broker's broker.conf")
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="become the writer although another one has not released the archive",
+    )
+    add_topics(parser)
+    add_spark(parser)
+
+
+def run_offload(options: argparse.Namespace) -> int:
+    """Archive all stores; damage is exit code 1."""
+    stores = _stores(options)
+    settings = settings_of(options)
+    given = OffloadOptions(
+        topics=settings.topics.topic_filter("", ""),
+        settings=settings.offload,
+        index=settings.index,
+        store=StoreOptions(settings.object_store),
+        take_over=options.take_over or settings.archive.take_over,
+    )
+    progress = Progress("offload", as_text=size_text, quiet=options.json)
+    reports = offload(
+        session_of(options, "offload"),
+        stores,
+        options.url,
+        options=given,
+        report=lambda path, done, total: progress.update(done, total, path),
+    )
+    if options.json:
+        print_json([asdict(report) for report in reports])
+    else:
+        for report in reports:
+            print_line(f"{report.cluster}/{report.broker} in {options.url}: {_sentence(report)}")
+    return EXIT_ANOMALIES if any(report.damaged or report.lost for report in reports) else 0
+
+
+def _stores(options: argparse.Namespace) -> list[StoreToOffload]:
+    named = bool(options.cluster or options.broker or options.broker_conf)
+    listed = _listed(Path(options.list)) if options.list else []
+    if named and len(options.stores) + len(listed) > 1:
+        raise UsageError(
+            "--cluster, --broker and --broker-conf are of one store", hint="use --list for several"
+        )
+    stores = [
+        StoreToOffload(path, options.cluster, options.broker, options.broker_conf) for path in options.stores
+    ]
+    if not stores and not listed:
+        raise UsageError("which store? none is given", hint="STORE … ARCHIVE_URL, or --list FILE")
+    return stores + listed
+
+
+def _listed(path: Path) -> list[StoreToOffload]:
+    names = {"store": "path", "cluster": "cluster", "broker": "broker", "brokerConf": "conf_path"}
+    try:
+        entries: Any = orjson.loads(path.read_bytes())
+        return [
+            StoreToOffload(**{names[name]: str(value) for name, value in entry.items()}) for entry in entries
+        ]
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path}: no list of stores: {error}", hint='[{"store": "/data/broker-a/store"}]'
+        ) from error
+
+
+def _sentence(report: StoreReport) -> str:
+    if report.commits == 0 and report.messages == 0:
+        return f"nothing to do, everything up to physical offset {report.to_phys:,} is archived"
+    rate = report.raw_bytes / report.duration_s if report.duration_s > 0 else 0.0
+    parts = [
+        f"{report.messages:,} messages, {size_text(report.raw_bytes)} as {size_text(report.stored_bytes)}"
+        f" in {report.objects:,} objects, {duration_text(report.duration_s)} ({size_text(rate)}/s)"
+    ]
+    for count, what in (
+        (report.hidden, "queues hidden (deleted at the broker)"),
+        (report.gaps, "gaps recorded"),
+        (report.damaged, "DAMAGED ranges of the commitlog left out"),
+        (report.lost, "ranges of the commitlog MISSING"),
+    ):
+        if count:
+            parts.append(f"{count} {what}")
+    return "; ".join(parts)
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """ARCHIVE_URL, TARGET."""
+    parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
+    parser.add_argument("target", metavar="TARGET_URL", help="where the table is: file:///… or s3://…")
+    parser.add_argument("--format", choices=FORMATS, default=PARQUET, help="files alone, or a Delta table")
+    add_source(parser, columns=True)
+    add_spark(parser)
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Export what is new."""
+    settings = settings_of(options)
+    conf = DELTA_CONF if options.format == DELTA else {}
+    progress = Progress("export", as_text=lambda parts: f"{parts:.0f} parts", quiet=options.json)
+    report = export(
+        session_of(options, "export", **conf),
+        source_of(options, options.url, settings.object_store),
+        options.target,
+        format=options.format,
+        store=StoreOptions(settings.object_store),
+        report=progress.update,
+    )
+    if options.json:
+        print_json(asdict(report))
+    elif report.batches == 0:
+        print_line(f"{report.target}: nothing new")
+    else:
+        expired = f"; {report.expired:,} offsets had EXPIRED before" if report.expired else ""
+        print_line(
+            f"{report.target}: {report.rows:,} rows in {report.files:,} {report.format} files, "
+            f"{size_text(report.size_bytes)}{expired}"
+        )
+    return 0

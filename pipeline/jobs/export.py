@@ -1,0 +1,253 @@
+"""Exports an archive as a table: Parquet files in directories by topic and day, or a Delta table with these partitions.
+
+Each call exports what was archived since the last one, exactly once: batch after batch, each with an intent recorded
+before its data and an end recorded after it (export_progress.py). A Parquet batch's files have names that follow from
+the intent; a Delta batch is one transaction that carries the batch's number, which Delta accepts once. Killed anywhere,
+the next call finishes the batch that was begun, then goes on.
+
+Owns the order. Parquet readers that list files see a batch grow while it is written; Delta readers see it whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from pipeline.archive_plan import opened, pinned_versions
+from pipeline.columns import chosen
+from pipeline.jobs.export_plan import BatchPlan, plan_batch
+from pipeline.jobs.export_progress import ArchiveVersion, Choices, Done, ExportProgress, Intent, PartDone
+from pipeline.jobs.frames import frame_of_parts
+from pipeline.jobs.parquet_parts import DAY_MS, PartTask, write_part
+from pipeline.jobs.tasks import SparkTasks, TaskRunner
+from pipeline.partitions import Slices
+from pipeline.source_options import Source, SourceOptions
+from tiered.catalog.reading import load
+from tiered.errors import UsageError
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.options import StoreOptions
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.url import open_store, parse_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARQUET, DELTA = "parquet", "delta"
+FORMATS = (PARQUET, DELTA)
+DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+"""Delta for the Spark that is pinned here, as `spark.jars.packages` takes it."""
+DELTA_CONF = {
+    "spark.jars.packages": DELTA_PACKAGE,
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""What a session needs to write Delta tables."""
+DELTA_APPLICATION = "rocketmq-tiered-export"
+"""The application whose transactions a table's batches are: a table belongs to one export."""
+PARTS_PER_STAGE = 8
+"""Parts of one stage, for each core: a killed export repeats only parts that were being written."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What one call did. ``expired``: offsets deleted by retention before they were exported."""
+
+    target: str
+    format: str
+    batches: int = 0
+    rows: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    expired: int = 0
+
+
+def export(
+    spark: SparkSession,
+    source: SourceOptions,
+    target: str,
+    *,
+    format: str = PARQUET,
+    store: StoreOptions | None = None,
+    tasks: TaskRunner | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> ExportReport:
+    """Export to ``target`` (file:///directory or s3://bucket/prefix) what ``source`` holds and it has not.
+
+    ``source`` chooses topics, columns, generations; columns and generations stay what they were at the first call.
+    ``store`` opens the target (default: as the source). ``report(parts done, all)``. Raises UsageError when the target
+    was begun otherwise or holds rows that a replaced log took back, and what reading and writing raise.
+    """
+    if format not in FORMATS or source.source is not Source.ARCHIVE:
+        raise UsageError(
+            f"no export to {format!r} of a {source.source.value}", hint=f"{', '.join(FORMATS)} of an archive"
+        )
+    if format == DELTA and parse_url(target).scheme != "file":
+        raise UsageError(
+            f"{target}: a Delta table is written by Spark's own file systems, here only file://",
+            hint="write Parquet there",
+        )
+    store_options = store or source.store_options()
+    target_store = open_store(target, store_options)
+    try:
+        job = _Export(spark, source, target, format, store_options, ExportProgress(target_store))
+        return job.run(tasks, report)
+    finally:
+        target_store.close()
+
+
+class _Export:
+    """One call."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: SourceOptions,
+        target: str,
+        format: str,
+        store: StoreOptions,
+        progress: ExportProgress,
+    ) -> None:
+        self._spark = spark
+        self._source = source
+        self._target = target
+        self._store = store
+        self._progress = progress
+        names = tuple(column.name for column in chosen(source.columns))
+        self._choices = Choices(format, names, source.generation, source.all_generations)
+        self._result = ExportReport(target, format)
+
+    def run(self, tasks: TaskRunner | None, report: Callable[[int, int], None]) -> ExportReport:
+        """Finish what was begun, then export what is new."""
+        number = self._progress.last_number()
+        last = self._progress.done(number)
+        if last is None:
+            begun = self._progress.intent(number)
+            before = self._progress.done(number - 1)
+            assert begun is not None and before is not None, "batches are numbered without holes"
+            last = self._write(begun, before, tasks, report)
+        else:
+            begun = self._progress.intent(number) if number else None
+        if begun is not None and begun.choices != self._choices:
+            raise UsageError(
+                f"{self._target} was begun with {_text(begun.choices)}, not {_text(self._choices)}",
+                hint="export into another place, or choose the same",
+            )
+        intent = self._intent(last.number + 1)
+        if plan_batch(self._source_of(intent), intent, last.ends).parts:
+            self._write(self._progress.begin(intent), last, tasks, report)
+        return self._result
+
+    def _intent(self, number: int) -> Intent:
+        archives = []
+        with opened(self._source) as store:
+            for (cluster, broker), version in sorted(pinned_versions(self._source).items()):
+                state = load(PrefixedStore(store, archive_prefix(cluster, broker)), version=version)
+                archives.append(ArchiveVersion(cluster, broker, version, state.cursor.line))
+        return Intent(
+            number, self._choices, self._source.topics, tuple(archives), self._source.partition_bytes,
+            time.time_ns() // 1_000_000,
+        )  # fmt: skip
+
+    def _source_of(self, intent: Intent) -> SourceOptions:
+        """Today's address and credentials with the choices of the batch."""
+        return replace(
+            self._source,
+            topics=intent.topics,
+            generation=intent.choices.generation,
+            all_generations=intent.choices.all_generations,
+            partition_bytes=intent.partition_bytes,
+        )
+
+    def _write(
+        self, intent: Intent, before: Done, tasks: TaskRunner | None, report: Callable[[int, int], None]
+    ) -> Done:
+        source = self._source_of(intent)
+        plan = plan_batch(source, intent, before.ends)
+        report(0, len(plan.parts))
+        if intent.choices.format == DELTA:
+            parts = [self._write_delta(intent, source, plan)]
+        else:
+            parts = self._write_parquet(intent, source, plan, tasks or SparkTasks(self._spark), report)
+        report(len(plan.parts), len(plan.parts))
+        done = Done(
+            intent.number,
+            sum(part.rows for part in parts),
+            sum(part.files for part in parts),
+            sum(part.size_bytes for part in parts),
+            plan.ends,
+        )
+        self._progress.finish(done)
+        so_far = self._result
+        self._result = replace(
+            so_far,
+            batches=so_far.batches + 1,
+            rows=so_far.rows + done.rows,
+            files=so_far.files + done.files,
+            size_bytes=so_far.size_bytes + done.size_bytes,
+            expired=so_far.expired + plan.expired,
+        )
+        return done
+
+    def _write_parquet(
+        self,
+        intent: Intent,
+        source: SourceOptions,
+        plan: BatchPlan,
+        tasks: TaskRunner,
+        report: Callable[[int, int], None],
+    ) -> list[PartDone]:
+        todo = [
+            PartTask(source, intent.choices.columns, part, intent.number, number, self._target, self._store)
+            for number, part in enumerate(plan.parts)
+        ]
+        done: list[PartDone] = []
+        step = PARTS_PER_STAGE * tasks.parallelism
+        for first in range(0, len(todo), step):
+            done += tasks.run(write_part, todo[first : first + step], "export")
+            report(len(done), len(todo))
+        return done
+
+    def _write_delta(self, intent: Intent, source: SourceOptions, plan: BatchPlan) -> PartDone:
+        """One transaction of the application's number ``intent.number``: written already, it writes nothing."""
+        path = parse_url(self._target).place
+        rows = batch_frame(self._spark, source, intent.choices.columns, plan.parts)
+        said = orjson.dumps({"batch": intent.number, "archives": intent.archives}).decode()
+        (
+            rows.write.format(DELTA)
+            .mode("append")
+            .partitionBy("topic", "date")
+            .option("txnAppId", DELTA_APPLICATION)
+            .option("txnVersion", intent.number)
+            .option("userMetadata", said)
+            .save(path)
+        )
+        history = self._spark.sql(f"DESCRIBE HISTORY delta.`{path}`")
+        entry: Any = history.where(history.userMetadata == said).first()
+        metrics = {} if entry is None else entry["operationMetrics"]
+        names = ("numOutputRows", "numFiles", "numOutputBytes")
+        return PartDone(*(int(metrics.get(name, 0)) for name in names))
+
+
+def batch_frame(
+    spark: SparkSession, source: SourceOptions, names: Sequence[str], parts: list[Slices]
+) -> DataFrame:
+    """The rows of ``parts`` with a column ``date``, one Spark partition each."""
+    from pyspark.sql import functions
+
+    every = tuple(dict.fromkeys((*names, "topic", "storeTimestamp")))
+    columns = chosen(every)
+    frame = frame_of_parts(spark, source, columns, parts)
+    day = functions.expr(f"date_from_unix_date(CAST(storeTimestamp DIV {DAY_MS} AS INT))")
+    frame = frame.withColumn("date", day)
+    return frame if "storeTimestamp" in names else frame.drop("storeTimestamp")
+
+
+def _text(choices: Choices) -> str:
+    lives = (
+        "all generations" if choices.all_generations else f"generation {choices.generation or 'by default'}"
+    )
+    return f"{choices.format}, {lives}, columns {', '.join(choices.columns)}"

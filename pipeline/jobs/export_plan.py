@@ -1,0 +1,166 @@
+"""Which rows a batch of an export holds, and how they are cut into parts. Reads catalogs only.
+
+A batch is what every queue got since the batch before, up to one catalog version of each archive, and what was filled
+into gaps since. The same intent after the same batch gives the same parts, on any machine at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.archive_plan import opened, slices, wanted_queues
+from pipeline.jobs.export_progress import ArchiveEnds, Intent
+from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut
+from pipeline.predicate import Predicate
+from pipeline.source_options import SourceOptions
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.reading import load
+from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState
+from tiered.errors import NotFoundError, UsageError
+from tiered.formats.keys import archive_prefix
+from tiered.model.queue import QueueKey
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.protocol import ObjectStore
+
+LARGE_TOPIC_SHARE = 8
+"""A topic with at least partition_bytes / this gets parts of its own, so that it has few files."""
+
+Layer = dict[QueueKey, OffsetRange]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Parts to write, where every queue ends after them, and offsets that expired before they were exported."""
+
+    parts: list[Slices]
+    ends: list[ArchiveEnds]
+    expired: int
+
+
+def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveEnds]) -> BatchPlan:
+    """The batch of ``intent`` after one that ended at ``before``. Raises UsageError when exported rows are no more."""
+    known = {(one.cluster, one.broker): one for one in before}
+    found: list[Slices] = []
+    ends: list[ArchiveEnds] = []
+    expired = 0
+    with opened(options) as store:
+        for one in intent.archives:
+            archive = PrefixedStore(store, archive_prefix(one.cluster, one.broker))
+            state = load(archive, version=one.version)
+            ref = ArchiveRef(one.cluster, one.broker, one.version)
+            last = known.pop((one.cluster, one.broker), ArchiveEnds(one.cluster, one.broker, one.line))
+            _refuse_superseded(archive, state, last)
+            ended = {QueueKey(*queue[:3]): queue[3] for queue in last.queues}
+            wanted = wanted_queues(state, options)
+            fresh = _fresh(wanted, ended)
+            expired += sum(max(0, wanted[queue].begin - ended[queue]) for queue in wanted if queue in ended)
+            for layer in (fresh, *_filled(state, last, wanted)):
+                found += slices(RunIndex(archive), state, ref, layer, Predicate(), is_header_only=False)
+            ends.append(_ends(state, last, ended, wanted))
+    _require_topics(options, ends)
+    ends += known.values()
+    return BatchPlan(_parts(found, intent.partition_bytes), ends, expired)
+
+
+def _require_topics(options: SourceOptions, ends: Iterable[ArchiveEnds]) -> None:
+    known = {queue[0] for one in ends for queue in one.queues}
+    for topic in options.topics:
+        if not set("*?[") & set(topic) and topic not in known:
+            raise NotFoundError(f"{options.path} has no topic {topic!r}", hint="tiered ls shows the topics")
+
+
+def _fresh(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:
+    """What came after the last batch."""
+    ranges = {
+        queue: OffsetRange(max(one.begin, ended.get(queue, one.begin)), one.end)
+        for queue, one in wanted.items()
+    }
+    return {queue: one for queue, one in ranges.items() if one.begin < one.end}
+
+
+def _filled(state: CatalogState, last: ArchiveEnds, wanted: Layer) -> Iterator[Layer]:
+    """Offsets that were gaps at the last batch and are no more, a range of each queue at a time."""
+    pieces: dict[QueueKey, list[OffsetRange]] = {}
+    for topic, queue_id, generation, begin, end in last.gaps:
+        queue = QueueKey(topic, queue_id, generation)
+        if queue in wanted:
+            low = max(begin, wanted[queue].begin)
+            pieces.setdefault(queue, []).extend(_without_gaps(state, queue, low, end))
+    while pieces:
+        yield {queue: ranges.pop() for queue, ranges in pieces.items() if ranges}
+        pieces = {queue: ranges for queue, ranges in pieces.items() if ranges}
+
+
+def _without_gaps(state: CatalogState, queue: QueueKey, begin: int, end: int) -> Iterator[OffsetRange]:
+    for gap in state.gaps_of(queue):
+        low, high = int(gap["begin_queue_offset"]), int(gap["end_queue_offset"])
+        if high <= begin or low >= end:
+            continue
+        if begin < low:
+            yield OffsetRange(begin, low)
+        begin = high
+    if begin < end:
+        yield OffsetRange(begin, end)
+
+
+def _ends(state: CatalogState, last: ArchiveEnds, ended: dict[QueueKey, int], wanted: Layer) -> ArchiveEnds:
+    after = ended | {queue: max(one.end, ended.get(queue, 0)) for queue, one in wanted.items()}
+    rows = {queue: state.row_of(queue) for queue in after}
+    numbers = {row: queue for queue, row in rows.items() if row is not None}
+    gaps = [
+        (*numbers[int(gap["queue"])], int(gap["begin_queue_offset"]), int(gap["end_queue_offset"]))
+        for gap in state.gaps
+        if int(gap["queue"]) in numbers
+    ]
+    queues = [(*queue, end) for queue, end in sorted(after.items())]
+    return ArchiveEnds(last.cluster, last.broker, state.cursor.line, queues, gaps)
+
+
+def _refuse_superseded(archive: ObjectStore, state: CatalogState, last: ArchiveEnds) -> None:
+    """A new log line takes back what came after its beginning: it must not have been exported."""
+    for line in state.lines:
+        if line.line <= last.line or line.common_version == 0:
+            continue  # from nothing in common on, queues have a new generation: old rows stay what they were
+        common = load(archive, version=line.common_version)
+        for topic, queue_id, generation, end in last.queues:
+            row = common.queue(QueueKey(topic, queue_id, generation))
+            kept = UNKNOWN_OFFSET if row is None else int(row["end_queue_offset"])
+            if end > kept and state.row_of(QueueKey(topic, queue_id, generation)) is not None:
+                raise UsageError(
+                    f"{topic}/{queue_id} was exported to offset {end}, but the broker's log was replaced and "
+                    f"log line {line.line} took back what followed {max(kept, 0)}",
+                    hint="export into another place",
+                )
+
+
+# -- parts ----------------------------------------------------------------------------------------------------
+
+
+def _parts(found: list[Slices], partition_bytes: int) -> list[Slices]:
+    """Large topics apart, the small ones of an object together."""
+    weights: dict[str, int] = {}
+    for part in found:
+        for number, queue in enumerate(part.queues):
+            mine = part.table["weight"][part.table["queue"] == number]
+            weights[queue.topic] = weights.get(queue.topic, 0) + int(mine.sum())
+    large = sorted(
+        topic for topic, weight in weights.items() if weight * LARGE_TOPIC_SHARE >= partition_bytes
+    )
+    groups = [{topic} for topic in large] + [weights.keys() - set(large)]
+    parts: list[Slices] = []
+    for topics in groups:
+        chosen = [one for part in found if (one := _of_topics(part, set(topics))) is not None]
+        if chosen:
+            parts += cut(chosen, partition_bytes)
+    return parts
+
+
+def _of_topics(part: Slices, topics: set[str]) -> Slices | None:
+    wanted = np.array([queue.topic in topics for queue in part.queues], bool)
+    mine = wanted[part.table["queue"]]
+    if not mine.any():
+        return None
+    return Slices(part.archive, part.table[mine], part.queues, part.objects)

@@ -1,0 +1,196 @@
+"""Writes a part of an export as Parquet files, one for each topic and day in it: the worker's half.
+
+    topic=<topic>/date=<UTC day of storeTimestamp>/<batch>-<part>.parquet
+
+Names follow from the batch and the part, files appear whole: writing a part again changes nothing. Owns the files'
+layout. Does not own which rows are in a part.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pipeline.columns import chosen
+from pipeline.jobs.export_progress import ExportProgress, PartDone
+from pipeline.partition_reader import read_partition
+from pipeline.partitions import Slices
+from pipeline.predicate import Predicate
+from pipeline.source_options import SourceOptions
+from pipeline.spark_types import schema_of
+from tiered.errors import UnavailableError
+from tiered.object_store.options import StoreOptions
+from tiered.object_store.url import open_store, parse_url
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DAY_MS = 86_400_000
+ROW_GROUP_BYTES = 16 << 20
+_ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
+"""What Spark and Hive escape in a partition's directory."""
+
+
+@dataclass(frozen=True)
+class PartTask:
+    """Write ``part`` as number ``number`` of batch ``batch`` below ``target``."""
+
+    source: SourceOptions
+    columns: tuple[str, ...]
+    part: Slices
+    batch: int
+    number: int
+    target: str
+    store: StoreOptions = field(default_factory=StoreOptions, repr=False)
+
+
+def write_part(task: PartTask) -> PartDone:
+    """Write what is not written yet. Raises what reading raises, and UnavailableError when the target fails."""
+    store = open_store(task.target, task.store)
+    try:
+        progress = ExportProgress(store)
+        done = progress.part(task.batch, task.number)
+        if done is None:
+            done = _write(task)
+            progress.finish_part(task.batch, task.number, done)
+    finally:
+        store.close()
+    return done
+
+
+def partition_directory(topic: str, day: int) -> str:
+    """Where the rows of a topic and a day (days since the epoch, UTC) are."""
+    escaped = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", topic)
+    return f"topic={escaped}/date={datetime.fromtimestamp(day * DAY_MS / 1000, UTC):%Y-%m-%d}"
+
+
+def _write(task: PartTask) -> PartDone:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    names = tuple(dict.fromkeys((*task.columns, "topic", "storeTimestamp")))
+    columns = chosen(names)
+    schema = to_arrow_schema(schema_of(columns), timezone="UTC")
+    left_out = [name for name in names if name == "topic" or name not in task.columns]
+    files: dict[tuple[str, int], _File] = {}
+    for batch in read_partition(task.part, task.source, Predicate(), columns, schema):
+        for key, rows in _by_directory(batch):
+            file = files.get(key)
+            if file is None:
+                file = files[key] = _File()
+            file.add(rows.drop_columns(left_out))
+    size_bytes = rows = 0
+    for (topic, day), file in files.items():
+        data = file.finished()
+        name = f"{partition_directory(topic, day)}/{task.batch:08d}-{task.number:08d}.parquet"
+        _put(task, name, data)
+        size_bytes, rows = size_bytes + len(data), rows + file.rows
+    return PartDone(rows, len(files), size_bytes)
+
+
+def _by_directory(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
+    """Rows of one topic and day each, in order."""
+    import numpy as np
+    import pyarrow as pa
+
+    if batch.num_rows == 0:
+        return
+    topic = batch.column("topic").dictionary_encode()
+    codes = topic.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    days = batch.column("storeTimestamp").to_numpy(zero_copy_only=False) // DAY_MS
+    pairs, which = np.unique(np.stack([codes, days], axis=1), axis=0, return_inverse=True)
+    for number, (code, day) in enumerate(pairs.tolist()):
+        mine = np.flatnonzero(which.reshape(-1) == number)
+        whole = len(mine) == batch.num_rows
+        yield (topic.dictionary[code].as_py(), day), batch if whole else batch.take(pa.array(mine))
+
+
+class _File:
+    """A Parquet file in memory, compressed as it grows."""
+
+    def __init__(self) -> None:
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._writer: Any = None
+        self._sink: Any = None
+        self.rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        self.rows += batch.num_rows
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def finished(self) -> memoryview:
+        """The bytes of the file."""
+        self._flush()
+        self._writer.close()
+        return memoryview(self._sink.getvalue())
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting)
+        if self._writer is None:
+            self._sink = pa.BufferOutputStream()
+            self._writer = parquet.ParquetWriter(self._sink, table.schema, compression="zstd")
+        self._writer.write_table(table)
+        self._waiting, self._waiting_bytes = [], 0
+
+
+def _put(task: PartTask, name: str, data: memoryview) -> None:
+    """Make the file durable and whole, or not there. One that is there holds the same rows."""
+    address = parse_url(task.target)
+    if address.scheme == "file":
+        _put_local(Path(address.place) / name, data)
+        return
+    path = "/".join(filter(None, (address.place, address.prefix, name)))
+    try:
+        with _s3(task.store).open_output_stream(path) as stream:
+            stream.write(data)
+    except OSError as error:
+        raise UnavailableError(f"s3://{path}: not written: {error}") from error
+
+
+def _put_local(path: Path, data: memoryview) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise UnavailableError(f"{path}: not written: {error.strerror}") from error
+
+
+def _s3(options: StoreOptions) -> Any:
+    """The object store as Arrow sees it: partition directories have characters that archive keys may not have."""
+    from pyarrow import fs
+
+    given = options.credentials
+    endpoint = urlsplit(options.settings.endpoint_url)
+    return fs.S3FileSystem(
+        access_key=given.access_key if given else None,
+        secret_key=given.secret_key if given else None,
+        session_token=given.session_token if given else None,
+        region=options.settings.region or None,
+        endpoint_override=endpoint.netloc or None,
+        scheme=endpoint.scheme or "https",
+        force_virtual_addressing=options.settings.addressing_style == "virtual",
+    )

@@ -1,0 +1,244 @@
+"""What is in an archive, in numbers: per topic, queue and tag, over time, by size, and which keys are frequent.
+
+Counts, bytes, sizes and rates come from footers alone; tags and keys need the records. Stored bytes come from the
+catalog: a topic's share of an object is its share of the bytes in it. Owns the numbers; stats_report.py draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.archive_plan import opened, pinned_versions, wanted_queues
+from pipeline.jobs.frames import frame_of
+from pipeline.source_options import Source, SourceOptions
+from tiered.catalog.pages import Page, RunIndex
+from tiered.catalog.reading import load
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.prefixed import PrefixedStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BUCKETS = 96
+_S, _MIN, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
+_WIDTHS_MS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, _S, 2 * _S, 5 * _S, 10 * _S, 15 * _S, 30 * _S, _MIN, 2 * _MIN, 5 * _MIN,
+    10 * _MIN, 15 * _MIN, 30 * _MIN, _HOUR, 2 * _HOUR, 4 * _HOUR, 6 * _HOUR, 12 * _HOUR, _DAY, 2 * _DAY, 7 * _DAY,
+)  # fmt: skip
+PERCENTILES = (0.5, 0.9, 0.99)
+TAGS_SHOWN = 50
+KEYS_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class TopicStats:
+    """One topic. Bytes are of stored records; ``stored_bytes`` is what they take in objects, 0 in a store directory.
+    Percentiles of the record size are approximate."""
+
+    topic: str
+    queues: int
+    messages: int
+    message_bytes: int
+    stored_bytes: int
+    p50_bytes: int
+    p90_bytes: int
+    p99_bytes: int
+    max_bytes: int
+    first_ms: int
+    last_ms: int
+
+    @property
+    def ratio(self) -> float:
+        """Message bytes for each stored one; 0 when that is not known."""
+        return self.message_bytes / self.stored_bytes if self.stored_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """One queue."""
+
+    topic: str
+    queue_id: int
+    messages: int
+    message_bytes: int
+
+
+@dataclass(frozen=True)
+class NamedCount:
+    """A tag or a key of a topic; an empty name: none."""
+
+    topic: str
+    name: str
+    messages: int
+    message_bytes: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Messages of a topic stored in [begin_ms, begin_ms + width)."""
+
+    topic: str
+    begin_ms: int
+    messages: int
+    message_bytes: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """All of it. ``sizes``: (a power of two, messages whose record has at least so many bytes and less than twice)."""
+
+    title: str
+    topics: Sequence[TopicStats]
+    queues: Sequence[QueueStats]
+    buckets: Sequence[Bucket]
+    bucket_ms: int
+    sizes: Sequence[tuple[int, int]]
+    tags: Sequence[NamedCount] = ()
+    keys: Sequence[NamedCount] = ()
+    has_records: bool = True
+
+
+def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = False) -> Stats:
+    """The numbers of what ``source`` chooses. ``headers_only`` reads no record: no tags, no keys."""
+    from pyspark.sql import functions
+
+    names = ("topic", "queueId", "storeSize", "storeTimestamp")
+    headers = frame_of(spark, replace(source, columns=names))
+    topics = headers.groupBy("topic").agg(
+        functions.count("*").alias("messages"),
+        functions.sum("storeSize").alias("bytes"),
+        functions.percentile_approx("storeSize", list(PERCENTILES)).alias("sizes"),
+        functions.max("storeSize").alias("largest"),
+        functions.min("storeTimestamp").alias("first"),
+        functions.max("storeTimestamp").alias("last"),
+        functions.count_distinct("queueId").alias("queues"),
+    ).collect()  # fmt: skip
+    stored = _stored_bytes(source) if source.source is Source.ARCHIVE else {}
+    found = sorted(
+        (
+            TopicStats(
+                topic=row["topic"],
+                queues=row["queues"],
+                messages=row["messages"],
+                message_bytes=row["bytes"],
+                stored_bytes=stored.get(row["topic"], 0),
+                p50_bytes=row["sizes"][0],
+                p90_bytes=row["sizes"][1],
+                p99_bytes=row["sizes"][2],
+                max_bytes=row["largest"],
+                first_ms=row["first"],
+                last_ms=row["last"],
+            )
+            for row in topics
+        ),
+        key=lambda one: (-one.message_bytes, one.topic),
+    )  # fmt: skip
+    first = min((one.first_ms for one in found), default=0)
+    last = max((one.last_ms for one in found), default=0)
+    width = bucket_width_ms(first, last)
+    tags, keys = ([], []) if headers_only or not found else _names(spark, source)
+    return Stats(
+        source.path, found, _queues(headers), _buckets(headers, width), width, _sizes(headers), tags, keys,
+        has_records=not headers_only,
+    )  # fmt: skip
+
+
+def bucket_width_ms(first_ms: int, last_ms: int) -> int:
+    """The finest round width that needs at most BUCKETS of them."""
+    span = max(last_ms - first_ms, 1)
+    for width in _WIDTHS_MS:
+        if span <= width * BUCKETS:
+            return width
+    return -(-span // BUCKETS)
+
+
+def _queues(headers: DataFrame) -> list[QueueStats]:
+    rows = headers.groupBy("topic", "queueId").agg({"*": "count", "storeSize": "sum"}).collect()
+    return sorted(
+        (QueueStats(row["topic"], row["queueId"], row["count(1)"], row["sum(storeSize)"]) for row in rows),
+        key=lambda one: (one.topic, one.queue_id),
+    )
+
+
+def _buckets(headers: DataFrame, width_ms: int) -> list[Bucket]:
+    from pyspark.sql import functions
+
+    begin = functions.expr(f"storeTimestamp - storeTimestamp % {width_ms}").alias("begin")
+    rows = headers.groupBy("topic", begin).agg({"*": "count", "storeSize": "sum"}).collect()
+    return sorted(
+        (Bucket(row["topic"], row["begin"], row["count(1)"], row["sum(storeSize)"]) for row in rows),
+        key=lambda one: (one.begin_ms, one.topic),
+    )
+
+
+def _sizes(headers: DataFrame) -> list[tuple[int, int]]:
+    from pyspark.sql import functions
+
+    power = functions.expr("CAST(floor(log2(storeSize)) AS INT)").alias("power")
+    return sorted((1 << row["power"], row["count"]) for row in headers.groupBy(power).count().collect())
+
+
+def _names(spark: SparkSession, source: SourceOptions) -> tuple[list[NamedCount], list[NamedCount]]:
+    """Frequent tags and keys, in one pass over the records."""
+    from pyspark.sql import functions
+
+    records = frame_of(spark, replace(source, columns=("topic", "storeSize", "tags", "keys")))
+    named = records.select(
+        "topic",
+        "storeSize",
+        functions.expr(
+            "concat(array(named_struct('what', 'tag', 'name', coalesce(tags, ''))),"
+            " transform(filter(split(coalesce(keys, ''), ' '), one -> one != ''),"
+            " one -> named_struct('what', 'key', 'name', one)))"
+        ).alias("names"),
+    ).select("topic", "storeSize", functions.inline("names"))
+    counted = named.groupBy("what", "topic", "name").agg(
+        functions.count("*").alias("messages"), functions.sum("storeSize").alias("bytes")
+    )
+    order = (functions.desc("messages"), functions.col("topic"), functions.col("name"))
+    counted = counted.persist()
+    try:
+        return (
+            [
+                _named(row)
+                for row in counted.where("what = 'tag'").orderBy(*order).limit(TAGS_SHOWN).collect()
+            ],
+            [
+                _named(row)
+                for row in counted.where("what = 'key'").orderBy(*order).limit(KEYS_SHOWN).collect()
+            ],
+        )
+    finally:
+        counted.unpersist()
+
+
+def _named(row: Any) -> NamedCount:
+    return NamedCount(row["topic"], row["name"], row["messages"], row["bytes"])
+
+
+def _stored_bytes(source: SourceOptions) -> dict[str, int]:
+    """Bytes in objects of every topic."""
+    found: dict[str, float] = {}
+    with opened(source) as store:
+        for (cluster, broker), version in pinned_versions(source).items():
+            archive = PrefixedStore(store, archive_prefix(cluster, broker))
+            state = load(archive, version=version)
+            wanted = wanted_queues(state, source)
+            index = RunIndex(archive)
+            pages = [index.living(state, index.page(ref)) for ref in state.pages]
+            if state.memory_runs:
+                pages.append(Page(state.directory.keys, state.memory))
+            for page in pages:
+                runs = page.chunk.runs
+                objects = page.chunk.objects[runs["object"]]
+                share = runs["byte_count"] / np.maximum(objects["raw_bytes"], 1) * objects["size_bytes"]
+                sums = np.bincount(runs["queue"], weights=share, minlength=len(page.queues))
+                for number in np.flatnonzero(sums).tolist():
+                    queue = page.queues[number]
+                    if queue in wanted:
+                        found[queue.topic] = found.get(queue.topic, 0.0) + float(sums[number])
+    return {topic: round(size) for topic, size in found.items()}

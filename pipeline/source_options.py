@@ -1,0 +1,193 @@
+"""The options of the data source, parsed once: unknown names and impossible values are errors that say the fix.
+
+Owns names, defaults and limits. Credentials travel in options to the workers, and are never shown.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeVar
+
+from tiered.errors import UsageError
+from tiered.object_store.options import S3Credentials, StoreOptions
+from tiered.settings.sections import ObjectStoreSettings
+
+E = TypeVar("E", bound=Enum)
+
+SOURCE_NAME = "rocketmq-tiered"
+MIB = 1 << 20
+
+
+class Mode(Enum):
+    """What becomes of bytes that fail a check."""
+
+    FAILFAST = "FAILFAST"
+    """The job fails and names object and range."""
+    PERMISSIVE = "PERMISSIVE"
+    """They are skipped and reported: in the log, and as rows if the column _corrupt_record is asked for."""
+
+
+class Source(Enum):
+    """What the path is."""
+
+    ARCHIVE = "archive"
+    STORE = "store"
+    """A broker's store directory."""
+
+
+class Starting(Enum):
+    """Where a stream begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIMESTAMP = "timestamp"
+    """At the first message stored at or after ``startingTimestamp``."""
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """All options. Times are ms since the epoch."""
+
+    path: str
+    source: Source = Source.ARCHIVE
+    topics: tuple[str, ...] = ()
+    """Names or shell patterns; empty: all."""
+    cluster: str | None = None
+    broker: str | None = None
+    generation: int | None = None
+    """A life of recreated topics; None: what the archive shows by default."""
+    all_generations: bool = False
+    version: int | None = None
+    """Catalog version to read; None: the newest when the DataFrame is made."""
+    columns: tuple[str, ...] = ()
+    mode: Mode = Mode.FAILFAST
+    partition_bytes: int = 64 * MIB
+    """Message bytes of a partition, before compression, about."""
+    batch_bytes: int = 8 * MIB
+    """Message bytes of an Arrow batch, about; a single larger message is still read."""
+    broker_conf: str | None = None
+    """broker.conf of a store directory whose commitlog is elsewhere."""
+    starting: Starting = Starting.EARLIEST
+    starting_timestamp: int | None = None
+    max_rows_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+    endpoint: str = ""
+    region: str = ""
+    addressing_style: str = "auto"
+    credentials: S3Credentials | None = field(default=None, repr=False)
+
+    def wants(self, topic: str) -> bool:
+        """Whether messages of ``topic`` are read."""
+        return not self.topics or any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.topics)
+
+    def store_options(self) -> StoreOptions:
+        """How the object store is opened."""
+        settings = ObjectStoreSettings(
+            endpoint_url=self.endpoint, region=self.region, addressing_style=self.addressing_style
+        )
+        return StoreOptions(settings, self.credentials)
+
+
+_NAMES = (
+    "path", "source", "topic", "cluster", "broker", "generation", "version", "columns", "mode", "partitionBytes",
+    "batchBytes", "brokerConf", "startingOffsets", "startingTimestamp", "maxRowsPerTrigger", "maxBytesPerTrigger",
+    "failOnDataLoss", "endpoint", "region", "addressingStyle", "accessKey", "secretKey", "sessionToken",
+)  # fmt: skip
+OPTION_NAMES = {name.lower(): name for name in _NAMES}
+"""Spark's options are the same in any case."""
+
+
+def parse_options(given: Mapping[str, str]) -> SourceOptions:
+    """Options as Spark hands them over. Raises UsageError."""
+    options = {name.lower(): value for name, value in given.items()}
+    unknown = sorted(set(options) - set(OPTION_NAMES))
+    if unknown:
+        raise UsageError(f"no option {unknown[0]!r}", hint=f"there are {', '.join(_NAMES)}")
+    text = _Options(options)
+    path = options.get("path", "").strip()
+    if not path:
+        raise UsageError("no path", hint="load('s3://bucket/prefix') or option('path', …)")
+    starting = text.choice("startingOffsets", Starting, Starting.EARLIEST)
+    timestamp = text.number("startingTimestamp", 0)
+    if (starting is Starting.TIMESTAMP) != (timestamp is not None):
+        raise UsageError("startingOffsets 'timestamp' and startingTimestamp (ms) belong together")
+    rows, size = text.number("maxRowsPerTrigger", 1), text.number("maxBytesPerTrigger", 1)
+    if rows is not None and size is not None:
+        raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger exclude each other")
+    every = options.get("generation", "").lower() == "all"
+    return SourceOptions(
+        path=path,
+        source=text.choice("source", Source, Source.ARCHIVE),
+        topics=text.names("topic"),
+        cluster=options.get("cluster"),
+        broker=options.get("broker"),
+        generation=None if every else text.number("generation", 0),
+        all_generations=every,
+        version=text.number("version", 1),
+        columns=text.names("columns"),
+        mode=text.choice("mode", Mode, Mode.FAILFAST),
+        partition_bytes=text.number("partitionBytes", MIB) or SourceOptions.partition_bytes,
+        batch_bytes=text.number("batchBytes", 64 << 10) or SourceOptions.batch_bytes,
+        broker_conf=options.get("brokerconf"),
+        starting=starting,
+        starting_timestamp=timestamp,
+        max_rows_per_trigger=rows,
+        max_bytes_per_trigger=size,
+        fail_on_data_loss=text.flag("failOnDataLoss", default=True),
+        endpoint=options.get("endpoint", ""),
+        region=options.get("region", ""),
+        addressing_style=options.get("addressingstyle", "auto"),
+        credentials=_credentials(options),
+    )
+
+
+def _credentials(options: Mapping[str, str]) -> S3Credentials | None:
+    access, secret = options.get("accesskey"), options.get("secretkey")
+    if (access is None) != (secret is None):
+        raise UsageError("accessKey and secretKey belong together")
+    if access is None or secret is None:
+        return None
+    return S3Credentials(access, secret, options.get("sessiontoken"))
+
+
+class _Options:
+    """Typed access to option texts."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+
+    def names(self, name: str) -> tuple[str, ...]:
+        items = (item.strip() for item in self._options.get(name.lower(), "").split(","))
+        return tuple(item for item in items if item)
+
+    def number(self, name: str, minimum: int) -> int | None:
+        text = self._options.get(name.lower())
+        if text is None:
+            return None
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum:
+            raise UsageError(f"{name} is {text!r}", hint=f"a whole number from {minimum} on")
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        text = self._options.get(name.lower(), str(default)).lower()
+        if text not in ("true", "false"):
+            raise UsageError(f"{name} is {text!r}", hint="true or false")
+        return text == "true"
+
+    def choice(self, name: str, kind: type[E], default: E) -> E:
+        text = self._options.get(name.lower())
+        if text is None:
+            return default
+        for choice in kind:
+            if str(choice.value).lower() == text.lower():
+                return choice
+        names = ", ".join(str(choice.value) for choice in kind)
+        raise UsageError(f"{name} is {text!r}", hint=f"one of {names}")

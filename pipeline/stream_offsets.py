@@ -1,0 +1,111 @@
+"""Offsets of a stream as Spark keeps them in its checkpoint, and how much of what there is one batch takes. Pure.
+
+    {"<cluster>/<broker>": {"version": 17, "queues": {"<topic>": {"<queueId>.<generation>": 4711}}}}
+
+An offset is the next queue offset to read; ``version`` is the catalog version that the end of a batch was planned
+from, so that a batch that is run again reads the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+
+from tiered.errors import CorruptionError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import Table
+
+Names = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class ArchiveOffset:
+    """Where a stream stands in one archive."""
+
+    version: int
+    queues: Mapping[QueueKey, int]
+
+
+StreamOffset = Mapping[Names, ArchiveOffset]
+
+
+def to_json(offset: StreamOffset) -> dict[str, Any]:
+    """For the checkpoint. Equal offsets give equal documents."""
+    document: dict[str, Any] = {}
+    for (cluster, broker), one in sorted(offset.items()):
+        queues: dict[str, dict[str, int]] = {}
+        for queue in sorted(one.queues):
+            queues.setdefault(queue.topic, {})[f"{queue.queue_id}.{queue.generation}"] = one.queues[queue]
+        document[f"{quote(cluster, safe='')}/{quote(broker, safe='')}"] = {
+            "version": one.version,
+            "queues": queues,
+        }
+    return document
+
+
+def from_json(document: Mapping[str, Any]) -> dict[Names, ArchiveOffset]:
+    """From the checkpoint. Raises CorruptionError."""
+    try:
+        return {_names(name): _archive_offset(one) for name, one in document.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptionError(f"an offset in the checkpoint does not parse: {error!r}") from error
+
+
+def _names(text: str) -> Names:
+    cluster, broker = (unquote(part) for part in text.split("/"))
+    return cluster, broker
+
+
+def _archive_offset(one: Mapping[str, Any]) -> ArchiveOffset:
+    queues = {}
+    for topic, numbers in one["queues"].items():
+        for name, offset in numbers.items():
+            queue_id, generation = map(int, name.split("."))
+            queues[QueueKey(topic, queue_id, generation)] = int(offset)
+    return ArchiveOffset(int(one["version"]), queues)
+
+
+def share(available: Sequence[int], limit: int) -> list[int]:
+    """``limit`` divided in proportion to ``available``: never more than there is, and all of it if that is enough.
+
+    At least 1 in all if there is anything, so that a stream goes on.
+    """
+    total = sum(available)
+    limit = min(max(limit, 1), total)
+    if total == 0:
+        return [0] * len(available)
+    shares = [amount * limit // total for amount in available]
+    left = limit - sum(shares)
+    by_remainder = sorted(range(len(available)), key=lambda i: (-(available[i] * limit % total), i))
+    for i in by_remainder[:left]:
+        shares[i] += 1
+    return shares
+
+
+def bytes_between(runs: Table, begin: int, end: int) -> int:
+    """Message bytes of queue offsets [begin, end), about: within a run they count as equally large."""
+    low = np.clip(begin, runs["base_queue_offset"], runs["end_queue_offset"])
+    high = np.clip(end, runs["base_queue_offset"], runs["end_queue_offset"])
+    span = np.maximum(runs["end_queue_offset"] - runs["base_queue_offset"], 1)
+    return int((_weights(runs) * (np.maximum(high - low, 0) / span)).sum())
+
+
+def offset_after(runs: Table, begin: int, end: int, byte_count: int) -> int:
+    """The offset in [begin, end] that so many bytes from ``begin`` reach, at least one more if there is one."""
+    low, high = min(begin + 1, end), end
+    while low < high:
+        middle = (low + high + 1) // 2
+        if bytes_between(runs, begin, middle) <= byte_count:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _weights(runs: Table) -> Any:
+    """Bytes of a run; of light queues, whose bytes are elsewhere, something that counts rows."""
+    return np.where(runs["byte_count"] > 0, runs["byte_count"], runs["rows"] * 1024)

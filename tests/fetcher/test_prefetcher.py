@@ -1,0 +1,95 @@
+"""Reading ahead beside pulls: it shares what all readers may hold, survives errors, and its events tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fetcher.background import Background
+from fetcher.event_log import EventKind, EventLog
+from fetcher.lanes import Lane
+from fetcher.waiting import InlineExecutor, Wait, new_future
+from tests.fetcher.reading_simulation import PREFETCH, QUEUES, Consumer, Simulation, archive
+from tiered.errors import UnansweredError
+
+
+def fast(_pull: int) -> float:
+    return 0.02
+
+
+def test_errors_of_reading_ahead_are_events_and_hurt_nobody() -> None:
+    simulation = Simulation(archive(), 3)
+    original = simulation.source.blocks_at
+
+    async def failing(index, run, numbers, lane):  # type: ignore[no-untyped-def]
+        if lane is Lane.PREFETCH:
+            raise UnansweredError("no answer")
+        return await original(index, run, numbers, lane)
+
+    simulation.source.blocks_at = failing  # type: ignore[method-assign]
+    consumer = simulation.add(Consumer("c", QUEUES[0], fast))
+    simulation.run()
+    assert consumer.got == simulation.builder.truth[QUEUES[0]].rows
+    assert consumer.errors == 0
+    failed = simulation.fetcher.log.events(EventKind.FAILED, "c")
+    assert failed and failed[0].detail == "no answer"
+    # A failure holds off; two fetches may have been under way.
+    assert len(failed) <= 2 * (1 + simulation.clock.time_s * 1000 / PREFETCH.hold_off_ms)
+    assert len(failed) < consumer.pulls / 2
+    assert simulation.fetcher.prefetcher.unread_bytes == 0
+
+
+def test_after_closing_nothing_is_read_ahead() -> None:
+    simulation = Simulation(archive(), 3)
+    simulation.fetcher.close()
+    consumer = simulation.add(Consumer("c", QUEUES[0], fast))
+    simulation.run()
+    assert consumer.got == simulation.builder.truth[QUEUES[0]].rows
+    assert simulation.fetcher.prefetcher.counters.fetches == 0
+
+
+def test_events_are_a_ring_and_lines_of_json(tmp_path: Path) -> None:
+    log = EventLog(3, clock_s=lambda: 1.5)
+    for number in range(5):
+        log.add(EventKind.FETCH if number % 2 else EventKind.WINDOW, ("g", "t", 4), number, "why")
+    assert (len(log.events()), log.recorded) == (3, 5)
+    assert [event.value for event in log.events(EventKind.WINDOW)] == [2, 4]
+    assert log.events(group="other") == []
+    log.write(tmp_path / "events.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert lines[-1] == {
+        "time_s": 1.5, "kind": "window", "group": "g", "topic": "t", "queue_id": 4, "value": 4, "detail": "why",
+    }  # fmt: skip
+
+
+def test_background_work_goes_on_when_what_it_waits_for_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    background = Background(InlineExecutor())
+    future, steps = new_future(), []
+
+    async def work() -> None:
+        steps.append("begun")
+        steps.append(await Wait(future))
+
+    background.start(work(), inline=True)
+    assert steps == ["begun"]
+    future.set_result("done")
+    assert steps == ["begun", "done"]
+
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    background.start(broken(), inline=False)
+    assert "reading ahead failed" in caplog.text
+    never = new_future()
+
+    async def forgotten() -> None:
+        await Wait(never)
+        steps.append("never")
+
+    background.start(forgotten(), inline=False)
+    background.close()
+    never.set_result(None)
+    background.start(forgotten(), inline=True)
+    assert steps == ["begun", "done"]

@@ -1,0 +1,69 @@
+"""One small local Spark session for all tests of a process, and archives of real stores to read with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import pipeline
+from tests.end_to_end.offloading import CLUSTER, FILTER, SMALL
+from tiered.broker_store.store import open_broker_store
+from tiered.object_store.file import FileStore
+from uploader.bound_source import no_word
+from uploader.offload import Offloader, OffloadIdentity
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STORES = ["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"]
+LOCAL = {
+    "spark.master": "local[2]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "ERROR",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with the data source registered. Tests of one xdist group share it."""
+    work = tmp_path_factory.mktemp("spark")
+    places = {"spark.local.dir": str(work / "local"), "spark.sql.warehouse.dir": str(work / "warehouse")}
+    session = pipeline.session("tests", **(LOCAL | places))
+    yield session
+    session.stop()
+
+
+def archive_store(store: Path, archive: Path, broker: str) -> None:
+    """Archive a broker's store directory as that of ``broker``."""
+    with open_broker_store(store) as broker_store:
+        identity = OffloadIdentity(CLUSTER, broker, "test", "backfill")
+        offloader = Offloader(
+            broker_store, FileStore(archive), identity, SMALL, topic_filter=FILTER, word_source=no_word
+        )
+        offloader.run(threading.Event(), follow=False)
+
+
+@pytest.fixture(scope="session")
+def all_archives(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One directory with the archives of all real stores; the broker of each is named after its store."""
+    root = tmp_path_factory.mktemp("archives")
+    for name in STORES:
+        archive_store(real_store(name) / "store", root, name)
+    return root
+
+
+@pytest.fixture(scope="session")
+def small_archive(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of store K: light queues, BatchCQ, IPv6 hosts, compressed bodies."""
+    root = tmp_path_factory.mktemp("small-archive")
+    archive_store(real_store("K") / "store", root, "K")
+    return root

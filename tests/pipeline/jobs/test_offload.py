@@ -1,0 +1,256 @@
+"""Bulk back-fill: what it makes is what ``tiered backfill`` makes, whoever dies on the way."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from pipeline.jobs.offload import OffloadOptions, StoreReport, StoreToOffload, offload
+from pipeline.jobs.offload_cycles import PutTask, ScanTask
+from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tests.end_to_end.test_ground_truth import check_against_truth
+from tests.pipeline.jobs.inline_tasks import InlineTasks
+from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.reading import load
+from tiered.errors import CorruptionError, FencedError, NotFoundError, UnavailableError, UsageError
+from tiered.flat_file.verify import verify_archive
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.protocol import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NO_SPARK = cast("SparkSession", None)
+OPTIONS = OffloadOptions(settings=SMALL)
+RealStore = Callable[[str], Path]
+
+
+def run(
+    store: Path, archive: Path, tasks: InlineTasks | None = None, options: OffloadOptions = OPTIONS
+) -> StoreReport:
+    """Offload one store without Spark."""
+    stores = [StoreToOffload(str(store), CLUSTER, BROKER)]
+    (report,) = offload(NO_SPARK, stores, f"file://{archive}", options=options, tasks=tasks or InlineTasks())
+    return report
+
+
+def own_archive(root: Path) -> ObjectStore:
+    return PrefixedStore(FileStore(root), archive_prefix(CLUSTER, BROKER))
+
+
+def truth_of(root: Path) -> dict[Any, Any]:
+    """All a reader sees but where runs are cut: every queue's row, gaps, and the cursor."""
+    state = load(own_archive(root))
+    queues = {key: tuple(row)[3:] for key, row in state.queues()}
+    gaps = {key: [tuple(gap)[1:] for gap in state.gaps_of(key)] for key in queues}
+    return {
+        "queues": queues,
+        "gaps": gaps,
+        "cursor": (state.cursor.line, state.cursor.phys),
+        "tables": set(state.state_objects),
+    }
+
+
+@pytest.mark.parametrize("name", ["C", "F", "G", "K"])
+def test_the_archive_is_the_one_that_backfill_makes(name: str, real_store: RealStore, tmp_path: Path) -> None:
+    directory = real_store(name)
+    report = run(directory / "store", tmp_path / "bulk")
+    single = backfill(directory / "store", FileStore(tmp_path / "single"))
+    assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
+    assert (report.messages, report.raw_bytes, report.hidden) == (
+        single.messages, single.raw_bytes, single.hidden,
+    )  # fmt: skip
+    assert check_against_truth(FileStore(tmp_path / "bulk"), directory, name) > 400
+    found = verify_archive(own_archive(tmp_path / "bulk"), full=True)
+    assert (found.anomalies, found.leftovers) == ([], [])
+    again = run(directory / "store", tmp_path / "bulk")
+    assert (again.messages, again.commits) == (0, 0)
+
+
+def test_cycles_are_put_out_of_order_and_committed_in_order(real_store: RealStore, tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def note(task: object) -> None:
+        part = cast("PutTask | ScanTask", task).part
+        seen.append((type(task).__name__, part.from_phys))
+
+    run(real_store("B") / "store", tmp_path, InlineTasks(note, parallelism=3))
+    puts = [phys for kind, phys in seen if kind == "PutTask"]
+    assert len(puts) > 5
+    assert len(set(puts)) == len(puts)
+    assert sum(kind == "ScanTask" for kind, _ in seen) > 1
+
+
+@pytest.mark.parametrize("dies_at", [0, 1, 4, 7])
+def test_a_driver_that_dies_anywhere_is_continued(
+    dies_at: int, real_store: RealStore, tmp_path: Path
+) -> None:
+    """An exception that nobody catches is to the archive what kill -9 is: nothing is released or cleaned up."""
+    left = [dies_at]
+
+    def die(task: object) -> None:
+        left[0] -= isinstance(task, PutTask)
+        if left[0] < 0:
+            raise KeyboardInterrupt
+
+    store = real_store("B") / "store"
+    with pytest.raises(KeyboardInterrupt):
+        run(store, tmp_path / "bulk", InlineTasks(die, parallelism=1))
+    report = run(store, tmp_path / "bulk")
+    assert report.messages > 0
+    backfill(store, FileStore(tmp_path / "single"))
+    assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
+    found = verify_archive(own_archive(tmp_path / "bulk"), full=True)
+    assert found.anomalies == []
+    epochs = {int(key.rsplit("-", 2)[1]) for key in found.leftovers if key.endswith("so")}
+    assert all(epoch < load(own_archive(tmp_path / "bulk")).epoch for epoch in epochs), "garbage GC finds"
+
+
+def test_a_task_run_twice_puts_nothing_under_a_name_that_is_taken(
+    real_store: RealStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark repeats a task that died after its PUT: the second attempt has keys of its own."""
+    numbers = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr("pipeline.jobs.offload_cycles.attempt_number", lambda: next(numbers))
+
+    class Twice(InlineTasks):
+        def run(self, work: Any, tasks: Any, label: str) -> Any:
+            super().run(work, tasks, label)
+            return super().run(work, tasks, label)
+
+    run(real_store("B") / "store", tmp_path / "bulk", Twice())
+    backfill(real_store("B") / "store", FileStore(tmp_path / "single"))
+    assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
+    found = verify_archive(own_archive(tmp_path / "bulk"), full=True)
+    assert found.anomalies == []
+    assert len(found.leftovers) > 5
+
+
+def test_a_writer_whose_epoch_is_current_is_not_fenced(real_store: RealStore, tmp_path: Path) -> None:
+    archive = own_archive(tmp_path)
+    sidecar = CatalogWriter(
+        archive, cluster=CLUSTER, broker=BROKER, instance="sidecar", kind="run", clock_ms=lambda: 1
+    )
+    sidecar.claim()
+    before = [info.key for info in archive.list("")]
+    with pytest.raises(FencedError, match="sidecar"):
+        run(real_store("B") / "store", tmp_path)
+    assert [info.key for info in archive.list("")] == before, "not one object was put"
+
+
+def test_an_offload_that_is_fenced_stops_and_its_data_stays_invisible(
+    real_store: RealStore, tmp_path: Path
+) -> None:
+    store = real_store("B") / "store"
+    puts = []
+
+    def fence(task: object) -> None:
+        if isinstance(task, PutTask):
+            puts.append(task)
+            if len(puts) == 5:
+                other = CatalogWriter(
+                    own_archive(tmp_path), cluster=CLUSTER, broker=BROKER, instance="other", kind="run",
+                    clock_ms=lambda: 1,
+                )  # fmt: skip
+                other.claim(take_over=True)
+
+    with pytest.raises(FencedError):
+        run(store, tmp_path, InlineTasks(fence, parallelism=1))
+    state = load(own_archive(tmp_path))
+    assert state.owner is not None
+    assert (state.owner.instance, state.epoch) == ("other", 2)
+    assert verify_archive(own_archive(tmp_path), full=True).anomalies == []
+
+
+def test_damage_and_a_missing_file_become_the_gaps_that_backfill_records(
+    real_store: RealStore, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(real_store("A") / "store", store)
+    files = sorted((store / "commitlog").iterdir())
+    assert len(files) > 4
+    with files[1].open("r+b") as file:
+        file.seek(300_000)
+        file.write(b"\xa5" * 5_000)
+    files[3].unlink()
+    report = run(store, tmp_path / "bulk")
+    single = backfill(store, FileStore(tmp_path / "single"))
+    assert (report.damaged, report.lost, report.gaps) == (single.damaged, single.lost, single.gaps)
+    assert report.damaged == 1
+    assert report.lost == 1
+    assert report.gaps > 5
+    bulk, one = truth_of(tmp_path / "bulk"), truth_of(tmp_path / "single")
+    assert bulk["queues"] == one["queues"]
+    for queue, gaps in bulk["gaps"].items():
+        # A cycle that holds both damage and a missing file names one reason; cycles may be cut elsewhere.
+        assert [gap[1:] for gap in gaps] == [gap[1:] for gap in one["gaps"][queue]]
+
+
+def test_what_the_broker_wrote_since_is_added_to_the_same_queues(
+    real_store: RealStore, tmp_path: Path
+) -> None:
+    """The store of yesterday: some of its files. Then all of them."""
+    store = tmp_path / "store"
+    shutil.copytree(real_store("A") / "store", store)
+    for file in sorted((store / "commitlog").iterdir())[3:]:
+        file.unlink()
+    first = run(store, tmp_path / "bulk")
+    second = run(real_store("A") / "store", tmp_path / "bulk")
+    assert second.from_phys == first.to_phys
+    assert first.messages > 0 < second.messages
+    assert check_against_truth(FileStore(tmp_path / "bulk"), real_store("A"), "A") > 400
+
+
+def test_a_log_that_changes_while_it_is_read_is_an_error_and_nothing_of_it_is_committed(
+    real_store: RealStore, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(real_store("B") / "store", store)
+    (file, *_) = sorted((store / "commitlog").iterdir())
+
+    def change(task: object) -> None:
+        if isinstance(task, PutTask):
+            with file.open("r+b") as log:
+                log.seek(task.part.from_phys + 5000)
+                log.write(b"\x5a" * 3000)
+
+    with pytest.raises(CorruptionError, match="changed while"):
+        run(store, tmp_path / "bulk", InlineTasks(change))
+    assert load(own_archive(tmp_path / "bulk")).queue_count == 0
+
+
+def test_stores_of_one_broker_a_missing_one_and_a_running_broker_are_refused(
+    real_store: RealStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = str(real_store("B") / "store")
+    one = StoreToOffload(store, CLUSTER, BROKER)
+    with pytest.raises(UsageError, match="two stores"):
+        offload(NO_SPARK, [one, one], f"file://{tmp_path}", tasks=InlineTasks())
+    with pytest.raises(NotFoundError):
+        offload(NO_SPARK, [str(tmp_path / "nothing")], f"file://{tmp_path}", tasks=InlineTasks())
+    shutil.copytree(store, tmp_path / "store")
+    (tmp_path / "store" / "lock").unlink(missing_ok=True)
+    (tmp_path / "store" / "abort").touch()
+    with pytest.raises(UnavailableError, match="may run"):
+        run(tmp_path / "store", tmp_path / "bulk")
+
+
+def test_several_stores_at_a_time(real_store: RealStore, tmp_path: Path) -> None:
+    names = ["B", "F", "K"]
+    stores = [StoreToOffload(str(real_store(name) / "store"), CLUSTER, name) for name in names]
+    done: dict[str, tuple[int, int]] = {}
+    reports = offload(
+        NO_SPARK, stores, f"file://{tmp_path}", options=OPTIONS, tasks=InlineTasks(),
+        report=lambda path, so_far, total: done.__setitem__(path, (so_far, total)),
+    )  # fmt: skip
+    assert [report.broker for report in reports] == names
+    assert all(so_far == total > 0 for so_far, total in done.values())
+    for name, report in zip(names, reports, strict=True):
+        archive = PrefixedStore(FileStore(tmp_path), archive_prefix(CLUSTER, name))
+        assert verify_archive(archive).counts["rows"] == report.messages

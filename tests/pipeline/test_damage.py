@@ -1,0 +1,126 @@
+"""Bytes that fail a check: FAILFAST names object and range, PERMISSIVE skips what is damaged and says so."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+
+import pipeline
+from pipeline.archive_plan import pinned_versions, plan
+from pipeline.columns import CORRUPT_RECORD, chosen
+from pipeline.partition_reader import read_partition
+from pipeline.predicate import Predicate
+from pipeline.source_options import Mode, SourceOptions, parse_options
+from pipeline.spark_types import schema_of
+from tiered.errors import CorruptionError
+from tiered.flat_file.segment_reader import SegmentReader
+from tiered.formats.segment_layout import HEADER_BYTES
+from tiered.object_store.file import FileStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = ["topic", "queueId", "queueOffset", "bodyCRC", CORRUPT_RECORD]
+
+
+@pytest.fixture
+def damaged(small_archive: Path, tmp_path: Path) -> tuple[Path, str, int, int]:
+    """(archive, key, begin and end of the block in it that is damaged): the second block of the largest object."""
+    archive = tmp_path / "archive"
+    shutil.copytree(small_archive, archive)
+    largest = max(archive.rglob("*.s*o"), key=lambda path: path.stat().st_size)
+    key = largest.relative_to(archive).as_posix()
+    blocks = SegmentReader.open_unknown(FileStore(archive), key).index.blocks["stored_bytes"]
+    begin = HEADER_BYTES + int(blocks[0])
+    end = begin + int(blocks[1])
+    data = bytearray(largest.read_bytes())
+    data[(begin + end) // 2] ^= 1
+    largest.chmod(0o644)
+    largest.write_bytes(data)
+    return archive, key, begin, end
+
+
+def read(options: SourceOptions, columns: list[str] = COLUMNS) -> list[dict[str, Any]]:
+    wanted = chosen(columns)
+    schema: pa.Schema = to_arrow_schema(schema_of(wanted), timezone="UTC")
+    parts = plan(options, pinned_versions(options), Predicate(), is_header_only=False)
+    batches = (
+        batch for part in parts for batch in read_partition(part, options, Predicate(), wanted, schema)
+    )
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def options_of(archive: Path, mode: Mode) -> SourceOptions:
+    return replace(parse_options({"path": f"file://{archive}"}), mode=mode)
+
+
+def test_failfast_names_object_and_range(damaged: tuple[Path, str, int, int]) -> None:
+    archive, key, begin, end = damaged
+    with pytest.raises(CorruptionError, match=rf"{key}: block 1 \[{begin}, {end}\) fails its CRC32C"):
+        read(options_of(archive, Mode.FAILFAST))
+
+
+def test_permissive_skips_the_block_and_says_so(
+    damaged: tuple[Path, str, int, int], small_archive: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive, key, begin, end = damaged
+    with caplog.at_level(logging.WARNING):
+        rows = read(options_of(archive, Mode.PERMISSIVE))
+    reports = [row for row in rows if row[CORRUPT_RECORD] is not None]
+    assert len(reports) == 1
+    assert f"{key}: block 1 [{begin}, {end})" in reports[0][CORRUPT_RECORD]
+    assert f"{key}: block 1 [{begin}, {end})" in caplog.text
+    whole = read(options_of(small_archive, Mode.FAILFAST))
+    kept = [row for row in rows if row[CORRUPT_RECORD] is None]
+    # The rows of one block are gone, and the light-queue rows that point into it.
+    lost = SegmentReader.open_unknown(FileStore(archive), key).index.blocks["rows"][1]
+    places = {(row["topic"], row["queueId"], row["queueOffset"]) for row in kept}
+    missing = [row for row in whole if (row["topic"], row["queueId"], row["queueOffset"]) not in places]
+    assert len([row for row in missing if not row["topic"].startswith("%LMQ%")]) == lost > 0
+    assert len(kept) + len(missing) == len(whole)
+
+
+def test_header_only_reads_do_not_notice(damaged: tuple[Path, str, int, int], small_archive: Path) -> None:
+    columns = ["topic", "queueOffset"]
+    assert len(read(options_of(damaged[0], Mode.FAILFAST), columns)) == len(
+        read(options_of(small_archive, Mode.FAILFAST), columns)
+    )
+
+
+def test_a_damaged_tail_loses_the_object_only(damaged: tuple[Path, str, int, int]) -> None:
+    archive, key, _, _ = damaged
+    path = archive / key
+    path.write_bytes(path.read_bytes()[:-30] + bytes(30))
+    with pytest.raises(CorruptionError, match=key):
+        read(options_of(archive, Mode.FAILFAST))
+    rows = read(options_of(archive, Mode.PERMISSIVE))
+    assert len([row for row in rows if row[CORRUPT_RECORD] is not None and key in row[CORRUPT_RECORD]]) >= 1
+    assert len(rows) > 1000
+
+
+def test_an_object_that_is_missing_is_no_empty_answer(damaged: tuple[Path, str, int, int]) -> None:
+    archive, key, _, _ = damaged
+    (archive / key).unlink()
+    with pytest.raises(CorruptionError, match=r"catalog version \d+ names what is not there"):
+        read(options_of(archive, Mode.FAILFAST))
+
+
+@pytest.mark.xdist_group("spark")
+def test_a_job_fails_with_the_range_or_goes_on(
+    spark: SparkSession, damaged: tuple[Path, str, int, int], small_archive: Path
+) -> None:
+    archive, key, begin, end = damaged
+    columns = ["topic", "queueOffset", "bodyCRC"]
+    with pytest.raises(Exception, match=rf"block 1 \[{begin}, {end}\) fails its CRC32C") as failure:
+        pipeline.read(spark, f"file://{archive}", columns=columns).count()
+    assert key in str(failure.value)
+    skipping = pipeline.read(spark, f"file://{archive}", columns=columns, mode="PERMISSIVE").count()
+    whole = pipeline.read(spark, f"file://{small_archive}", columns=columns).count()
+    assert 0 < skipping < whole

@@ -1,0 +1,132 @@
+"""Plans: the same version gives the same partitions, large runs are split, nothing is read twice or left out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline.archive_plan import pinned_versions, plan
+from pipeline.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices, cut
+from pipeline.predicate import Predicate
+from pipeline.source_options import MIB, Mode, Source, Starting, parse_options
+from tests.pipeline.conftest import archive_store
+from tiered.errors import NotFoundError, UsageError
+from tiered.model.queue import QueueKey
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUNS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 1000), st.integers(1, 10_000_000)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(RUNS, st.integers(1000, 5_000_000))
+def test_partitions_are_bounded_and_hold_every_offset_once(
+    runs: list[tuple[int, int, int, int]], partition_bytes: int
+) -> None:
+    table = np.zeros(len(runs), SLICE_DTYPE)
+    for number, (queue, key, offsets, weight) in enumerate(runs):
+        table[number] = (queue, key, number, 0, 10, 10 + offsets, weight)
+    objects = tuple(ObjectRef(f"key-{number}", 100, 50) for number in range(6))
+    queues = tuple(QueueKey("t", number, 0) for number in range(4))
+    whole = Slices(ArchiveRef("c", "b", 1), table, queues, objects)
+    parts = cut([whole], partition_bytes)
+    found: dict[int, list[tuple[int, int]]] = {}
+    for part in parts:
+        heaviest = int(part.table["weight"].max())
+        assert part.weight_bytes <= 2 * partition_bytes or heaviest > partition_bytes
+        for row in part.table:
+            queue, key, offsets, weight = runs[int(row["ordinal"])]
+            assert part.queues[int(row["queue"])].queue_id == queue
+            assert part.objects[int(row["object"])].key == f"key-{key}"
+            is_one_offset = row["end"] - row["begin"] == 1
+            assert row["weight"] <= partition_bytes or is_one_offset
+            found.setdefault(int(row["ordinal"]), []).append((int(row["begin"]), int(row["end"])))
+    for number, (_, _, offsets, _) in enumerate(runs):
+        pieces = sorted(found[number])
+        assert pieces[0][0] == 10 and pieces[-1][1] == 10 + offsets
+        assert all(one[1] == following[0] for one, following in pairwise(pieces))
+
+
+def test_a_version_is_planned_the_same_again_whatever_came_since(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    archive_store(real_store("K") / "store", tmp_path / "one", "K")
+    options = replace(parse_options({"path": f"file://{tmp_path / 'one'}"}), partition_bytes=200_000)
+    newest = pinned_versions(options)
+    pinned = {names: version - 4 for names, version in newest.items()}
+    before = plan(options, pinned, Predicate(), is_header_only=False)
+    archive_store(real_store("B") / "store", tmp_path / "one", "K2")
+    again = plan(options, pinned, Predicate(), is_header_only=False)
+    assert len(before) > 5
+    for one, other in zip(before, again, strict=True):
+        assert (one.archive, one.queues, one.objects) == (other.archive, other.queues, other.objects)
+        assert one.archive.version == pinned[("FxCluster", "K")]
+        assert (one.table == other.table).all()
+    rows = sum(int((part.table["end"] - part.table["begin"]).sum()) for part in before)
+    every = plan(options, newest, Predicate(), is_header_only=False)
+    assert 0 < rows < sum(int((part.table["end"] - part.table["begin"]).sum()) for part in every)
+
+
+@pytest.mark.xdist_group("spark")
+def test_actions_on_one_dataframe_see_one_version(
+    spark: SparkSession, small_archive: Path, tmp_path: Path
+) -> None:
+    """An archive that grows between two actions: commits appear one by one, as a copy shows them."""
+    archive = tmp_path / "growing"
+    shutil.copytree(small_archive, archive)
+    commits = sorted((archive / "FxCluster/K/catalog").iterdir())  # newest first
+    kept = [(path, path.read_bytes()) for path in commits[:4]]
+    for path, _ in kept:
+        path.unlink()
+    frame = pipeline.read(spark, f"file://{archive}", columns=["topic", "queueOffset"])
+    before = frame.count()
+    for path, data in reversed(kept):
+        path.write_bytes(data)
+    assert frame.count() == before
+    assert pipeline.read(spark, f"file://{archive}", columns=["queueOffset"]).count() > before
+
+
+def test_options_are_checked() -> None:
+    good = parse_options({
+        "path": "s3://b/p", "Topic": "a, b*", "MODE": "permissive", "source": "STORE", "partitionbytes": str(MIB),
+        "accessKey": "A", "secretKey": "S", "startingOffsets": "timestamp", "startingTimestamp": "5",
+    })  # fmt: skip
+    assert (good.topics, good.mode, good.source) == (("a", "b*"), Mode.PERMISSIVE, Source.STORE)
+    assert good.wants("bcd") and not good.wants("c")
+    assert (good.starting, good.starting_timestamp) == (Starting.TIMESTAMP, 5)
+    assert "S'" not in repr(good) and good.store_options().credentials is not None
+    for wrong, complaint in (
+        ({}, "no path"),
+        ({"path": "x", "topics": "a"}, "no option 'topics'"),
+        ({"path": "x", "mode": "DROP"}, "one of FAILFAST, PERMISSIVE"),
+        ({"path": "x", "partitionBytes": "1k"}, "a whole number"),
+        ({"path": "x", "accessKey": "a"}, "belong together"),
+        ({"path": "x", "startingOffsets": "timestamp"}, "belong together"),
+        ({"path": "x", "maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "exclude each other"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            parse_options(wrong)
+
+
+def test_what_is_not_there_is_an_error_not_an_empty_table(small_archive: Path, tmp_path: Path) -> None:
+    options = parse_options({"path": f"file://{small_archive}", "topic": "no_such_topic"})
+    with pytest.raises(NotFoundError, match="no topic 'no_such_topic'"):
+        plan(options, pinned_versions(options), Predicate(), is_header_only=True)
+    with pytest.raises(NotFoundError, match="there are FxCluster/K"):
+        pinned_versions(replace(options, broker="other"))
+    with pytest.raises(NotFoundError):
+        pinned_versions(parse_options({"path": f"file://{tmp_path}"}))

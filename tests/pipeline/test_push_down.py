@@ -1,0 +1,253 @@
+"""Filters handed to the source give the rows they give without it, and save the reading of what they exclude."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+
+import pipeline
+from pipeline.archive_plan import pinned_versions, plan
+from pipeline.archive_scan import ArchiveScanner
+from pipeline.columns import chosen
+from pipeline.partition_reader import read_partition
+from pipeline.partitions import Slices
+from pipeline.predicate import Allowed, Predicate, push_down
+from pipeline.row_chunk import RowChunk
+from pipeline.source_options import parse_options
+from pipeline.spark_types import schema_of
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = [
+    "topic",
+    "generation",
+    "queueId",
+    "queueOffset",
+    "commitLogOffset",
+    "storeTimestamp",
+    "storeSize",
+    "tags",
+]
+NUMBERS = ("queueId", "queueOffset", "storeTimestamp", "commitLogOffset", "storeSize", "generation")
+FIRST_MS, LAST_MS = 1_795_229_580_000, 1_795_229_640_000
+
+
+def numbers(name: str) -> st.SearchStrategy[int]:
+    """Values of a column, and some that it never has."""
+    if name == "storeTimestamp":
+        return st.integers(FIRST_MS, LAST_MS)
+    return st.integers(-1, 6_000_000) if name in ("commitLogOffset",) else st.integers(-1, 40)
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> Filter:
+    kind = draw(st.sampled_from(["number", "number", "number", "tags", "topic", "other"]))
+    if kind == "number":
+        name = draw(st.sampled_from(NUMBERS))
+        compare = draw(
+            st.sampled_from(
+                [EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, In]
+            )
+        )
+        value = draw(numbers(name))
+        if compare is In:
+            return In((name,), tuple(draw(st.lists(numbers(name), max_size=20))))
+        return compare((name,), value)
+    if kind == "other":
+        inner = EqualTo(("queueId",), draw(st.integers(0, 3)))
+        others = [
+            Not(inner),
+            IsNotNull(("tags",)),
+            IsNotNull(("queueOffset",)),
+            StringContains(("topic",), "size"),
+        ]
+        return draw(st.sampled_from(others))
+    names = {
+        "tags": ["text", "rand", "R0", "nothing", ""],
+        "topic": ["t_sizes", "t_bcq", "%LMQ%t_all", "t_none"],
+    }[kind]
+    value = draw(st.sampled_from(names))
+    return draw(st.sampled_from([EqualTo((kind,), value), In((kind,), (value, names[0]))]))
+
+
+def passes(row: dict[str, Any], one: Filter) -> bool:
+    """Whether SQL's WHERE keeps ``row``."""
+    if isinstance(one, Not):
+        return not passes(row, one.child)
+    value = row[one.attribute[0]]  # type: ignore[attr-defined]
+    if isinstance(one, IsNotNull):
+        return value is not None
+    wanted = one.value  # type: ignore[attr-defined]
+    if value is None:
+        return False
+    return {
+        EqualTo: lambda: value == wanted,
+        EqualNullSafe: lambda: value == wanted,
+        GreaterThan: lambda: value > wanted,
+        GreaterThanOrEqual: lambda: value >= wanted,
+        LessThan: lambda: value < wanted,
+        LessThanOrEqual: lambda: value <= wanted,
+        In: lambda: value in wanted,
+        StringContains: lambda: wanted in value,
+    }[type(one)]()
+
+
+def read_rows(archive: Path, predicate: Predicate, names: list[str]) -> list[dict[str, Any]]:
+    options = replace(
+        parse_options({"path": f"file://{archive}"}), partition_bytes=300_000, batch_bytes=100_000
+    )
+    columns = chosen(names)
+    schema = to_arrow_schema(schema_of(columns), timezone="UTC")
+    parts = plan(options, pinned_versions(options), predicate, is_header_only="tags" not in names)
+    return [
+        row
+        for part in parts
+        for batch in read_partition(part, options, predicate, columns, schema)
+        for row in batch.to_pylist()
+    ]
+
+
+def order(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple((row[name] is None, row[name]) for name in COLUMNS)
+
+
+@pytest.fixture(scope="session")
+def every_row(small_archive: Path) -> list[dict[str, Any]]:
+    return read_rows(small_archive, Predicate(), COLUMNS)
+
+
+@settings(max_examples=40)
+@given(wanted=st.lists(filters(), min_size=1, max_size=4))
+def test_pushed_down_or_not_the_rows_are_the_same(
+    small_archive: Path, every_row: list[dict[str, Any]], wanted: list[Filter]
+) -> None:
+    predicate, left = push_down(wanted)
+    found = [
+        row for row in read_rows(small_archive, predicate, COLUMNS) if all(passes(row, one) for one in left)
+    ]
+    expected = [row for row in every_row if all(passes(row, one) for one in wanted)]
+    assert sorted(found, key=order) == sorted(expected, key=order)
+
+
+def test_what_is_decided_exactly_is_not_asked_again() -> None:
+    exact = [
+        IsNotNull(("queueId",)),
+        EqualTo(("queueId",), 1),
+        In(("queueOffset",), (3, None, 1)),
+        LessThan(("storeTimestamp",), 9),
+    ]
+    asked_again = [
+        EqualTo(("tags",), "a"),
+        Not(exact[1]),
+        EqualTo(("queueId",), 1.5),
+        IsNotNull(("tags",)),
+    ]
+    predicate, left = push_down([*exact, *asked_again])
+    assert left == asked_again
+    assert predicate.numbers["queueOffset"] == Allowed(values=(1, 3))
+    assert predicate.tags == {"a"}
+    assert push_down([EqualTo(("tags",), "\ufffd")])[0].tags is None
+
+
+class RecordingStore:
+    """Notes every ranged read."""
+
+    def __init__(self, store: PrefixedStore) -> None:
+        self._store = store
+        self.reads: list[tuple[str, int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        self.reads.append((key, offset, length))
+        return self._store.get_range(key, offset, length)
+
+
+@pytest.fixture
+def scanned(all_archives: Path) -> Callable[..., tuple[list[tuple[str, int, int]], list[Slices], int]]:
+    """Reads store A's archive with a predicate: (ranged reads, partitions, rows)."""
+
+    def scan(
+        predicate: Predicate, *, with_records: bool
+    ) -> tuple[list[tuple[str, int, int]], list[Slices], int]:
+        options = parse_options({"path": f"file://{all_archives}", "broker": "A", "topic": "t_*"})
+        parts = plan(options, pinned_versions(options), predicate, is_header_only=not with_records)
+        store = RecordingStore(PrefixedStore(FileStore(all_archives), "FxCluster/A"))
+        scanner = ArchiveScanner(
+            store,
+            predicate,
+            with_records=with_records,
+            window_bytes=200_000,
+            on_corrupt=pytest.fail,  # type: ignore[arg-type]
+        )
+        chunks: Iterator[RowChunk] = (chunk for part in parts for chunk in scanner.chunks(part))
+        return store.reads, parts, sum(len(chunk) for chunk in chunks)
+
+    return scan
+
+
+def test_header_only_scans_touch_no_block(scanned: Callable[..., Any]) -> None:
+    reads, parts, rows = scanned(Predicate(), with_records=False)
+    tails = {
+        (ref.key, ref.size_bytes - ref.tail_bytes, ref.tail_bytes) for part in parts for ref in part.objects
+    }
+    assert rows > 100_000
+    assert set(reads) == tails
+
+
+def test_a_time_range_reads_little_more_than_its_messages(scanned: Callable[..., Any]) -> None:
+    everything, _, rows = scanned(Predicate(), with_records=True)
+    narrow = Predicate({"storeTimestamp": Allowed(1_795_227_671_000, 1_795_227_672_000)})
+    reads, parts, few = scanned(narrow, with_records=True)
+    assert 0 < few < rows / 10
+    assert sum(length for *_, length in reads) < sum(length for *_, length in everything) / 4
+    assert len({ref.key for part in parts for ref in part.objects}) < len({key for key, *_ in everything}) / 2
+
+
+def test_tags_choose_blocks_by_their_code(scanned: Callable[..., Any]) -> None:
+    everything, _, rows = scanned(Predicate(), with_records=True)
+    reads, _, few = scanned(Predicate(tags=frozenset({"no such tag"})), with_records=True)
+    assert few == 0 < rows
+    assert len(reads) < len(everything) / 2
+
+
+@pytest.mark.xdist_group("spark")
+def test_spark_hands_filters_over_and_gets_the_same_rows(spark: SparkSession, small_archive: Path) -> None:
+    setting = "spark.sql.python.filterPushdown.enabled"
+    frame = pipeline.read(spark, f"file://{small_archive}", columns=COLUMNS)
+    where = "queueId in (1, 2) and queueOffset > 3 and tags = 'text' and topic like 't_s%'"
+    pushed = frame.where(where)
+    plan_text = pushed._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    still_asked = "".join(line for line in plan_text.splitlines() if "Filter" in line and "Scan" not in line)
+    assert "tags" in still_asked
+    assert "queueOffset" not in still_asked and "queueId" not in still_asked, plan_text
+    found = sorted(map(tuple, pushed.collect()))
+    spark.conf.set(setting, "false")
+    try:
+        assert sorted(map(tuple, frame.where(where).collect())) == found != []
+    finally:
+        spark.conf.set(setting, "true")

@@ -1,0 +1,219 @@
+"""The archive as a stream: every row once, in bounded batches, over restarts, from where it was asked to start."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+
+from pipeline.columns import chosen
+from pipeline.source_options import parse_options
+from pipeline.spark_types import schema_of
+from pipeline.stream_offsets import (
+    ArchiveOffset,
+    bytes_between,
+    from_json,
+    offset_after,
+    share,
+    to_json,
+)
+from pipeline.stream_reader import MessageStreamReader
+from tests.pipeline.growing_archive import GrowingArchive
+from tiered.errors import CorruptionError, NotFoundError, UsageError
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RUN_DTYPE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = ["topic", "generation", "queueId", "queueOffset", "storeTimestamp", "storeSize"]
+ARCHIVE = "FxCluster/K"
+QUEUES = st.builds(QueueKey, st.sampled_from(["t", "t|x", "%LMQ%a/b"]), st.integers(0, 9), st.integers(0, 2))
+OFFSETS = st.dictionaries(
+    st.tuples(st.text(min_size=1, max_size=5), st.sampled_from(["b", "b/c", "ü"])),
+    st.builds(ArchiveOffset, st.integers(1, 99), st.dictionaries(QUEUES, st.integers(0, 2**62), max_size=4)),
+    max_size=3,
+)
+
+
+@given(OFFSETS)
+def test_offsets_survive_the_checkpoint(offset: dict[tuple[str, str], ArchiveOffset]) -> None:
+    assert from_json(json.loads(json.dumps(to_json(offset)))) == offset
+
+
+def test_a_foreign_checkpoint_is_refused() -> None:
+    for wrong in ({"a/b": {"version": 1}}, {"a": {"version": 1, "queues": {}}}, {"a/b": 5}):
+        with pytest.raises(CorruptionError, match="does not parse"):
+            from_json(wrong)
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=20), st.integers(0, 50_000))
+def test_shares_are_all_of_the_limit_and_never_more_than_there_is(available: list[int], limit: int) -> None:
+    shares = share(available, limit)
+    assert all(0 <= mine <= there for mine, there in zip(shares, available, strict=True))
+    assert sum(shares) == min(max(limit, 1), sum(available))
+    for mine, there in zip(shares, available, strict=True):
+        assert abs(mine - there * sum(shares) / max(sum(available), 1)) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 5000)), min_size=1, max_size=8), st.data())
+def test_bytes_and_offsets_agree(sizes: list[tuple[int, int]], draw: st.DataObject) -> None:
+    runs = np.zeros(len(sizes), RUN_DTYPE)
+    ends = np.cumsum([rows for rows, _ in sizes]) + 100
+    runs["end_queue_offset"], runs["rows"] = ends, [rows for rows, _ in sizes]
+    runs["base_queue_offset"], runs["byte_count"] = ends - runs["rows"], [size for _, size in sizes]
+    begin = draw.draw(st.integers(100, int(ends[-1])))
+    limit = draw.draw(st.integers(0, 60_000))
+    reached = offset_after(runs, begin, int(ends[-1]), limit)
+    assert begin <= reached <= ends[-1]
+    assert reached > begin or begin == ends[-1]
+    assert reached <= begin + 1 or bytes_between(runs, begin, reached) <= limit
+    assert reached == ends[-1] or bytes_between(runs, begin, reached + 1) > limit
+
+
+def stream_reader(url: str, **options: str) -> MessageStreamReader:
+    return MessageStreamReader(parse_options({"path": url, **options}), schema_of(chosen(COLUMNS)))
+
+
+def rows_of(reader: MessageStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = reader.partitions(start, end)
+    return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def places(rows: Sequence[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+    return Counter((row["topic"], row["generation"], row["queueId"], row["queueOffset"]) for row in rows)
+
+
+def drained(
+    reader: MessageStreamReader, start: dict[str, Any], limit: ReadLimit
+) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
+    """(rows of each batch until nothing is left, the offset reached)."""
+    batches = []
+    while (end := reader.latestOffset(start, limit)) != start:
+        end = json.loads(json.dumps(end))
+        batches.append(rows_of(reader, start, end))
+        start = end
+    return batches, start
+
+
+@pytest.mark.parametrize("limit", [ReadAllAvailable(), ReadMaxRows(700), ReadMaxBytes(400_000)])
+def test_every_row_once_while_the_archive_grows(
+    small_archive: Path, tmp_path: Path, limit: ReadLimit
+) -> None:
+    growing = GrowingArchive(small_archive, tmp_path / "archive", ARCHIVE, shown=2)
+    rows: list[dict[str, Any]] = []
+    start: dict[str, Any] = {}
+    count = 0
+    while True:
+        reader = stream_reader(growing.url)  # as after a restart: only the offset is left
+        start = start or reader.initialOffset()
+        batches, start = drained(reader, start, limit)
+        reader.stop()
+        rows += [row for batch in batches for row in batch]
+        if isinstance(limit, ReadMaxRows):
+            assert all(len(batch) <= limit.max_rows for batch in batches)
+        count += len(batches)
+        if not growing.hidden_commits:
+            break
+        growing.show(1)
+    # Topics that are deleted by the end were there when the stream passed.
+    whole = stream_reader(f"file://{small_archive}", generation="all")
+    expected = rows_of(whole, {}, whole.latestOffset({}, ReadAllAvailable()))
+    assert places(rows) == places(expected)
+    assert max(places(rows).values()) == 1
+    assert len(rows) > 7000
+    if isinstance(limit, ReadMaxBytes):  # about: messages of a run count as equally large
+        assert count >= sum(row["storeSize"] for row in rows) / limit.max_bytes * 0.7
+
+
+def test_a_batch_that_is_run_again_is_the_same(small_archive: Path, tmp_path: Path) -> None:
+    growing = GrowingArchive(small_archive, tmp_path / "archive", ARCHIVE, shown=5)
+    reader = stream_reader(growing.url)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(900))
+    before = rows_of(reader, start, end)
+    growing.show(99)
+    again = rows_of(stream_reader(growing.url), start, end)
+    assert places(again) == places(before)
+    assert len(before) <= 900
+
+
+def test_starting_offsets(small_archive: Path) -> None:
+    url = f"file://{small_archive}"
+    everything = rows_of(
+        reader := stream_reader(url),
+        reader.initialOffset(),
+        end := reader.latestOffset({}, ReadAllAvailable()),
+    )
+    latest = stream_reader(url, startingoffsets="latest")
+    assert latest.initialOffset() == end
+    assert rows_of(latest, latest.initialOffset(), end) == []
+    times = sorted(row["storeTimestamp"] for row in everything)
+    middle = times[len(times) // 2]
+    later = stream_reader(url, startingoffsets="timestamp", startingtimestamp=str(middle))
+    found = rows_of(later, later.initialOffset(), end)
+    assert places(found) == places([row for row in everything if row["storeTimestamp"] >= middle])
+    assert 0 < len(found) < len(everything)
+
+
+def test_available_now_ends_where_it_began_to_look(small_archive: Path, tmp_path: Path) -> None:
+    growing = GrowingArchive(small_archive, tmp_path / "archive", ARCHIVE, shown=5)
+    reader = stream_reader(growing.url, maxrowspertrigger="1000")
+    reader.prepareForTriggerAvailableNow()
+    growing.show(99)
+    batches, end = drained(reader, reader.initialOffset(), reader.getDefaultReadLimit())
+    assert len(batches) > 1
+    reader.stop()
+    assert stream_reader(growing.url).latestOffset(end, ReadAllAvailable()) != end
+
+
+def test_expired_offsets_are_an_error_unless_told(small_archive: Path) -> None:
+    reader = stream_reader(f"file://{small_archive}", topic="t_sizes")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    for numbers in start[ARCHIVE]["queues"].values():
+        numbers["0.0"] = -5  # the archive begins later than the stream had come
+    with pytest.raises(NotFoundError, match="expired before they were read"):
+        reader.partitions(start, end)
+    tolerant = stream_reader(f"file://{small_archive}", topic="t_sizes", failondataloss="false")
+    assert len(rows_of(tolerant, start, end)) > 0
+
+
+def test_store_directories_are_no_streams() -> None:
+    with pytest.raises(UsageError, match="a stream reads archives"):
+        stream_reader("/somewhere", source="store")
+
+
+@pytest.mark.xdist_group("spark")
+def test_a_query_and_its_restart_write_every_row_once(
+    spark: SparkSession, small_archive: Path, tmp_path: Path
+) -> None:
+    growing = GrowingArchive(small_archive, tmp_path / "archive", ARCHIVE, shown=5)
+    stream = (
+        spark.readStream.format("rocketmq-tiered")
+        .option("columns", ",".join(COLUMNS))
+        .option("maxRowsPerTrigger", 4000)
+        .load(growing.url)
+    )
+    for _ in range(2):
+        query = (
+            stream.writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "out"))
+        )
+        assert query.awaitTermination(120)
+        growing.show(99)
+    rows = [row.asDict() for row in spark.read.parquet(str(tmp_path / "out")).collect()]
+    # Topics that are deleted by the end were there when the stream passed.
+    whole = stream_reader(f"file://{small_archive}", generation="all")
+    expected = rows_of(whole, {}, whole.latestOffset({}, ReadAllAvailable()))
+    assert places(rows) == places(expected)
