@@ -166,7 +166,12 @@ def _measured(spark: SparkSession, archived: Archived, directory: Path, runs: in
     whole = pipeline.read(spark, archived.url)
     headers = pipeline.read(spark, archived.url, columns=HEADERS)
     begin, end = _one_percent(archived)
-    few = whole.where(f"storeTimestamp >= {begin} and storeTimestamp < {end}")
+    few = pipeline.read(spark, archived.url, pushFilters="true").where(
+        f"storeTimestamp >= {begin} and storeTimestamp < {end}"
+    )
+    none = pipeline.read(spark, archived.url, pushFilters="true").where(
+        f"storeTimestamp < {archived.first_ms}"
+    )
     parquet = directory / f"parquet-{archived.profile.name}-{archived.profile.messages}"
     if not (parquet / "_SUCCESS").exists():
         whole.write.mode("overwrite").parquet(str(parquet))
@@ -177,7 +182,7 @@ def _measured(spark: SparkSession, archived: Archived, directory: Path, runs: in
         FULL: lambda: _drain(whole),
         HEADER_ONLY: lambda: _drain(headers),
         ONE_PERCENT: lambda: _drain(few),
-        NOTHING: lambda: _drain(whole.where(f"storeTimestamp < {archived.first_ms}")),
+        NOTHING: lambda: _drain(none),
         "Parquet, full scan": lambda: _drain(same),
         "Parquet, header-only scan": lambda: _drain(same.select(*HEADERS)),
     }

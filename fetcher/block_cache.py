@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -28,6 +28,15 @@ class BlockKey(NamedTuple):
 
     object_key: str
     block: int
+
+
+class NewBlock(NamedTuple):
+    """A block to be held; ``crc32c`` is of its bytes, ``is_read``: a reader has it already."""
+
+    key: BlockKey
+    block: Block
+    crc32c: int
+    is_read: bool
 
 
 class DropReason(Enum):
@@ -54,7 +63,7 @@ class BlockCacheLimits:
     read_expiry_s: float = 10.0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
     block: Block
     crc32c: int
@@ -141,14 +150,20 @@ class BlockCache:
 
     def put(self, key: BlockKey, block: Block, crc32c: int, *, is_read: bool) -> None:
         """Hold ``block`` (``crc32c`` is of its bytes); one that is held already is replaced."""
-        entry = _Entry(block, crc32c, self._clock_s())
+        self.put_all([NewBlock(key, block, crc32c, is_read)])
+
+    def put_all(self, blocks: Sequence[NewBlock]) -> None:
+        """Hold ``blocks``; the newest stay if there is not room for all."""
+        now_s = self._clock_s()
         gone: list[_Entry] = []
         with self._lock:
-            self._remove(key, gone)
-            if block.nbytes <= self._limits.bytes_max:
-                (self._read if is_read else self._unread)[key] = entry
-                self._held_bytes += block.nbytes
+            for key, block, crc32c, is_read in blocks:
+                self._remove(key, gone)
+                if block.nbytes <= self._limits.bytes_max:
+                    (self._read if is_read else self._unread)[key] = _Entry(block, crc32c, now_s)
+                    self._held_bytes += block.nbytes
             dropped = self._evict(self._held_bytes - self._limits.bytes_max, gone, unread_too=True)
+        gone.clear()
         self._report(dropped)
 
     def drop(self, keys: Iterable[BlockKey]) -> int:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import fastcrc
+import zstandard
 
-from fetcher.block_cache import Block, BlockCache, BlockKey
+from fetcher.block_cache import Block, BlockCache, BlockKey, NewBlock
 from fetcher.budget import ByteBudget
 from fetcher.coalescing import CoalescingLimits, PlannedGet, Range, plan_gets
 from fetcher.disk_cache import DiskCache
@@ -28,7 +29,7 @@ from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.formats.segment_layout import CODEC_RAW
 
-DECODE_BYTES = 1024 * 1024
+DECODE_BYTES = 2 * 1024 * 1024
 """Raw bytes of a task of the decode pool: enough to hide its start, little enough to share between threads."""
 HISTORY_OBJECTS = 4096
 """Objects of which it is remembered which blocks were fetched."""
@@ -51,20 +52,35 @@ class FlightPlan:
         return stored + sum(span.raw_bytes for span in spans)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class BlockFlight:
-    """One block on its way. ``request``: the GET that brings it, while there is one."""
+    """One block on its way. ``arrived`` is done once the block, or an error, is there: for all decoded together.
+
+    ``request``: the GET that brings it, while there is one.
+    """
 
     key: BlockKey
     span: BlockSpan
     lane: Lane
+    arrived: Future[None]
     request: LaneRequest | None = None
-    future: Future[Block] = field(default_factory=new_future)
+    block: Block | None = None
+    error: BaseException | None = None
+
+    def outcome(self) -> Block:
+        """The block, once arrived. Raises why it is not there."""
+        if self.block is not None:
+            return self.block
+        assert self.error is not None
+        try:
+            raise self.error
+        finally:
+            del self  # the error refers to this frame from now on: it would refer to itself
 
 
 @dataclass(eq=False)
 class _Get:
-    """A GET and the flights it brings; ``tasks_left`` of the decode pool still need its bytes.
+    """A GET and the flights it brings, by task of the decode pool; ``tasks_left`` still need its bytes.
 
     A future keeps its callbacks, and thereby this, for ever: so flights forget their request and this its flights as
     soon as the bytes are there. A cycle would keep blocks in memory until the garbage collector comes by.
@@ -73,7 +89,7 @@ class _Get:
     index: SegmentIndex
     offset: int
     byte_count: int
-    flights: list[BlockFlight]
+    tasks: list[list[BlockFlight]]
     tasks_left: int = 0
 
 
@@ -158,31 +174,38 @@ class BlockFlights:
         None, and nothing happened: somebody was faster with one of the blocks, so look again.
         """
         index = plan.index
-        spans = [*plan.from_disk, *plan.from_store]
-        flights = [BlockFlight(BlockKey(index.key, span.first_block), span, lane) for span in spans]
-        gets: list[tuple[LaneRequest, _Get]] = []
+        from_disk = [self._flight(index, span, lane, new_future()) for span in plan.from_disk]
+        gets = [self._planned(index, planned, plan.from_store, lane) for planned in plan.gets]
+        from_store = [flight for _, get in gets for task in get.tasks for flight in task]
+        flights = [*from_disk, *from_store]
         with self._lock:
             if any(flight.key in self._flights or flight.key in self._cache for flight in flights):
                 return None
-            stored = flights[len(plan.from_disk) :]
-            for planned in plan.gets:
-                gets.append(self._prepared(index, planned, stored[planned.first : planned.end], lane))
-            for flight in flights:
-                self._flights[flight.key] = flight
+            self._flights.update({flight.key: flight for flight in flights})
+            self.counts.gap_bytes += sum(planned.gap_bytes for planned in plan.gets)
         for request, get in gets:
             self._send(request, get)
-        for flight in flights[: len(plan.from_disk)]:
+        for flight in from_disk:
             self._submit(partial(self._read_disk, index, flight), [flight], flight.span.length)
         return flights
 
-    def _prepared(
-        self, index: SegmentIndex, planned: PlannedGet, flights: list[BlockFlight], lane: Lane
+    def _flight(self, index: SegmentIndex, span: BlockSpan, lane: Lane, arrived: Future[None]) -> BlockFlight:
+        return BlockFlight(BlockKey(index.key, span.first_block), span, lane, arrived)
+
+    def _planned(
+        self, index: SegmentIndex, planned: PlannedGet, spans: Sequence[BlockSpan], lane: Lane
     ) -> tuple[LaneRequest, _Get]:
         request = LaneRequest(index.key, planned.offset, planned.length, lane)
-        for flight in flights:
-            flight.request = request
-        self.counts.gap_bytes += planned.gap_bytes
-        return request, _Get(index, planned.offset, planned.length, flights)
+        tasks: list[list[BlockFlight]] = []
+        task_bytes = DECODE_BYTES
+        for span in spans[planned.first : planned.end]:
+            if task_bytes + span.raw_bytes > DECODE_BYTES:
+                tasks.append([])
+                task_bytes, arrived = 0, new_future()
+            tasks[-1].append(self._flight(index, span, lane, arrived))
+            tasks[-1][-1].request = request
+            task_bytes += span.raw_bytes
+        return request, _Get(index, planned.offset, planned.length, tasks)
 
     def _send(self, request: LaneRequest, get: _Get) -> None:
         self._lanes.submit(request).add_done_callback(partial(self._on_bytes, get))
@@ -191,7 +214,8 @@ class BlockFlights:
 
     def _on_bytes(self, get: _Get, answer: Future[bytes]) -> None:
         error = answer.exception()
-        flights, get.flights = get.flights, []
+        tasks, get.tasks = get.tasks, []
+        flights = [flight for task in tasks for flight in task]
         for flight in flights:
             flight.request = None
         if error is not None:
@@ -199,18 +223,9 @@ class BlockFlights:
             self._budget.release(get.byte_count)
             return
         self._note_fetched(get.index.key, flights)
-        tasks: list[list[BlockFlight]] = [[]]
-        task_bytes = 0
-        for flight in flights:
-            if tasks[-1] and task_bytes + flight.span.raw_bytes > DECODE_BYTES:
-                tasks.append([])
-                task_bytes = 0
-            tasks[-1].append(flight)
-            task_bytes += flight.span.raw_bytes
         get.tasks_left = len(tasks)
-        data = answer.result()
         for task in tasks:
-            self._submit(partial(self._decode, get, task, data), task, 0, get)
+            self._submit(partial(self._decode, get, task, answer.result()), task, 0, get)
 
     def _submit(
         self, work: partial[None], flights: list[BlockFlight], byte_count: int, get: _Get | None = None
@@ -227,15 +242,12 @@ class BlockFlights:
     def _decode(self, get: _Get, flights: list[BlockFlight], data: bytes) -> None:
         """One task of the decode pool: blocks of ``get``, whose bytes are ``data``."""
         view = memoryview(data)
-        kept: list[tuple[BlockFlight, memoryview]] = []
-        for flight in flights:
-            begin = flight.span.offset - get.offset
-            stored = view[begin : begin + flight.span.length]
-            if self._deliver(get.index, flight, stored) and flight.lane is not Lane.BACKGROUND:
-                kept.append((flight, stored))
+        pieces = [view[flight.span.offset - get.offset :][: flight.span.length] for flight in flights]
+        self._deliver(get.index, flights, pieces)
         if self._disk is not None:
-            for flight, stored in kept:
-                self._disk.put(flight.key, stored)
+            for flight, stored in zip(flights, pieces, strict=True):
+                if flight.block is not None and flight.lane is not Lane.BACKGROUND:
+                    self._disk.put(flight.key, stored)
         self._task_done(get)
 
     def _task_done(self, get: _Get) -> None:
@@ -245,46 +257,53 @@ class BlockFlights:
         if is_last:
             self._budget.release(get.byte_count)
 
-    def _deliver(self, index: SegmentIndex, flight: BlockFlight, stored: memoryview) -> bool:
-        """Check, decode and hand out one block. False: it is corrupt, and who waits has been told."""
+    def _deliver(
+        self, index: SegmentIndex, flights: Sequence[BlockFlight], pieces: Sequence[memoryview]
+    ) -> None:
+        """Check, decode and hand out blocks that arrive together; those that are corrupt as errors."""
+        decompressor = zstandard.ZstdDecompressor()
+        landed: list[NewBlock] = []
         try:
-            block = index.decode_blocks(flight.span, stored)
-        except TieredError as error:
-            self.counts.corrupt += isinstance(error, CorruptionError)
-            # Without the way here, which refers to the flight and so to itself.
-            self._fail([flight], error.with_traceback(None))
-            return False
+            for flight, stored in zip(flights, pieces, strict=True):
+                try:
+                    block = index.decode_blocks(flight.span, stored, decompressor)
+                except TieredError as error:
+                    self.counts.corrupt += isinstance(error, CorruptionError)
+                    # Without the way here, which refers to the flight and so to itself.
+                    flight.error = error.with_traceback(None)
+                    continue
+                if int(index.blocks["codec"][flight.span.first_block]) == CODEC_RAW:
+                    block = block.copy()  # else a view keeps the whole GET in memory
+                    block.flags.writeable = False
+                self._budget.tie(flight.span.raw_bytes, block)
+                flight.block = block
+                if flight.lane is not Lane.BACKGROUND:
+                    is_read = flight.lane is Lane.USER
+                    landed.append(NewBlock(flight.key, block, fastcrc.crc32.iscsi(block), is_read))
+            self._cache.put_all(landed)
         except Exception as error:  # a defect: who waits must learn of it all the same
-            self._fail([flight], error)
-            return False
-        if int(index.blocks["codec"][flight.span.first_block]) == CODEC_RAW:
-            block = block.copy()  # else a view keeps the whole GET in memory
-            block.flags.writeable = False
-        self._budget.tie(flight.span.raw_bytes, block)
-        self._land(flight, block)
-        return True
+            for flight in flights:
+                flight.error = flight.error or error
+        self._land(flights, {new.key for new in landed if not new.is_read})
 
-    def _land(self, flight: BlockFlight, block: Block) -> None:
-        lane = flight.lane
-        try:
-            if lane is not Lane.BACKGROUND:
-                self._cache.put(flight.key, block, fastcrc.crc32.iscsi(block), is_read=lane is Lane.USER)
-        finally:
-            with self._lock:
-                del self._flights[flight.key]
-                is_read = flight.lane is Lane.USER
-            flight.future.set_result(block)
-        if is_read and lane is not Lane.USER:
-            self._cache.get(flight.key, is_read=True)  # a user came while it landed
-        self._budget.revise()
-
-    def _fail(self, flights: Sequence[BlockFlight], error: BaseException) -> None:
+    def _land(self, flights: Sequence[BlockFlight], unread: Set[BlockKey]) -> None:
+        """Who waits may look. ``unread``: blocks the cache took as such."""
         with self._lock:
             for flight in flights:
                 del self._flights[flight.key]
-        self._budget.release(sum(flight.span.raw_bytes for flight in flights))
+            read_since = [
+                flight.key for flight in flights if flight.lane is Lane.USER and flight.key in unread
+            ]
+        for key in read_since:
+            self._cache.get(key, is_read=True)  # a user came while it landed
+        self._budget.release(sum(flight.span.raw_bytes for flight in flights if flight.block is None))
+        for arrived in {flight.arrived for flight in flights}:
+            arrived.set_result(None)
+
+    def _fail(self, flights: Sequence[BlockFlight], error: BaseException) -> None:
         for flight in flights:
-            flight.future.set_exception(error)
+            flight.error = error
+        self._land(flights, frozenset())
 
     # -- disk -------------------------------------------------------------------------------------------------
 
@@ -294,13 +313,14 @@ class BlockFlights:
         number = flight.span.first_block
         stored = self._disk.get(flight.key, int(index.blocks["crc32c"][number]), flight.span.length)
         if stored is not None:
-            self._deliver(index, flight, memoryview(stored))
+            self._deliver(index, [flight], [memoryview(stored)])
             self._budget.release(flight.span.length)
             return
-        planned = PlannedGet(flight.span.offset, flight.span.length, 0, 1, 0)
+        request = LaneRequest(index.key, flight.span.offset, flight.span.length, flight.lane)
         with self._lock:
-            request, get = self._prepared(index, planned, [flight], flight.lane)
-        self._send(request, get)
+            flight.request = request
+            request.lane = flight.lane
+        self._send(request, _Get(index, flight.span.offset, flight.span.length, [[flight]]))
 
     def _note_fetched(self, key: str, flights: Sequence[BlockFlight]) -> None:
         with self._lock:

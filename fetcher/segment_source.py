@@ -165,9 +165,10 @@ class SegmentSource:
         try:
             await self._find(index, run, numbers, lane, found, flights)
             if flights:
-                self._count_wait(lane, all(flight.future.done() for flight in flights.values()))
+                self._count_wait(lane, all(flight.arrived.done() for flight in flights.values()))
             for number in [*flights]:
-                found[number] = await Wait(flights.pop(number).future)
+                await Wait(flights[number].arrived)
+                found[number] = flights.pop(number).outcome()
         except BaseException:
             # An error refers to this frame, and a flight to its error: blocks would stay until garbage is collected.
             found.clear()

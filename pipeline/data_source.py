@@ -50,7 +50,7 @@ class RocketmqTieredSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """For one action."""
         options = parse_options(dict(self.options))
-        kind = PushingReader if _is_asked_for_filters() else MessageReader
+        kind = PushingReader if options.push_filters and _is_asked_for_filters() else MessageReader
         return kind(options, schema, self._versions)
 
     def streamReader(self, schema: StructType) -> MessageStreamReader:  # noqa: N802 - Spark's name

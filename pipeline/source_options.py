@@ -63,6 +63,9 @@ class SourceOptions:
     version: int | None = None
     """Catalog version to read; None: the newest when the DataFrame is made."""
     columns: tuple[str, ...] = ()
+    push_filters: bool = False
+    """Take filters over from Spark. Only for a DataFrame that is used once: Spark 4.2 keeps what was pushed for one
+    scan and applies it to every other scan of the same DataFrame."""
     mode: Mode = Mode.FAILFAST
     partition_bytes: int = 64 * MIB
     """Message bytes of a partition, before compression, about."""
@@ -93,7 +96,7 @@ class SourceOptions:
 
 
 _NAMES = (
-    "path", "source", "topic", "cluster", "broker", "generation", "version", "columns", "mode", "partitionBytes",
+    "path", "source", "topic", "cluster", "broker", "generation", "version", "columns", "pushFilters", "mode", "partitionBytes",
     "batchBytes", "brokerConf", "startingOffsets", "startingTimestamp", "maxRowsPerTrigger", "maxBytesPerTrigger",
     "failOnDataLoss", "endpoint", "region", "addressingStyle", "accessKey", "secretKey", "sessionToken",
 )  # fmt: skip
@@ -129,6 +132,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         all_generations=every,
         version=text.number("version", 1),
         columns=text.names("columns"),
+        push_filters=text.flag("pushFilters", default=False),
         mode=text.choice("mode", Mode, Mode.FAILFAST),
         partition_bytes=text.number("partitionBytes", MIB) or SourceOptions.partition_bytes,
         batch_bytes=text.number("batchBytes", 64 << 10) or SourceOptions.batch_bytes,

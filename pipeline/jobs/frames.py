@@ -12,6 +12,7 @@ import pickle
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 Part = Slices | LogRange
 _EVERYTHING = Predicate()
+_registered: WeakSet[SparkSession] = WeakSet()
+"""Spark warns about every source that is registered twice."""
 _PLAN = "secretPlan"
 """The option that holds the plan. It may hold keys: Spark shows no option with this in its name."""
 
@@ -56,7 +59,9 @@ def frame_of_parts(
     predicate: Predicate = _EVERYTHING,
 ) -> DataFrame:
     """The rows of ``parts``."""
-    spark.dataSource.register(PlannedParts)
+    if spark not in _registered:
+        spark.dataSource.register(PlannedParts)
+        _registered.add(spark)
     packed = base64.b64encode(zlib.compress(pickle.dumps((options, list(parts), predicate)), 1)).decode()
     return spark.read.format(PlannedParts.name()).schema(schema_of(columns)).option(_PLAN, packed).load()
 

@@ -106,7 +106,7 @@ def test_the_dataframe_of_all_stores_equals_the_truth(
 @pytest.mark.xdist_group("spark")
 def test_a_plain_session_reads_without_push_down(spark: SparkSession, small_archive: Path) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
-    reader = spark.read.format("rocketmq-tiered").option("topic", "t_sizes")
+    reader = spark.read.format("rocketmq-tiered").options(topic="t_sizes", pushFilters="true")
     everything = reader.load(f"file://{small_archive}")
     assert spark.conf.get(setting) == "true"
     pushed = everything.where("queueId = 1").count()

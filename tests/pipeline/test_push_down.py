@@ -238,7 +238,7 @@ def test_tags_choose_blocks_by_their_code(scanned: Callable[..., Any]) -> None:
 @pytest.mark.xdist_group("spark")
 def test_spark_hands_filters_over_and_gets_the_same_rows(spark: SparkSession, small_archive: Path) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
-    frame = pipeline.read(spark, f"file://{small_archive}", columns=COLUMNS)
+    frame = pipeline.read(spark, f"file://{small_archive}", columns=COLUMNS, pushFilters="true")
     where = "queueId in (1, 2) and queueOffset > 3 and tags = 'text' and topic like 't_s%'"
     pushed = frame.where(where)
     plan_text = pushed._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
@@ -251,3 +251,13 @@ def test_spark_hands_filters_over_and_gets_the_same_rows(spark: SparkSession, sm
         assert sorted(map(tuple, frame.where(where).collect())) == found != []
     finally:
         spark.conf.set(setting, "true")
+
+
+@pytest.mark.xdist_group("spark")
+def test_a_dataframe_used_again_is_whole_again(spark: SparkSession, small_archive: Path) -> None:
+    """Spark keeps what was pushed for one scan and applies it to every other scan of the DataFrame."""
+    frame = pipeline.read(spark, f"file://{small_archive}", columns=["queueOffset", "queueId"])
+    everything = frame.count()
+    few = frame.where("queueOffset >= 10").count()
+    assert 0 < few < everything == frame.count()
+    assert frame.where("queueOffset >= 10").unionAll(frame).count() == few + everything

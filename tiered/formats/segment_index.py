@@ -334,13 +334,21 @@ class SegmentIndex:
             first = pieces[-1].end_block
         return pieces
 
-    def decode_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> NDArray[np.uint8]:
-        """The raw bytes of ``span``, records one behind the other, from the object's bytes of that span. Read-only."""
+    def decode_blocks(
+        self,
+        span: BlockSpan,
+        stored: bytes | memoryview,
+        decompressor: zstandard.ZstdDecompressor | None = None,
+    ) -> NDArray[np.uint8]:
+        """The raw bytes of ``span``, records one behind the other, from the object's bytes of that span. Read-only.
+
+        ``decompressor``: one of the calling thread's own, for who decodes many spans.
+        """
         if len(stored) != span.length:
             raise CorruptionError(
                 f"{self.key}: [{span.offset}, {span.offset + span.length}) came with {len(stored)} bytes"
             )
-        decompressor = zstandard.ZstdDecompressor()
+        decompressor = decompressor or zstandard.ZstdDecompressor()
         view = memoryview(stored)
         parts: list[bytes | memoryview] = []
         for block in range(span.first_block, span.end_block):
