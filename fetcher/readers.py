@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fetcher.batch import GetResult, GetStatus
 from fetcher.block_fetch import Held
+from fetcher.lanes import Lane
 from fetcher.prefetch_window import PrefetchWindow, WindowLimits
 from fetcher.queue_view import QueueView
 from fetcher.read_plan import Limits, take
@@ -132,7 +133,10 @@ class Readers:
                 self._holding.move_to_end(reader.key)
 
     def reclaim(self, needed_bytes: int, priority: int) -> None:
-        """Let go of about so many bytes in hand, of who has not pulled for longest: a Reclaimer of budget.py."""
+        """Let go of about so many bytes in hand, of who has not pulled for longest: a Reclaimer of budget.py.
+        Only for who waits: what is in hand is worth more than what is read ahead."""
+        if priority > Lane.USER:
+            return
         with self._lock:
             wanted = self.in_hand_bytes - needed_bytes
             while self._holding and self.in_hand_bytes > max(wanted, 0):
