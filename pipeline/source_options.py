@@ -98,7 +98,8 @@ class SourceOptions:
 _NAMES = (
     "path", "source", "topic", "cluster", "broker", "generation", "version", "columns", "pushFilters", "mode",
     "partitionBytes", "batchBytes", "brokerConf", "startingOffsets", "startingTimestamp", "maxRowsPerTrigger",
-    "maxBytesPerTrigger", "failOnDataLoss", "endpoint", "region", "addressingStyle", "accessKey", "secretKey", "sessionToken",
+    "maxBytesPerTrigger", "failOnDataLoss", "endpoint", "region", "addressingStyle", "accessKey", "secretKey",
+    "sessionToken",
 )  # fmt: skip
 OPTION_NAMES = {name.lower(): name for name in _NAMES}
 """Spark's options are the same in any case."""

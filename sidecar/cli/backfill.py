@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sidecar.allocator import return_freed_memory
 from sidecar.cli.arguments import (
     BROKER_FLAGS,
     NAME_FLAGS,
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Archive until the end of the log; what is there already is not sent again. Damage is exit code 1."""
+    return_freed_memory()
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     writer = Writer(_instance(settings.broker.store_path), "backfill", settings.archive.take_over)

@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
 from sidecar.admin import AdminServer
+from sidecar.allocator import return_freed_memory
 from sidecar.broker_side import names_of, open_store_of, read_conf
 from sidecar.cli.arguments import (
     BROKER_FLAGS,
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Serve until a signal, or until something that retrying cannot cure."""
+    return_freed_memory()
     loaded = settings_of(options)
     settings = loaded.settings
     log_json(settings.process.log_level)

@@ -23,6 +23,7 @@ from tiered.errors import (
     UnavailableError,
     UsageError,
 )
+from tiered.settings.load import load_settings
 
 PLAIN = segment("data/aa/plain.so", blocks=32, block_bytes=16 * 1024)
 OTHER = segment("data/bb/other.so", blocks=32, block_bytes=16 * 1024)
@@ -555,3 +556,16 @@ def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
     assert len(read_blocks) == 1000
     gc.collect()
     bench.check_at_rest(*indexes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        ({"fetch.memory_bytes": "64MiB"}, "fetch.memory_bytes"),  # less than the caches may hold
+        ({"fetch.get_bytes_max": "1MiB"}, "fetch.piece_bytes"),
+        ({"fetch.gap_ratio": "1.0"}, "fetch.gap_ratio"),
+    ],
+)
+def test_impossible_settings_name_the_key(flags: dict[str, str], key: str) -> None:
+    with pytest.raises(UsageError, match=key):
+        load_settings(flags={name: ("--set", value) for name, value in flags.items()})
