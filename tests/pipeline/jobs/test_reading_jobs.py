@@ -32,7 +32,7 @@ from tiered.object_store.prefixed import PrefixedStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("spark")]
 RealStore = Callable[[str], Path]
 
 
