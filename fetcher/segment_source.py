@@ -406,7 +406,7 @@ def coalescing_limits(settings: FetchSettings) -> CoalescingLimits:
     )  # fmt: skip
     piece_bytes = min([settings.piece_bytes, *(rate // PACED_PIECES_PER_S for rate in rates if rate)])
     return CoalescingLimits(
-        settings.gap_ratio, max(piece_bytes, PIECE_BYTES_MIN), max(settings.get_bytes_max, PIECE_BYTES_MIN)
+        settings.gap_ratio, max(piece_bytes, PIECE_BYTES_MIN), max(settings.get_max_bytes, PIECE_BYTES_MIN)
     )
 
 

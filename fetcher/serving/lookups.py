@@ -102,7 +102,7 @@ class LookupHandlers:
     async def topic_stats(self, request: Request) -> Response:
         """GET_TOPIC_STATS_INFO: bounds and newest time of every queue."""
         topic = request.text("topic")
-        config = self._routes.topics().get(topic)
+        config = self._routes.find(topic)
         if config is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
         table: dict[MessageQueue, Any] = {}

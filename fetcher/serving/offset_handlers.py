@@ -188,7 +188,7 @@ class OffsetHandlers:
         topics = [only] if only else self._topics_of(group)
         table: dict[MessageQueue, Any] = {}
         for topic in topics:
-            config = self._routes.topics().get(topic)
+            config = self._routes.find(topic)
             for queue_id in range(config.read_queues if config is not None else 0):
                 table[MessageQueue(self._archive.broker, topic, queue_id)] = await self._lag(
                     group, topic, queue_id
@@ -225,7 +225,7 @@ class OffsetHandlers:
     async def reset(self, request: Request) -> Response:
         """INVOKE_BROKER_TO_RESET_OFFSET: move a group, by time or to an offset, and tell its members."""
         topic, group = request.text("topic"), request.text("group")
-        config = self._routes.topics().get(topic)
+        config = self._routes.find(topic)
         if config is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
         queue_id = request.number("queueId", -1)

@@ -104,7 +104,7 @@ class PullService:
 
     def _refusal(self, request: Request) -> Response | None:
         topic, queue_id = request.text("topic"), request.number("queueId")
-        config = self._routes.topics().get(topic)
+        config = self._routes.find(topic)
         if config is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
         if not 0 <= queue_id < max(config.read_queues, 1):

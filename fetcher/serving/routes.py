@@ -14,6 +14,7 @@ from fetcher.serving.archive_side import ArchiveSide, TopicConfig
 from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.request import HandlerTable, Request, Response, json_response
 
+RETRY_PREFIX = "%RETRY%"
 PERM_READ = 4
 PERM_READ_WRITE = 6
 PROXY_TOPIC = "DefaultHeartBeatSyncerTopic"
@@ -35,6 +36,13 @@ class RouteTable:
         """Archived topics and those made here."""
         return self.archive.topics() | self.made
 
+    def find(self, topic: str) -> TopicConfig | None:
+        """One topic. Every group has a retry topic, as at a broker, although nothing is ever written into it here."""
+        found = self.topics().get(topic)
+        if found is None and topic.startswith(RETRY_PREFIX):
+            found = TopicConfig(topic, 1, 1, PERM_READ)
+        return found
+
     def broker_data(self) -> dict[str, Any]:
         """BrokerData: one broker, id 0."""
         return {
@@ -43,7 +51,7 @@ class RouteTable:
 
     def route(self, topic: str) -> dict[str, Any] | None:
         """TopicRouteData, or None for an unknown topic. The cluster's own name is a topic to a proxy."""
-        config = self.topics().get(topic)
+        config = self.find(topic)
         if config is None and topic == self.archive.cluster:
             config = TopicConfig(topic, 1, 0, PERM_READ)
         if config is None:
@@ -142,7 +150,7 @@ class RouteHandlers:
 
     async def topic_config(self, request: Request) -> Response:
         """GET_TOPIC_CONFIG."""
-        config = self._routes.topics().get(request.text("topic"))
+        config = self._routes.find(request.text("topic"))
         if config is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"no topic {request.text('topic')}")
         return json_response(config.document())

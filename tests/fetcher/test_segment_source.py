@@ -562,7 +562,7 @@ def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
     ("flags", "key"),
     [
         ({"fetch.memory_bytes": "64MiB"}, "fetch.memory_bytes"),  # less than the caches may hold
-        ({"fetch.get_bytes_max": "1MiB"}, "fetch.piece_bytes"),
+        ({"fetch.get_max_bytes": "1MiB"}, "fetch.piece_bytes"),
         ({"fetch.gap_ratio": "1.0"}, "fetch.gap_ratio"),
     ],
 )

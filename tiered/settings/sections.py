@@ -334,7 +334,7 @@ class FetchSettings:
     piece_bytes: int = setting(
         4 * MIB, "a longer stored range is fetched in concurrent pieces of about this size", minimum=64 * KIB
     )
-    get_bytes_max: int = setting(
+    get_max_bytes: int = setting(
         16 * MIB, "stored bytes of one GET, at most; a single larger block goes alone", minimum=64 * KIB
     )
     user_requests: int = setting(16, "requests at once for readers that wait", minimum=1, maximum=1024)
@@ -419,8 +419,8 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
     fetch = settings.fetch
     if fetch.cache_bytes + fetch.index_cache_bytes > fetch.memory_bytes:
         found.append(("fetch.memory_bytes", "must be at least fetch.cache_bytes + fetch.index_cache_bytes"))
-    if fetch.piece_bytes > fetch.get_bytes_max:
-        found.append(("fetch.piece_bytes", "must not exceed fetch.get_bytes_max"))
+    if fetch.piece_bytes > fetch.get_max_bytes:
+        found.append(("fetch.piece_bytes", "must not exceed fetch.get_max_bytes"))
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
     return found + settings.read.complaints()
