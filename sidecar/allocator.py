@@ -12,7 +12,7 @@ M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
 """Numbers of malloc.h."""
 ARENAS: Final = 2
-MMAP_THRESHOLD_BYTES: Final = 1 << 20
+MMAP_THRESHOLD_BYTES: Final = 4 << 20
 """Larger buffers are mapped, and so unmapped when freed; left alone, glibc moves this up to 32 MiB."""
 
 
