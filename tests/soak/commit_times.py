@@ -21,6 +21,7 @@ class CommitTime:
     epoch: int
     from_phys: int
     to_phys: int
+    created_ms: int
     latency_ms: int
 
 
@@ -33,7 +34,11 @@ def commit_times(sidecar: Sidecar) -> list[CommitTime]:
         draft = commit.draft
         if draft.kind == CommitKind.APPEND and len(draft.runs):
             latency_ms = draft.created_ms - int(draft.runs["min_store_timestamp"].min())
-            found.append(CommitTime(version, commit.place.epoch, draft.from_phys, draft.to_phys, latency_ms))
+            found.append(
+                CommitTime(
+                    version, commit.place.epoch, draft.from_phys, draft.to_phys, draft.created_ms, latency_ms
+                )
+            )
     return found
 
 

@@ -1,0 +1,60 @@
+"""A reader at full speed: ``python -m tests.soak.cold_reader URL THREADS BYTES_PER_S NICE`` reads all queues for ever.
+
+The archive must be larger than the caches, so that every block comes from the store. When its standard input closes it
+prints ``READ <record bytes> <stored bytes> <seconds>`` and ends. Owns the loop; the environment says how to reach the
+store.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import fetcher
+from fetcher.archive import Archive
+from tiered.settings.load import load_settings
+from tiered.settings.sections import Settings
+
+
+def settings(bytes_per_s: int) -> Settings:
+    """The environment's, with the cap."""
+    loaded = load_settings(environment=os.environ).settings
+    return replace(loaded, fetch=replace(loaded.fetch, bytes_per_s=bytes_per_s))
+
+
+def read_share(archive: Archive, gone: threading.Event, share: int, shares: int) -> int:
+    """Read every ``shares``-th queue over and over until ``gone``; bytes of all records read."""
+    total = 0
+    while not gone.is_set():
+        for queue in archive.queues()[share::shares]:
+            for batch in archive.queue(queue.topic, queue.queue_id, generation=queue.generation).batches():
+                total += batch.record_bytes
+                if gone.is_set():
+                    return total
+    return total
+
+
+def main() -> None:
+    """Read until told to stop."""
+    url = sys.argv[1]
+    threads, bytes_per_s, nice = map(int, sys.argv[2:])
+    os.nice(nice)
+    gone = threading.Event()
+    with fetcher.open(url, settings=settings(bytes_per_s)) as archive, ThreadPoolExecutor(threads) as pool:
+        started = time.monotonic()
+        before = archive.access.source.statistics().bytes_fetched
+        sums = [pool.submit(read_share, archive, gone, share, threads) for share in range(threads)]
+        print("READING", flush=True)
+        sys.stdin.read()
+        fetched = archive.access.source.statistics().bytes_fetched - before
+        elapsed_s = time.monotonic() - started
+        gone.set()
+        print("READ", sum(future.result() for future in sums), fetched, f"{elapsed_s:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
