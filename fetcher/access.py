@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 from fetcher.budget import ByteBudget
 from fetcher.catalog_view import CatalogView
-from fetcher.disk_cache import DiskCache
+from fetcher.disk_cache import DiskCache, directory_of
 from fetcher.lanes import Lane
 from fetcher.message import Message
 from fetcher.message_fetcher import TieredMessageFetcher
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import KeyKind, KeyQuery, find_by_key
 from fetcher.queries.found import FoundMessage
+from fetcher.queries.kept import KeptParts
 from fetcher.queries.source import QuerySource
 from fetcher.queue_listing import QueueListing, list_queues
 from fetcher.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
@@ -92,10 +93,11 @@ def _opened(
 
 
 def _disk_cache(settings: Settings, place: ArchivePlace) -> DiskCache | None:
-    """Archives have directories of their own: their keys are alike."""
+    """Archives have directories of their own, by names and by where they are: their keys are alike."""
     if not settings.fetch.disk_cache_path:
         return None
-    directory = Path(settings.fetch.disk_cache_path) / archive_prefix(place.cluster, place.broker)
+    root = Path(settings.fetch.disk_cache_path, archive_prefix(place.cluster, place.broker))
+    directory = directory_of(root, place.store.url, settings.object_store.endpoint_url)
     try:
         return DiskCache(directory, settings.fetch.disk_cache_bytes)
     except OSError as error:
@@ -147,6 +149,7 @@ class ArchiveAccess:
         self.budget.add_reclaimer(self.fetcher.readers.reclaim)
         self._times = TimeReader(self.catalog, self.source)
         self._queries = self.source.reader(Lane.USER)
+        self._kept = KeptParts(settings.fetch.query_cache_bytes, self.budget)
 
     def __repr__(self) -> str:
         return f"ArchiveAccess({self.title!r})"
@@ -250,15 +253,18 @@ class ArchiveAccess:
     async def _queried(self, ask: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]) -> T:
         self.catalog.look()
         try:
-            return await ask(QuerySource(self._queries, self.store), self.state)
+            return await ask(self._query_source(), self.state)
         except NotFoundError:
             state = await self.catalog.refreshed()
         try:
-            return await ask(QuerySource(self._queries, self.store), state)
+            return await ask(self._query_source(), state)
         except NotFoundError as error:
             raise CorruptionError(
                 f"catalog version {state.version} names what is not there: {error.message}"
             ) from error
+
+    def _query_source(self) -> QuerySource:
+        return QuerySource(self._queries, self.store, self._kept, self.source)
 
 
 class QueueHandle:

@@ -22,6 +22,7 @@ import threading
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import fastcrc
 
@@ -183,6 +184,15 @@ class DiskCache:
 
     def _path(self, name: str) -> str:
         return os.path.join(self._directory, name)
+
+
+def directory_of(root: Path, archive_url: str, endpoint_url: str) -> Path:
+    """The directory below ``root`` for the archive at ``archive_url``, S3 being at ``endpoint_url``.
+
+    Two archives of the same names have the same keys, and would push each other's blocks out.
+    """
+    where = f"{endpoint_url.rstrip('/')}\0{archive_url.rstrip('/')}"
+    return root / hashlib.blake2b(where.encode(), digest_size=8).hexdigest()
 
 
 def _name(key: BlockKey) -> str:

@@ -153,9 +153,8 @@ class IndexBuilder:
         if is_final:
             return self._unindexed_versions(state) > 0
         covered = state.indexed_version
-        is_spilled = any(page.to_version > covered for page in state.pages)
-        if is_spilled and state.version - covered >= self._settings.unindexed_objects_max:
-            return True
+        if any(page.to_version > covered for page in state.pages):
+            return True  # a lookup by id would have to read these pages: their runs are no longer in memory
         objects = 0
         for chunk in state.chunks:
             fresh = chunk.runs["version"] > covered

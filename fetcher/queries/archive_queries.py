@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import KeyQuery, QueryCost, QueryPage, cost_of, find_by_key
 from fetcher.queries.found import FoundMessage
+from fetcher.queries.kept import KeptParts
 from fetcher.queries.source import QuerySource
 from fetcher.range_reader import RangeReader, ThreadRangeReader
 from fetcher.waiting import run_sync
@@ -21,6 +22,8 @@ from tiered.object_store.protocol import ObjectStore
 
 T = TypeVar("T")
 READ_THREADS = 8
+KEPT_BYTES = 32 * 1024 * 1024
+"""Parts of the archive kept between queries."""
 
 
 class ArchiveQueries:
@@ -31,6 +34,7 @@ class ArchiveQueries:
         self.state = state
         self._reader = reader or ThreadRangeReader(store, READ_THREADS)
         self._owns_reader = reader is None
+        self._kept = KeptParts(KEPT_BYTES)
         self.requests = 0
         """Object requests so far, but for those that refresh the catalog."""
 
@@ -70,7 +74,7 @@ class ArchiveQueries:
             ) from error
 
     def _run(self, ask: Callable[[QuerySource], Coroutine[Any, Any, T]]) -> T:
-        source = QuerySource(self._reader, self._store)
+        source = QuerySource(self._reader, self._store, self._kept)
         try:
             return run_sync(ask(source))
         finally:

@@ -1,7 +1,9 @@
 """A message by offsetMsgId: the broker's address and the physical offset of its record.
 
-The catalog's memory says which object may hold a physical offset; for older ones the tail of one index file does.
-At most four object requests: an index file's tail, one or two segments' tails, one block.
+The catalog's memory says which objects may hold a physical offset; for older ones the tail of one index file does.
+At most four object requests where a cycle has one object or two: an index file's tail, the tails of these, one block.
+A cycle with large runs of several queues has an object for each, all over one stretch of the log, and their tails
+are read, the largest object's first, until one has the offset.
 
 Owns the id's two forms and the choice of objects. Awaits only the source.
 """
@@ -10,17 +12,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from fetcher.queries.found import Entry, FoundMessage, is_shown
 from fetcher.queries.source import Place, QuerySource
+from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import NotFoundError, UsageError
 from tiered.flat_file.index_shape import shape_of
 from tiered.formats.segment_index import SegmentIndex
-from tiered.index.footer import decode_tail
+from tiered.index.footer import Covered, decode_tail
 from tiered.model.queue import LMQ_PREFIX
 from tiered.model.tables import RunKind
 
@@ -66,27 +70,45 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
 
     Raises CorruptionError, NotFoundError (the state is older than a removal: refresh it), or what the source raises.
     """
-    covered = state.indexed_version
     known = _living(state.memory, wanted.phys, -1)
-    for ref in state.pages:
-        if ref.to_version > covered:
-            known += _living((await source.page(state, ref)).chunk, wanted.phys, covered)
-    for candidate in known:
-        found = await _look(source, state, candidate, wanted)
-        if found is not None:
-            return found
+    found = await _look_at_all(source, state, known, wanted)
+    if found is not None:
+        return found
     seen = {candidate.place.key for candidate in known}
     for index in reversed(state.indexes):
         if index.begin_phys <= wanted.phys < index.end_phys:
-            shape = shape_of(index)
-            tail = await source.range(index.key, *shape.tail_range)
-            for key, row in decode_tail(shape, tail)[1].at(wanted.phys):
+            covered = await source.believed(index.key, partial(_covered, source, index))
+            for key, row in covered.at(wanted.phys):
                 if key not in seen and key not in state.doomed:
                     seen.add(key)
                     found = await _look_again(source, state, Place.of(key, row), wanted)
                     if found is not None:
                         return found
+    # Runs that left memory before an index file covered them: none but for moments, so they come last.
+    for ref in state.pages:
+        if ref.to_version > state.indexed_version:
+            chunk = (await source.page(state, ref)).chunk
+            found = await _look_at_all(
+                source, state, _living(chunk, wanted.phys, state.indexed_version), wanted
+            )
+            if found is not None:
+                return found
     return None
+
+
+async def _look_at_all(
+    source: QuerySource, state: CatalogState, candidates: list[_Candidate], wanted: OffsetMsgId
+) -> FoundMessage | None:
+    for candidate in candidates:
+        found = await _look(source, state, candidate, wanted)
+        if found is not None:
+            return found
+    return None
+
+
+async def _covered(source: QuerySource, index: IndexRef) -> Covered:
+    shape = shape_of(index)
+    return decode_tail(shape, await source.range(index.key, *shape.tail_range))[1]
 
 
 def _living(chunk: RunChunk, phys: int, after_version: int) -> list[_Candidate]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fetcher.queries.found import Entry, FoundMessage, is_shown, read_entry
 from fetcher.queries.source import Place, QuerySource
 from fetcher.waiting import gather
+from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page, sorted_page
 from tiered.catalog.state import CatalogState, PageRef
 from tiered.errors import CorruptionError
@@ -122,7 +123,7 @@ async def find_by_key(source: QuerySource, state: CatalogState, query: KeyQuery)
         files = [
             ref for ref in state.indexes if ref.begin_ms <= wanted.end_ms and ref.end_ms >= wanted.begin_ms
         ]
-        matches = await gather([find_items(source.range, shape_of(ref), wanted) for ref in files])
+        matches = await gather([_items_of(source, ref, wanted) for ref in files])
         candidates, is_all = _candidates([*matches, Matches(scanned, True)])
         found, is_exhausted = await _verified(source, state, query, candidates)
         if is_all or len(found) >= query.max_messages:
@@ -131,6 +132,12 @@ async def find_by_key(source: QuerySource, state: CatalogState, query: KeyQuery)
     messages = found[: query.max_messages]
     is_last = is_all and is_exhausted and len(found) == len(messages)
     return QueryPage(messages, None if is_last or not messages else Position.of(messages[-1]))
+
+
+async def _items_of(source: QuerySource, ref: IndexRef, wanted: Wanted) -> Matches:
+    """What one index file says."""
+    shape = shape_of(ref)
+    return await source.believed(ref.key, lambda: find_items(source.items_reader(shape), shape, wanted))
 
 
 def _candidates(matches: Sequence[Matches]) -> tuple[Table, bool]:
@@ -209,7 +216,9 @@ async def _scan_unindexed(source: QuerySource, state: CatalogState, query: KeyQu
 
 
 async def _scan(source: QuerySource, segment: _Unindexed, wanted: Wanted) -> Table:
-    index, keys = await source.keys_of(segment.place, segment.rows)
+    index, keys = await source.believed(
+        segment.place.key, lambda: source.keys_of(segment.place, segment.rows)
+    )
     if max(segment.ordinals) >= len(index.runs):
         raise CorruptionError(f"{index.key}: the catalog names runs that are not in it")
     items = rows_with_hash(index, keys, segment.ordinals, wanted.hash)

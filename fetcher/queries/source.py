@@ -1,7 +1,8 @@
-"""What queries read, as coroutines: ranges of objects, tails of segments, single records, pages of older runs.
+"""What queries read, as coroutines: parts of index files, tails and key sections of segments, records, catalog pages.
 
-One source serves one query (or one page of its results): what it fetched is kept until ``forget``, so that nothing is
-asked twice, and every request is counted.
+One source serves one query: what is under way is asked once however many want it, and every request is counted. Small
+parts are kept between queries (kept.py); with a ``BlockSource`` tails of segments and blocks are its business, so that
+queries and pulls share them.
 
 Owns requests and their sharing. Does not own what is looked for.
 """
@@ -9,11 +10,17 @@ Owns requests and their sharing. Does not own what is looked for.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
+import fastcrc
 import numpy as np
+from numpy.typing import NDArray
 
+from fetcher.block_fetch import BlockSource
+from fetcher.lanes import Lane
+from fetcher.queries.kept import KeptParts
 from fetcher.range_reader import RangeReader
 from fetcher.waiting import Wait
 from tiered.catalog.pages import Page, RunIndex, decode_page
@@ -22,8 +29,16 @@ from tiered.errors import CorruptionError
 from tiered.flat_file.key_section_reader import key_bytes_guess
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES
+from tiered.index.layout import Shape
+from tiered.index.lookup import ReadRange
 from tiered.model.queue import QueueKey
 from tiered.object_store.protocol import ObjectStore
+
+T = TypeVar("T")
+INDEX_CHUNK_BYTES: Final = 16 * 1024
+"""Index files are read in aligned pieces of this size: a slot's neighbours cost no more, and answer the next query."""
+INDEX_WHOLE_BYTES: Final = 8 * INDEX_CHUNK_BYTES
+"""Of an index file up to this size all items and slots are read at once."""
 
 
 class Place(NamedTuple):
@@ -40,20 +55,37 @@ class Place(NamedTuple):
 
 
 class QuerySource:
-    """Reads for one query over ``reader``. ``run_index`` keeps pages of older runs between queries."""
+    """Reads for one query over ``reader``. Without ``kept`` nothing outlives the query."""
 
-    def __init__(self, reader: RangeReader, store: ObjectStore) -> None:
+    def __init__(
+        self,
+        reader: RangeReader,
+        store: ObjectStore,
+        kept: KeptParts | None = None,
+        blocks: BlockSource | None = None,
+    ) -> None:
         self._reader = reader
         self._url = store.url
         self._living = RunIndex(store)
+        self._kept = kept if kept is not None else KeptParts(0)
+        self._blocks = blocks
         self._ranges: dict[tuple[str, int, int], Future[bytes]] = {}
         self._segments: dict[str, SegmentIndex] = {}
         self._pages: dict[str, Page] = {}
         self._chunks: dict[tuple[int, QueueKey], RunChunk] = {}
         self.requests = 0
+        """Made here, so without those of the ``BlockSource``."""
 
     async def range(self, key: str, offset: int, length: int) -> bytes:
-        """Exactly ``length`` bytes; asked once however many want them."""
+        """Exactly ``length`` bytes; asked once however many want them, and kept if small."""
+        kept: bytes | None = self._kept.get(key, (offset, length))
+        if kept is not None:
+            return kept
+        data = await self._fetched(key, offset, length)
+        self._kept.put(key, (offset, length), data, length)
+        return data
+
+    async def _fetched(self, key: str, offset: int, length: int) -> bytes:
         future = self._ranges.get((key, offset, length))
         if future is None:
             self.requests += 1
@@ -64,52 +96,132 @@ class QuerySource:
         """Drop ranges read so far, to bound memory; decoded tails stay."""
         self._ranges.clear()
 
+    async def believed(self, key: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """What ``ask`` makes of the object ``key``; when that fails a check it is read once more, and not from memory.
+
+        Raises CorruptionError when it fails again.
+        """
+        try:
+            return await ask()
+        except CorruptionError:
+            self._kept.drop(key)
+            self._segments.pop(key, None)
+            for known in [known for known in self._ranges if known[0] == key]:
+                del self._ranges[known]
+            return await ask()
+
+    # -- index files --------------------------------------------------------------------------------------------
+
+    def items_reader(self, shape: Shape) -> ReadRange:
+        """Reads items and slots of one index file, in aligned pieces that are kept."""
+        end = shape.footer_offset
+        step = end if end <= INDEX_WHOLE_BYTES else INDEX_CHUNK_BYTES
+
+        async def read(key: str, offset: int, length: int) -> bytes:
+            first, last = offset // step, -(-(offset + length) // step)
+            found: dict[int, bytes] = {}
+            for number in range(first, last):
+                piece = self._kept.get(key, (step, number))
+                if piece is not None:
+                    found[number] = piece
+            missing = [number for number in range(first, last) if number not in found]
+            if missing:
+                begin, stop = missing[0] * step, min((missing[-1] + 1) * step, end)
+                data = await self._fetched(key, begin, stop - begin)
+                if len(data) != stop - begin:
+                    raise CorruptionError(f"{key}: [{begin}, {stop}) came with {len(data)} bytes")
+                for number in range(missing[0], missing[-1] + 1):
+                    piece = data[number * step - begin : (number + 1) * step - begin]
+                    found[number] = piece
+                    self._kept.put(key, (step, number), piece, len(piece))
+            whole = b"".join(found[number] for number in range(first, last))
+            return whole[offset - first * step : offset - first * step + length]
+
+        return read
+
+    # -- segments -----------------------------------------------------------------------------------------------
+
     async def segment(self, place: Place) -> SegmentIndex:
         """The decoded tail of a data object: one request."""
-        found = self._segments.get(place.key)
+        found = self._known_segment(place.key)
+        if found is not None:
+            return found
+        if self._blocks is not None:
+            return await self._blocks.index(place.key, place.size_bytes, place.tail_bytes, Lane.USER)
+        _check(place)
+        tail = await self._fetched(place.key, place.size_bytes - place.tail_bytes, place.tail_bytes)
+        return self._keep_segment(SegmentIndex(place.key, place.size_bytes, tail))
+
+    def _known_segment(self, key: str) -> SegmentIndex | None:
+        found = self._segments.get(key)
         if found is None:
-            _check(place)
-            tail = await self.range(place.key, place.size_bytes - place.tail_bytes, place.tail_bytes)
-            found = self._segments[place.key] = SegmentIndex(place.key, place.size_bytes, tail)
+            entry: tuple[SegmentIndex, int] | None = self._kept.get(key, "tail")
+            if entry is not None and fastcrc.crc32.iscsi(entry[0].page_bytes) == entry[1]:
+                found = self._segments[key] = entry[0]
         return found
+
+    def _keep_segment(self, index: SegmentIndex) -> SegmentIndex:
+        self._segments[index.key] = index
+        self._kept.put(index.key, "tail", (index, fastcrc.crc32.iscsi(index.page_bytes)), index.nbytes)
+        return index
 
     async def keys_of(self, place: Place, rows: int) -> tuple[SegmentIndex, KeySection]:
         """Tail and key section of a data object of ``rows`` rows: one request where keys are as many as usual."""
+        index = self._known_segment(place.key)
+        if index is not None:
+            kept = self._kept.get(place.key, "keys")
+            if kept is not None:
+                return index, index.decode_keys(kept)
         _check(place)
         guess = min(place.size_bytes - place.tail_bytes, key_bytes_guess(rows))
         length = place.tail_bytes + guess
         begin = place.size_bytes - length
-        data = await self.range(place.key, begin, length)
-        index = self._segments.get(place.key)
+        data = await self._fetched(place.key, begin, length)
         if index is None:
-            index = self._segments[place.key] = SegmentIndex(place.key, place.size_bytes, data)
+            index = self._keep_segment(SegmentIndex(place.key, place.size_bytes, data))
         offset, size = index.key_span
         if offset >= begin:
-            stored: bytes | memoryview = memoryview(data)[offset - begin : offset - begin + size]
+            stored = data[offset - begin : offset - begin + size]
         else:
-            stored = await self.range(place.key, offset, size)
-        return index, index.decode_keys(stored)
+            stored = await self._fetched(place.key, offset, size)
+        keys = index.decode_keys(stored)
+        self._kept.put(place.key, "keys", stored, size)
+        return index, keys
 
     async def record(self, index: SegmentIndex, run: int, row: int) -> bytes:
         """One record: the block that holds it is read, one request."""
         columns = index.row_columns(run)
         span = index.block_span(run, row, row + 1)
-        data = index.decode_blocks(span, await self.range(index.key, span.offset, span.length))
+        if self._blocks is not None:
+            (data,) = await self._blocks.blocks_at(index, run, [span.first_block], Lane.USER)
+        else:
+
+            async def fetch() -> NDArray[np.uint8]:
+                return index.decode_blocks(span, await self.range(index.key, span.offset, span.length))
+
+            data = await self.believed(index.key, fetch)
         begin = int(columns.position[row]) - span.raw_offset
-        return data[begin : begin + int(columns.size[row])].tobytes()
+        size = int(columns.size[row])
+        if not 0 <= begin <= begin + size <= len(data):
+            raise CorruptionError(
+                f"{index.key}: row {row} of run {run} does not lie in its block [{span.offset}, "
+                f"{span.offset + span.length})"
+            )
+        return data[begin : begin + size].tobytes()
 
     # -- the catalog's pages ------------------------------------------------------------------------------------
 
     async def page(self, state: CatalogState, ref: PageRef) -> Page:
         """Living runs of one page."""
-        found = self._pages.get(ref.key)
+        found: Page | None = self._pages.get(ref.key) or self._kept.get(ref.key, "page")
         if found is None:
             self.requests += 1
             source = f"{self._url}/{ref.key}"
             found = decode_page(await Wait(self._reader.submit_get(ref.key)), source=source)
             if len(found.chunk.runs) != ref.runs:
                 raise CorruptionError(f"{source}: {len(found.chunk.runs)} runs, the catalog says {ref.runs}")
-            self._pages[ref.key] = found
+            self._kept.put(ref.key, "page", found, found.nbytes)
+        self._pages[ref.key] = found
         return self._living.living(state, found)
 
     async def runs_of(self, state: CatalogState, queue: QueueKey) -> RunChunk:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import fastcrc
@@ -11,8 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fetcher
 from fetcher.block_cache import BlockKey
-from fetcher.disk_cache import DiskCache
+from fetcher.disk_cache import DiskCache, directory_of
+from tests.end_to_end.offloading import SMALL, backfill
+from tiered.object_store.file import FileStore
+from tiered.settings.sections import FetchSettings, Settings
 
 KEY = BlockKey("data/ab/topic/0/3/00000000000000000000-1-1.so", 5)
 STORED = random.Random(5).randbytes(5000)
@@ -147,3 +153,32 @@ def test_a_disk_that_refuses_is_no_error(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "writev", lambda descriptor, pieces: 7)  # a disk that takes half
     cache.put(KEY, STORED)
     assert cache.counts.failed == 2 and KEY not in cache and os.listdir(tmp_path) == []
+
+
+def test_archives_of_the_same_names_share_no_directory(
+    tmp_path: Path, real_store: Callable[[str], Path]
+) -> None:
+    """Their keys are alike: in one directory each would push the other's blocks out."""
+    settings = Settings(fetch=FetchSettings(disk_cache_path=str(tmp_path / "cache")))
+    bodies = []
+    for name, batch_bytes in (("one", 1 << 20), ("two", 4 << 20)):
+        place = tmp_path / name
+        backfill(
+            real_store("F") / "store", FileStore(place), settings=replace(SMALL, batch_bytes=batch_bytes)
+        )
+        for url in (f"file://{place}", f"file://{place}/"):
+            with fetcher.open(url, settings=settings) as archive:
+                topic = archive.topics()[0]
+                bodies.append([message.body for message in archive.queue(topic, 0).messages()])
+                assert archive.access.source.statistics().corrupt_disk == 0
+                if url.endswith("/"):
+                    assert archive.access.source.statistics().disk_hits > 0
+    assert bodies[0] and all(other == bodies[0] for other in bodies)
+    directories = {path.parent for path in (tmp_path / "cache").rglob("*.block")}
+    assert len(directories) == 2
+
+
+def test_the_directory_is_the_place_s(tmp_path: Path) -> None:
+    places = [("s3://a/x", ""), ("s3://a/y", ""), ("s3://a/x", "http://127.0.0.1:9000"), ("file:///a/x", "")]
+    assert len({directory_of(tmp_path, *place) for place in places}) == len(places)
+    assert directory_of(tmp_path, "s3://a/x/", "http://h/") == directory_of(tmp_path, "s3://a/x", "http://h")

@@ -318,6 +318,12 @@ class FetchSettings:
     )
     cache_bytes: int = setting(128 * MIB, "blocks kept in memory, at most", minimum=0)
     index_cache_bytes: int = setting(32 * MIB, "tails of objects kept in memory, at most", minimum=0)
+    query_cache_bytes: int = setting(
+        32 * MIB,
+        "parts of index files and key sections kept in memory for queries by key and id, at most",
+        minimum=0,
+        restart=True,
+    )
     unread_expiry_ms: int = setting(180_000, "a block fetched ahead is dropped unread after this", minimum=1)
     read_expiry_ms: int = setting(10_000, "a block is dropped this long after its last reader", minimum=0)
     memory_wait_ms: int = setting(
