@@ -69,6 +69,8 @@ class Connection(asyncio.Protocol):
         self._can_write.set()
         self._opaques = itertools.count(1)
         self.last_active_s = time.monotonic()
+        self.on_answer: Callable[[RemotingCommand], None] | None = None
+        """Gets what the client answers to requests that ``forward`` sent; otherwise nobody waits for it."""
 
     @property
     def address(self) -> str:
@@ -120,7 +122,9 @@ class Connection(asyncio.Protocol):
         while self._waiting and len(self._at_work) < self._limits.requests_max:
             command = self._waiting.pop(0)
             if command.flag & RESPONSE_FLAG:
-                continue  # clients answer some pushes; nobody waits for it
+                if self.on_answer is not None:
+                    self.on_answer(command)
+                continue
             task = asyncio.get_running_loop().create_task(self._serve(command))
             self._at_work.add(task)
             task.add_done_callback(self._ended)
@@ -171,7 +175,7 @@ class Connection(asyncio.Protocol):
             code=int(response.code),
             flag=RESPONSE_FLAG,
             language="PYTHON",
-            version=self._version,
+            version=self._version if response.version is None else response.version,
             remark=response.remark,
             ext_fields=response.ext,
             body=b"",
@@ -194,6 +198,17 @@ class Connection(asyncio.Protocol):
             code, next(self._opaques), ONEWAY_FLAG, version=self._version, ext_fields=ext, body=body
         )
         self._transport.write(encode(command))
+
+    def forward(self, command: RemotingCommand) -> bool:
+        """Send a request as it is; False where ``push`` would send none. Its answer goes to ``on_answer``."""
+        if self._transport is None or self._transport.is_closing() or not self._can_write.is_set():
+            return False
+        self._transport.write(encode(command))
+        return True
+
+    async def writable(self) -> None:
+        """Wait until the client has read enough of what it was sent before."""
+        await self._can_write.wait()
 
     # -- ending -----------------------------------------------------------------------------------------------
 

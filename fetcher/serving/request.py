@@ -100,6 +100,8 @@ class Response:
     ext: Mapping[str, str] = field(default_factory=dict)
     body: Sequence[Buffer] = ()
     remark: str | None = None
+    version: int | None = None
+    """Version of who really answers, where it is not this server."""
 
 
 def json_response(document: Any) -> Response:

@@ -1,1 +1,1 @@
-"""The inverted façade: clients beside a live broker dial the sidecar, which answers for the archive and relays the rest."""
+"""The inverted façade: clients beside a live broker dial the sidecar; it answers for the archive, relays the rest."""

@@ -43,5 +43,6 @@ FacadeHandlers = Mapping[int, FacadeHandler]
 
 
 def relayed(answer: RemotingCommand) -> Response:
-    """The broker's answer as ours: code, fields, text and body as they are."""
-    return Response(answer.code, answer.ext_fields, (answer.body,) if answer.body else (), answer.remark)
+    """The broker's answer as ours: code, fields, text, version and body as they are."""
+    body = (answer.body,) if answer.body else ()
+    return Response(answer.code, answer.ext_fields, body, answer.remark, answer.version)

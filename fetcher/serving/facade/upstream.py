@@ -1,0 +1,297 @@
+"""A client's own connection to the real broker: its requests go up by it, the broker's requests come down by it.
+
+A broker knows consumers, locks and whom to notify by the connection, so every client has one of its own, made when the
+client first asks something of the broker. Requests are numbered anew; nothing is ever sent twice. When an established
+connection is lost its owner is told, because what the broker knew of that client is gone with it.
+
+Owns connecting, matching answers to requests and the bound on bytes under way. Does not own what is relayed
+(service.py) nor what clients are told when the broker is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from tiered.errors import ThrottledError, UnansweredError
+from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode
+
+logger = logging.getLogger(__name__)
+
+RESPONSE_FLAG = 1
+CONNECT_TIMEOUT_S = 3.0
+CONNECT_AGAIN_S = 0.5
+"""After a connection was refused, calls fail at once for this long."""
+UNTAKEN_BYTES_MAX = 4 * 1024 * 1024
+"""Answers a client has not taken yet; above, nothing more is read from its connection to the broker."""
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+
+
+class TimedOutError(UnansweredError):
+    """No answer within the time limit; the connection stays."""
+
+
+class FlightGate:
+    """Bytes of requests under way, all clients together; first come, first served. Belongs to one event loop."""
+
+    def __init__(self, limit_bytes: int = REQUEST_BYTES_MAX) -> None:
+        self._limit = limit_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.used_bytes = 0
+
+    async def enter(self, byte_count: int) -> None:
+        """Wait for room; a request larger than the limit goes alone."""
+        if not self._waiting and self._fits(byte_count):
+            self.used_bytes += byte_count
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (byte_count, turn)
+        self._waiting.append(entry)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(byte_count)
+            else:
+                with suppress(ValueError):
+                    self._waiting.remove(entry)
+                self._admit()
+            raise
+
+    def leave(self, byte_count: int) -> None:
+        """What ``enter`` took is free again."""
+        self.used_bytes -= byte_count
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            byte_count, turn = self._waiting.popleft()
+            if not turn.done():
+                self.used_bytes += byte_count
+                turn.set_result(None)
+
+    def _fits(self, byte_count: int) -> bool:
+        return self.used_bytes == 0 or self.used_bytes + byte_count <= self._limit
+
+
+@dataclass(frozen=True)
+class LinkEvents:
+    """What happens to a link by itself. ``on_lost``: an established connection ended; why, and whether requests were
+    waiting for their answers."""
+
+    on_request: Callable[[RemotingCommand], None] = lambda _: None
+    on_lost: Callable[[str, bool], None] = lambda _why, _had_requests: None
+
+
+class _Link(asyncio.Protocol):
+    """One TCP connection to ``address``."""
+
+    def __init__(self, address: str, events: LinkEvents) -> None:
+        self._address, self._events = address, events
+        self._decoder = FrameDecoder()
+        self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._transport: asyncio.Transport | None = None
+        self._why = "the broker closed the connection"
+        self._untaken_bytes = 0
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            commands = self._decoder.feed(data)
+        except ProtocolError as error:
+            self.close(str(error))
+            return
+        for command in commands:
+            if not command.is_response:
+                self._events.on_request(command)
+                continue
+            waiting = self._pending.pop(command.opaque, None)
+            if waiting is not None and not waiting.done():
+                self._untaken_bytes += len(command.body)
+                waiting.set_result(command)
+        if self._untaken_bytes > UNTAKEN_BYTES_MAX and self._transport is not None:
+            self._transport.pause_reading()
+
+    def taken(self, byte_count: int) -> None:
+        """A client took an answer of this size."""
+        was_over = self._untaken_bytes > UNTAKEN_BYTES_MAX
+        self._untaken_bytes -= byte_count
+        if was_over and self._untaken_bytes <= UNTAKEN_BYTES_MAX and self.is_open:
+            assert self._transport is not None
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f"{self._why} ({exc})" if exc else self._why
+        self._can_write.set()
+        waiting = [answer for answer in self._pending.values() if not answer.done()]
+        self._pending.clear()
+        for answer in waiting:
+            answer.set_exception(UnansweredError(f"{self._address}: {why}"))
+        self._events.on_lost(why, bool(waiting))
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self, why: str) -> None:
+        self._why = why
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def write(self, command: RemotingCommand) -> None:
+        """Raises ThrottledError: it was not sent."""
+        frame = encode(command)
+        await self._can_write.wait()
+        if not self.is_open:
+            raise ThrottledError(f"{self._address} is not connected")
+        assert self._transport is not None
+        self._transport.write(frame)
+
+    async def ask(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        waiting: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        self._pending[command.opaque] = waiting
+        try:
+            await self.write(command)
+            return await asyncio.wait_for(waiting, timeout_s)
+        except TimeoutError as error:
+            raise TimedOutError(f"{self._address} did not answer within {timeout_s:g} s") from error
+        finally:
+            self._pending.pop(command.opaque, None)
+
+
+class RemotingUpstream:
+    """See protocol.Upstream. One connection to ``address``, made when needed; ``close`` ends it for good."""
+
+    def __init__(self, address: str, gate: FlightGate, events: LinkEvents | None = None) -> None:
+        self.address = address
+        self._gate = gate
+        self._events = events or LinkEvents()
+        self._opaques = itertools.count(1)
+        self._link: _Link | None = None
+        self._connecting: asyncio.Task[_Link] | None = None
+        self._refused_at_s = -CONNECT_AGAIN_S
+        self._is_closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._link is not None and self._link.is_open
+
+    async def call(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """See Upstream."""
+        answer, link = await self._asked(command, timeout_s)
+        link.taken(len(answer.body))
+        return answer
+
+    async def relay(
+        self, command: RemotingCommand, timeout_s: float, can_take: Callable[[], Awaitable[None]]
+    ) -> RemotingCommand:
+        """As ``call``; the answer counts as under way until ``can_take()``, awaited, says the client takes it."""
+        answer, link = await self._asked(command, timeout_s)
+        try:
+            await can_take()
+        finally:
+            link.taken(len(answer.body))
+        return answer
+
+    async def _asked(self, command: RemotingCommand, timeout_s: float) -> tuple[RemotingCommand, _Link]:
+        byte_count = len(command.body)
+        await self._gate.enter(byte_count)
+        try:
+            link = await self._connected()
+            numbered = replace(command, opaque=next(self._opaques) & 0x7FFFFFFF)
+            answer = await link.ask(numbered, timeout_s)
+        finally:
+            self._gate.leave(byte_count)
+        return replace(answer, opaque=command.opaque), link
+
+    async def send(self, command: RemotingCommand) -> None:
+        """See Upstream."""
+        byte_count = len(command.body)
+        await self._gate.enter(byte_count)
+        try:
+            link = await self._connected()
+            await link.write(replace(command, opaque=next(self._opaques) & 0x7FFFFFFF))
+        finally:
+            self._gate.leave(byte_count)
+
+    async def answer(self, command: RemotingCommand) -> None:
+        """Send up what the client answered to a request of the broker; never connects anew for it."""
+        if self._link is not None:
+            await self._link.write(command)
+
+    def close(self, why: str = "the client is gone") -> None:
+        """Hang up. Calls at work end with UnansweredError, later ones with ThrottledError."""
+        self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._link is not None:
+            self._link.close(why)
+
+    async def _connected(self) -> _Link:
+        if self._link is not None and self._link.is_open:
+            return self._link
+        if self._is_closed:
+            raise ThrottledError(f"{self.address}: the connection has ended")
+        if time.monotonic() - self._refused_at_s < CONNECT_AGAIN_S:
+            raise ThrottledError(f"{self.address} refused a connection a moment ago")
+        if self._connecting is None:
+            # A task of its own: who waits for it may be cancelled without harm to the others.
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting.add_done_callback(_seen)
+        try:
+            return await asyncio.shield(self._connecting)
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise ThrottledError(f"{self.address}: the connection has ended") from None
+            raise
+
+    async def _connect(self) -> _Link:
+        host, _, port = self.address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        try:
+            transport, link = await asyncio.wait_for(
+                loop.create_connection(
+                    lambda: _Link(self.address, self._events), host.strip("[]"), int(port)
+                ),
+                CONNECT_TIMEOUT_S,
+            )
+        except (OSError, TimeoutError) as error:
+            self._refused_at_s = time.monotonic()
+            raise ThrottledError(f"{self.address} cannot be reached: {error or 'no answer'}") from error
+        finally:
+            self._connecting = None
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._link = link
+        return link
+
+
+def _seen(task: asyncio.Task[_Link]) -> None:
+    """Its failure is told to who waits; there may be nobody left."""
+    if not task.cancelled():
+        task.exception()
+
+
+def as_answer(command: RemotingCommand, opaque: int) -> RemotingCommand:
+    """A client's answer, numbered as the broker's request was."""
+    return replace(command, opaque=opaque, flag=command.flag | RESPONSE_FLAG)
