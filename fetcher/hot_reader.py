@@ -13,16 +13,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from fetcher.batch import EMPTY_BATCH, GetResult, GetStatus, MessageBatch, joined_batch
-from fetcher.local_records import read_records
+from fetcher.batch import EMPTY_BATCH, GetResult, GetStatus
+from fetcher.hot_pull import HotPull, end_of, list_until
 from fetcher.page_residency import ByteRange, PageResidency
-from fetcher.read_policy import BrokerSide, OffsetRange, Residency
+from fetcher.read_policy import BrokerSide, LocalView, OffsetRange, Residency
 from fetcher.tag_filter import MessageFilter
-from tiered.broker_store.commit_log import CommitLog, LogFile
+from tiered.broker_store.commit_log import LogFile
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex, empty_units
 from tiered.broker_store.store import BrokerStore
 from tiered.errors import AccessDeniedError, NotFoundError, TieredError, UnavailableError
@@ -30,30 +30,8 @@ from tiered.model.tables import Table
 
 logger = logging.getLogger(__name__)
 
-SCAN_UNITS_MAX: Final = 4096
-"""Units looked at in one pull, matching or not."""
-FILTER_CHUNK_UNITS: Final = 256
 REFRESH_SHARE_MAX: Final = 0.05
 """Looking for new files takes at most this share of the time, however many queues there are."""
-
-
-class LocalView(NamedTuple):
-    """One queue of the broker as seen for one offset. ``queue`` is None when the broker does not have it."""
-
-    side: BrokerSide
-    queue: OffsetRange | None = None
-    is_record: bool = False
-    """Whether the commitlog, pins included, still holds the record at the offset."""
-    phys: int = -1
-    """Physical offset of that record, -1 without."""
-    oldest_phys: int = 0
-    """Physical offset of the broker's oldest file."""
-    last_phys: int = -1
-    """Physical offset of the queue's last record, where the one at the offset is not there; -1 without any."""
-
-
-class RecordGoneError(UnavailableError):
-    """The consume queue speaks of a record that the commitlog does not have, or no longer."""
 
 
 class HotReader:
@@ -89,7 +67,7 @@ class HotReader:
             queue = self._range(queues, topic, queue_id)
             unit = queues.units(topic, queue_id, offset, 1) if offset < queue.max_offset else empty_units()
             phys = int(unit["phys"][0]) if _holds(unit, offset) else -1
-            _list_until(log, phys)
+            list_until(log, phys)
             is_record = phys >= 0 and log.file_at(phys) is not None
             last = queues.last_unit(topic, queue_id) if not is_record else empty_units()
             last_phys = int(last["phys"][0]) if len(last) else phys
@@ -152,7 +130,7 @@ class HotReader:
         status = status_outside(offset, queue)
         if status is not None:
             return _nothing(status, next_outside(offset, queue), queue)
-        return _Pull(self._store, queues, (topic, queue_id), queue, filter).run(offset, count, max_bytes)
+        return HotPull(self._store, queues, (topic, queue_id), queue, filter).run(offset, count, max_bytes)
 
     def close(self) -> None:
         """Release the store."""
@@ -205,109 +183,8 @@ def next_outside(offset: int, queue: OffsetRange) -> int:
     return queue.min_offset if offset < queue.min_offset else queue.max_offset
 
 
-class _Pull:
-    """One pull: units in chunks, those that may match, their records, those that do match."""
-
-    def __init__(
-        self,
-        store: BrokerStore,
-        queues: ConsumeQueueIndex,
-        key: tuple[str, int],
-        queue: OffsetRange,
-        filter: MessageFilter | None,
-    ) -> None:
-        self._log = store.commit_log
-        self._queues = queues
-        self._key = key
-        self._queue = queue
-        self._filter = filter
-        self._parts: list[MessageBatch] = []
-
-    def run(self, offset: int, count: int, max_bytes: int) -> GetResult:
-        position, scanned = offset, 0
-        while count > 0 and max_bytes > 0 and scanned < SCAN_UNITS_MAX and position < self._queue.max_offset:
-            units = self._units(position, count if self._filter is None else FILTER_CHUNK_UNITS)
-            if not len(units) or int(units["queue_offset"][0]) > position:
-                break  # cut back, or a hole
-            scanned += len(units)
-            wanted, end = self._fitting(units, count, max_bytes)
-            batch, end = self._read(wanted, end)
-            if len(batch):
-                self._parts.append(batch)
-                count -= int(batch.inner_num.sum())
-                max_bytes -= batch.record_bytes
-            if end <= position:
-                break
-            position = end
-        if position <= offset:
-            raise RecordGoneError(
-                f"{self._key[0]} queue {self._key[1]}: no record at offset {offset} of the broker"
-            )
-        status = GetStatus.FOUND if self._parts else GetStatus.NO_MATCHED_MESSAGE
-        batch = joined_batch(self._parts)
-        return GetResult(status, batch, position, self._queue.min_offset, self._queue.max_offset)
-
-    def _units(self, position: int, count: int) -> Table:
-        """The broker writes a unit at its queue's end while we read it: what differs at a second look comes later."""
-        units = self._queues.units(*self._key, position, min(count, SCAN_UNITS_MAX))
-        if len(units):
-            _list_until(self._log, int(units["phys"][-1]))
-        if len(units) and _end_of(units, len(units) - 1) >= self._queue.max_offset:
-            again = self._queues.units(*self._key, int(units["queue_offset"][-1]), 1)
-            if not np.array_equal(again, units[-1:]):
-                units = units[:-1]
-        return units
-
-    def _fitting(self, units: Table, count: int, max_bytes: int) -> tuple[Table, int]:
-        """The units that may match, as many as are wanted and fit, and the offset after the last one looked at."""
-        mask = self._filter.tags_mask(units["tags_code"]) if self._filter is not None else None
-        chosen = np.arange(len(units)) if mask is None else np.flatnonzero(mask)
-        messages = np.cumsum(units["inner_num"][chosen].astype(np.int64))
-        bytes_ = np.cumsum(units["size"][chosen].astype(np.int64))
-        fit = int(min(np.searchsorted(messages, count, "right"), np.searchsorted(bytes_, max_bytes, "right")))
-        if fit == 0 and not self._parts:
-            fit = 1
-        if fit < len(chosen):
-            return units[chosen[:fit]], int(units["queue_offset"][chosen[fit]])
-        return units[chosen], _end_of(units, len(units) - 1)
-
-    def _read(self, units: Table, end: int) -> tuple[MessageBatch, int]:
-        """Messages of ``units`` that match; where to go on: ``end``, or the first unit that cannot be read."""
-        if not len(units):
-            return EMPTY_BATCH, end
-        records = read_records(self._log, units, *self._key)
-        good = len(records.starts)
-        if good < len(units):
-            units, end = units[:good], int(units["queue_offset"][good])
-        batch = MessageBatch(
-            [records.data],
-            np.zeros(good, np.int32),
-            records.starts,
-            units["size"].astype(np.int32),
-            units["queue_offset"].astype(np.int64),
-            units["inner_num"].astype(np.int32),
-            units["phys"].astype(np.int64),
-            units["tags_code"].astype(np.int64),
-            records.store_timestamp,
-        )
-        if self._filter is None:
-            return batch, end
-        keep = self._filter.keep
-        return batch.taken(np.fromiter((keep(record) for record in batch.records()), np.bool_, good)), end
-
-
-def _list_until(log: CommitLog, phys: int) -> None:
-    """The broker goes on to a new file before anybody looks for one."""
-    if phys >= log.max_file_end:
-        log.refresh()
-
-
 def _holds(unit: Table, offset: int) -> bool:
-    return bool(len(unit)) and int(unit["queue_offset"][0]) <= offset < _end_of(unit, 0)
-
-
-def _end_of(units: Table, row: int) -> int:
-    return int(units["queue_offset"][row]) + int(units["inner_num"][row])
+    return bool(len(unit)) and int(unit["queue_offset"][0]) <= offset < end_of(unit, 0)
 
 
 def _nothing(status: GetStatus, next_offset: int, queue: OffsetRange) -> GetResult:

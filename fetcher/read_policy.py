@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, NamedTuple
 
 from fetcher.batch import GetStatus
 from tiered.settings.sections import ReadSettings
@@ -72,6 +72,8 @@ class BrokerSide(Enum):
     READABLE = "readable"
     UNREADABLE = "unreadable"
     """They exist, but not for us now: consume queues in the RocksDB of a live broker, no permission."""
+    UNTOLD = "untold"
+    """The broker answers pulls, but does not tell this reader what it has."""
     ABSENT = "absent"
     """There is no broker: the archive is all there is."""
 
@@ -84,6 +86,23 @@ class Residency(Enum):
     COLD = "cold"
     UNKNOWN = "unknown"
     """The kernel does not tell this process: NOT_IN_MEM is NOT_IN_DISK then."""
+
+
+class LocalView(NamedTuple):
+    """One queue of the broker as seen for one offset. ``queue`` is None when the broker does not have it."""
+
+    side: BrokerSide
+    queue: OffsetRange | None = None
+    is_record: bool = False
+    """Whether the record at the offset can still be read, from a pin if the reader sees pins."""
+    phys: int = -1
+    """Physical offset of that record, -1 without."""
+    oldest_phys: int = 0
+    """Physical offset of the broker's oldest file."""
+    last_phys: int = -1
+    """Physical offset of the queue's last record, where the one at the offset is not there; -1 without any."""
+    is_leaving: bool = False
+    """Whether the broker may have deleted that record before it is asked for it."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +120,8 @@ class Situation:
     is_archive_behind: bool = False
     """Whether the archive has not reached the broker's oldest file, for a topic that it should have."""
     residency: Residency = Residency.NOT_ASKED
+    is_leaving: bool = False
+    """Whether the broker's record may be deleted before it is read: the archive is asked first, if it has it."""
 
 
 class Source(Enum):
@@ -148,6 +169,8 @@ def decide(policy: ReadPolicy, situation: Situation) -> Decision:
         return Decision(Source.LOCAL, "beyond the archive's end")
     if not situation.is_local_record:
         return Decision(Source.TIERED, "not on the broker's disk")
+    if situation.is_leaving:
+        return Decision(Source.TIERED, "about to leave the broker's disk")
     if policy is ReadPolicy.NOT_IN_DISK:
         return Decision(Source.LOCAL, "on the broker's disk")
     return _MEMORY[situation.residency]
@@ -202,7 +225,8 @@ def after_tiered(status: GetStatus | None, situation: Situation) -> Follow:
     if situation.broker is BrokerSide.UNREADABLE or _is_below_local(situation):
         # The broker may be further than the archive: no reason to send anybody back to the archive's end.
         return Follow.HOLD
-    return Follow.LOCAL if situation.local is not None else Follow.KEEP
+    may_be_local = situation.local is not None or situation.broker is BrokerSide.UNTOLD
+    return Follow.LOCAL if may_be_local else Follow.KEEP
 
 
 def after_local(policy: ReadPolicy, status: GetStatus | None, situation: Situation) -> Follow:

@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fetcher.batch import GetStatus
-from fetcher.hot_reader import SCAN_UNITS_MAX, HotReader, RecordGoneError
+from fetcher.hot_pull import SCAN_UNITS_MAX, RecordGoneError
+from fetcher.hot_reader import HotReader
 from fetcher.local_records import checked_timestamp
-from fetcher.read_policy import BrokerSide, OffsetRange
+from fetcher.read_policy import BrokerSide, LocalView, OffsetRange
 from fetcher.sql92.message_filter import Sql92Filter
 from fetcher.tag_filter import TagFilter
 from tests.broker_store.test_liveness import HOLDER
@@ -328,7 +329,7 @@ def test_a_live_broker_with_rocksdb_shows_nothing(real_store: Callable[[str], Pa
 
 def test_a_queue_nobody_has(written: WrittenStore) -> None:
     with reading(written.path) as reader:
-        assert reader.look("nobody", 0, 0) == (BrokerSide.READABLE, None, False, -1, 0, -1)
+        assert reader.look("nobody", 0, 0) == LocalView(BrokerSide.READABLE)
         assert reader.get("nobody", 0, 5, count=1, max_bytes=1).status is S.NO_MATCHED_LOGIC_QUEUE
 
 

@@ -93,6 +93,22 @@ PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
         Situation(60, is_system=True, archived=ARCHIVED, broker=BrokerSide.UNREADABLE),
         (HOLD, HOLD, HOLD, HOLD),
     ),
+    "in both, about to leave the broker": (
+        replace(BOTH, is_leaving=True),
+        (HERE, TIERED, TIERED, TIERED),
+    ),
+    "not archived, about to leave the broker": (
+        Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=True, is_leaving=True),
+        (HERE, HERE, HERE, TIERED),
+    ),
+    "archived, broker does not tell": (
+        Situation(60, archived=ARCHIVED, broker=BrokerSide.UNTOLD),
+        (HERE, TIERED, TIERED, TIERED),
+    ),
+    "not archived, broker does not tell": (
+        Situation(120, archived=ARCHIVED, broker=BrokerSide.UNTOLD),
+        (HERE, HERE, HERE, TIERED),
+    ),
     "archived, no broker": (
         Situation(60, archived=ARCHIVED, broker=BrokerSide.ABSENT),
         (HOLD, TIERED, TIERED, TIERED),
@@ -147,6 +163,11 @@ FORCED_BEYOND = Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=T
             Follow.HOLD,
         ),
         (S.OFFSET_OVERFLOW_BADLY, Situation(120, archived=ARCHIVED), Follow.KEEP),
+        (
+            S.OFFSET_OVERFLOW_BADLY,
+            Situation(120, archived=ARCHIVED, broker=BrokerSide.UNTOLD),
+            Follow.LOCAL,
+        ),
         (S.OFFSET_OVERFLOW_BADLY, Situation(120, archived=ARCHIVED, broker=BrokerSide.ABSENT), Follow.KEEP),
         (None, Situation(60, archived=ARCHIVED, broker=BrokerSide.ABSENT), Follow.KEEP),
     ],
