@@ -75,6 +75,8 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
 def load_snapshot(store: ObjectStore) -> GroupSnapshot:
     """The newest version, or version 0 when nobody has served this archive yet."""
     for info in store.list(SERVE_PREFIX, limit=1):
+        if not info.key.removeprefix(SERVE_PREFIX).isdecimal():
+            break  # versions sort before anything else there is
         try:
             return decode_snapshot(store.get(info.key), source=f"{store.url}/{info.key}")
         except NotFoundError:

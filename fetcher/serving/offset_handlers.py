@@ -57,6 +57,10 @@ class GroupOffsets:
         """The group's offset as last committed here."""
         return self._offsets.get((group, topic), {}).get(queue_id)
 
+    def durable(self, group: str, topic: str, queue_id: int) -> int:
+        """The group's offset as last written, 0 without any: what may be relied on after any end of this server."""
+        return self._log.offsets.get((group, topic), {}).get(queue_id, 0)
+
     def of_group(self, group: str) -> dict[str, dict[int, int]]:
         """Topic -> queue id -> offset."""
         return {topic: dict(queues) for (name, topic), queues in self._offsets.items() if name == group}

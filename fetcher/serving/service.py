@@ -18,6 +18,9 @@ from fetcher.serving.lookups import LookupHandlers
 from fetcher.serving.offset_handlers import GroupOffsets, OffsetHandlers
 from fetcher.serving.pull import PullLimits, PullService
 from fetcher.serving.request import HandlerTable
+from fetcher.serving.retry_handlers import RetryHandlers
+from fetcher.serving.retry_queue import RetryQueues
+from fetcher.serving.retry_topics import ArchiveWithRetries
 from fetcher.serving.routes import RouteHandlers, RouteTable
 from fetcher.serving.server import ServerOptions, ServingServer
 from fetcher.serving.session import ClientTable, register_session_handlers
@@ -42,11 +45,13 @@ class ServingStatus:
 class ServingService:
     """Serves ``archive`` from ``start`` to ``close``, on the running event loop."""
 
-    def __init__(self, archive: ArchiveSide, offsets: GroupOffsets, settings: ServeSettings) -> None:
-        self._archive, self._settings = archive, settings
+    def __init__(
+        self, archive: ArchiveSide, offsets: GroupOffsets, retries: RetryQueues, settings: ServeSettings
+    ) -> None:
+        self._archive, self._settings = ArchiveWithRetries(archive, retries), settings
         self.clients = ClientTable(time.monotonic)
         self.locks = LockTable(time.monotonic)
-        self.offsets = offsets
+        self.offsets, self.retries = offsets, retries
         self._server: ServingServer | None = None
         self._address = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -55,6 +60,7 @@ class ServingService:
         """Listen and serve; the address that clients dial. Raises OSError when the port is taken."""
         settings = self._settings
         await self.offsets.claim()
+        await self.retries.claim()
         host, port = parse_address(settings.bind, "serve.bind")
         options = ServerOptions(
             host=host,
@@ -71,7 +77,8 @@ class ServingService:
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
         self._address = settings.advertise or f"{shown}:{bound_port}"
         self._register(table, RouteTable(self._archive, self._address))
-        self._tasks = [asyncio.create_task(self.offsets.run()), asyncio.create_task(self._expire())]
+        work = (self.offsets.run(), self.retries.run(), self._expire())
+        self._tasks = [asyncio.create_task(one) for one in work]
         return self._address
 
     def _register(self, table: HandlerTable, routes: RouteTable) -> None:
@@ -87,6 +94,7 @@ class ServingService:
         OffsetHandlers(self._archive, routes, self.clients, self.offsets).register(table)
         PullService(self._archive, routes, self.clients, self.offsets, limits).register(table)
         LookupHandlers(self._archive, routes).register(table)
+        RetryHandlers(self._archive, routes, self.retries).register(table)
 
     async def _expire(self) -> None:
         while True:
@@ -101,6 +109,7 @@ class ServingService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.retries.close()
         await self.offsets.close()
 
     def status(self) -> ServingStatus:

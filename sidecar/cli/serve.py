@@ -13,6 +13,8 @@ import time
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.serving.group_state import GroupLog
 from fetcher.serving.offset_handlers import GroupOffsets
+from fetcher.serving.retry_log import RetryLog
+from fetcher.serving.retry_queue import RetryLimits, RetryQueues
 from fetcher.serving.served_archive import ServedArchive
 from fetcher.serving.service import ServingService
 from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
@@ -49,9 +51,11 @@ def execute(options: argparse.Namespace) -> int:
 async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) -> None:
     archive = ServedArchive(access)
     await archive.load()
-    log = GroupLog(access.store, _own_name(), lambda: time.time_ns() // 1_000_000, is_gone=_is_gone)
+    log = GroupLog(access.store, _own_name(), _now_ms, is_gone=_is_gone)
     offsets = GroupOffsets(log, lease_ms=settings.serve.lease_ms, take_over=take_over)
-    service = ServingService(archive, offsets, settings.serve)
+    limits = RetryLimits(settings.serve.retry_bytes_max, settings.serve.dead_letter_keep_ms)
+    retries = RetryQueues(RetryLog(access.store, _own_name()), offsets, limits, _now_ms)
+    service = ServingService(archive, offsets, retries, settings.serve)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -72,6 +76,10 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     watching.cancel()
     await service.close(drain_s=min(5.0, settings.process.drain_timeout_ms / 1000))
     logger.info("ended")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _own_name() -> str:

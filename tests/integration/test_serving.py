@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import socket
-import sys
+import subprocess
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import fetcher
-from tests.end_to_end.offloading import CLUSTER, backfill
-from tests.servers.child import ChildServer, free_port
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.servers.child import ChildServer
 from tests.servers.install import NotInstallableError
-from tests.servers.rocketmq import MQADMIN, java_classes, run_java
+from tests.servers.rocketmq import java_classes, java_command, run_java
+from tests.servers.tiered_serve import tiered_serve
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
@@ -25,9 +27,21 @@ from tiered.object_store.prefixed import PrefixedStore
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 VERSIONS = ("4.9.7", "5.3.3", "5.5.0")
-BROKER = "fx-a"
 Line = tuple[int, int, int, int]
 """Queue id, queue offset, CRC-32 of the body, its length."""
+
+
+class Job(NamedTuple):
+    """One Java consumer (Consume.java). It gives each message back ``failures`` times."""
+
+    mode: str
+    topic: str
+    wanted: int
+    group: str
+    expression: str = "*"
+    idle_s: int = 20
+    failures: int = 0
+    times_max: int = 16
 
 
 @dataclass
@@ -51,23 +65,38 @@ class Served:
                 if wanted(message)
             )
 
-    def consume(
-        self, version: str, mode: str, topic: str, wanted: int, *, group: str = "", expression: str = "*",
-        flags: tuple[str, ...] = (), idle_s: int = 20,
-    ) -> list[Line]:  # fmt: skip
-        """Run one Java consumer until it has ``wanted`` messages or gets none for ``idle_s``; in order of arrival."""
-        output = self.directory / "consumed.txt"
-        name = group or f"G_{mode}_{version.replace('.', '_')}_{topic}"
-        arguments = (self.address, mode, name, topic, expression, str(wanted), str(idle_s), str(output))
-        run_java(version, self.directory, "Consume", *arguments, flags=flags, timeout_s=150)
+    def consume(self, version: str, *jobs: Job, flags: tuple[str, ...] = ()) -> list[list[Line]]:
+        """Run consumers until each has what it wants or gets none for a while: what they got, in order of arrival."""
+        command = self.job_arguments(*jobs)
+        run_java(version, self.directory, "Consume", *command, flags=("-Xmx512m", *flags), timeout_s=200)
         return [
-            (int(fields[0]), int(fields[1]), int(fields[2]), int(fields[3]))
-            for fields in (line.split() for line in output.read_text("utf-8").splitlines())
+            [(int(f[0]), int(f[1]), int(f[2]), int(f[3])) for f in self.lines(number)]
+            for number in range(len(jobs))
         ]
 
-    def mqadmin(self, version: str, *arguments: str) -> str:
-        """One command of mqadmin."""
-        return run_java(version, self.directory, MQADMIN, *arguments, "-n", self.address)
+    def job_arguments(self, *jobs: Job) -> tuple[str, str]:
+        """Arguments of Consume.java for these jobs."""
+        rows = [
+            (*job[:1], job.group, job.topic, job.expression, job.wanted, job.idle_s,
+             self.directory / f"consumed-{number}.txt", job.failures, job.times_max)
+            for number, job in enumerate(jobs)
+        ]  # fmt: skip
+        path = self.directory / "jobs.txt"
+        path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows), "utf-8")
+        return self.address, f"@{path}"
+
+    def lines(self, number: int) -> list[list[str]]:
+        """What job ``number`` wrote, field by field."""
+        path = self.directory / f"consumed-{number}.txt"
+        return [line.split() for line in path.read_text("utf-8").splitlines()]
+
+    def mqadmin(self, version: str, *commands: str) -> list[str]:
+        """What mqadmin prints of each command."""
+        path = self.directory / "commands.txt"
+        rows = [[*command.split(" "), "-n", self.address] for command in commands]
+        path.write_text("".join("\t".join(row) + "\n" for row in rows), "utf-8")
+        printed = run_java(version, self.directory, "Tools", str(path))
+        return [part.partition("\n")[2] for part in printed.split("=== ")[1:]]
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +108,11 @@ def served(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         pytest.skip(f"Java clients: {error}")
     directory = tmp_path_factory.mktemp("serving")
     backfill(real_store("A") / "store", FileStore(directory / "archive"))
-    port = free_port()
     url = f"file://{directory}/archive"
-    command = [sys.executable, "-m", "sidecar", "serve", url, "--bind", f"127.0.0.1:{port}"]
-    root = {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    server = ChildServer("tiered serve", command, root, directory / "serve.log", lambda: _listens(port))
+    server, address = tiered_serve(url, directory)
     server.start()
     try:
-        yield Served(directory, url, f"127.0.0.1:{port}", server)
+        yield Served(directory, url, address, server)
     finally:
         server.stop()
     store = PrefixedStore(FileStore(directory / "archive"), archive_prefix(CLUSTER, BROKER))
@@ -94,122 +120,157 @@ def served(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     assert (report.anomalies, report.leftovers) == ([], [])
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@pytest.mark.parametrize("mode", ["push", "broadcast", "orderly", "lite", "assign", "pull"])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_consumer_gets_every_message_once(served: Served, version: str, mode: str) -> None:
+def test_a_consumer_of_each_kind_gets_every_message_once(served: Served, version: str) -> None:
+    modes = ("push", "broadcast", "orderly", "lite", "assign", "pull")
     expected = served.expected("t_keys")
-    found = served.consume(version, mode, "t_keys", expected.total())
-    assert Counter(found) == expected
-    if mode == "orderly":
-        for queue_id in {line[0] for line in found}:
-            offsets = [line[1] for line in found if line[0] == queue_id]
-            assert offsets == sorted(offsets)
+    tag = version.replace(".", "_")
+    jobs = [Job(mode, "t_keys", expected.total(), f"G_{mode}_{tag}") for mode in modes]
+    for mode, found in zip(modes, served.consume(version, *jobs), strict=True):
+        assert Counter(found) == expected, mode
+        if mode == "orderly":
+            for queue_id in {line[0] for line in found}:
+                offsets = [line[1] for line in found if line[0] == queue_id]
+                assert offsets == sorted(offsets)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_binary_header_serves_as_well(served: Served, version: str) -> None:
     expected = served.expected("t_order")
-    flags = ("-Drocketmq.serialize.type=ROCKETMQ",)
-    assert (
-        Counter(
-            served.consume(
-                version,
-                "push",
-                "t_order",
-                expected.total(),
-                group="G_bin_" + version[0] + version[2],
-                flags=flags,
-            )
-        )
-        == expected
-    )
+    job = Job("push", "t_order", expected.total(), f"G_bin_{version[0]}{version[2]}")
+    (found,) = served.consume(version, job, flags=("-Drocketmq.serialize.type=ROCKETMQ",))
+    assert Counter(found) == expected
 
 
-@pytest.mark.parametrize("topic", ["t_batch", "t_sizes", "t_props", "%LMQ%t_all"])
-def test_batches_large_messages_odd_properties_and_light_queues(served: Served, topic: str) -> None:
-    expected = served.expected(topic)
-    group = "G_" + "".join(character for character in topic if character.isalnum())
-    found = Counter(served.consume("5.3.3", "push", topic, expected.total(), group=group))
-    if topic.startswith("%LMQ%"):
-        # A client takes offsets of light queues from a property that names all of them: only bodies are compared.
-        assert sorted(line[2:] for line in found.elements()) == sorted(
-            line[2:] for line in expected.elements()
-        )
-    else:
-        assert found == expected
-
-
-def test_filters_by_tag_and_by_sql(served: Served) -> None:
+def test_odd_messages_and_filters(served: Served) -> None:
+    topics = ("t_batch", "t_sizes", "t_props", "%LMQ%t_all")
+    expected = [served.expected(topic) for topic in topics]
     by_tag = served.expected("t_tags", lambda message: message.tags == "TagA")
-    assert by_tag
-    assert (
-        Counter(served.consume("5.3.3", "push", "t_tags", by_tag.total(), group="G_tag", expression="TagA"))
-        == by_tag
-    )
     by_sql = served.expected("t_tags", lambda message: message.tags in ("TagA", "TagB"))
-    found = served.consume(
-        "5.3.3", "push", "t_tags", by_sql.total(), group="G_sql", expression="sql:TAGS IN ('TagA','TagB')"
-    )
-    assert Counter(found) == by_sql
+    assert by_tag
+    jobs = [
+        Job("push", topic, all_.total(), f"G_odd_{n}")
+        for n, (topic, all_) in enumerate(zip(topics, expected, strict=True))
+    ]
+    jobs.append(Job("push", "t_tags", by_tag.total(), "G_tag", "TagA"))
+    jobs.append(Job("push", "t_tags", by_sql.total(), "G_sql", "sql:TAGS IN ('TagA','TagB')"))
+    found = served.consume("5.3.3", *jobs)
+    for topic, got, wanted in zip(topics, found, expected, strict=False):
+        if topic.startswith("%LMQ%"):
+            # A client takes offsets of light queues from a property that names all of them: only bodies are compared.
+            assert sorted(line[2:] for line in got) == sorted(line[2:] for line in wanted.elements())
+        else:
+            assert Counter(got) == wanted, topic
+    assert Counter(found[4]) == by_tag
+    assert Counter(found[5]) == by_sql
 
 
 def test_a_group_goes_on_where_it_was_after_a_restart_of_the_server(served: Served) -> None:
     expected = served.expected("t_sixteen")
-    first = served.consume("5.3.3", "push", "t_sixteen", 5_000, group="G_restart")
+    (first,) = served.consume("5.3.3", Job("push", "t_sixteen", 5_000, "G_restart"))
     served.server.kill()
     served.server.start()
-    rest = served.consume("5.3.3", "push", "t_sixteen", expected.total(), group="G_restart", idle_s=15)
+    (rest,) = served.consume(
+        "5.3.3", Job("push", "t_sixteen", expected.total() - 5_000, "G_restart", idle_s=12)
+    )
     found = Counter(first) + Counter(rest)
     assert set(found) == set(expected)  # nothing is missing
     assert found.total() - expected.total() < 5_000  # what was not committed yet comes again, no more
 
 
+def test_what_is_sent_back_comes_again_and_ends_as_dead_letters_over_kill_9(served: Served) -> None:
+    expected = served.expected("t_props")
+    wanted = expected.total()
+    jobs = (
+        Job("push", "t_props", wanted, "G_again", failures=2, idle_s=40),
+        Job("push", "t_props", wanted, "G_dead", failures=99, times_max=1, idle_s=15),
+    )
+    command = java_command("5.3.3", served.directory, "Consume", *served.job_arguments(*jobs))
+    consumers = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline_s = time.monotonic() + 60
+        while sum(fields[8] == "back" for fields in _written(served, 0)) < wanted + 10:
+            assert time.monotonic() < deadline_s, "nothing came again"
+            time.sleep(0.05)
+        served.server.kill()  # some wait for their delay, some are delivered and not consumed
+        served.server.start()
+        assert consumers.wait(120) == 0
+    finally:
+        consumers.kill()
+    lines = served.lines(0)
+    done = [fields for fields in lines if fields[8] == "ok"]
+    assert {(int(f[2]), int(f[3])) for f in done} == {line[2:] for line in expected}
+    assert all(int(fields[7]) >= 2 and fields[9] == "t_props" for fields in done)
+    with fetcher.open(served.url) as archive:
+        origins = {
+            message.offset_msg_id: (zlib.crc32(message.body), len(message.body))
+            for queue in archive.queues("t_props")
+            for message in archive.queue("t_props", queue.queue_id).messages()
+        }
+    again = [
+        fields for fields in done if fields[10] == "t_props"
+    ]  # the rest was consumed again by the client itself
+    assert len(again) >= wanted // 2
+    assert all(origins[fields[11]] == (int(fields[2]), int(fields[3])) for fields in again)
+    # Dead letters: everything, read by the pull API.
+    (dead,) = served.consume("5.3.3", Job("pull", "%DLQ%G_dead", wanted, "G_reads_dead", idle_s=5))
+    assert {line[2:] for line in dead} == {line[2:] for line in expected}
+    assert [line[1] for line in dead] == list(range(len(dead)))
+
+
+def _written(served: Served, number: int) -> list[list[str]]:
+    """Whole lines so far."""
+    try:
+        return [fields for fields in served.lines(number) if len(fields) == 13]
+    except FileNotFoundError:
+        return []
+
+
 def test_mqadmin_reads_everything_it_asks_for(served: Served) -> None:
-    version = "5.3.3"
-    assert "t_keys" in served.mqadmin(version, "topicList")
-    assert BROKER in served.mqadmin(version, "topicRoute", "-t", "t_keys")
-    status = served.mqadmin(version, "topicStatus", "-t", "t_one")
-    assert status.count(BROKER) == 1 and "9000" in status
-    assert served.address in served.mqadmin(version, "clusterList")
-    assert "brokerActive" in served.mqadmin(version, "brokerStatus", "-b", served.address)
-    served.consume(version, "push", "t_one", 9_000, group="G_progress")
-    progress = served.mqadmin(version, "consumerProgress", "-g", "G_progress")
-    assert "t_one" in progress
     with fetcher.open(served.url) as archive:
         messages = list(archive.queue("t_keys", 0).messages())
+        per_queue = [queue.max_offset for queue in archive.queues("t_one")]
     counts = Counter(key for message in messages for key in message.keys)
     message = next(message for message in messages if message.keys and counts[message.keys[0]] == 1)
-    key, unique, offset = message.keys[0], message.unique_key, str(message.queue_offset)
+    key, unique, offset = message.keys[0], message.unique_key, message.queue_offset
     assert unique is not None
-    assert unique in served.mqadmin(version, "queryMsgByKey", "-t", "t_keys", "-k", key)
-    by_unique = served.mqadmin(version, "queryMsgByUniqueKey", "-t", "t_keys", "-i", unique)
-    assert unique in by_unique
-    by_offset = served.mqadmin(
-        version, "queryMsgByOffset", "-b", BROKER, "-t", "t_keys", "-i", "0", "-o", offset
-    )
-    assert unique in by_offset
-    printed = served.mqadmin(
-        version, "printMsgByQueue", "-t", "t_order", "-a", BROKER, "-i", "0", "-p", "true"
-    )
-    assert printed.count("MSGID") + printed.count("msgId") > 0 or "t_order" in printed
-    rows = served.mqadmin(
-        version, "queryCq", "-t", "t_keys", "-q", "0", "-i", "5", "-c", "3", "-b", served.address
-    )
-    assert "minQueueIndex" in rows or "physicOffset" in rows
+    served.consume("5.3.3", Job("push", "t_one", 9_000, "G_progress"))
+    (
+        topics, route, status, clusters, broker, progress, by_id, by_key, by_unique, by_offset, printed, of_queue,
+        consumed, rows,
+    ) = served.mqadmin(
+        "5.3.3", "topicList", "topicRoute -t t_keys", "topicStatus -t t_one", "clusterList",
+        f"brokerStatus -b {served.address}", "consumerProgress -g G_progress", f"queryMsgById -t t_keys -i {unique}",
+        f"queryMsgByKey -t t_keys -k {key}", f"queryMsgByUniqueKey -t t_keys -i {unique}",
+        f"queryMsgByOffset -b {BROKER} -t t_keys -i 0 -o {offset}", "printMsg -t t_order -d true",
+        f"printMsgByQueue -t t_order -a {BROKER} -i 0 -p true", f"consumeMessage -t t_keys -b {BROKER} -i 0 -c 5",
+        f"queryCq -t t_keys -q 0 -i 5 -c 3 -b {served.address}",
+    )  # fmt: skip
+    assert "t_keys" in topics.splitlines()
+    assert served.address in route and BROKER in route
+    assert [line.split()[:4] for line in status.splitlines() if BROKER in line] == [
+        [BROKER, str(number), "0", str(maximum)] for number, maximum in enumerate(per_queue)
+    ]
+    assert served.address in clusters and BROKER in clusters
+    assert "brokerActive" in broker
+    assert [line.split()[:5] for line in progress.splitlines() if line.startswith("t_one")] == [
+        ["t_one", BROKER, str(number), str(maximum), str(maximum)] for number, maximum in enumerate(per_queue)
+    ]
+    assert unique in by_id and unique in by_key and unique in by_unique and unique in by_offset
+    assert printed.count("MSGID") == served.expected("t_order").total()
+    in_queue = sum(n for line, n in served.expected("t_order").items() if line[0] == 0)
+    assert of_queue.count("MSGID") == in_queue
+    assert consumed.count("MSGID") == 5
+    assert rows.count("physicOffset") == 3
 
 
 def test_a_group_is_moved_by_time(served: Served) -> None:
-    version = "5.3.3"
-    served.consume(version, "push", "t_order", 1_500, group="G_reset")
-    moved = served.mqadmin(version, "resetOffsetByTime", "-g", "G_reset", "-t", "t_order", "-s", "0")
-    assert "t_order" in moved or BROKER in moved
-    again = served.consume(version, "push", "t_order", 1_500, group="G_reset")
-    assert set(served.expected("t_order")) == set(again)
+    expected = served.expected("t_order")
+    served.consume("5.3.3", Job("push", "t_order", 1_500, "G_reset"))
+    (moved,) = served.mqadmin("5.3.3", "resetOffsetByTime -g G_reset -t t_order -s 0")
+    assert BROKER in moved
+    (again,) = served.consume("5.3.3", Job("push", "t_order", 1_500, "G_reset"))
+    assert set(expected) == set(again)
 
 
 def test_the_server_ends_in_order(served: Served) -> None:

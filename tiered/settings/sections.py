@@ -31,6 +31,9 @@ class BrokerSettings:
     address: str = setting(
         "", "host:port of the broker's remoting port; empty: brokerIP1:listenPort of broker.conf"
     )
+    name_servers: tuple[str, ...] = setting(
+        (), "name servers as host:port; empty: namesrvAddr of broker.conf", restart=True
+    )
     request_timeout_ms: int = setting(3_000, "time limit of one request to the broker", minimum=50)
 
 
@@ -244,7 +247,10 @@ class ServeSettings:
         "127.0.0.1:9876", "address to listen on, as host:port; port 0: any free one", restart=True
     )
     advertise: str = setting(
-        "", "host:port that clients dial, as routes name it; empty: the address bound", restart=True
+        "",
+        "host:port that clients dial, as routes name it. tiered run serves clients only if it is set; "
+        "tiered serve: empty for the address bound",
+        restart=True,
     )
     refresh_ms: int = setting(1_000, "how often to look for new commits of the archive", minimum=50)
     hold_ms_max: int = setting(
@@ -269,6 +275,15 @@ class ServeSettings:
         "consumer groups may be taken over from a server not seen for this long",
         minimum=1_000,
         restart=True,
+    )
+    retry_bytes_max: int = setting(
+        64 * MIB,
+        "messages sent back by consumers and dead letters, in memory and under state/serve/; above it none is taken",
+        minimum=MIB,
+        restart=True,
+    )
+    dead_letter_keep_ms: int = setting(
+        30 * 24 * HOUR_MS, "dead letters of groups served here are kept this long", minimum=HOUR_MS, restart=True
     )
     accept_proxy: bool = setting(
         False, "accept PROXY protocol headers (v1, v2) from a load balancer", restart=True

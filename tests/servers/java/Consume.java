@@ -1,4 +1,5 @@
 import java.io.PrintWriter;
+import java.nio.file.*;
 import java.util.*;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.zip.CRC32;
@@ -8,43 +9,84 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.*;
 
 /**
- * args: namesrv mode group topic expression wanted idleSeconds output
+ * args: namesrv mode group topic expression wanted idleSeconds output [failures [maxReconsumeTimes]]
+ * or:   namesrv @file, a job a line of the same arguments from mode on, tab-separated, all at once.
  * mode: push, broadcast, orderly, lite, assign, pull. Ends when wanted messages came, or none for idleSeconds.
+ * A message consumed fewer than failures times before is given back, to come again after a second.
  * output: one line a message: queueId offset bodyCrc32 bodyLength uniqKey tags storeTimestamp reconsumeTimes
+ *         outcome(ok, back) topic RETRY_TOPIC ORIGIN_MESSAGE_ID msgId
  */
 public class Consume {
-    static final AtomicLong count = new AtomicLong();
-    static volatile long last = System.currentTimeMillis();
-    static PrintWriter out;
+    final AtomicLong count = new AtomicLong();
+    volatile long last = System.currentTimeMillis();
+    final String[] a;
+    final PrintWriter out;
+    final int failures;
+
+    Consume(String[] a) throws Exception {
+        this.a = a;
+        out = new PrintWriter(a[7], "UTF-8");
+        failures = a.length > 8 ? Integer.parseInt(a[8]) : 0;
+    }
 
     public static void main(String[] a) throws Exception {
-        out = new PrintWriter(a[7], "UTF-8");
-        long wanted = Long.parseLong(a[5]), idle = Long.parseLong(a[6]) * 1000;
         Thread.setDefaultUncaughtExceptionHandler((t, e) -> e.printStackTrace());
-        Runnable stop = start(a);
+        List<Consume> jobs = new ArrayList<>();
+        if (a[1].startsWith("@")) {
+            for (String line : Files.readAllLines(Paths.get(a[1].substring(1)))) {
+                jobs.add(new Consume((a[0] + "\t" + line).split("\t")));
+            }
+        } else {
+            jobs.add(new Consume(a));
+        }
+        List<Thread> threads = new ArrayList<>();
+        AtomicLong failed = new AtomicLong();
+        for (Consume job : jobs) {
+            Thread thread = new Thread(() -> {
+                try {
+                    job.run();
+                } catch (Throwable e) {
+                    e.printStackTrace();
+                    failed.incrementAndGet();
+                }
+            });
+            thread.start();
+            threads.add(thread);
+        }
+        for (Thread thread : threads) thread.join();
+        System.exit(failed.get() == 0 ? 0 : 1);
+    }
+
+    void run() throws Exception {
+        long wanted = Long.parseLong(a[5]), idle = Long.parseLong(a[6]) * 1000;
+        Runnable stop = start();
         while (count.get() < wanted && System.currentTimeMillis() - last < idle) Thread.sleep(50);
         Thread.sleep(500);
         stop.run();
         out.close();
         System.out.println("consumed " + count.get());
-        System.exit(0);
     }
 
-    static synchronized void took(List<? extends MessageExt> messages) {
+    /** Whether all are consumed; otherwise they are to come again. */
+    synchronized boolean took(List<? extends MessageExt> messages) {
+        boolean ok = true;
+        for (MessageExt m : messages) ok &= m.getReconsumeTimes() >= failures;
         for (MessageExt m : messages) {
             CRC32 crc = new CRC32();
             byte[] body = m.getBody() == null ? new byte[0] : m.getBody();
             crc.update(body);
             out.println(m.getQueueId() + " " + m.getQueueOffset() + " " + crc.getValue() + " " + body.length + " "
                 + m.getProperty("UNIQ_KEY") + " " + m.getTags() + " " + m.getStoreTimestamp() + " "
-                + m.getReconsumeTimes());
+                + m.getReconsumeTimes() + " " + (ok ? "ok" : "back") + " " + m.getTopic() + " "
+                + m.getProperty("RETRY_TOPIC") + " " + m.getProperty("ORIGIN_MESSAGE_ID") + " " + m.getMsgId());
         }
         out.flush();
-        count.addAndGet(messages.size());
+        if (ok) count.addAndGet(messages.size());
         last = System.currentTimeMillis();
+        return ok;
     }
 
-    static Runnable start(String[] a) throws Exception {
+    Runnable start() throws Exception {
         String mode = a[1], group = a[2], topic = a[3], expression = a[4];
         if (mode.equals("lite") || mode.equals("assign")) return lite(a[0], mode, group, topic, expression);
         if (mode.equals("pull")) return pull(a[0], group, topic, expression);
@@ -53,6 +95,7 @@ public class Consume {
         c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         c.setPollNameServerInterval(1000);
         c.setPersistConsumerOffsetInterval(500);
+        if (a.length > 9) c.setMaxReconsumeTimes(Integer.parseInt(a[9]));
         if (mode.equals("broadcast")) broadcast(c);
         if (expression.startsWith("sql:")) c.subscribe(topic, MessageSelector.bySql(expression.substring(4)));
         else c.subscribe(topic, expression);
@@ -63,8 +106,9 @@ public class Consume {
             });
         } else {
             c.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-                took(messages);
-                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+                context.setDelayLevelWhenNextConsume(1);
+                return took(messages) ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+                    : ConsumeConcurrentlyStatus.RECONSUME_LATER;
             });
         }
         c.start();
@@ -78,7 +122,7 @@ public class Consume {
         DefaultMQPushConsumer.class.getMethod("setMessageModel", type).invoke(c, Enum.valueOf(type, "BROADCASTING"));
     }
 
-    static Runnable lite(String name, String mode, String group, String topic, String expression) throws Exception {
+    Runnable lite(String name, String mode, String group, String topic, String expression) throws Exception {
         DefaultLitePullConsumer c = new DefaultLitePullConsumer(group);
         c.setNamesrvAddr(name);
         c.setAutoCommit(true);
@@ -102,7 +146,7 @@ public class Consume {
         return c::shutdown;
     }
 
-    static Runnable pull(String name, String group, String topic, String expression) throws Exception {
+    Runnable pull(String name, String group, String topic, String expression) throws Exception {
         DefaultMQPullConsumer c = new DefaultMQPullConsumer(group);
         c.setNamesrvAddr(name);
         c.start();

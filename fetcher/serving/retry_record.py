@@ -1,0 +1,123 @@
+"""The message a broker writes when a consumer sends one back: into the group's retry topic, or its dead letters.
+
+Pure. Bytes are a commitlog record, so that clients decode it as any other. Queue offset and store time are unknown
+until its delay is over and are set then (``delivered``). Sources: AbstractSendMessageProcessor.consumerSendMsgBack,
+ScheduleMessageService.messageTimeup, MessageExtEncoder.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from tiered.errors import UsageError
+from tiered.formats.record import MAGIC_V1, MAGIC_V2, SYS_BORN_HOST_V6, SYS_STORE_HOST_V6, Record
+
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_PREFIX: Final = "%DLQ%"
+PHYS_BASE: Final = 1 << 62
+"""Physical offsets of what is written here begin above every commitlog: one that is sent back again is found by it."""
+
+_DELAYS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""messageDelayLevel as brokers have it by default; levels count from 1."""
+_FIRST_LEVEL = 3
+_HEAD = struct.Struct(">iIIiiqqiq")
+_OFFSET_AT, _PHYS_AT = 20, 28
+_PROPERTIES_BYTES_MAX = 32_767
+_V1_TOPIC_BYTES_MAX = 127
+
+
+@dataclass(frozen=True)
+class SentBack:
+    """What to write. ``delay_ms`` is 0 for dead letters."""
+
+    topic: str
+    delay_ms: int
+    data: bytes
+
+
+def is_dead(source: Record, delay_level: int, times_max: int) -> bool:
+    """Whether it was consumed often enough."""
+    return source.reconsume_times >= times_max or delay_level < 0
+
+
+def delay_ms_of(level: int) -> int:
+    """Of a delay level; levels above the last mean the last."""
+    return _DELAYS_S[min(max(level, 1), len(_DELAYS_S)) - 1] * 1000
+
+
+def sent_back(
+    source: Record, group: str, *, delay_level: int, times_max: int, address: str | None = None
+) -> SentBack:
+    """``source`` as it comes again. ``address``: ``ip:port`` of the server, for ids. Raises UsageError if too large."""
+    dead = is_dead(source, delay_level, times_max)
+    topic = (DEAD_PREFIX if dead else RETRY_PREFIX) + group
+    properties = dict(source.properties)
+    properties.setdefault("RETRY_TOPIC", source.topic)
+    properties["WAIT"] = "false"
+    if not properties.get("ORIGIN_MESSAGE_ID"):
+        properties["ORIGIN_MESSAGE_ID"] = source.offset_msg_id
+    for name in ("DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC"):
+        properties.pop(name, None)
+    delay_ms = 0
+    if dead:
+        properties["DELAY"] = "0"
+    else:
+        level = delay_level if delay_level > 0 else _FIRST_LEVEL + source.reconsume_times
+        delay_ms = delay_ms_of(level)
+        properties |= {"REAL_TOPIC": topic, "REAL_QID": "0"}
+    return SentBack(topic, delay_ms, _encode(source, topic, properties, _host(address)))
+
+
+def _host(address: str | None) -> bytes | None:
+    """As stored in a record, or None where it is a name."""
+    host, _, port = (address or "").rpartition(":")
+    try:
+        return ipaddress.ip_address(host.strip("[]")).packed + struct.pack(">i", int(port))
+    except ValueError:
+        return None
+
+
+def _encode(source: Record, topic: str, properties: dict[str, str], host: bytes | None) -> bytes:
+    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+    encoded, name = text.encode("utf-8", "replace"), topic.encode()
+    if len(encoded) > _PROPERTIES_BYTES_MAX:
+        raise UsageError(f"properties of {len(encoded)} bytes are too many to send the message back")
+    born_end = _HEAD.size + (20 if source.sys_flag & SYS_BORN_HOST_V6 else 8)
+    born_host = source.data[_HEAD.size : born_end]
+    is_v6 = bool(source.sys_flag & SYS_STORE_HOST_V6)
+    store_host = source.data[born_end + 8 : born_end + 8 + (20 if is_v6 else 8)]
+    sys_flag = source.sys_flag
+    if host is not None:
+        store_host = host
+        sys_flag = sys_flag & ~SYS_STORE_HOST_V6 | (SYS_STORE_HOST_V6 if len(host) == 20 else 0)
+    magic = MAGIC_V1 if len(name) <= _V1_TOPIC_BYTES_MAX else MAGIC_V2
+    tail = b"".join((
+        born_host, bytes(8), store_host,
+        struct.pack(">iqi", source.reconsume_times + 1, 0, len(source.stored_body)), source.stored_body,
+        struct.pack(">b" if magic == MAGIC_V1 else ">h", len(name)), name,
+        struct.pack(">h", len(encoded)), encoded,
+    ))  # fmt: skip
+    head = _HEAD.pack(
+        _HEAD.size + len(tail),
+        magic,
+        source.body_crc,
+        0,
+        source.flag,
+        0,
+        PHYS_BASE,
+        sys_flag,
+        source.born_timestamp,
+    )
+    return head + tail
+
+
+def delivered(data: bytes, *, number: int, queue_offset: int, stored_ms: int) -> bytes:
+    """A record with its place and time; ``number`` counts what was ever sent back here."""
+    record = bytearray(data)
+    struct.pack_into(">qq", record, _OFFSET_AT, queue_offset, PHYS_BASE + number)
+    (sys_flag,) = struct.unpack_from(">i", record, _PHYS_AT + 8)
+    struct.pack_into(">q", record, _HEAD.size + (20 if sys_flag & SYS_BORN_HOST_V6 else 8), stored_ms)
+    return bytes(record)

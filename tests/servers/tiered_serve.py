@@ -1,0 +1,27 @@
+"""`tiered serve` over an archive in a directory, as a child process."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+from tests.servers.child import ChildServer, free_port
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def tiered_serve(url: str, directory: Path, *flags: str) -> tuple[ChildServer, str]:
+    """The server, not started yet, and the address clients dial."""
+    port = free_port()
+    command = [sys.executable, "-m", "sidecar", "serve", url, "--bind", f"127.0.0.1:{port}", *flags]
+    environment = {"PYTHONPATH": str(ROOT)}
+    server = ChildServer(
+        "tiered serve", command, environment, directory / "serve.log", lambda: _listens(port)
+    )
+    return server, f"127.0.0.1:{port}"
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
