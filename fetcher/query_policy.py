@@ -1,7 +1,7 @@
 """Which side answers questions by time and by key: the archive, the broker's files, or both. Pure.
 
-Owns the rules of TieredMessageStore.getOffsetInQueueByTime, getEarliestMessageTime, getMessageStoreTimeStamp and
-queryMessage. Times are ms since the epoch; -1 is "not known", as in RocketMQ.
+Owns the rules of TieredMessageStore.getOffsetInQueueByTime, getEarliestMessageTime, getMessageStoreTimeStamp, and who
+is asked by queryMessage. Times are ms since the epoch; -1 is "not known", as in RocketMQ.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ def earliest_time(local_ms: int, tiered_ms: int) -> int:
 
 
 def query_shares(policy: ReadPolicy, wanted: TimeRange, local_earliest_ms: int) -> QueryShares:
-    """How a query by key in ``wanted`` is divided: nothing is asked of both sides, so nothing is found twice."""
+    """Who is asked for what of a query by key in ``wanted``. What both find is one message: merge by its place.
+
+    Unlike the Java tiered store, which asks only the broker for times it has: after a crash the broker's index has
+    holes (messageIndexSafe is off by default), which the archive fills.
+    """
     if policy is ReadPolicy.FORCE:
         return QueryShares(None, wanted)
-    if policy is ReadPolicy.DISABLE or wanted.begin_ms >= local_earliest_ms:
+    if policy is ReadPolicy.DISABLE:
         return QueryShares(wanted, None)
-    if wanted.end_ms < local_earliest_ms:
-        return QueryShares(None, wanted)
-    return QueryShares(
-        TimeRange(local_earliest_ms, wanted.end_ms), TimeRange(wanted.begin_ms, local_earliest_ms - 1)
-    )
+    begin_ms = max(wanted.begin_ms, local_earliest_ms)
+    local = TimeRange(begin_ms, wanted.end_ms) if begin_ms <= wanted.end_ms else None
+    return QueryShares(local, wanted)

@@ -60,7 +60,12 @@ class Position(NamedTuple):
     @classmethod
     def of(cls, message: FoundMessage) -> Position:
         """Where ``message`` stands."""
-        return cls(message.record.store_timestamp, message.record.physical_offset)
+        return cls.of_record(message.record)
+
+    @classmethod
+    def of_record(cls, record: Record) -> Position:
+        """Where a message with this record stands."""
+        return cls(record.store_timestamp, record.physical_offset)
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,7 @@ async def _verified(
         for first in range(0, len(entries), READ_AT_ONCE):
             some = entries[first : first + READ_AT_ONCE]
             read = await gather([read_entry(source, state, entry) for entry in some])
-            found += [message for message in read if message is not None and _matches(message.record, query)]
+            found += [message for message in read if message is not None and carries(message.record, query)]
             source.forget()
     found.sort(key=Position.of, reverse=True)
     if query.after is not None:
@@ -191,8 +196,8 @@ async def _verified(
     return found, at >= len(candidates)
 
 
-def _matches(record: Record, query: KeyQuery) -> bool:
-    """Topic, key and time of the record itself."""
+def carries(record: Record, query: KeyQuery) -> bool:
+    """Whether topic, key and time of the record itself are those asked for."""
     if record.topic != query.topic or not query.begin_ms <= record.store_timestamp <= query.end_ms:
         return False
     is_key, is_unique = query.key in record.keys, query.key == record.uniq_key

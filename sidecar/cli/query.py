@@ -1,23 +1,33 @@
-"""`tiered query`: find single messages of an archive by key, by the client's unique key, or by offsetMsgId."""
+"""`tiered query`: find single messages of an archive by key, by the client's unique key, or by offsetMsgId; with
+``--store`` also in the broker's own files."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import orjson
 
 from fetcher.queries.archive_queries import ArchiveQueries
+from fetcher.queries.both_sides import BothSidesQueries
+from fetcher.queries.broker_side import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from fetcher.queries.found import FoundMessage, newest_ms
+from fetcher.read_policy import ReadPolicy
 from sidecar.archive import Archive, open_for_reading
-from sidecar.cli.arguments import add_archive, add_json, settings_of
+from sidecar.broker_side import open_store_of, read_conf
+from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, settings_of
 from sidecar.cli.output import print_json, time_text
 from sidecar.logs import log_plain
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, UsageError
 from tiered.model.tables import QUEUE_HIDDEN
+from tiered.settings.sections import Settings
 
 DEFAULT_RANGE_MS = 7 * 86_400_000
 DEFAULT_MAX = 64
@@ -26,7 +36,7 @@ DEFAULT_MAX = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, what to look for, in which range."""
-    add_archive(parser)
+    add_archive(parser, BROKER_FLAGS[:1])
     parser.add_argument(
         "--topic", metavar="TOPIC", help="the topic; needed with --key, else all topics are asked"
     )
@@ -45,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max", type=int, default=DEFAULT_MAX, metavar="N", help="newest N messages (default: 64)"
     )
+    parser.add_argument(
+        "--store", metavar="STORE_DIR", type=Path,
+        help="the broker's store directory: finds messages that are not archived yet, too",
+    )  # fmt: skip
     parser.add_argument("--hidden", action="store_true", help="messages of deleted topics too")
     add_json(parser)
 
@@ -57,8 +71,12 @@ def execute(options: argparse.Namespace) -> int:
     with (
         open_for_reading(options.url, settings) as archive,
         ArchiveQueries(archive.store, archive.state) as queries,
+        _broker_files(options.store, settings) as broker,
     ):
-        found = _by_id(queries, options) if options.id is not None else _by_key(archive, queries, options)
+        policy = ReadPolicy[settings.read.policy]
+        both = None if broker is None else BothSidesQueries(queries, broker, policy)
+        is_by_id = options.id is not None
+        found = _by_id(both or queries, options) if is_by_id else _by_key(archive, queries, both, options)
         if not found:
             raise NotFoundError(f"{archive.title} has no message {_wanted(options)}", hint=_hint(options))
         _print(found, as_document=options.json)
@@ -76,14 +94,27 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--begin is after --end", hint="both are ms since the epoch")
 
 
-def _by_id(queries: ArchiveQueries, options: argparse.Namespace) -> list[FoundMessage]:
+@contextmanager
+def _broker_files(store: Path | None, settings: Settings) -> Iterator[BrokerSideQueries | None]:
+    """The broker's files, if the user names them."""
+    if store is None:
+        yield None
+        return
+    named = replace(settings, broker=replace(settings.broker, store_path=str(store)))
+    with open_store_of(named, read_conf(named)) as opened:
+        yield BrokerSideQueries(opened)
+
+
+def _by_id(queries: ArchiveQueries | BothSidesQueries, options: argparse.Namespace) -> list[FoundMessage]:
     found = queries.by_id(OffsetMsgId.parse(options.id))
     if found is None or options.topic not in (None, found.queue.topic):
         return []
     return [found]
 
 
-def _by_key(archive: Archive, queries: ArchiveQueries, options: argparse.Namespace) -> list[FoundMessage]:
+def _by_key(
+    archive: Archive, queries: ArchiveQueries, both: BothSidesQueries | None, options: argparse.Namespace
+) -> list[FoundMessage]:
     topics = [options.topic] if options.topic is not None else _topics(archive.state, options.hidden)
     begin_ms, end_ms = _range(archive.state, options)
     kind = KeyKind.KEY if options.key is not None else KeyKind.UNIQUE
@@ -94,7 +125,10 @@ def _by_key(archive: Archive, queries: ArchiveQueries, options: argparse.Namespa
     ]
     if options.all_time:
         _announce(queries, wanted)
-    found = [message for query in wanted for message in queries.by_key(query).messages]
+    if both is None:
+        found = [message for query in wanted for message in queries.by_key(query).messages]
+    else:
+        found = [message for query in wanted for message in both.by_key(query)]
     found.sort(key=lambda message: -message.record.store_timestamp)
     return found[: options.max]
 

@@ -30,6 +30,8 @@ HEADER_BYTES = HEADER.size
 DEFAULT_SLOTS = 5_000_000
 DEFAULT_ITEMS = 20_000_000
 SECONDS_MAX = (1 << 31) - 1
+SLACK_MS = 2000
+"""Items know whole seconds after their file's begin."""
 
 
 class IndexHeader(NamedTuple):
@@ -90,6 +92,11 @@ class RocketMqIndexFile:
                 f"{source}: header {tuple(self.header)} of {self.items_max} items, {slots} slots"
             )
 
+    @property
+    def end_phys(self) -> int:
+        """Physical offset of the last message indexed here, by now."""
+        return int(HEADER.unpack_from(self._data)[3])
+
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         """``IndexFile.isTimeMatched``."""
         first, last = self.header.begin_ms, self.header.end_ms
@@ -117,6 +124,22 @@ class RocketMqIndexFile:
                 return
             number = previous
 
+    def chain(self, hash_: int) -> Iterator[tuple[int, int]]:
+        """(physical offset, ms since the epoch in whole seconds) of all items with ``hash_``, newest first.
+
+        For files that a broker is writing: the header counts an item only after its slot leads to it, so what the
+        header said earlier bounds nothing. Numbers fall, so a chain ends.
+        """
+        (number,) = SLOT.unpack_from(self._data, HEADER_BYTES + SLOT.size * (hash_ % self.slots))
+        begin_ms = HEADER.unpack_from(self._data)[0]
+        while 0 < number < self.items_max:
+            found, phys, seconds, previous = ITEM.unpack_from(self._data, self._item_offset(number))
+            if found == hash_:
+                yield phys, begin_ms + max(0, seconds) * 1000
+            if previous >= number:
+                return
+            number = previous
+
     def _item_offset(self, number: int) -> int:
         offset = HEADER_BYTES + SLOT.size * self.slots + ITEM.size * number
         if offset + ITEM.size > len(self._data):
@@ -141,6 +164,13 @@ class BrokerIndex:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def empty(cls) -> BrokerIndex:
+        """Of a store without index files."""
+        index = cls.__new__(cls)
+        index.files, index._maps = [], []
+        return index
 
     def _open(self, path: Path, slots: int) -> None:
         try:
@@ -186,10 +216,11 @@ class BrokerIndex:
         """Physical offsets of all messages that may have ``key``, newest first, with a second's slack: for who
         compares topic, key and time with the messages themselves."""
         wanted = broker_hash(topic, key)
-        low, high = begin_ms - 1000, min(end_ms, 1 << 62) + 1000
         for file in reversed(self.files):
-            if file.header.begin_ms - 1000 <= high and file.header.end_ms + 1000 >= low:
-                yield from file.matches(wanted, low - 1000, high)
+            if file.header.begin_ms - SLACK_MS <= end_ms:
+                for phys, stored_ms in file.chain(wanted):
+                    if begin_ms - SLACK_MS <= stored_ms <= end_ms + SLACK_MS:
+                        yield phys
 
 
 # -- writing --------------------------------------------------------------------------------------------------
