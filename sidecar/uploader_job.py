@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from sidecar.reporter import Reporter, ReportHead
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
+from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
 from tiered.object_store.metrics import StoreMetrics
 from tiered.object_store.options import StoreOptions
@@ -37,6 +38,8 @@ class Writer:
     kind: str
     take_over: bool
     state_dir: Path | None = None
+    committed: Callable[[CatalogState], None] = lambda state: None
+    """See uploader.offload.Environment."""
 
 
 class UploaderJob:
@@ -72,7 +75,7 @@ class UploaderJob:
             word_source=voice.ask,
             take_over=writer.take_over,
             pins=pins,
-            environment=Environment(log=_log),
+            environment=Environment(log=_log, committed=writer.committed),
             index_settings=settings.index,
         )
         head = ReportHead(settings.archive.url, names.cluster, names.broker, writer.instance)

@@ -26,6 +26,7 @@ from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.protocol import CatalogWriter, log_checks
+from tiered.catalog.state import CatalogState
 from tiered.errors import FencedError, UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
@@ -83,6 +84,8 @@ class Environment:
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     jitter: Callable[[], float] = random.random
     log: Callable[[str, Mapping[str, object]], None] = lambda message, fields: None
+    committed: Callable[[CatalogState], None] = lambda state: None
+    """Gets every state this writer has committed messages with; must not block."""
 
 
 class Offloader:
@@ -343,6 +346,7 @@ class Offloader:
         while not self._stop_parts.is_set():
             if self._uploader.commit_next(SHORT_WAIT_S):
                 self._index_builder.committed()
+                self._environment.committed(self._writer.state)
 
     def _marks_loop(self) -> None:
         """Apart from the dispatch loop: these commits wait for the object store, following does not."""

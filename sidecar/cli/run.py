@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
@@ -23,13 +25,19 @@ from sidecar.cli.arguments import (
     add_writer_flags,
     settings_of,
 )
+from sidecar.facade_answers import RelayOnly
+from sidecar.facade_metrics import FacadeCollector
+from sidecar.facade_place import facade_place
+from sidecar.facade_thread import FacadeOrder, FacadeThread
 from sidecar.instance import InstanceDescription, StateDirectory, default_state_dir
 from sidecar.lifecycle import EXIT_NOT_DRAINED, Service
 from sidecar.logs import log_json
 from sidecar.metrics import ObjectStoreCollector, StatusCollector
 from sidecar.report import StatusReport, encode_report
 from sidecar.uploader_job import UploaderJob, Writer
+from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
+from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError, UsageError
 from tiered.object_store.metrics import StoreMetrics
 from tiered.settings.sections import Settings
@@ -56,14 +64,17 @@ def execute(options: argparse.Namespace) -> int:
     log_json(settings.process.log_level)
     if not settings.archive.url:
         raise UsageError("which archive? archive.url is not set", hint="give --url file:///… or s3://…")
-    names, store_path = _names(settings)
+    conf = read_conf(settings)
+    names, store_path = _names(settings, conf)
     directory = settings.process.state_dir or default_state_dir(os.environ, names.cluster, names.broker)
     with StateDirectory(Path(directory)) as state:
         metrics = StoreMetrics()
-        factory = _Factory(state, metrics)
-        service = Service(loaded, factory=factory, reload=lambda: settings_of(options))
+        facade = _facade(settings, conf, names)
+        factory = _Factory(state, metrics, facade.adopt if facade is not None else None)
+        on_reload = facade.apply if facade is not None else _nothing
+        service = Service(loaded, factory=factory, reload=lambda: settings_of(options), on_reload=on_reload)
         service.handle_signals()
-        admin = AdminServer(settings.admin.host, settings.admin.port, _Source(service, metrics))
+        admin = AdminServer(settings.admin.host, settings.admin.port, _Source(service, metrics, facade))
         started_ms = time.time_ns() // 1_000_000
         state.describe(
             InstanceDescription(
@@ -79,7 +90,14 @@ def execute(options: argparse.Namespace) -> int:
         logger.info(
             "started", extra={"admin": admin.url, "archive": settings.archive.url, "store": store_path}
         )
+        if facade is not None:
+            host, port = facade.start()
+            logger.info(
+                "serving clients", extra={"bound": f"{host}:{port}", "advertised": settings.serve.advertise}
+            )
         code = service.serve()
+        if facade is not None:
+            facade.close()
         admin.close()
     logger.info("ended", extra={"exit_code": code})
     if code == EXIT_NOT_DRAINED:
@@ -91,40 +109,62 @@ def execute(options: argparse.Namespace) -> int:
     return code
 
 
-def _names(settings: Settings) -> tuple[BrokerNames, str]:
-    with open_store_of(settings, read_conf(settings)) as store:
+def _names(settings: Settings, conf: BrokerConf | None) -> tuple[BrokerNames, str]:
+    with open_store_of(settings, conf) as store:
         return names_of(settings, store), str(store.path)
+
+
+def _facade(settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> FacadeThread | None:
+    """Not started yet; None where nobody said what clients dial."""
+    if not settings.serve.advertise:
+        return None
+    place = facade_place(settings, conf, names.broker)
+    return FacadeThread(FacadeOrder(place, names, RelayOnly), settings)
+
+
+def _nothing(settings: Settings) -> None:
+    """No façade has settings to apply."""
 
 
 class _Factory:
     """Builds jobs. A take-over is asked for once for each (re)load of the settings: fenced again means
     fenced."""
 
-    def __init__(self, state: StateDirectory, metrics: StoreMetrics) -> None:
+    def __init__(
+        self, state: StateDirectory, metrics: StoreMetrics, committed: Callable[[CatalogState], None] | None
+    ) -> None:
         self._state = state
         self._metrics = metrics
+        self._committed = committed
         self._took_over_for: Settings | None = None
 
     def __call__(self, settings: Settings) -> UploaderJob:
         take_over = settings.archive.take_over and settings is not self._took_over_for
         self._took_over_for = settings
         writer = Writer(self._state.identity(), "run", take_over, self._state.path)
+        if self._committed is not None:
+            writer = replace(writer, committed=self._committed)
         return UploaderJob(settings, writer, self._metrics)
 
 
 class _Source:
     """What the admin server answers."""
 
-    def __init__(self, service: Service, metrics: StoreMetrics) -> None:
+    def __init__(self, service: Service, metrics: StoreMetrics, facade: FacadeThread | None) -> None:
         self._service = service
+        self._facade = facade
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._registry.register(StatusCollector(service.report))
         self._registry.register(ObjectStoreCollector(metrics))
+        if facade is not None:
+            self._registry.register(FacadeCollector(facade.status, facade.counters))
 
     def health(self) -> tuple[bool, str]:
         """See AdminSource."""
+        if self._facade is not None and not self._facade.is_alive:
+            return False, "clients are not served"
         return self._service.health()
 
     def readiness(self) -> tuple[bool, str]:

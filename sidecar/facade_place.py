@@ -1,0 +1,59 @@
+"""Where the façade stands, from settings and broker.conf: the real broker, its name servers, the address clients dial.
+
+Pure but for the settings it reads; owns the refusals of places that would lead clients in a circle.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from fetcher.serving.facade.service import FacadePlace
+from fetcher.serving.service import parse_address
+from sidecar.broker_side import address_of
+from tiered.broker_store.conf import BrokerConf
+from tiered.errors import UsageError
+from tiered.settings.sections import Settings
+
+
+def facade_place(settings: Settings, conf: BrokerConf | None, broker: str) -> FacadePlace:
+    """The place of the façade of ``broker``. Raises UsageError naming what is missing or impossible."""
+    advertise = settings.serve.advertise
+    host, _ = parse_address(advertise, "serve.advertise")
+    if _is_wildcard(host):
+        raise UsageError(
+            f"serve.advertise = {advertise!r} is no address that clients can dial",
+            hint="name this host as clients see it; serve.bind says where to listen",
+        )
+    address = address_of(settings, conf)
+    if not address:
+        raise UsageError(
+            "serve.advertise is set, but where is the broker?",
+            hint="set broker.address, or brokerIP1 in broker.conf",
+        )
+    name_servers = settings.broker.name_servers or _listed(conf)
+    if not name_servers:
+        raise UsageError(
+            "serve.advertise is set, but where are the name servers?",
+            hint="set broker.name_servers, or namesrvAddr in broker.conf",
+        )
+    for server in name_servers:
+        parse_address(server, "broker.name_servers")
+    if advertise in (address, *name_servers):
+        raise UsageError(
+            f"serve.advertise = {advertise!r} is the address of the broker or a name server itself",
+            hint="it must lead to this process",
+        )
+    return FacadePlace(broker, address, name_servers, advertise)
+
+
+def _listed(conf: BrokerConf | None) -> tuple[str, ...]:
+    text = conf.properties.get("namesrvAddr", "") if conf is not None else ""
+    return tuple(part for part in re.split(r"[;,\s]+", text) if part)
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
