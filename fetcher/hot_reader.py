@@ -76,6 +76,38 @@ class HotReader:
             self._complain_once(error)
             return LocalView(BrokerSide.UNREADABLE)
 
+    def oldest_file(self) -> LogFile | None:
+        """The broker's oldest commitlog file, as listed within ``refresh_s``."""
+        try:
+            self._queues()
+        except (AccessDeniedError, UnavailableError, NotFoundError) as error:
+            self._complain_once(error)
+        return next((file for file in self._store.commit_log.files if not file.is_pinned), None)
+
+    def expire(self) -> None:
+        """Whoever looks next lists the directories anew."""
+        with self._lock:
+            self._fresh_until_s = self._clock_s()
+
+    def offset_from(self, topic: str, queue_id: int, phys: int) -> int:
+        """Offset of the queue's first record at ``phys`` or behind; its end when there is none, 0 without a queue.
+
+        Costs a search. Raises as ``get``.
+        """
+        queues = self._queues()
+        if queues is None or not queues.contains(topic, queue_id):
+            return 0
+        queue = self._range(queues, topic, queue_id)
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            unit = queues.units(topic, queue_id, middle, 1)
+            if not len(unit) or int(unit["phys"][0]) >= phys:
+                high = middle
+            else:
+                low = max(middle + 1, end_of(unit, 0))
+        return low
+
     def residency(self, topic: str, queue_id: int, offset: int, *, count: int, max_bytes: int) -> Residency:
         """Whether a pull of ``count`` messages from ``offset`` would find all its bytes in the page cache.
 

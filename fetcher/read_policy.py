@@ -262,11 +262,11 @@ def joined_line(answer: Line, source: Source, situation: Situation) -> Line:
     other = situation.local if source is Source.TIERED else situation.archived
     if other is None or (source is Source.LOCAL and situation.is_system):
         return answer
-    lowest = (
-        min(answer.min_offset, other.min_offset) if other.max_offset > other.min_offset else answer.min_offset
-    )
+    has_messages = other.max_offset > other.min_offset
+    lowest = min(answer.min_offset, other.min_offset) if has_messages else answer.min_offset
     status, next_offset, max_offset = answer.status, answer.next_offset, answer.max_offset
-    if status is GetStatus.OFFSET_TOO_SMALL and situation.offset <= other.min_offset < next_offset:
+    leads_past = has_messages and situation.offset <= other.min_offset < next_offset
+    if status is GetStatus.OFFSET_TOO_SMALL and leads_past:
         next_offset = other.min_offset
     if source is Source.LOCAL and other.max_offset > max_offset:
         # The broker's log was cut back or replaced below what is archived.

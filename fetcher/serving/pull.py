@@ -10,15 +10,16 @@ The decision is pure (``answer_of``). Sources: PullMessageProcessor, MQClientAPI
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from fetcher.serving.archive_side import ArchiveSide, Bounds, PullFound, PullStatus, PullWish
 from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.offset_handlers import GroupOffsets
-from fetcher.serving.request import HandlerTable, Request, Response
+from fetcher.serving.request import Buffer, HandlerTable, Request, Response
 from fetcher.serving.routes import RouteTable
-from fetcher.serving.session import SQL92, TAG, ClientTable
+from fetcher.serving.session import SQL92, TAG, ClientTable, Subscription
 from tiered.errors import UsageError
 
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
@@ -67,7 +68,7 @@ class PullService:
 
     def register(self, table: HandlerTable) -> None:
         """PULL_MESSAGE and LITE_PULL_MESSAGE are the same."""
-        table.register(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)(self.pull)
+        table.register(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, is_prompt=True)(self.pull)
 
     async def pull(self, request: Request) -> Response:
         """Answer one pull; may take as long as the client said it would wait."""
@@ -75,12 +76,9 @@ class PullService:
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
-        wish = self._wish(request, is_subscribed=bool(flags & SUBSCRIPTION))
+        wish = wish_of(request, self._clients, self._limits)
         if wish is None:
-            # Nobody filters again behind a broker: unfiltered messages would be consumed.
-            return Response(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST, remark="the SQL92 subscription is not known yet"
-            )
+            return unsubscribed()
         if flags & COMMIT_OFFSET and request.number("commitOffset", -1) >= 0:
             self._offsets.note(wish.group, wish.topic, wish.queue_id, request.number("commitOffset"))
         is_pull_api = bool(flags & SUBSCRIPTION)
@@ -116,37 +114,59 @@ class PullService:
             )
         return None
 
-    def _wish(self, request: Request, *, is_subscribed: bool) -> PullWish | None:
-        """None when the expression is needed and not known."""
-        group, topic = request.text("consumerGroup"), request.text("topic")
-        expression_type = request.text("expressionType", TAG) or TAG
-        expression = request.text("subscription", "*") if is_subscribed else None
-        if expression is None:
-            known = self._clients.subscription(group, topic)
-            if known is not None:
-                expression, expression_type = known.expression, known.expression_type
-        if expression is None and expression_type == SQL92:
-            return None
-        limits = self._limits
-        max_bytes = request.number("maxMsgBytes", limits.bytes_default)
-        return PullWish(
-            topic=topic,
-            queue_id=request.number("queueId"),
-            offset=request.number("queueOffset"),
-            count=max(1, min(request.number("maxMsgNums", 32), limits.count_max)),
-            max_bytes=max(1, min(max_bytes, limits.bytes_max)),
-            group=group,
-            expression=expression or "*",
-            expression_type=expression_type,
-        )
+
+class Subscriptions(Protocol):
+    """What groups want, from their heartbeats; session.ClientTable is one."""
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """What ``group`` wants of ``topic``, as its members last said."""
+        ...
 
 
-def _response(code: int, found: PullFound) -> Response:
-    bounds: Bounds = found.bounds
+def wish_of(request: Request, subscriptions: Subscriptions, limits: PullLimits) -> PullWish | None:
+    """What a pull asks for; None when its expression is needed and not known. Raises BadRequestError."""
+    group, topic = request.text("consumerGroup"), request.text("topic")
+    expression_type = request.text("expressionType", TAG) or TAG
+    if request.number("sysFlag", 0) & SUBSCRIPTION:
+        expression: str | None = request.text("subscription", "*")
+    else:
+        known = subscriptions.subscription(group, topic)
+        expression = None
+        if known is not None and known.version >= request.number("subVersion", 0):
+            expression, expression_type = known.expression, known.expression_type
+    if expression is None and expression_type == SQL92:
+        return None
+    max_bytes = request.number("maxMsgBytes", limits.bytes_default)
+    return PullWish(
+        topic=topic,
+        queue_id=request.number("queueId"),
+        offset=request.number("queueOffset"),
+        count=max(1, min(request.number("maxMsgNums", 32), limits.count_max)),
+        max_bytes=max(1, min(max_bytes, limits.bytes_max)),
+        group=group,
+        expression=expression or "*",
+        expression_type=expression_type,
+    )
+
+
+def unsubscribed() -> Response:
+    """To a pull whose filter is not known: unfiltered messages would be consumed, as nobody filters again."""
+    return Response(ResponseCode.SUBSCRIPTION_NOT_EXIST, remark="the SQL92 subscription is not known yet")
+
+
+def pull_response(
+    code: int, next_offset: int, bounds: Bounds, remark: str, body: Sequence[Buffer] = ()
+) -> Response:
+    """The answer to a pull. All four numbers must be there, or Java does not decode it."""
     ext = {
         "suggestWhichBrokerId": "0",
-        "nextBeginOffset": str(found.next_offset),
+        "nextBeginOffset": str(next_offset),
         "minOffset": str(bounds.minimum),
         "maxOffset": str(bounds.maximum),
     }
-    return Response(code, ext, found.body if code == ResponseCode.SUCCESS else (), found.status.name)
+    return Response(code, ext, body, remark)
+
+
+def _response(code: int, found: PullFound) -> Response:
+    body = found.body if code == ResponseCode.SUCCESS else ()
+    return pull_response(code, found.next_offset, found.bounds, found.status.name, body)

@@ -1,0 +1,143 @@
+"""One line of offsets from archive and broker, as a client of the façade sees it. Pure.
+
+What a pull is answered is decided by read_policy.py and policy_line.py, the same as for the broker's own files. Here is
+what the wire adds: what a broker's answer means (``judged``), which code a client is told (``reply_code``), how far
+from its minimum the broker may have deleted meanwhile (``next_margin``), and offsets by time on the joined line.
+
+    archive | relay to the broker | hold | moved
+
+Held offsets are answered with PULL_RETRY_IMMEDIATELY at the same offset. PULL_OFFSET_MOVED is told only of offsets that
+neither side has nor will have. A broker that deletes while it reads answers later messages as if nothing was before
+them (MESSAGE_WAS_REMOVING, OFFSET_FOUND_NULL, a hole in what was found): such an answer counts as "too small".
+
+Sources: DefaultMessageStore.getMessage, PullMessageProcessor, DefaultPullMessageResultHandler.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from fetcher.batch import GetStatus
+from fetcher.read_policy import OffsetRange
+from fetcher.serving.archive_side import PullStatus
+from fetcher.serving.codes import ResponseCode
+from fetcher.serving.pull import answer_of
+from tiered.formats.record import MAGIC_V1, MAGIC_V2
+
+INNER_BATCH_FLAG: Final = 0x80
+OFFSET_RESET: Final = "OFFSET_RESET"
+"""Remark of a broker that moves a group because an operator said so (5.x, useServerSideResetOffset)."""
+_HEAD = struct.Struct(">iI12xqqi")
+PULL_CODES: Final = frozenset({
+    ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+})  # fmt: skip
+"""Answers that say where to go on; all others are errors to a client and move nothing."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """A broker's answer to a pull. ``offset_delta``: what clients add to the offsets in ``body`` (static topics)."""
+
+    code: int
+    remark: str
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    body: memoryview
+    offset_delta: int = 0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What it means. FOUND with a body cut short ends at the first message that the broker no longer had."""
+
+    status: GetStatus
+    next_offset: int
+    body: memoryview
+
+
+def judged(said: Said, offset: int, *, has_all: bool) -> Judged:
+    """What a broker's answer to a pull at ``offset`` means. ``has_all``: the pull has no filter and the bodies' offsets
+    are the queue's, so that each message must follow the one before it."""
+    nothing = said.body[:0]
+    if said.code == ResponseCode.SUCCESS:
+        if not has_all:
+            return Judged(GetStatus.FOUND, said.next_offset, said.body)
+        return _without_holes(said, offset)
+    if said.code == ResponseCode.PULL_OFFSET_MOVED:
+        if said.remark == OFFSET_RESET:
+            return Judged(GetStatus.NO_MATCHED_MESSAGE, said.next_offset, nothing)
+        if said.next_offset > offset:
+            return Judged(GetStatus.OFFSET_TOO_SMALL, said.next_offset, nothing)
+        status = GetStatus.OFFSET_OVERFLOW_BADLY if said.max_offset > 0 else GetStatus.NO_MATCHED_LOGIC_QUEUE
+        return Judged(status, said.next_offset, nothing)
+    moves_on = said.next_offset > offset
+    if moves_on and (has_all or said.code == ResponseCode.PULL_NOT_FOUND):
+        return Judged(GetStatus.OFFSET_TOO_SMALL, said.next_offset, nothing)
+    if said.code == ResponseCode.PULL_NOT_FOUND:
+        status = GetStatus.OFFSET_OVERFLOW_ONE if said.max_offset > 0 else GetStatus.NO_MESSAGE_IN_QUEUE
+        return Judged(status, said.next_offset, nothing)
+    return Judged(GetStatus.NO_MATCHED_MESSAGE, said.next_offset, nothing)
+
+
+def _without_holes(said: Said, offset: int) -> Judged:
+    at, expected = 0, offset - said.offset_delta
+    body = said.body
+    while at + _HEAD.size <= len(body):
+        size, magic, queue_offset, _, sys_flag = _HEAD.unpack_from(body, at)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < _HEAD.size or sys_flag & INNER_BATCH_FLAG:
+            break  # a batch spans offsets that only its properties tell
+        if queue_offset > expected:
+            if at == 0:
+                return Judged(GetStatus.OFFSET_TOO_SMALL, queue_offset + said.offset_delta, body[:0])
+            return Judged(GetStatus.FOUND, expected + said.offset_delta, body[:at])
+        expected = queue_offset + 1
+        at += size
+    return Judged(GetStatus.FOUND, said.next_offset, body)
+
+
+def reply_code(
+    status: GetStatus, *, is_pull_api: bool, said: int | None = None, meant: GetStatus | None = None
+) -> int | None:
+    """The code for ``status`` on the joined line; None: nothing to tell now, hold.
+
+    ``said``: the broker's own code, ``meant``: what it meant. It stands where the archive changed nothing.
+    """
+    if said is not None and status is meant:
+        return said
+    if status is GetStatus.OFFSET_FOUND_NULL:
+        return None
+    return answer_of(PullStatus[status.name], is_pull_api=is_pull_api)
+
+
+def next_margin(margin: int, step: int) -> int:
+    """How many offsets above its minimum a broker may delete before it is asked, after the minimum moved by ``step``.
+
+    A broker deletes whole files, so the next step is about as large as the last one; old ones count less and less.
+    """
+    return max(step, margin // 2) if step > 0 else margin
+
+
+def is_leaving(offset: int, queue: OffsetRange, margin: int) -> bool:
+    """Whether the record at ``offset`` may go with the next files."""
+    return offset in queue and offset < queue.min_offset + margin
+
+
+def lower_by_time(found: int, archived: OffsetRange, broker_found: int, local: OffsetRange | None) -> int:
+    """The first offset stored at a time or later, when the archive says ``found`` and the broker ``broker_found``.
+
+    Where messages between the two are still on their way, the archive's end: they may be it.
+    """
+    if found < archived.max_offset or local is None or local.min_offset > archived.max_offset:
+        return found
+    return max(archived.max_offset, broker_found)
+
+
+def joined_min(archived: OffsetRange | None, local_min: int) -> int:
+    """The smaller minimum; an archive without messages does not count. ``local_min`` -1: the broker has no queue."""
+    if archived is None or archived.max_offset <= archived.min_offset:
+        return local_min
+    return archived.min_offset if local_min < 0 else min(archived.min_offset, local_min)

@@ -1,0 +1,134 @@
+"""Messages by id and by key beside a live broker: both are asked, each message is given once, newest first.
+
+Owns that merge and what is said while one of the two is away: what the other has found is given; that nothing is there
+is said only when both said so. Sources: QueryMessageProcessor, MQAdminImpl.queryMessage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from fetcher.policy_line import PolicyLine
+from fetcher.read_policy import ReadPolicy
+from fetcher.serving.archive_side import ArchiveSide
+from fetcher.serving.codes import RequestCode, ResponseCode
+from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
+from fetcher.serving.lookups import KEY_COUNT_MAX, UNIQUE_KEY_COUNT
+from fetcher.serving.request import Buffer, Request, Response
+from tiered.errors import TieredError, UnavailableError
+from tiered.formats.record import SYS_BORN_HOST_V6
+from tiered.remoting.command import RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S: Final = 10.0
+_SIZE = struct.Struct(">i")
+_PHYS = struct.Struct(">q")
+_PHYS_AT, _FLAG_AT, _BORN_AT = 28, 36, 48
+RECORD_BYTES_MIN: Final = 91
+
+
+class MergedLookups:
+    """Handlers. Belongs to one event loop."""
+
+    def __init__(self, line: PolicyLine, archive: ArchiveSide) -> None:
+        self._line, self._archive = line, archive
+
+    def handlers(self) -> FacadeHandlers:
+        """By request code."""
+        return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.by_key}
+
+    async def view(self, request: Request, upstream: Upstream) -> Response:
+        """VIEW_MESSAGE_BY_ID: the broker's, else the archive's."""
+        answer, away = await _asked(request.command, upstream)
+        if answer is not None and (answer.code == ResponseCode.SUCCESS or not self._may_look(request)):
+            return relayed(answer)
+        record = (
+            await self._archive.message_at_phys(request.number("offset")) if self._may_look(request) else None
+        )
+        if record is not None:
+            return Response(body=(record,))
+        if answer is None:
+            assert away is not None
+            raise away
+        return relayed(answer)
+
+    async def by_key(self, request: Request, upstream: Upstream) -> Response:
+        """QUERY_MESSAGE."""
+        if not self._may_look(request):
+            return relayed(await upstream.call(request.command, ANSWER_S))
+        is_unique = request.flag("_UNIQUE_KEY_QUERY") or request.text("indexType", "K") == "U"
+        count = UNIQUE_KEY_COUNT if is_unique else min(max(request.number("maxNum", 32), 1), KEY_COUNT_MAX)
+        (answer, away), (archived, failure) = await asyncio.gather(
+            _asked(request.command, upstream), self._archived(request, is_unique=is_unique, count=count)
+        )
+        if answer is not None and answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+            return relayed(answer)  # it may be that the client may not ask
+        is_found = answer is not None and answer.code == ResponseCode.SUCCESS
+        ours = list(records_in(answer.body)) if answer is not None and is_found else []
+        records = merged(ours, archived, count)
+        if not records:
+            for missing in (away, failure):
+                if missing is not None:
+                    raise missing
+            assert answer is not None
+            return relayed(answer)
+        ext = {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"}
+        return Response(ext=ext | dict(answer.ext_fields) if answer is not None else ext, body=records)
+
+    async def _archived(
+        self, request: Request, *, is_unique: bool, count: int
+    ) -> tuple[Sequence[Buffer], TieredError | None]:
+        try:
+            found = await self._archive.messages_by_key(
+                request.text("topic"),
+                request.text("key"),
+                is_unique=is_unique,
+                count=count,
+                begin_ms=request.number("beginTimestamp", 0),
+                end_ms=request.number("endTimestamp", (1 << 63) - 1),
+            )
+        except TieredError as error:
+            logger.warning("the archive was not searched for a key: %s", error)
+            return (), error
+        return found, None
+
+    def _may_look(self, request: Request) -> bool:
+        return self._line.policy_of(request.text("topic", "")) is not ReadPolicy.DISABLE
+
+
+async def _asked(
+    command: RemotingCommand, upstream: Upstream
+) -> tuple[RemotingCommand | None, UnavailableError | None]:
+    try:
+        return await upstream.call(command, ANSWER_S), None
+    except UnavailableError as error:
+        return None, error
+
+
+def records_in(body: bytes) -> Iterator[memoryview]:
+    """The records of an answer's body; what does not look like one ends it."""
+    view, at = memoryview(body), 0
+    while at + RECORD_BYTES_MIN <= len(view):
+        (size,) = _SIZE.unpack_from(view, at)
+        if size < RECORD_BYTES_MIN or at + size > len(view):
+            return
+        yield view[at : at + size]
+        at += size
+
+
+def merged(ours: Sequence[Buffer], archived: Sequence[Buffer], count: int) -> list[Buffer]:
+    """Both, each record once by its physical offset, newest first, ``count`` at most."""
+    found: dict[int, tuple[int, Buffer]] = {}
+    for record in (*archived, *ours):
+        (phys,) = _PHYS.unpack_from(record, _PHYS_AT)
+        (flags,) = _SIZE.unpack_from(record, _FLAG_AT)
+        host_bytes = 20 if flags & SYS_BORN_HOST_V6 else 8
+        (stored_ms,) = _PHYS.unpack_from(record, _BORN_AT + host_bytes)
+        found[phys] = stored_ms, record
+    newest_first = sorted(found.items(), key=lambda item: (item[1][0], item[0]), reverse=True)
+    return [record for _, (_, record) in newest_first[:count]]

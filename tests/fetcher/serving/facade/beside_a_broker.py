@@ -1,0 +1,201 @@
+"""A broker with 400 messages, 300 of them archived, and the façade's handlers between it and a client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fetcher.access import open_access
+from fetcher.hot_reader import HotReader
+from fetcher.policy_line import PolicyLine
+from fetcher.serving.codes import RequestCode
+from fetcher.serving.facade.broker_view import BrokerViews
+from fetcher.serving.facade.merged_lookups import MergedLookups
+from fetcher.serving.facade.merged_offsets import MergedOffsets
+from fetcher.serving.facade.pull import FacadePulls
+from fetcher.serving.facade.pull_sides import PullContext
+from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
+from fetcher.serving.pull import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, PullLimits
+from fetcher.serving.request import Response
+from fetcher.serving.served_archive import ServedArchive
+from fetcher.serving.session import Subscription
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
+from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
+from tests.fetcher.serving.facade.scripted_broker import ScriptedBroker, phys_of
+from tests.fetcher.serving.serving_peer import request
+from tiered.broker_store.store import open_broker_store
+from tiered.object_store.file import FileStore
+from tiered.settings.sections import ReadSettings, Settings
+
+ARCHIVED, STORED = 300, 400
+BODY = b"x" * 900
+
+
+@dataclass
+class Subscriptions:
+    """What the group wants; None: its heartbeat has not come."""
+
+    known: Subscription | None = field(default_factory=lambda: Subscription("t", "*"))
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """See pull.Subscriptions."""
+        return self.known
+
+
+@dataclass
+class Scene:
+    """``at``: the monotonic time told to what remembers; moved by hand."""
+
+    store: WrittenStore
+    root: FileStore
+    broker: ScriptedBroker
+    archive: ServedArchive
+    line: PolicyLine
+    views: BrokerViews
+    pulls: FacadePulls
+    context: PullContext
+    offsets: MergedOffsets
+    lookups: MergedLookups
+    upstream: RemotingUpstream
+    subscriptions: Subscriptions
+    hot: HotReader | None
+    is_away: bool = False
+
+    async def pull(
+        self, offset: int, *, flags: int = SUSPEND, hold_ms: int = 50, count: int = 32, topic: str = "t",
+        code: int = RequestCode.PULL_MESSAGE, **fields: object,
+    ) -> Response:  # fmt: skip
+        """One pull."""
+        ext = {
+            "topic": topic, "queueId": 0, "queueOffset": offset, "consumerGroup": "g", "maxMsgNums": count,
+            "sysFlag": flags, "suspendTimeoutMillis": hold_ms, "commitOffset": 0, "subVersion": 0,
+        } | fields  # fmt: skip
+        if flags & SUBSCRIPTION:
+            ext.setdefault("subscription", "*")
+        return await self.pulls.pull(request(code, **ext), self.upstream)
+
+    async def ask(self, code: int, body: Any = None, **fields: object) -> Response:
+        """Any other request."""
+        handler = {**self.offsets.handlers(), **self.lookups.handlers()}[code]
+        found = await handler(request(code, body=body, **fields), self.upstream)
+        assert found is not None
+        return found
+
+    def numbers(self, response: Response, topic: str = "t") -> list[int]:
+        """Queue offsets in the body; every record is compared with what was stored."""
+        data = b"".join(bytes(piece) for piece in response.body)
+        found = []
+        while data:
+            size = int.from_bytes(data[:4], "big")
+            number = int.from_bytes(data[20:28], "big")
+            assert data[:size] == self.store.records[topic, 0][number]
+            found.append(number)
+            data = data[size:]
+        return found
+
+    def policy(self, name: str) -> None:
+        """Another policy for all topics."""
+        self.line.apply(ReadSettings(policy=name))
+
+    def expire(self, offset: int, *, quietly: bool = False) -> int:
+        """The broker deletes the files below the record at ``offset``; its new minimum. ``quietly``: its consume
+        queue does not know yet."""
+        records = self.store.records["t", 0]
+        first = phys_of(records[offset]) // FILE_BYTES * FILE_BYTES
+        minimum = min(number for number, record in records.items() if phys_of(record) >= first)
+        (self.broker.lost if quietly else self.broker.minimum)["t", 0] = minimum
+        for path in (self.store.path / "commitlog").iterdir():
+            if int(path.name) < first:
+                path.unlink()
+        return minimum
+
+    def forget(self) -> None:
+        """A second has gone by."""
+        self.views._known.clear()
+        self.views._oldest = None
+        if self.hot is not None:
+            self.hot.expire()
+
+    async def commit_archive(self, store: Path) -> None:
+        """The uploader gets on."""
+        await asyncio.to_thread(backfill, store, self.root)
+        self.archive._catalog._looked_s = -1e9
+        self.archive._catalog.look()
+        await asyncio.sleep(0.1)
+
+    def break_archive(self, error: Exception) -> None:
+        """Every read of the archive fails."""
+
+        async def fail(*arguments: Any, **others: Any) -> Any:
+            raise error
+
+        for name in ("pull", "offset_by_time", "stored_ms", "message_at_phys", "messages_by_key"):
+            setattr(self.archive, name, fail)
+
+
+@asynccontextmanager
+async def beside_a_broker(
+    tmp_path: Path, *, with_files: bool = True, tags: bool = False, policy: str = "NOT_IN_DISK"
+) -> AsyncIterator[Scene]:
+    """``with_files``: whether the broker's files can be read here; else it is asked."""
+    store = WrittenStore(tmp_path / "store")
+    root = FileStore(tmp_path / "archive")
+
+    def put(numbers: range) -> None:
+        for number in numbers:
+            store.put("t", 0, BODY + b" %d" % number, tags="ab"[number % 2] if tags else "")
+
+    put(range(ARCHIVED))
+    backfill(store.path, root)
+    put(range(ARCHIVED, STORED))
+    broker = ScriptedBroker(store)
+    await broker.start()
+    access = open_access(
+        f"file://{tmp_path / 'archive'}", cluster=CLUSTER, broker=BROKER, settings=Settings()
+    )
+    archive = ServedArchive(access)
+    await archive.load()
+    hot = HotReader(open_broker_store(store.path)) if with_files else None
+    line = PolicyLine(access.catalog, ReadSettings(policy=policy), FILTER)
+    views, subscriptions = BrokerViews(hot), Subscriptions()
+    context = PullContext(archive, views, subscriptions)
+    upstream = RemotingUpstream(broker.address, FlightGate())
+    scene = Scene(
+        store, root, broker, archive, line, views, FacadePulls(line, context, PullLimits(hold_s_max=1.5)), context,
+        MergedOffsets(line, archive, views), MergedLookups(line, archive), upstream, subscriptions, hot,
+    )  # fmt: skip
+    try:
+        yield scene
+    finally:
+        upstream.close()
+        await broker.kill()
+        if hot is not None:
+            hot.close()
+        access.close()
+
+
+def run(tmp_path: Path, story: Callable[[Scene], Awaitable[None]], **options: Any) -> None:
+    """Tell ``story`` of a fresh scene."""
+
+    async def whole() -> None:
+        async with beside_a_broker(tmp_path, **options) as scene:
+            async with asyncio.timeout(30):
+                await story(scene)
+
+    asyncio.run(whole())
+
+
+__all__ = [
+    "ARCHIVED",
+    "COMMIT_OFFSET",
+    "STORED",
+    "SUBSCRIPTION",
+    "SUSPEND",
+    "Scene",
+    "beside_a_broker",
+    "run",
+]
