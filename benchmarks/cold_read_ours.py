@@ -57,13 +57,14 @@ class Tally:
 
 
 def check_offsets(batch: MessageBatch, expected: int) -> None:
-    """Every record says the queue offset it was asked for by."""
+    """Every record says the queue offset it was asked for by, and none is missing."""
+    offsets, count = batch.queue_offsets, len(batch)
+    if count and (offsets[0] != expected or offsets[-1] != expected + count - 1):
+        raise WrongAnswerError(f"from {expected} on came {offsets[:5]}…")
     for number, piece in enumerate(batch.pieces):
         rows = np.flatnonzero(batch.piece == number) if len(batch.pieces) > 1 else slice(None)
-        starts = batch.starts[rows]
-        said = np.asarray(piece)[starts[:, None] + _FIELD].view(">i8")[:, 0]
-        wanted = np.arange(expected, expected + len(batch))[rows]
-        if not np.array_equal(said, wanted):
+        said = np.asarray(piece)[batch.starts[rows][:, None] + _FIELD].view(">i8")[:, 0]
+        if not (said == offsets[rows]).all():
             raise WrongAnswerError(f"from {expected} on came {said[:5]}…")
 
 
@@ -94,8 +95,29 @@ def consume(archive: Archive, queues: deque[QueueListing], group: str) -> Tally:
             offset = result.next_offset
 
 
-def sequential(archive: Archive, consumers: int) -> Row:
+def walk(archive: Archive, queues: deque[QueueListing], group: str) -> Tally:
+    """One reader of the Python API: queue after queue in batches of its own, every offset checked."""
+    tally = Tally()
+    while True:
+        try:
+            queue = queues.popleft()
+        except IndexError:
+            return tally
+        offset = queue.min_offset
+        for batch in archive.queue(*queue.key[:2], generation=queue.generation).batches():
+            check_offsets(batch, offset)
+            tally.pulls += 1
+            tally.messages += len(batch)
+            tally.record_bytes += batch.record_bytes
+            offset += len(batch)
+
+
+WAYS: dict[str, Callable[[Archive, deque[QueueListing], str], Tally]] = {"seq": consume, "walk": walk}
+
+
+def sequential(archive: Archive, consumers: int, way: str = "seq") -> Row:
     """All queues, by so many threads."""
+    consume = WAYS[way]
     listings = archive.queues()
     expected = sum(listing.messages for listing in listings)
     queues = deque(listings)
@@ -116,6 +138,7 @@ def sequential(archive: Archive, consumers: int) -> Row:
     work = all_pieces(archive.access.store, archive.access.state, PIECE_BYTES)
     ideal = len(work.pieces) + work.tails
     counters = archive.access.fetcher.counters
+    statistics = archive.access.source.statistics()
     return {
         "messages": messages,
         "pulls": sum(tally.pulls for tally in tallies),
@@ -128,6 +151,7 @@ def sequential(archive: Archive, consumers: int) -> Row:
         "requests_ideal": ideal,
         "requests_of_ideal": round(requests / ideal, 3),
         "requests_per_gib": round(requests * GIB / record_bytes, 1),
+        "fetched_twice": round(statistics.bytes_fetched_twice / max(1, statistics.bytes_fetched), 5),
         "pulls_that_waited": counters.waited,
         "pulls_from_hand": counters.from_hand,
     }
@@ -230,19 +254,21 @@ def single(
     }
 
 
-READS = ("seq-1", "seq-16", "random", "time", "key")
+READS = ("walk-1", "walk-16", "seq-1", "seq-16", "random", "time", "key")
+"""``walk``: the Python API. ``seq``: pulls of 32, as the peer's program and a RocketMQ consumer make them."""
 
 
 def measure(read: str, open_archive: Open, drop: Path | None) -> Row:
     """One way of reading, from a cold page cache."""
-    if read.startswith("seq-"):
+    way, _, consumers = read.partition("-")
+    if way in WAYS:
         with open_archive() as archive:  # the kernel is loaded, modules are imported
             listing = archive.queues()[0]
             for _ in archive.queue(*listing.key[:2]).batches(count=1):
                 break
         drop_directory(drop)
         with open_archive() as archive:
-            return sequential(archive, int(read.removeprefix("seq-")))
+            return sequential(archive, int(consumers), way)
     chosen = {
         "random": (random_offset, RANDOM_READS),
         "time": (random_time, SEARCHES),

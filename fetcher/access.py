@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fetcher.block_cache import DroppedUnread
 from fetcher.budget import ByteBudget
 from fetcher.catalog_view import CatalogView
 from fetcher.disk_cache import DiskCache, directory_of
@@ -137,6 +138,7 @@ class ArchiveAccess:
             decode_pool=self._decoders,
             timer=self._timer,
             disk=disk,
+            on_unread_dropped=self._unread_dropped,
         )
         self.fetcher = TieredMessageFetcher(
             self.source,
@@ -153,6 +155,9 @@ class ArchiveAccess:
 
     def __repr__(self) -> str:
         return f"ArchiveAccess({self.title!r})"
+
+    def _unread_dropped(self, gone: list[DroppedUnread]) -> None:
+        self.fetcher.prefetcher.dropped(gone)
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""

@@ -38,7 +38,10 @@ class BlockSource(Protocol):
     def blocks_at(
         self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
     ) -> Coroutine[Any, Any, Sequence[Block]]:
-        """Raw bytes of blocks ``numbers`` (ascending), one array each; near ones share a request."""
+        """Raw bytes of blocks ``numbers`` (ascending) of the object, one array each; near ones share a request.
+
+        ``run`` is any run of the object that is not a light queue's; the blocks may hold rows of others.
+        """
         ...
 
 
@@ -100,7 +103,7 @@ class BlockFetch:
 
     async def fetch(self, needed: Iterable[Needed]) -> None:
         """Have the blocks of ``needed`` in ``touched``."""
-        missing: dict[tuple[str, int], dict[int, Needed]] = {}
+        missing: dict[str, dict[int, Needed]] = {}
         for need in needed:
             block_id = need.segment.key, need.rows.block
             if block_id in self.touched:
@@ -109,7 +112,7 @@ class BlockFetch:
             if found is not None:
                 self.touched[block_id] = found
             else:
-                missing.setdefault((need.segment.key, need.place.ordinal), {})[need.rows.block] = need
+                missing.setdefault(need.segment.key, {})[need.rows.block] = need
         groups = list(missing.values())
         if len(groups) == 1:
             await self._fetch_group(groups[0])
@@ -117,10 +120,10 @@ class BlockFetch:
             await gather(self._fetch_group(group) for group in groups)
 
     async def _fetch_group(self, needs: dict[int, Needed]) -> None:
-        """Blocks of one run."""
+        """Blocks of one object, whatever runs they belong to: neighbours share requests."""
         numbers = sorted(needs)
-        index, place, _ = needs[numbers[0]]
-        blocks = await self._source.blocks_at(index, place.ordinal, numbers, self._lane)
+        index = needs[numbers[0]].segment
+        blocks = await self._source.blocks_at(index, needs[numbers[0]].place.ordinal, numbers, self._lane)
         for number, block in zip(numbers, blocks, strict=True):
             if len(block) != needs[number].rows.raw_bytes:
                 raise CorruptionError(

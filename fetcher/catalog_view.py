@@ -155,6 +155,10 @@ class CatalogView:
                 views[name] = found
         return found
 
+    def known_runs_of(self, view: QueueView) -> RunList | None:
+        """As ``runs_of``, if they are in memory."""
+        return view.runs or self._kept.get((view.state.version, view.queue))
+
     async def runs_of(self, view: QueueView) -> RunList:
         """Runs of the view's queue at its version. Raises what reading pages of the catalog raises."""
         if view.runs is not None:

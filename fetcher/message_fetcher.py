@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fetcher.ahead import AheadReader
 from fetcher.batch import EMPTY_BATCH, GetResult, GetStatus
 from fetcher.block_fetch import BlockSource, Held
 from fetcher.catalog_view import CatalogView
@@ -59,6 +60,7 @@ class _Pull:
     filter: MessageFilter | None
     group: str
     generation: int | None
+    until: int | None
 
     @property
     def name(self) -> tuple[str, int, int | None]:
@@ -102,8 +104,9 @@ class TieredMessageFetcher:
         self._rows = RowReader(source, catalog)
         self.readers = Readers(window_limits(settings, self._unread_s), settings.in_hand_bytes)
         self.prefetcher = Prefetcher(
-            self._rows, settings, unread_s=self._unread_s, executor=executor, clock_s=clock_s, log=self.log
-        )
+            AheadReader(source, catalog, self._rows), catalog, settings,
+            unread_s=self._unread_s, executor=executor, clock_s=clock_s, log=self.log,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"TieredMessageFetcher({self.catalog!r}, {self.readers!r}, {self.prefetcher!r})"
@@ -125,12 +128,14 @@ class TieredMessageFetcher:
         filter: MessageFilter | None = None,
         group: str = "",
         generation: int | None = None,
+        until: int | None = None,
     ) -> GetResult:
         """At most ``count`` records and ``max_bytes`` from the row that spans ``offset`` on; a first record that is
         larger comes alone. Only the end of the queue, a gap, or a filter that found nothing for long makes it fewer.
 
         ``group`` names the reader: its position decides what is read ahead, so readers that walk a queue side by side
-        need names of their own. ``generation``: None for the newest life of the queue.
+        need names of their own. ``generation``: None for the newest life of the queue. ``until``: this reader is going
+        to read every offset below, so what follows is fetched at once (walks know; consumers are watched instead).
         Raises CorruptionError (bytes that fail a check, an offset neither stored nor a recorded gap, an object the
         newest catalog names but the store does not have) or what the store raises.
         """
@@ -147,17 +152,15 @@ class TieredMessageFetcher:
                 if result is not None:
                     self._answered_from_hand(reader, view, offset, result)
                     return result
-        pull = _Pull(topic, queue_id, offset, count, max_bytes, filter, group, generation)
+        pull = _Pull(topic, queue_id, offset, count, max_bytes, filter, group, generation, until)
         return await self._answer(pull)
 
     def _answered_from_hand(self, reader: Reader, view: QueueView, offset: int, result: GetResult) -> None:
-        time_s = self._clock_s()
-        window = reader.window
         self.counters.from_hand += 1
         self.counters.messages += len(result.batch)
+        time_s = self.prefetcher.pulled_in_hand(reader, offset, result.next_offset)
         self.readers.used(reader, time_s)
-        self.prefetcher.pulled(reader, Pulled(offset, result.next_offset, window.covered, 0, time_s))
-        self.prefetcher.fetch_ahead(reader, view, None, inline=False)
+        self.prefetcher.fetch_ahead(reader, view, None, inline=True)
         if self.prefetcher.sweep():
             self.readers.let_go_unused_since(time_s - self._unread_s)
 
@@ -206,6 +209,9 @@ class TieredMessageFetcher:
         line = view.state.cursor.line
         held = reader.held if reader.line == line else Held()
         ready = prefetcher.ready(reader, pull.offset)
+        if pull.until is not None and reader.window.position < 0 and pull.until - pull.offset > pull.count:
+            runs = await self.catalog.runs_of(view)
+            prefetcher.announced(reader, pull.offset, pull.until, runs.bytes_per_offset(pull.offset))
         if reader.window.position == pull.offset:
             prefetcher.fetch_ahead(reader, view, pull.filter, inline=True)
         wish = Wish(pull.count, pull.max_bytes, pull.filter)
@@ -229,7 +235,7 @@ class TieredMessageFetcher:
             Pulled(pull.offset, read.next_offset, read.covered, block_bytes, time_s),
             per_offset or None,
         )
-        prefetcher.fetch_ahead(reader, view, pull.filter, inline=False)
+        prefetcher.fetch_ahead(reader, view, pull.filter, inline=pull.filter is None)
         if prefetcher.sweep():
             self.readers.let_go_unused_since(time_s - self._unread_s)
         return GetResult(

@@ -10,18 +10,17 @@ Owns when fetching ahead begins, what it may hold, and what becomes of its error
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fetcher.ahead import AheadReader, run_ends
 from fetcher.background import Background
-from fetcher.block_fetch import Held
+from fetcher.block_cache import DroppedUnread, DropReason
+from fetcher.catalog_view import CatalogView
 from fetcher.event_log import EventKind, EventLog
-from fetcher.lanes import Lane
 from fetcher.prefetch_window import PrefetchWindow, Pulled, Stretch, WindowLimits
 from fetcher.queue_view import QueueView
-from fetcher.read_plan import NO_END, Wish
 from fetcher.readers import Reader
-from fetcher.row_reader import RowReader
 from fetcher.tag_filter import MessageFilter
 from fetcher.waiting import Executor
 from tiered.errors import TieredError
@@ -37,6 +36,7 @@ def window_limits(settings: PrefetchSettings, unread_s: float) -> WindowLimits:
         min(settings.window_max_bytes, settings.memory_bytes),
         unread_s,
         settings.hold_off_ms / 1000,
+        min(settings.window_first_bytes, settings.window_max_bytes, settings.memory_bytes),
     )
 
 
@@ -56,7 +56,8 @@ class Prefetcher:
 
     def __init__(
         self,
-        rows: RowReader,
+        ahead: AheadReader,
+        catalog: CatalogView,
         settings: PrefetchSettings,
         *,
         unread_s: float,
@@ -64,7 +65,8 @@ class Prefetcher:
         clock_s: Callable[[], float],
         log: EventLog,
     ) -> None:
-        self._rows = rows
+        self._reader = ahead
+        self._catalog = catalog
         self._settings = settings
         self._clock_s = clock_s
         self._log = log
@@ -93,6 +95,28 @@ class Prefetcher:
             self._log.add(
                 EventKind.WINDOW, reader.name, window.size, "grown" if window.sequential else "anew"
             )
+
+    def pulled_in_hand(self, reader: Reader, offset: int, next_offset: int) -> float:
+        """A reader got an answer out of the block it has in hand. Returns the time."""
+        window = reader.window
+        time_s = self._clock_s()
+        with self._lock:
+            is_changed = window.stepped(offset, next_offset, time_s)
+        if is_changed is None:
+            self.pulled(reader, Pulled(offset, next_offset, window.covered, 0, time_s))
+        elif is_changed:
+            self._log.add(EventKind.WINDOW, reader.name, window.size, "grown")
+        return time_s
+
+    def announced(self, reader: Reader, offset: int, until: int, bytes_per_offset: float) -> None:
+        """A reader that has not read before says that it reads [offset, until) from beginning to end."""
+        window = reader.window
+        with self._lock:
+            before = window.unread_bytes
+            window.bytes_per_offset = bytes_per_offset
+            window.announced(offset, until)
+            self._account(reader, before)
+        self._log.add(EventKind.WINDOW, reader.name, window.size, "announced")
 
     def ready(self, reader: Reader, offset: int) -> Stretch | None:
         """What holds ``offset`` already, fetched ahead: to be told apart after a wait."""
@@ -124,7 +148,12 @@ class Prefetcher:
             span = window.wanted(view.max_offset, room_bytes)
             if span is None:
                 return
-            stretch = window.started(*span, time_s)
+            begin, end = span
+            runs = self._catalog.known_runs_of(view)
+            last = None if runs is None else run_ends(runs, end - 1)
+            if last is not None:
+                end = min(window.aligned(begin, end, last, room_bytes), view.max_offset)
+            stretch = window.started(begin, end, time_s)
             self._account(reader, before)
         self._background.start(self._fetch(reader, view, stretch, message_filter), inline=inline)
 
@@ -132,9 +161,8 @@ class Prefetcher:
         self, reader: Reader, view: QueueView, stretch: Stretch, message_filter: MessageFilter | None
     ) -> None:
         begin, end = stretch.begin, stretch.end
-        wish = Wish(end - begin, NO_END, message_filter, judges=False, end=end)
         try:
-            read = await self._rows.read(view, begin, wish, Lane.PREFETCH, Held())
+            read = await self._reader.read(view, begin, end, message_filter)
         except TieredError as error:
             # Not lost: whoever pulls these offsets meets the same error, or finds it gone.
             self._failed(reader, stretch, str(error))
@@ -144,6 +172,7 @@ class Prefetcher:
             raise
         with self._lock:
             before = reader.window.unread_bytes
+            stretch.blocks = frozenset(read.blocks)
             reader.window.finished(stretch, read.covered, read.block_bytes, self._clock_s())
             self._account(reader, before)
             self.counters.fetches += 1
@@ -157,6 +186,31 @@ class Prefetcher:
             self._account(reader, before)
             self.counters.failures += 1
         self._log.add(EventKind.FAILED, reader.name, stretch.end - stretch.begin, detail)
+
+    def dropped(self, gone: Sequence[DroppedUnread]) -> None:
+        """Blocks left the cache before anybody read them: windows that had them fetched are halved."""
+        keys = {tuple(drop.key): drop.reason for drop in gone}
+        time_s = self._clock_s()
+        halved: list[tuple[Reader, DropReason]] = []
+        with self._lock:
+            for reader in list(self._ahead):
+                window = reader.window
+                for stretch in [*window.stretches]:
+                    key = next((key for key in keys if key in stretch.blocks), None)
+                    if key is None:
+                        continue
+                    before = window.unread_bytes
+                    lost_bytes = stretch.bytes_from(window.in_hand)
+                    if window.lost(stretch, time_s):
+                        halved.append((reader, keys[key]))
+                    self._account(reader, before)
+                    if keys[key] is DropReason.EXPIRED:
+                        self.counters.expired_bytes += lost_bytes
+                        self._log.add(EventKind.EXPIRED, reader.name, lost_bytes)
+                    else:
+                        self.counters.evicted += 1
+        for reader, reason in halved:
+            self._log.add(EventKind.WINDOW, reader.name, reader.window.size, f"halved: {reason.value} unread")
 
     def sweep(self) -> bool:
         """Expire what has waited too long, every so often. True when it was time."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fetcher.batch import EMPTY_BATCH, MessageBatch, joined_batch
-from fetcher.block_fetch import BlockFetch, BlockSource, Held, Needed
+from fetcher.block_fetch import BlockFetch, BlockId, BlockSource, Held, Needed
 from fetcher.catalog_view import CatalogView
 from fetcher.lanes import Lane
 from fetcher.light_rows import LightReader
@@ -38,7 +38,7 @@ class ReadRows(NamedTuple):
     """``batch``: the rows wanted in [begin, next_offset). ``gap``: offsets passed before ``begin``, or None.
 
     ``covered``: up to here blocks were read, whether taken or not. ``block_bytes``: raw bytes of all blocks touched.
-    ``held``: for the next read of the same reader.
+    ``held``: for the next read of the same reader. ``blocks``: all blocks touched.
     """
 
     batch: MessageBatch
@@ -47,6 +47,7 @@ class ReadRows(NamedTuple):
     covered: int
     block_bytes: int
     held: Held
+    blocks: tuple[BlockId, ...] = ()
 
 
 @dataclass
@@ -137,7 +138,15 @@ class RowReader:
         else:
             after.blocks = fetch.touched
         gap = (offset, reply.begin) if reply.begin > offset else None
-        return ReadRows(joined_batch(reply.batches), at, gap, max(covered, at), fetch.touched_bytes, after)
+        return ReadRows(
+            joined_batch(reply.batches),
+            at,
+            gap,
+            max(covered, at),
+            fetch.touched_bytes,
+            after,
+            tuple(fetch.touched),
+        )
 
 
 def _places(runs: RunList, at: int, end: int, reply: _Reply) -> list[RunPlace]:

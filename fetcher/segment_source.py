@@ -149,7 +149,8 @@ class SegmentSource:
     async def blocks_at(
         self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
     ) -> list[Block]:
-        """As ``blocks``, for ascending ``numbers``: near ones share a GET, over gaps too."""
+        """As ``blocks``, for ascending ``numbers``, which may hold rows of other runs too: near ones share a GET, over
+        gaps too."""
         self._expire()
         try:
             return await self._blocks(index, run, numbers, lane)
@@ -166,7 +167,8 @@ class SegmentSource:
             await self._find(index, run, numbers, lane, found, flights)
             if flights:
                 self._count_wait(lane, all(flight.arrived.done() for flight in flights.values()))
-            for number in [*flights]:
+            # Backwards: the last one mostly arrives last, and is then the only one waited for.
+            for number in [*reversed(flights)]:
                 await Wait(flights[number].arrived)
                 found[number] = flights.pop(number).outcome()
         except BaseException:

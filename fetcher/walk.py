@@ -13,6 +13,7 @@ from typing import Protocol
 
 from fetcher.batch import GetResult, GetStatus, MessageBatch
 from fetcher.message import Message
+from fetcher.read_plan import NO_END
 from fetcher.span import Span
 from fetcher.tag_filter import MessageFilter
 from tiered.model.queue import QueueKey
@@ -38,6 +39,7 @@ class Puller(Protocol):
         filter: MessageFilter | None = None,
         group: str = "",
         generation: int | None = None,
+        until: int | None = None,
     ) -> GetResult:
         """See TieredMessageFetcher.get."""
         ...
@@ -67,6 +69,13 @@ class Walk:
         return f"Walk({self._queue}, at {self.offset})"
 
     @property
+    def _until(self) -> int | None:
+        """Every offset below is going to be read. With a filter nobody knows how far the last wanted message is."""
+        if self._left is None:
+            return NO_END
+        return None if self._filter is not None else self.offset + self._left
+
+    @property
     def is_finished(self) -> bool:
         """Whether all messages asked for were handed out."""
         return self._left is not None and self._left <= 0
@@ -87,6 +96,7 @@ class Walk:
                 filter=self._filter,
                 group=self._group,
                 generation=self._queue.generation,
+                until=self._until,
             )
             gap = result.gap
             if result.status is GetStatus.OFFSET_TOO_SMALL:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from fetcher.batch import GetStatus
+from fetcher.block_cache import DroppedUnread
 from fetcher.budget import ByteBudget
 from fetcher.catalog_view import CatalogView
 from fetcher.message_fetcher import TieredMessageFetcher
@@ -117,8 +118,9 @@ class Simulation:
         executor = InlineExecutor()
         self.budget = ByteBudget(fetch.memory_bytes)
         self.source = SegmentSource(
-            self.store, fetch, self.budget, clock_s=self.clock.now_s, decode_pool=executor, timer=self.clock
-        )
+            self.store, fetch, self.budget, clock_s=self.clock.now_s, decode_pool=executor, timer=self.clock,
+            on_unread_dropped=self._unread_dropped,
+        )  # fmt: skip
         state = load(builder.store)
         catalog = CatalogView(builder.store, state, executor=executor, clock_s=self.clock.now_s)
         self.fetcher = TieredMessageFetcher(
@@ -127,6 +129,9 @@ class Simulation:
         )  # fmt: skip
         self.budget.add_reclaimer(self.fetcher.readers.reclaim)
         self.consumers: list[Consumer] = []
+
+    def _unread_dropped(self, gone: list[DroppedUnread]) -> None:
+        self.fetcher.prefetcher.dropped(gone)
 
     def add(self, consumer: Consumer) -> Consumer:
         """A consumer that begins now."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fetcher.prefetch_window import PrefetchWindow, Pulled, Stretch, WindowLimits
+from fetcher.prefetch_window import PrefetchWindow, Pulled, RunEnds, Stretch, WindowLimits
 
 BLOCK = 100
 """Offsets of a block; an offset is 10 bytes."""
@@ -168,6 +168,115 @@ def test_what_was_fetched_by_one_size_is_lost_once() -> None:
     size = subject.size
     assert subject.expire(1180.0) > 0
     assert subject.size == max(size // 2, 32)
+
+
+FIRST = LIMITS._replace(bytes_first=10_000)
+
+
+def test_it_begins_with_a_request_worth_of_bytes_when_the_pace_allows() -> None:
+    for pause_s, size in ((0.001, 1000), (1.0, 720), (30.0, 64)):
+        subject = window(FIRST)
+        pull(subject, 0, time_s=5.0)
+        assert subject.size == 32  # a single read dares nothing
+        pull(subject, 32, time_s=5.0 + pause_s)
+        assert subject.size == size
+        pull(subject, 64, time_s=5.0 + pause_s + 0.001)
+        assert subject.size in (size, size + 32)  # only the beginning is a leap
+    pull(subject, 9_000, time_s=100.0)
+    pull(subject, 9_032, time_s=100.001)
+    assert subject.size == 1000  # who jumps begins anew
+
+
+def test_who_says_how_far_it_reads_is_fetched_for_at_once_and_no_further() -> None:
+    subject = window(FIRST)
+    subject.announced(50, 2_500)
+    assert subject.is_low(0.0)
+    assert subject.wanted(1 << 40, PLENTY) == (50, 1050)
+    assert subject.wanted(700, PLENTY) == (50, 700)
+    subject.started(50, 1050, 0.0)
+    offset = pull(subject, 50, time_s=1.0)
+    assert (subject.sequential, subject.size) == (2, 1000)
+    pull(subject, offset, time_s=1.001)
+    assert subject.size == subject.size_max == 4000
+    assert subject.wanted(1 << 40, PLENTY) == (1050, 2_500)
+
+
+def test_a_fetch_ends_where_a_run_does_if_that_is_near() -> None:
+    subject = window(FIRST)
+    subject.announced(0, 1 << 40)
+    assert subject.aligned(0, 1000, RunEnds(800, 1500), PLENTY) == 1500
+    assert subject.aligned(0, 1000, RunEnds(800, 1501), PLENTY) == 800
+    assert subject.aligned(0, 1000, RunEnds(800, 1500), 14_999) == 800  # there is no room for more
+    assert subject.aligned(0, 1000, RunEnds(400, 4000), PLENTY) == 1000
+    assert subject.aligned(900, 1000, RunEnds(0, 4000), PLENTY) == 1000
+    subject.until = 1200
+    assert subject.aligned(0, 1000, RunEnds(800, 1500), PLENTY) == 800
+    assert subject.aligned(0, 1000, RunEnds(800, 1200), PLENTY) == 1200
+
+
+@given(
+    st.integers(0, 5000),
+    st.integers(1, 5000),
+    st.integers(0, 9000),
+    st.integers(1, 9000),
+    st.integers(0, 200_000),
+)
+def test_an_aligned_fetch_stays_near_what_is_wanted(
+    begin: int, length: int, run_begin: int, run_length: int, room: int
+) -> None:
+    subject = window(FIRST)
+    subject.announced(0, 1 << 40)
+    end = begin + length
+    last = RunEnds(min(run_begin, end - 1), max(min(run_begin, end - 1) + run_length, end))
+    found = subject.aligned(begin, end, last, room)
+    assert found in (end, last.begin, last.end)
+    assert begin < found
+    assert abs(found - end) <= min(length, subject.size) / 2
+    assert found <= end or (found - begin) * 10 <= room
+
+
+def test_blocks_lost_unread_halve_and_are_fetched_again() -> None:
+    subject = window()
+    offset = 0
+    for _ in range(60):
+        offset = pull(subject, offset)
+        fetch(subject)
+    size, stretch = subject.size, subject.stretches[-1]
+    assert stretch.end > subject.in_hand
+    assert subject.lost(stretch, 1.0)
+    assert (subject.size, subject.fetched) == (size // 2, max(stretch.begin, subject.in_hand))
+    assert not subject.lost(stretch, 1.0)  # gone already
+    for other in [*subject.stretches]:
+        assert not subject.lost(other, 1.5)  # one loss
+    assert subject.size == size // 2
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 3))
+def test_a_step_inside_the_block_in_hand_is_a_pull_at_less_cost(counts: list[int], repeated: int) -> None:
+    subject, other = window(FIRST), window(FIRST)
+    for each in (subject, other):
+        pull(each, 0, time_s=1.0)
+        pull(each, 32, time_s=1.1)
+        each.covered = 100_000
+    offset, time_s = 64, 1.2
+    for number, count in enumerate(counts):
+        if number % 5 == repeated:
+            assert subject.stepped(offset - 1, offset, time_s) is None  # no progress: for ``pulled``
+        is_changed = subject.stepped(offset, offset + count, time_s)
+        assert is_changed is other.pulled(Pulled(offset, offset + count, 100_000, 0, time_s))
+        for name in ("position", "size", "consumed", "sequential", "batch", "last_offset", "last_s"):
+            assert getattr(subject, name) == getattr(other, name), name
+        offset, time_s = offset + count, time_s + 0.1
+    assert subject.stepped(99_990, 100_001, time_s) is None  # leaves the block
+    assert subject.stepped(offset + 1, offset + 2, time_s) is None  # a jump
+
+
+def test_little_room_is_waited_for_while_half_of_it_is_still_unread() -> None:
+    subject = window(FIRST)
+    subject.announced(0, 1 << 40)
+    subject.started(0, 400, 0.0)
+    assert subject.wanted(1 << 40, 399 * 10) is None
+    assert subject.wanted(1 << 40, 400 * 10) == (400, 800)
 
 
 def test_no_room_no_fetch_and_little_room_little_fetch() -> None:

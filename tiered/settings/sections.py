@@ -305,6 +305,11 @@ class PrefetchSettings:
     window_min_messages: int = setting(
         32, "smallest window; a reader's own batch when that is larger", minimum=1, maximum=1_000_000
     )
+    window_first_bytes: int = setting(
+        8 * MIB,
+        "where the window of a sequential reader begins, before compression: about what one request brings",
+        minimum=0,
+    )
     window_max_bytes: int = setting(
         32 * MIB, "largest window of one reader, before compression", minimum=64 * KIB, maximum=4 * GIB
     )

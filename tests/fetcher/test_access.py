@@ -1,0 +1,51 @@
+"""How the parts of an open archive are put together: what one of them notices reaches the one it concerns."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import fetcher
+from fetcher.event_log import EventKind
+from fetcher.readers import ReaderKey
+from fetcher.waiting import run_sync
+from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tiered.formats.keys import archive_prefix
+from tiered.formats.segment import BlockCodec
+from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.sections import FetchSettings, PrefetchSettings, Settings
+
+QUEUE = QueueKey("topic", 0, 0)
+KIB = 1024
+
+
+def test_blocks_that_leave_the_cache_unread_halve_the_window_of_who_had_them_fetched(tmp_path: Path) -> None:
+    builder = ArchiveBuilder(
+        PrefixedStore(FileStore(tmp_path), archive_prefix("c", "b")), codec=BlockCodec(block_bytes=8 * KIB)
+    )
+    builder.commit([Sent(QUEUE, b"%7d" % number * 16) for number in range(2000)])
+    settings = Settings(
+        fetch=FetchSettings(cache_bytes=512 * KIB),
+        prefetch=PrefetchSettings(window_first_bytes=128 * KIB, window_max_bytes=256 * KIB),
+    )
+    with fetcher.open(f"file://{tmp_path}", cluster="c", broker="b", settings=settings) as archive:
+        access = archive.access
+        offset = 0
+        for _ in range(4):
+            result = run_sync(access.fetcher.get(*QUEUE[:2], offset, count=32, max_bytes=1 << 20, group="g"))
+            offset = result.next_offset
+        deadline_s = time.monotonic() + 30
+        while access.fetcher.prefetcher.counters.fetches == 0 and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        reader = access.fetcher.readers.find(ReaderKey("g", QUEUE))
+        assert reader is not None and reader.window.unread_bytes > 0
+        size = reader.window.size
+        access.source.configure(FetchSettings(cache_bytes=0))  # nothing has room any more
+        assert access.source.statistics().evicted_unread > 0
+        assert reader.window.size == max(size // 2, 32)
+        assert access.fetcher.log.events(EventKind.WINDOW, "g")[-1].detail == "halved: evicted unread"
+        assert reader.window.unread_bytes == 0
+        result = run_sync(access.fetcher.get(*QUEUE[:2], offset, count=32, max_bytes=1 << 20, group="g"))
+        assert result.batch.queue_offsets.tolist() == list(range(offset, offset + 32))
