@@ -1,21 +1,83 @@
-"""What a façade answers itself."""
+"""What the façade answers from archive and broker together: the handlers and what they read, wired.
+
+Owns opening and closing the broker's files for them and waking pulls that wait for commits. Does not own the answers.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
 from fetcher.access import ArchiveAccess
+from fetcher.hot_reader import HotReader
+from fetcher.policy_line import PolicyLine, ReadCounters
+from fetcher.serving.facade.broker_view import BrokerViews
+from fetcher.serving.facade.merged_lookups import MergedLookups
+from fetcher.serving.facade.merged_offsets import MergedOffsets
 from fetcher.serving.facade.protocol import FacadeHandlers
-from fetcher.serving.facade.service import FacadeService
-from tiered.settings.sections import ReadSettings
+from fetcher.serving.facade.pull import FacadePulls
+from fetcher.serving.facade.pull_sides import PullContext, PullCounters
+from fetcher.serving.pull import PullLimits
+from fetcher.serving.served_archive import ServedArchive
+from fetcher.serving.session import ClientTable
+from sidecar.broker_side import open_store_of
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.store import BrokerStore
+from tiered.settings.sections import ReadSettings, Settings
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 10.0
+"""How often the catalog is read on where nobody in this process commits; pulls read it on themselves."""
 
 
-class RelayOnly:
-    """Nothing but routes: the broker answers."""
+class MergedAnswers:
+    """See ``opened``. Belongs to one event loop; ``apply`` and ``close`` too."""
 
-    def __init__(self, access: ArchiveAccess, service: FacadeService) -> None:
-        self.handlers: FacadeHandlers = {}
+    def __init__(self, archive: ServedArchive, access: ArchiveAccess, settings: Settings, clients: ClientTable,
+                 store: BrokerStore) -> None:  # fmt: skip
+        read, serve = settings.read, settings.serve
+        topics = settings.topics.topic_filter(access.cluster, access.broker)
+        self._archive, self._store = archive, store
+        self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
+        self._line = PolicyLine(access.catalog, read, topics)
+        views = BrokerViews(HotReader(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
+        context = PullContext(archive, views, clients)
+        limits = PullLimits(
+            count_max=serve.pull_messages_max,
+            bytes_max=serve.pull_bytes_max,
+            hold_s_max=serve.hold_ms_max / 1000,
+        )
+        self.reads: ReadCounters = self._line.counters
+        self.pulls: PullCounters = context.counters
+        self.handlers: FacadeHandlers = {
+            **FacadePulls(self._line, context, limits).handlers(),
+            **MergedOffsets(self._line, archive, views).handlers(),
+            **MergedLookups(self._line, archive).handlers(),
+        }
+        self._watching = asyncio.create_task(archive.watch(WATCH_S))
+
+    @classmethod
+    async def opened(
+        cls, access: ArchiveAccess, clients: ClientTable, settings: Settings, conf: BrokerConf | None
+    ) -> MergedAnswers:
+        """Over the archive and the broker's files. Raises what opening the store and reading the archive raise."""
+        archive = ServedArchive(access)
+        await archive.load()
+        store = await asyncio.to_thread(open_store_of, settings, conf)
+        return cls(archive, access, settings, clients, store)
+
+    def committed(self) -> None:
+        """The catalog has a new version: who waits for messages looks again."""
+        self._archive.wake()
 
     def apply(self, settings: ReadSettings) -> None:
-        """Nothing depends on it."""
+        """Other read policies, from the next pull on."""
+        self._line.apply(settings)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Release the broker's files."""
+        self._watching.cancel()
+        self._threads.shutdown()
+        self._store.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -44,6 +44,10 @@ class Answers(Protocol):
         """Other read policies from the next request on."""
         ...
 
+    def committed(self) -> None:
+        """The catalog has a new version."""
+        ...
+
     def close(self) -> None:
         """Release what was opened, but for the access."""
         ...
@@ -55,7 +59,7 @@ class FacadeOrder:
 
     place: FacadePlace
     names: BrokerNames
-    answers: Callable[[ArchiveAccess, FacadeService], Answers]
+    answers: Callable[[ArchiveAccess, FacadeService], Awaitable[Answers]]
 
 
 class FacadeThread:
@@ -97,12 +101,12 @@ class FacadeThread:
         self._newest = state
         if self._access is not None:
             self._access.catalog.adopt(state)
+        if self._answers is not None:
+            self._on_loop(self._answers.committed)
 
     def apply(self, settings: Settings) -> None:
         """Put the read policies of ``settings`` in force."""
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._apply, settings)
+        self._on_loop(lambda: self._apply(settings))
 
     def _apply(self, settings: Settings) -> None:
         self._settings = settings
@@ -113,10 +117,14 @@ class FacadeThread:
     def close(self, drain_s: float = 5.0) -> None:
         """Let requests at work end for ``drain_s``, hang up, close the archive."""
         self._drain_s = drain_s
-        if self._loop is not None and self._stop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._stop is not None:
+            self._on_loop(self._stop.set)
         self._thread.join(drain_s + START_S)
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(call)
 
     # -- on its own thread ------------------------------------------------------------------------------------
 
@@ -150,8 +158,8 @@ class FacadeThread:
         wait_s, told = OPEN_AGAIN_S, ""
         while True:
             try:
-                access = await asyncio.to_thread(self._access_now)
-                break
+                await self._open_once(opened)
+                return
             except NotFoundError:
                 wait_s = OPEN_AGAIN_S  # the uploader's first commit makes it
             except TieredError as error:
@@ -161,12 +169,19 @@ class FacadeThread:
                 told = str(error)
                 wait_s = min(OPEN_AGAIN_MAX_S, wait_s * 2)
             await asyncio.sleep(wait_s)
+
+    async def _open_once(self, opened: AsyncExitStack) -> None:
+        access = await asyncio.to_thread(self._access_now)
+        try:
+            answers = await self._order.answers(access, self._service)
+        except BaseException:
+            await asyncio.to_thread(access.close)
+            raise
         opened.push_async_callback(asyncio.to_thread, access.close)
+        opened.callback(answers.close)
         self._access = access
         if self._newest is not None:
             access.catalog.adopt(self._newest)
-        answers = self._order.answers(access, self._service)
-        opened.callback(answers.close)
         answers.apply(self._settings.read)
         self._answers = answers
         self._service.open_archive(answers.handlers)

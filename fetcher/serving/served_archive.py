@@ -97,8 +97,12 @@ class ServedArchive:
                 logger.warning("the catalog cannot be read now: %s", error)
                 continue
             if state.version != before:
-                grown, self._grown = self._grown, asyncio.Event()
-                grown.set()
+                self.wake()
+
+    def wake(self) -> None:
+        """There is a newer version: who waits for changes looks again. On the event loop's thread."""
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
 
     async def changed(self, timeout_s: float) -> None:
         """See ArchiveSide."""

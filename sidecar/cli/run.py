@@ -13,6 +13,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
+from fetcher.access import ArchiveAccess
+from fetcher.serving.facade.service import FacadeService
 from sidecar.admin import AdminServer
 from sidecar.allocator import return_freed_memory
 from sidecar.broker_side import names_of, open_store_of, read_conf
@@ -25,7 +27,7 @@ from sidecar.cli.arguments import (
     add_writer_flags,
     settings_of,
 )
-from sidecar.facade_answers import RelayOnly
+from sidecar.facade_answers import MergedAnswers
 from sidecar.facade_metrics import FacadeCollector
 from sidecar.facade_place import facade_place
 from sidecar.facade_thread import FacadeOrder, FacadeThread
@@ -119,7 +121,11 @@ def _facade(settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> 
     if not settings.serve.advertise:
         return None
     place = facade_place(settings, conf, names.broker)
-    return FacadeThread(FacadeOrder(place, names, RelayOnly), settings)
+
+    async def answers(access: ArchiveAccess, service: FacadeService) -> MergedAnswers:
+        return await MergedAnswers.opened(access, service.clients, settings, conf)
+
+    return FacadeThread(FacadeOrder(place, names, answers), settings)
 
 
 def _nothing(settings: Settings) -> None:

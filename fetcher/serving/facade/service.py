@@ -258,12 +258,14 @@ class FacadeService:
         if way is Way.REFUSED:
             return Response(ResponseCode.NO_PERMISSION, remark="brokers register at the real name servers")
         client = self._client(request)
-        if code in MERGED_CODES:
-            if self._handlers is None:
-                raise ThrottledError("the archive is not open yet")
-            if (handler := self._handlers.get(code)) is not None:
-                return await self._merged(handler, request, client)
-        return await self._relay(request, client)
+        if self._handlers is None and code in MERGED_CODES:
+            raise ThrottledError("the archive is not open yet")
+        handler = self._handlers.get(code) if self._handlers is not None else None
+        # Whoever does not take its answers gets no more of them made.
+        await client.connection.writable()
+        return await (
+            self._relay(request, client) if handler is None else self._merged(handler, request, client)
+        )
 
     async def _merged(
         self, handler: FacadeHandler, request: Request, client: FacadeClient

@@ -42,7 +42,11 @@ CLUSTER = (
 
 def test_only_our_broker_is_rewritten_and_nothing_else_changes() -> None:
     before, after = json.loads(STRICT), json.loads(rewritten(STRICT, OURS))
-    assert after["brokerDatas"][0]["brokerAddrs"] == {"0": SIDECAR, "1": "10.0.0.1:10911", "2": "10.0.0.2:10911"}
+    assert after["brokerDatas"][0]["brokerAddrs"] == {
+        "0": SIDECAR,
+        "1": "10.0.0.1:10911",
+        "2": "10.0.0.2:10911",
+    }
     before["brokerDatas"][0]["brokerAddrs"] = after["brokerDatas"][0]["brokerAddrs"]
     assert after == before
 
@@ -72,7 +76,9 @@ def test_a_body_that_is_no_json_is_an_error() -> None:
         rewritten(b"<html>", OURS)
 
 
-ids = st.dictionaries(st.integers(0, 2**40), st.integers(1, 250).map(lambda n: f"10.0.0.{n}:10911"), max_size=6)
+ids = st.dictionaries(
+    st.integers(0, 2**40), st.integers(1, 250).map(lambda n: f"10.0.0.{n}:10911"), max_size=6
+)
 
 
 @given(ids)

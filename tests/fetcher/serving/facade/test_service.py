@@ -1,4 +1,4 @@
-"""The façade between real connections: clients on one side, a broker and name servers made for the test on the other."""
+"""The façade between real connections: clients on one side, a broker and name servers of the test on the other."""
 
 from __future__ import annotations
 
@@ -330,7 +330,9 @@ def test_nobody_registers_as_a_broker_through_us() -> None:
 def heartbeat(consumers: bool) -> bytes:
     subscription = {"topic": "T", "subString": "a>1", "expressionType": "SQL92", "subVersion": 5}
     groups = [{"groupName": "g", "subscriptionDataSet": [subscription]}] if consumers else []
-    return json.dumps({"clientID": "c1", "consumerDataSet": groups, "producerDataSet": [{"groupName": "p"}]}).encode()
+    return json.dumps(
+        {"clientID": "c1", "consumerDataSet": groups, "producerDataSet": [{"groupName": "p"}]}
+    ).encode()
 
 
 def test_heartbeats_of_consumers_are_noted_those_of_producers_relayed() -> None:
@@ -378,7 +380,9 @@ def test_merged_codes_wait_for_the_archive_and_are_then_answered_by_their_handle
             assert made.broker.seen == []
             made.service.open_archive({11: pull})
             assert (await client.ask(11, topic="T")).ext_fields == {"code": "31"}
-            assert (await client.ask(361, topic="T")).ext_fields == {"code": "361"}, "relayed: nobody else answers it"
+            assert (await client.ask(361, topic="T")).ext_fields == {"code": "361"}, (
+                "relayed: nobody else answers it"
+            )
             await made.broker.stop()
             assert (await client.ask(11, topic="T")).code == 2
 

@@ -1,0 +1,193 @@
+"""Bounds of what is under way to and from the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetcher.serving.facade.relay_rules import Failure, Way, failure_of, patience_s, way_of
+from fetcher.serving.facade.upstream import UNTAKEN_BYTES_MAX, FlightGate, RemotingUpstream, TimedOutError
+from fetcher.serving.request import HandlerTable, Request, Response
+from fetcher.serving.server import ServerOptions, ServingServer
+from tiered.errors import ThrottledError, UnansweredError
+from tiered.remoting.command import RemotingCommand
+
+ANSWER_BYTES = 1 << 20
+
+
+def run(story: Awaitable[None]) -> None:
+    async def whole() -> None:
+        await asyncio.wait_for(story, 30)
+
+    asyncio.run(whole())
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 50))
+def test_the_gate_is_never_overfull_and_everybody_gets_through(
+    requests: list[tuple[int, bool]], limit: int
+) -> None:
+    async def story() -> None:
+        gate = FlightGate(limit)
+        order: list[int] = []
+
+        async def one(number: int, size: int) -> None:
+            await gate.enter(size)
+            order.append(number)
+            assert gate.used_bytes <= max(limit, size)
+            await asyncio.sleep(0)
+            gate.leave(size)
+
+        tasks = [asyncio.create_task(one(n, size)) for n, (size, _) in enumerate(requests)]
+        await asyncio.sleep(0)
+        for task, (_, is_cancelled) in zip(tasks, requests, strict=True):
+            if is_cancelled and len(tasks) > 1:
+                task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(result is None or isinstance(result, asyncio.CancelledError) for result in done)
+        survivors = [n for n, (_, is_cancelled) in enumerate(requests) if not is_cancelled]
+        assert [n for n in order if n in survivors] == survivors, "first come, first served"
+        await gate.enter(limit)
+        # Whoever was cancelled while inside keeps its share: callers leave in a finally.
+
+    if not any(cancelled for _, cancelled in requests):
+        run(story())
+    else:
+        run(_with_finally(requests, limit))
+
+
+async def _with_finally(requests: list[tuple[int, bool]], limit: int) -> None:
+    gate = FlightGate(limit)
+
+    async def one(size: int) -> None:
+        await gate.enter(size)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            gate.leave(size)
+
+    tasks = [asyncio.create_task(one(size)) for size, _ in requests]
+    for task, (_, is_cancelled) in zip(tasks, requests, strict=True):
+        await asyncio.sleep(0)
+        if is_cancelled:
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert gate.used_bytes == 0
+
+
+async def _broker(delay_s: float = 0.0) -> tuple[ServingServer, str, list[RemotingCommand]]:
+    seen: list[RemotingCommand] = []
+
+    async def answer(request: Request) -> Response:
+        seen.append(request.command)
+        await asyncio.sleep(delay_s)
+        return Response(body=(bytes(ANSWER_BYTES),))
+
+    table = HandlerTable()
+    table.register(11)(answer)
+    server = ServingServer(table, ServerOptions())
+    _, port = await server.start()
+    return server, f"127.0.0.1:{port}", seen
+
+
+def test_answers_that_nobody_takes_stay_at_the_broker() -> None:
+    async def story() -> None:
+        server, address, _ = await _broker()
+        upstream = RemotingUpstream(address, FlightGate())
+        takes = asyncio.Event()
+        arrived: list[int] = []
+
+        async def can_take() -> None:
+            arrived.append(1)
+            await takes.wait()
+
+        calls = [asyncio.create_task(upstream.relay(RemotingCommand(11, n), 20, can_take)) for n in range(40)]
+        await asyncio.sleep(1)
+        held = len(arrived) * ANSWER_BYTES
+        assert UNTAKEN_BYTES_MAX < held <= UNTAKEN_BYTES_MAX + 2 * ANSWER_BYTES
+        takes.set()
+        answers = await asyncio.gather(*calls)
+        assert [(answer.opaque, len(answer.body)) for answer in answers] == [
+            (n, ANSWER_BYTES) for n in range(40)
+        ]
+        upstream.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
+    async def story() -> None:
+        server, address, seen = await _broker(delay_s=0.3)
+        upstream = RemotingUpstream(address, FlightGate())
+        with pytest.raises(TimedOutError):
+            await upstream.call(RemotingCommand(11, 1), 0.05)
+        answer = await upstream.call(RemotingCommand(11, 1), 5)
+        assert answer.opaque == 1 and len(seen) == 2 and seen[0].opaque != seen[1].opaque
+        upstream.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_what_was_not_sent_and_what_was_not_answered_are_told_apart() -> None:
+    async def story() -> None:
+        server, address, _ = await _broker(delay_s=60)
+        upstream = RemotingUpstream(address, FlightGate())
+        call = asyncio.create_task(upstream.call(RemotingCommand(11, 1), 20))
+        await asyncio.sleep(0.1)
+        await server.close(drain_s=0)
+        with pytest.raises(UnansweredError):
+            await call
+        with pytest.raises(ThrottledError):
+            await upstream.call(RemotingCommand(11, 2), 20)
+        upstream.close()
+        with pytest.raises(ThrottledError):
+            await upstream.call(RemotingCommand(11, 3), 20)
+
+    run(story())
+
+
+def test_many_first_requests_make_one_connection() -> None:
+    async def story() -> None:
+        server, address, seen = await _broker()
+        upstream = RemotingUpstream(address, FlightGate())
+        await asyncio.gather(*(upstream.call(RemotingCommand(11, n), 20) for n in range(20)))
+        assert len(server.connections) == 1 and len(seen) == 20
+        upstream.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_each_kind_of_request_has_its_way() -> None:
+    assert {way_of(code) for code in (101, 105, 106, 206, 224)} == {Way.NAME_SERVER}
+    assert {way_of(code) for code in (100, 102, 205, 216, 327)} == {Way.NAME_SERVERS}
+    assert {way_of(code) for code in (103, 104, 322, 904, 906)} == {Way.REFUSED}
+    broker = (10, 11, 14, 15, 17, 25, 34, 36, 38, 41, 42, 202, 208, 300, 307, 351, 400, 200050, 200151)
+    assert {way_of(code) for code in broker} == {Way.BROKER}
+
+
+@given(st.integers(0, 400_000), st.booleans(), st.booleans())
+def test_no_failure_looks_like_an_answer(code: int, was_sent: bool, timed_out: bool) -> None:
+    """Of the codes that move an offset (0, 19, 20, 21, 22) none is ever told, and a send in doubt gets no code."""
+    failure = failure_of(code, was_sent=was_sent, timed_out=timed_out)
+    assert failure.value not in (0, 19, 20, 21, 22)
+    if code == 14:
+        assert failure in (Failure.HANG_UP, Failure.SILENCE)
+    if was_sent and code in (10, 310, 320, 36):
+        assert failure in (Failure.HANG_UP, Failure.SILENCE)
+
+
+def test_long_polls_may_take_as_long_as_the_client_says() -> None:
+    assert patience_s({"suspendTimeoutMillis": "120000"}) == 130
+    assert patience_s({"pollTime": "90000"}) == 100
+    assert (
+        patience_s({"suspendTimeoutMillis": "15000"})
+        == patience_s({})
+        == patience_s({"pollTime": "-5x"})
+        == 60
+    )
