@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.kernels.record_builder import Message, encode, properties
@@ -26,12 +26,15 @@ class WrittenStore:
         (self.path / "consumequeue").mkdir(exist_ok=True)
         (self.path / "lock").write_text("lock")
 
-    def put(self, topic: str, queue_id: int, body: bytes, *, tags: str = "", with_unit: bool = True) -> int:
-        """Store one message; its queue offset."""
+    def put(
+        self, topic: str, queue_id: int, body: bytes, *, tags: str = "", with_unit: bool = True, later_ms: int = 0
+    ) -> int:
+        """Store one message, ``later_ms`` after the usual time; its queue offset."""
         queue = self.records.setdefault((topic, queue_id), {})
         offset = max(queue, default=-1) + 1
         text = properties((b"TAGS", tags.encode())) if tags else b""
         message = Message(topic.encode(), queue_id, offset, body, text)
+        message = replace(message, store_timestamp=message.store_timestamp + later_ms)
         if self.phys % FILE_BYTES + len(encode(message, 0)) + 8 > FILE_BYTES:
             room = FILE_BYTES - self.phys % FILE_BYTES
             self._write_log(struct.pack(">iI", room, 0xCBD43194))

@@ -147,7 +147,9 @@ async def beside_a_broker(
 
     def put(numbers: range) -> None:
         for number in numbers:
-            store.put("t", 0, BODY + b" %d" % number, tags="ab"[number % 2] if tags else "")
+            # Three messages a millisecond, so that a file's first message may have older ones of its time.
+            tag = "ab"[number % 2] if tags else ""
+            store.put("t", 0, BODY + b" %d" % number, tags=tag, later_ms=number // 3)
 
     put(range(ARCHIVED))
     backfill(store.path, root)
