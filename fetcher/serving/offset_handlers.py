@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 0.2
 RETRY_S = 1.0
+LOOK_AGAIN_S = 5.0
+"""How often a server that does not own the groups looks whether it may."""
 
 
 class GroupOffsets:
@@ -102,7 +104,10 @@ class GroupOffsets:
         """Write what changed, again and again, renew the lease, and try to own what is not owned; until cancelled."""
         while True:
             try:
-                await asyncio.wait_for(self._changed.wait(), self._lease_ms / 3000)
+                wait_s = self._lease_ms / 3000
+                await asyncio.wait_for(
+                    self._changed.wait(), wait_s if self.is_owner else min(wait_s, LOOK_AGAIN_S)
+                )
                 await asyncio.sleep(FLUSH_EVERY_S)
             except TimeoutError:
                 pass  # nothing changed: the snapshot renews the lease

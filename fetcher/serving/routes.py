@@ -38,7 +38,7 @@ class RouteTable:
 
     def find(self, topic: str) -> TopicConfig | None:
         """One topic. Every group has a retry topic, as at a broker, although nothing is ever written into it here."""
-        found = self.topics().get(topic)
+        found = self.made.get(topic) or self.archive.topics().get(topic)
         if found is None and topic.startswith(RETRY_PREFIX):
             found = TopicConfig(topic, 1, 1, PERM_READ)
         return found
@@ -50,9 +50,9 @@ class RouteTable:
         }  # fmt: skip
 
     def route(self, topic: str) -> dict[str, Any] | None:
-        """TopicRouteData, or None for an unknown topic. The cluster's own name is a topic to a proxy."""
+        """TopicRouteData, or None for an unknown topic. The names of cluster and broker are topics to a proxy."""
         config = self.find(topic)
-        if config is None and topic == self.archive.cluster:
+        if config is None and topic in (self.archive.cluster, self.archive.broker):
             config = TopicConfig(topic, 1, 0, PERM_READ)
         if config is None:
             return None

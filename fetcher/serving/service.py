@@ -9,6 +9,7 @@ import asyncio
 import logging
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fetcher.serving.archive_side import ArchiveSide
@@ -16,6 +17,7 @@ from fetcher.serving.connection import ConnectionLimits
 from fetcher.serving.locks import LockTable, register_lock_handlers
 from fetcher.serving.lookups import LookupHandlers
 from fetcher.serving.offset_handlers import GroupOffsets, OffsetHandlers
+from fetcher.serving.pop_handlers import PopHandlers
 from fetcher.serving.pull import PullLimits, PullService
 from fetcher.serving.request import HandlerTable
 from fetcher.serving.retry_handlers import RetryHandlers
@@ -52,6 +54,7 @@ class ServingService:
         self.clients = ClientTable(time.monotonic)
         self.locks = LockTable(time.monotonic)
         self.offsets, self.retries = offsets, retries
+        self._expiring: list[Callable[[], None]] = [self.clients.expire, self.locks.expire]
         self._server: ServingServer | None = None
         self._address = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -95,12 +98,15 @@ class ServingService:
         PullService(self._archive, routes, self.clients, self.offsets, limits).register(table)
         LookupHandlers(self._archive, routes).register(table)
         RetryHandlers(self._archive, routes, self.retries).register(table)
+        pop = PopHandlers(self._archive, routes, self.offsets, bytes_max=settings.pull_bytes_max)
+        pop.register(table)
+        self._expiring.append(pop.expire)
 
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
-            self.clients.expire()
-            self.locks.expire()
+            for expire in self._expiring:
+                expire()
 
     async def close(self, drain_s: float = 5.0) -> None:
         """Hang up and write what is left of the group offsets."""

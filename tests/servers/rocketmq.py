@@ -18,7 +18,7 @@ from tests.servers.install import NotInstallableError, cache_directory, only_onc
 
 JAVA_SOURCES = Path(__file__).parent / "java"
 CLUSTER, BROKER = "LiveCluster", "live-a"
-_OPENS = [
+JAVA_OPENS = [
     f"--add-{kind}=java.base/{package}=ALL-UNNAMED"
     for kind, package in (
         ("opens", "java.nio"), ("opens", "sun.nio.ch"), ("opens", "java.lang"), ("opens", "jdk.internal.ref"),
@@ -39,20 +39,25 @@ _LOGBACK = (
 
 def rocketmq_jars(version: str) -> Path:
     """The directory of all jars of one RocketMQ version, fetched now when missing."""
+    return maven_jars(version, dict.fromkeys(_ARTIFACTS, version))
+
+
+def maven_jars(name: str, artifacts: Mapping[str, str]) -> Path:
+    """A directory ``name`` of the cache with RocketMQ's ``artifacts`` (name: version) and all they need."""
     for program in ("java", "javac"):
         if shutil.which(program) is None:
             raise NotInstallableError(f"{program} is not on PATH")
-    jars = cache_directory() / "jars" / version
+    jars = cache_directory() / "jars" / name
     complete = jars / ".complete"
     if not complete.exists():
-        with only_once(f"jars-{version}"):
+        with only_once(f"jars-{name}"):
             if not complete.exists():
-                _fetch(version, jars)
+                _fetch(artifacts, jars)
                 complete.touch()
     return jars
 
 
-def _fetch(version: str, jars: Path) -> None:
+def _fetch(artifacts: Mapping[str, str], jars: Path) -> None:
     if shutil.which("mvn") is None:
         raise NotInstallableError("RocketMQ's jars come from Maven, which is not on PATH")
     jars.mkdir(parents=True, exist_ok=True)
@@ -61,7 +66,7 @@ def _fetch(version: str, jars: Path) -> None:
         "<dependency><groupId>org.apache.rocketmq</groupId>"
         "<artifactId>{}</artifactId><version>{}</version></dependency>"
     )
-    pom.write_text(_POM.format("".join(dependency.format(name, version) for name in _ARTIFACTS)))
+    pom.write_text(_POM.format("".join(dependency.format(*artifact) for artifact in artifacts.items())))
     run_installer([
         "mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}",
         "-DincludeScope=runtime",
@@ -70,12 +75,15 @@ def _fetch(version: str, jars: Path) -> None:
 
 def java_classes(version: str) -> Path:
     """The programs of ``java/`` compiled against one version."""
-    jars = rocketmq_jars(version)
-    classes = cache_directory() / "classes" / version
-    sources = sorted(JAVA_SOURCES.glob("*.java"))
+    return compiled(version, rocketmq_jars(version), sorted(JAVA_SOURCES.glob("*.java")))
+
+
+def compiled(name: str, jars: Path, sources: Sequence[Path]) -> Path:
+    """The directory ``name`` of the cache with the classes of ``sources``, compiled now when older than these."""
+    classes = cache_directory() / "classes" / name
     newest = max(source.stat().st_mtime for source in sources)
     complete = classes / ".complete"
-    with only_once(f"classes-{version}"):
+    with only_once(f"classes-{name}"):
         if not complete.exists() or complete.stat().st_mtime < newest:
             classes.mkdir(parents=True, exist_ok=True)
             run_installer(["javac", "-nowarn", "-d", str(classes), "-cp", f"{jars}/*", *map(str, sources)])
@@ -88,7 +96,7 @@ def java_command(
 ) -> list[str]:
     """The command line of a program of ``java/``, or of a main class of the jars; it logs into ``directory``."""
     return [
-        "java", "-Xmx256m", *_OPENS, f"-Drocketmq.client.logRoot={directory}/clientlogs",
+        "java", "-Xmx256m", *JAVA_OPENS, f"-Drocketmq.client.logRoot={directory}/clientlogs",
         "-Drocketmq.client.logLevel=ERROR", f"-Duser.home={directory}", *flags, "-cp",
         f"{java_classes(version)}:{rocketmq_jars(version)}/*", program, *arguments,
     ]  # fmt: skip
@@ -195,7 +203,7 @@ class RocketMq:
     def _server(self, name: str, main: str, conf: str, heap: str) -> ChildServer:
         log = self.directory / f"{name.replace(' ', '-')}.out"
         command = [
-            "java", "-Xms128m", f"-Xmx{heap}", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=512m", *_OPENS,
+            "java", "-Xms128m", f"-Xmx{heap}", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=512m", *JAVA_OPENS,
             f"-Duser.home={self.directory}", "-cp", f"{self.jars}/*", f"org.apache.rocketmq.{main}", "-c",
             str(self.directory / conf),
         ]  # fmt: skip

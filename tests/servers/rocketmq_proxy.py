@@ -1,0 +1,77 @@
+"""A RocketMQ 5 proxy in cluster mode before any name server, and the gRPC client for Java."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from tests.servers.child import ChildServer, free_port
+from tests.servers.rocketmq import JAVA_OPENS, JAVA_SOURCES, compiled, maven_jars
+
+PROXY_VERSION, GRPC_CLIENT_VERSION = "5.3.3", "5.0.8"
+
+
+class RocketMqProxy:
+    """Call ``start`` first and ``stop`` last."""
+
+    def __init__(self, directory: Path, name_server: str, cluster: str) -> None:
+        self._jars = maven_jars(f"proxy-{PROXY_VERSION}", {"rocketmq-proxy": PROXY_VERSION})
+        self._client = maven_jars(
+            f"grpc-{GRPC_CLIENT_VERSION}", {"rocketmq-client-java": GRPC_CLIENT_VERSION}
+        )
+        self._programs = compiled("grpc", self._client, sorted((JAVA_SOURCES / "grpc").glob("*.java")))
+        self._directory = directory
+        grpc, remoting = free_port(), free_port()
+        self.address, self.remoting_address = f"127.0.0.1:{grpc}", f"127.0.0.1:{remoting}"
+        configuration = directory / "conf" / "rmq-proxy.json"
+        configuration.parent.mkdir(parents=True)
+        configuration.write_text(
+            json.dumps(
+                {
+                    "rocketMQClusterName": cluster,
+                    "namesrvAddr": name_server,
+                    "grpcServerPort": grpc,
+                    "remotingListenPort": remoting,
+                    "localServeAddr": "127.0.0.1",
+                    "proxyMode": "CLUSTER",
+                }
+            )
+        )
+        command = [
+            "java", "-Xmx512m", *JAVA_OPENS, f"-Duser.home={directory}", "-cp", f"{self._jars}/*",
+            "org.apache.rocketmq.proxy.ProxyStartup", "-pc", str(configuration),
+        ]  # fmt: skip
+        environment = {"RMQ_PROXY_HOME": str(directory), "ROCKETMQ_HOME": str(directory)}
+        self.server = ChildServer("proxy", command, environment, directory / "proxy.out", self._listens)
+
+    def _listens(self) -> bool:
+        """gRPC is its last port but one; it answers when both are open."""
+        for address in (self.address, self.remoting_address):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0:
+                    return False
+        return True
+
+    def start(self) -> None:
+        """Start and wait until it serves."""
+        self.server.start()
+
+    def stop(self) -> None:
+        """Stop it."""
+        self.server.stop()
+
+    def consume(self, *arguments: str, timeout_s: float = 90) -> str:
+        """Run GrpcConsume.java to its end; what it printed."""
+        command = [
+            "java", "-Xmx256m", f"-Duser.home={self._directory}", "-cp", f"{self._programs}:{self._client}/*",
+            "GrpcConsume", self.address, *arguments,
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env=os.environ
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"GrpcConsume failed: {done.stdout[-1000:]}{done.stderr[-2000:]}")
+        return done.stdout
