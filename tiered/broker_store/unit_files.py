@@ -78,6 +78,8 @@ class UnitFiles:
         self._open_files = open_files
         self._listed: list[UnitFile] | None = None
         self._end = 0
+        self._listed_end = 0
+        """The end as found in these files; 0 where nobody has looked since they were listed."""
 
     @property
     def _files(self) -> list[UnitFile]:
@@ -96,6 +98,7 @@ class UnitFiles:
         # A topic deleted and created again has other files under the same names.
         self.forget()
         self._listed = None
+        self._listed_end = 0
 
     def _list(self) -> list[UnitFile]:
         """A directory that is gone is an empty queue."""
@@ -133,6 +136,7 @@ class UnitFiles:
         if len(last) == 0:
             # Never looked, empty, or cut back since and written anew.
             self._end, last = self._search_tail()
+        self._listed_end = self._end
         return self._end, last
 
     def _follow(self, index: int) -> Table:
@@ -164,7 +168,9 @@ class UnitFiles:
         """Valid units from index ``first`` on, at most ``count``, and their indices; holes are stepped
         over."""
         indices, parts = [], []
-        last = min(first + count, self.end())
+        last = first + count
+        if last > self._listed_end:
+            last = min(last, self.end())
         for file in self._files:
             begin, end = max(first, file.first), min(last, file.first + file.units)
             if begin < end:
