@@ -49,7 +49,8 @@ class MessageBatch:
     """
 
     __slots__ = (
-        "inner_num", "phys", "piece", "pieces", "queue_offsets", "sizes", "starts", "store_timestamp", "tags_code",
+        "inner_num", "is_one_piece", "phys", "piece", "pieces", "queue_offsets", "sizes", "starts", "store_timestamp",
+        "tags_code",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,8 @@ class MessageBatch:
         phys: NDArray[np.int64],
         tags_code: NDArray[np.int64],
         store_timestamp: NDArray[np.int64],
+        *,
+        is_one_piece: bool = False,
     ) -> None:
         self.pieces = pieces
         self.piece = piece
@@ -73,6 +76,8 @@ class MessageBatch:
         self.phys = phys
         self.tags_code = tags_code
         self.store_timestamp = store_timestamp
+        self.is_one_piece = is_one_piece
+        """Known to stand one behind the other in the only piece."""
 
     def __len__(self) -> int:
         """Rows."""
@@ -105,6 +110,8 @@ class MessageBatch:
         """All records back to back, neighbours in one view: what a reply's body is written from, without a copy."""
         if not len(self):
             return []
+        if self.is_one_piece:
+            return [_view(self.pieces[0])[int(self.starts[0]) : int(self.starts[-1]) + int(self.sizes[-1])]]
         ends = self.starts + self.sizes
         is_new = (self.piece[1:] != self.piece[:-1]) | (self.starts[1:] != ends[:-1])
         first = np.flatnonzero(np.concatenate(([True], is_new)))

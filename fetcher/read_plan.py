@@ -91,6 +91,7 @@ class BlockRows:
         return MessageBatch(
             (block,), piece, starts, self.sizes[rows], self.queue_offsets[rows], self.inner_num[rows],
             self.phys[rows], self.tags_code[rows], self.store_timestamp[rows],
+            is_one_piece=isinstance(rows, slice),
         )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
 """One client's connection: frames in, answers out, bounded in both directions.
 
-At most ``requests_max`` requests of a connection are at work; above, nothing more is read from it, and TCP pushes back.
-An answer waits until the ones before it have left when the client reads slowly, so memory held for a connection is
-bounded by requests times the largest answer. A frame that breaks the protocol closes the connection.
+At most ``requests_max`` requests of a connection are at work, and none is begun while an answer waits for the client to
+read: above, nothing more is read from it, and TCP pushes back. What all connections together make the server hold
+(frames half received, answers not read) is counted in ``Ledgers``. A frame that breaks the protocol closes the
+connection, with a reason.
 
-Owns the asyncio protocol. Does not own what requests mean (handlers) nor accepting (server.py).
+Owns the asyncio protocol. Does not own what requests mean (handlers), who may ask (``Door``), accepting (server.py).
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import re
+import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from fetcher.serving.codes import ResponseCode
+from fetcher.serving.eager import begin
+from fetcher.serving.held_bytes import HeldBytes
+from fetcher.serving.proxy_header import split_proxy_header
 from fetcher.serving.request import BadRequestError, HandlerTable, Request, Response
 from tiered.errors import TieredError, UnavailableError
 from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode, encode_head
@@ -25,50 +30,96 @@ from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand
 logger = logging.getLogger(__name__)
 
 RESPONSE_FLAG, ONEWAY_FLAG = 1, 2
-PROXY_V2 = b"\x0d\x0a\x0d\x0a\x00\x0d\x0a\x51\x55\x49\x54\x0a"
-_PROXY_V1 = re.compile(rb"PROXY (?:TCP4|TCP6) (\S+) \S+ (\d+) \d+\r\n|PROXY UNKNOWN[^\r\n]*\r\n")
-_PROXY_V1_BYTES_MAX = 107
+MIB = 1024 * 1024
+PIECES_MAX = 512
+"""Of one answer, given to the kernel at once; IOV_MAX is 1024."""
+RECEIVE_BYTES = 64 * 1024
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """``requests_max`` at work at once; ``idle_s`` without a byte in or out closes, as Netty's idle handler does."""
+    """``requests_max`` at work at once; ``idle_s`` without a byte in or out closes, as Netty's idle handler does.
+
+    ``frame_s``: a frame must be complete so long after its first byte. ``stall_s``: a client must have read something
+    of what it was sent. ``unread_bytes_max``: answers waiting for clients to read, and ``unfinished_bytes_max``: frames
+    half received, of all connections together.
+    """
 
     requests_max: int = 64
-    frame_bytes_max: int = 16 * 1024 * 1024
+    frame_bytes_max: int = 16 * MIB
     idle_s: float = 120.0
-    write_buffer_bytes: int = 4 * 1024 * 1024
+    frame_s: float = 30.0
+    stall_s: float = 60.0
+    unread_bytes_max: int = 64 * MIB
+    unfinished_bytes_max: int = 64 * MIB
 
 
-class Connection(asyncio.Protocol):
-    """Peer of the requests it reads. Lives on one event loop."""
+class Door(Protocol):
+    """Who may ask what, and the record of who did."""
 
-    def __init__(
-        self,
-        handlers: HandlerTable,
-        limits: ConnectionLimits,
-        *,
-        version: int,
-        on_open: Callable[[Connection], None],
-        on_close: Callable[[Connection], None],
-        accepts_proxy: bool = False,
-    ) -> None:
+    def refusal(self, request: Request) -> Response | None:
+        """What to answer instead of serving the request, or None."""
+        ...
+
+    def note(self, request: Request, response: Response, body_bytes: int) -> None:
+        """The request was answered so."""
+        ...
+
+
+class Ledgers:
+    """What all connections of a server hold."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.unread: HeldBytes[Connection] = HeldBytes(limits.unread_bytes_max, "unread answers", _close)
+        self.unfinished: HeldBytes[Connection] = HeldBytes(
+            limits.unfinished_bytes_max, "unfinished frames", _close
+        )
+        self.buffer = memoryview(bytearray(RECEIVE_BYTES))
+        """Where every connection's bytes arrive; they are taken out at once."""
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is closed."""
+        self.unread.forget(connection)
+        self.unfinished.forget(connection)
+
+
+@dataclass(frozen=True)
+class ConnectionPlace:
+    """What a connection shares with the others of its server. ``version`` is what answers carry."""
+
+    handlers: HandlerTable
+    limits: ConnectionLimits
+    ledgers: Ledgers
+    version: int
+    on_open: Callable[[Connection], None] = field(default=lambda _: None)
+    on_close: Callable[[Connection], None] = field(default=lambda _: None)
+    accepts_proxy: bool = False
+    door: Door | None = None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Peer of the requests it reads. Lives on one event loop. ``plain``: its socket, where there is no TLS over it."""
+
+    def __init__(self, place: ConnectionPlace, plain: socket.socket | None = None) -> None:
         self.id = next(_numbers)
-        self._handlers = handlers
-        self._limits = limits
-        self._version = version
-        self._on_open, self._on_close = on_open, on_close
-        self._decoder = FrameDecoder(frame_bytes_max=limits.frame_bytes_max)
-        self._head: bytearray | None = bytearray() if accepts_proxy else None
+        self._place, self._plain = place, plain
+        self._handlers, self._limits, self._ledgers = place.handlers, place.limits, place.ledgers
+        self._door = place.door
+        self._decoder = FrameDecoder(frame_bytes_max=place.limits.frame_bytes_max)
+        self._head: bytes | None = b"" if place.accepts_proxy else None
         self._transport: asyncio.Transport | None = None
         self._address = ""
         self._at_work: set[asyncio.Task[None]] = set()
-        self._waiting: list[RemotingCommand] = []
+        self._waiting_bytes = 0
+        self._is_writable = True
+        self._is_reading = True
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._opaques = itertools.count(1)
         self.last_active_s = time.monotonic()
+        self._frame_begun_s: float | None = None
+        self._unread_seen = (0, self.last_active_s)
         self.on_answer: Callable[[RemotingCommand], None] | None = None
         """Gets what the client answers to requests that ``forward`` sent; otherwise nobody waits for it."""
 
@@ -80,80 +131,147 @@ class Connection(asyncio.Protocol):
     # -- asyncio ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """See asyncio.BaseProtocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
+        transport.set_write_buffer_limits(high=0)  # whatever the kernel does not take counts as not read
         peer = transport.get_extra_info("peername")
         self._address = f"{peer[0]}:{peer[1]}" if peer else "?"
-        self._on_open(self)
+        self._place.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol. Requests at work end with it: nobody is left to answer."""
+        """See asyncio.BaseProtocol. Requests at work end with it: nobody is left to answer."""
+        self._is_writable = True
         self._can_write.set()
         for task in self._at_work:
             task.cancel()
-        self._waiting.clear()
-        self._on_close(self)
+        self._decoder = FrameDecoder()
+        self._ledgers.forget(self)
+        self._place.on_close(self)
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
+        """See asyncio.BaseProtocol."""
+        self._is_writable = False
         self._can_write.clear()
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
+        """See asyncio.BaseProtocol."""
+        self._is_writable = True
         self._can_write.set()
+        self.last_active_s = time.monotonic()
+        self._count_unread()
+        self._start_waiting()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio.BufferedProtocol."""
+        return self._ledgers.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol."""
+        self.data_received(bytes(self._ledgers.buffer[:nbytes]))
+
+    def eof_received(self) -> bool | None:
+        """See asyncio.BufferedProtocol: close."""
+        return None
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """The next bytes of the client."""
         self.last_active_s = time.monotonic()
-        try:
-            if self._head is not None:
+        if self._head is not None:
+            try:
                 data = self._without_proxy_header(data)
-            self._waiting += self._decoder.feed(data)
-        except ProtocolError as error:
-            self.close(str(error))
-            return
+            except ProtocolError as error:
+                self.close(str(error))
+                return
+        self._decoder.push(data)
         self._start_waiting()
 
     # -- requests ---------------------------------------------------------------------------------------------
 
     def _start_waiting(self) -> None:
-        while self._waiting and len(self._at_work) < self._limits.requests_max:
-            command = self._waiting.pop(0)
-            if command.flag & RESPONSE_FLAG:
-                if self.on_answer is not None:
-                    self.on_answer(command)
-                continue
-            task = asyncio.get_running_loop().create_task(self._serve(command))
-            self._at_work.add(task)
-            task.add_done_callback(self._ended)
-        if self._transport is not None and not self._transport.is_closing():
-            if self._waiting:
+        """Begin requests that were received, as many as may be."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        decoder = self._decoder
+        is_full = False
+        try:
+            while not (is_full := not self._is_writable or len(self._at_work) >= self._limits.requests_max):
+                command = decoder.pop()
+                if command is None:
+                    break
+                self._start(command)
+        except ProtocolError as error:
+            self.close(str(error))
+            return
+        if is_full == self._is_reading and not self._transport.is_closing():
+            self._is_reading = not is_full
+            if is_full:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+        held_bytes = decoder.held_bytes
+        self._ledgers.unfinished.set(self, held_bytes)
+        if is_full or not held_bytes:
+            self._frame_begun_s = None
+        elif self._frame_begun_s is None:
+            self._frame_begun_s = self.last_active_s
+
+    def _start(self, command: RemotingCommand) -> None:
+        if command.flag & RESPONSE_FLAG:
+            if self.on_answer is not None:
+                self.on_answer(command)
+            return
+        work = self._serve(command)
+        if self._handlers.is_prompt(command.code):
+            try:
+                task = begin(work)
+            except Exception as error:
+                self._failed(error)
+                return
+            if task is None:
+                return
+        else:
+            task = asyncio.get_running_loop().create_task(work)
+        self._at_work.add(task)
+        task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._at_work.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a request failed unexpectedly: %r", error, extra={"client": self._address})
-            self.close("internal error")
+            self._failed(error)
         self._start_waiting()
 
+    def _failed(self, error: BaseException) -> None:
+        logger.error("a request failed unexpectedly: %r", error, extra={"client": self._address})
+        self.close("internal error")
+
     async def _serve(self, command: RemotingCommand) -> None:
-        response = await self._answer(Request(command, self))
-        if response is None or command.is_oneway:
+        request = Request(command, self)
+        response = await self._answer(request)
+        if response is None or command.flag & ONEWAY_FLAG:
             return
-        await self._can_write.wait()
-        self._send(command, response)
+        pieces = [memoryview(piece).cast("B") for piece in response.body]
+        body_bytes = sum(map(len, pieces))
+        if not self._is_writable:
+            self._waiting_bytes += body_bytes
+            self._count_unread()
+            try:
+                while not self._is_writable:
+                    await self._can_write.wait()
+            finally:
+                self._waiting_bytes -= body_bytes
+        self._send(command, response, pieces, body_bytes)
+        if self._door is not None:
+            self._door.note(request, response, body_bytes)
 
     async def _answer(self, request: Request) -> Response | None:
-        handler = self._handlers.find(request.code)
+        handler = self._handlers.find(request.command.code)
         if handler is None:
             remark = f"request code {request.code} is not supported"
             return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         try:
+            if self._door is not None and (refusal := self._door.refusal(request)) is not None:
+                return refusal
             return await handler(request)
         except BadRequestError as error:
             return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
@@ -167,48 +285,68 @@ class Connection(asyncio.Protocol):
             logger.error("%s", error, extra={"client": self._address, "code": request.code})
             return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
 
-    def _send(self, command: RemotingCommand, response: Response) -> None:
-        if self._transport is None or self._transport.is_closing():
+    # -- sending ----------------------------------------------------------------------------------------------
+
+    def _send(
+        self, command: RemotingCommand, response: Response, pieces: Sequence[memoryview], body_bytes: int
+    ) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
             return
-        answer = replace(
-            command,
-            code=int(response.code),
-            flag=RESPONSE_FLAG,
-            language="PYTHON",
-            version=self._version if response.version is None else response.version,
-            remark=response.remark,
-            ext_fields=response.ext,
-            body=b"",
-        )
-        pieces = [memoryview(piece).cast("B") for piece in response.body]
+        version = self._place.version if response.version is None else response.version
+        answer = RemotingCommand(
+            int(response.code), command.opaque, RESPONSE_FLAG, "PYTHON", version, response.remark, response.ext,
+            b"", command.serialize_type,
+        )  # fmt: skip
         try:
-            head = encode_head(answer, sum(map(len, pieces)))
+            head = encode_head(answer, body_bytes)
         except ValueError as error:
             logger.error("an answer cannot be sent: %s", error, extra={"client": self._address})
-            refusal = replace(answer, code=int(ResponseCode.SYSTEM_ERROR), ext_fields={}, remark=str(error))
-            head, pieces = encode_head(refusal, 0), []
-        self._transport.writelines([head, *pieces])
+            answer.code, answer.ext_fields, answer.remark = int(ResponseCode.SYSTEM_ERROR), {}, str(error)
+            head, pieces = encode_head(answer, 0), ()
+        self._write([head, *pieces])
         self.last_active_s = time.monotonic()
+
+    def _write(self, pieces: list[bytes | memoryview]) -> None:
+        """Give ``pieces`` to the kernel without joining them; what it does not take waits in the transport."""
+        transport, plain = self._transport, self._plain
+        assert transport is not None
+        if plain is None or len(pieces) > PIECES_MAX or transport.get_write_buffer_size():
+            transport.writelines(pieces)
+        else:
+            try:
+                sent = plain.sendmsg(pieces)
+            except OSError:  # full, or broken: the transport finds out which
+                sent = 0
+            if not (rest := _behind(pieces, sent)):
+                return
+            transport.writelines(rest)
+        self._count_unread()
+
+    def _count_unread(self) -> None:
+        if self._transport is not None:
+            unread_bytes = self._transport.get_write_buffer_size() + self._waiting_bytes
+            self._ledgers.unread.set(self, unread_bytes)
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
         """See Peer. A client that does not read gets none: pushes are hints, it would only pile them up."""
-        if self._transport is None or self._transport.is_closing() or not self._can_write.is_set():
-            return
-        command = RemotingCommand(
-            code, next(self._opaques), ONEWAY_FLAG, version=self._version, ext_fields=ext, body=body
+        self.forward(
+            RemotingCommand(
+                code, next(self._opaques), ONEWAY_FLAG, version=self._place.version, ext_fields=ext, body=body
+            )
         )
-        self._transport.write(encode(command))
 
     def forward(self, command: RemotingCommand) -> bool:
         """Send a request as it is; False where ``push`` would send none. Its answer goes to ``on_answer``."""
-        if self._transport is None or self._transport.is_closing() or not self._can_write.is_set():
+        if self._transport is None or self._transport.is_closing() or not self._is_writable:
             return False
-        self._transport.write(encode(command))
+        self._write([encode(command)])
         return True
 
     async def writable(self) -> None:
         """Wait until the client has read enough of what it was sent before."""
-        await self._can_write.wait()
+        while not self._is_writable:
+            await self._can_write.wait()
 
     # -- ending -----------------------------------------------------------------------------------------------
 
@@ -218,49 +356,48 @@ class Connection(asyncio.Protocol):
             logger.info("connection closed: %s", why, extra={"client": self._address})
             self._transport.abort()
 
-    def is_idle(self, now_s: float) -> bool:
-        """Whether nothing came or went for the limit, and nothing is at work."""
-        return not self._at_work and now_s - self.last_active_s > self._limits.idle_s
+    def reason_to_close(self, now_s: float) -> str | None:
+        """Why the connection has been of no use for too long; asked every few seconds."""
+        limits = self._limits
+        if self._frame_begun_s is not None and now_s - self._frame_begun_s > limits.frame_s:
+            return f"a frame is not complete after {limits.frame_s:g} s"
+        unread_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if unread_bytes == 0 or unread_bytes != self._unread_seen[0]:
+            self._unread_seen = unread_bytes, now_s
+        elif now_s - self._unread_seen[1] > limits.stall_s:
+            return f"{unread_bytes} bytes have not been read for {limits.stall_s:g} s"
+        is_idle = not self._at_work and now_s - self.last_active_s > limits.idle_s
+        return f"idle for {limits.idle_s:g} s" if is_idle else None
 
     @property
     def requests_at_work(self) -> frozenset[asyncio.Task[None]]:
         """Requests being answered."""
         return frozenset(self._at_work)
 
-    # -- PROXY protocol ---------------------------------------------------------------------------------------
-
     def _without_proxy_header(self, data: bytes) -> bytes:
         """``data`` without a PROXY header before the first frame; nothing while it is incomplete."""
         assert self._head is not None
-        self._head += data
-        head = bytes(self._head)
-        if head.startswith(PROXY_V2[: len(head)]) and head[:1] == PROXY_V2[:1]:
-            return self._after_v2(head)
-        if head.startswith(b"PROXY "[: len(head)]):
-            if b"\r\n" not in head:
-                if len(head) > _PROXY_V1_BYTES_MAX:
-                    raise ProtocolError("a PROXY header without an end")
-                return b""
-            found = _PROXY_V1.match(head)
-            if found is None:
-                raise ProtocolError("a PROXY header that does not parse")
-            if found[1] is not None:
-                self._address = f"{found[1].decode('ascii', 'replace')}:{found[2].decode()}"
-            self._head = None
-            return head[found.end() :]
+        head = self._head + data
+        found = split_proxy_header(head)
+        if found is None:
+            self._head = head
+            return b""
         self._head = None
-        return head
+        address, header_bytes = found
+        if address is not None:
+            self._address = address
+        return head[header_bytes:]
 
-    def _after_v2(self, head: bytes) -> bytes:
-        if len(head) < 16:
-            return b""
-        length = int.from_bytes(head[14:16], "big")
-        if len(head) < 16 + length:
-            return b""
-        family, address = head[13] >> 4, head[16 : 16 + length]
-        if family == 1 and length >= 12:
-            self._address = f"{'.'.join(map(str, address[:4]))}:{int.from_bytes(address[8:10], 'big')}"
-        elif family == 2 and length >= 36:
-            self._address = f"[{address[:16].hex(':', 2)}]:{int.from_bytes(address[32:34], 'big')}"
-        self._head = None
-        return head[16 + length :]
+
+def _close(connection: Connection, why: str) -> None:
+    logger.warning("a client is closed to save memory: %s", why, extra={"client": connection.address})
+    connection.close(why)
+
+
+def _behind(pieces: Sequence[bytes | memoryview], sent_bytes: int) -> list[bytes | memoryview]:
+    """What follows the first ``sent_bytes`` of ``pieces``."""
+    for number, piece in enumerate(pieces):
+        if sent_bytes < len(piece):
+            return [memoryview(piece)[sent_bytes:], *pieces[number + 1 :]]
+        sent_bytes -= len(piece)
+    return []

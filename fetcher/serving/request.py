@@ -118,15 +118,21 @@ class HandlerTable:
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
+        self._prompt: set[int] = set()
 
-    def register(self, *codes: int) -> Callable[[Handler], Handler]:
-        """``table.register(code, …)(handler)``; a code has one handler."""
+    def register(self, *codes: int, is_prompt: bool = False) -> Callable[[Handler], Handler]:
+        """``table.register(code, …)(handler)``; a code has one handler.
+
+        ``is_prompt``: it mostly answers without waiting, and is begun where its request was read (eager.py).
+        """
 
         def add(handler: Handler) -> Handler:
             for code in codes:
                 if code in self._handlers:
                     raise ValueError(f"code {code} has a handler already")
                 self._handlers[int(code)] = handler
+                if is_prompt:
+                    self._prompt.add(int(code))
             return handler
 
         return add
@@ -134,3 +140,7 @@ class HandlerTable:
     def find(self, code: int) -> Handler | None:
         """The handler of ``code``, or None."""
         return self._handlers.get(code)
+
+    def is_prompt(self, code: int) -> bool:
+        """Whether requests of ``code`` are begun at once."""
+        return code in self._prompt

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fetcher.serving.connection import Connection, ConnectionLimits
+from fetcher.serving.connection import Connection, ConnectionLimits, ConnectionPlace, Door, Ledgers
 from fetcher.serving.request import HandlerTable
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class ServerOptions:
     tls: ssl.SSLContext | None = None
     tls_only: bool = False
     accepts_proxy: bool = False
+    door: Door | None = None
 
 
 class ServingServer:
@@ -49,9 +50,13 @@ class ServingServer:
         *,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
-        self._handlers = handlers
         self._options = options
         self._on_connection_close = on_close
+        self.ledgers = Ledgers(options.limits)
+        self._place = ConnectionPlace(
+            handlers, options.limits, self.ledgers, options.version, self._opened, self._closed,
+            options.accepts_proxy, options.door,
+        )  # fmt: skip
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
         self._opening = 0
@@ -122,22 +127,18 @@ class ServingServer:
                 client.close()
                 return
             tls = self._options.tls if is_tls else None
-            await asyncio.get_running_loop().connect_accepted_socket(self._connection, client, ssl=tls)
+            place = self._place
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Connection(place, None if tls else client), client, ssl=tls
+            )
         except (OSError, TimeoutError, ssl.SSLError) as error:
             logger.info("a connection did not open: %r", error)
             client.close()
         finally:
             self._opening -= 1
 
-    def _connection(self) -> Connection:
-        return Connection(
-            self._handlers,
-            self._options.limits,
-            version=self._options.version,
-            on_open=self._connections.add,
-            on_close=self._closed,
-            accepts_proxy=self._options.accepts_proxy,
-        )
+    def _opened(self, connection: Connection) -> None:
+        self._connections.add(connection)
 
     def _closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -148,8 +149,9 @@ class ServingServer:
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = time.monotonic()
-            for connection in [c for c in self._connections if c.is_idle(now_s)]:
-                connection.close("idle")
+            for connection in list(self._connections):
+                if (reason := connection.reason_to_close(now_s)) is not None:
+                    connection.close(reason)
 
 
 async def _begins_tls(client: socket.socket) -> bool:

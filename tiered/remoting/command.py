@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+import orjson
+
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats import fastjson
 
@@ -30,7 +32,10 @@ VERSION = 409
 _RESPONSE = 1
 _ONEWAY = 2
 _LENGTH = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_HEAD = struct.Struct(">iI")
 _FIXED = struct.Struct(">hBhii")
+_LANGUAGE_CODES = {name: code for code, name in enumerate(LANGUAGES)}
 
 
 class ProtocolError(UnavailableError):
@@ -44,9 +49,9 @@ class SerializeType(IntEnum):
     ROCKETMQ = 1
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RemotingCommand:
-    """A request or a response. ``ext_fields`` values are always text, as in Java."""
+    """A request or a response; never changed once made. ``ext_fields`` values are always text, as in Java."""
 
     code: int
     opaque: int
@@ -76,45 +81,71 @@ def encode(command: RemotingCommand) -> bytes:
 
 def encode_head(command: RemotingCommand, body_bytes: int) -> bytes:
     """Everything of the frame before a body of ``body_bytes``, which is sent behind it. Raises as ``encode``."""
-    header = (
-        _json_header(command) if command.serialize_type == SerializeType.JSON else _binary_header(command)
-    )
-    length = 4 + len(header) + body_bytes
-    if length + 4 > FRAME_BYTES_MAX or len(header) >= 1 << 24:
+    is_json = command.serialize_type == SerializeType.JSON
+    header = _json_header(command) if is_json else _binary_header(command)
+    header_bytes = len(header)
+    length = 4 + header_bytes + body_bytes
+    if length + 4 > FRAME_BYTES_MAX or header_bytes >= 1 << 24:
         raise ValueError(f"a frame of {length + 4} bytes is larger than {FRAME_BYTES_MAX}")
-    marked = command.serialize_type << 24 | len(header)
-    return _LENGTH.pack(length) + struct.pack(">I", marked) + header
+    return _HEAD.pack(length, command.serialize_type << 24 | header_bytes) + header
 
 
 class FrameDecoder:
-    """Bytes in, commands out; keeps at most one frame. After a ProtocolError it must not be used again."""
+    """Bytes in, commands out. After a ProtocolError it must not be used again."""
 
     def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._max = frame_bytes_max
-        self._data = bytearray()
+        self._data: bytes | bytearray = b""
+        self._at = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that no command was made of yet."""
+        return len(self._data) - self._at
 
     def feed(self, data: bytes) -> list[RemotingCommand]:
-        """Take what a connection delivered; the commands that are complete now."""
-        self._data += data
+        """Take what a connection delivered; the commands that are complete now. Keeps less than one frame."""
+        self.push(data)
         commands = []
-        while len(self._data) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._data)
-            if not 4 <= length <= self._max - _LENGTH.size:
-                raise ProtocolError(f"a frame claims {length} bytes; 4 to {self._max - 4} are allowed")
-            if len(self._data) < _LENGTH.size + length:
-                break
-            frame = bytes(self._data[_LENGTH.size : _LENGTH.size + length])
-            del self._data[: _LENGTH.size + length]
-            commands.append(decode(frame))
+        while (command := self.pop()) is not None:
+            commands.append(command)
         return commands
+
+    def push(self, data: bytes) -> None:
+        """Take what a connection delivered."""
+        held = self._data
+        if self._at == len(held):
+            self._data = data
+        else:
+            if not isinstance(held, bytearray):
+                held = self._data = bytearray(held)
+            del held[: self._at]
+            held += data
+        self._at = 0
+
+    def pop(self) -> RemotingCommand | None:
+        """The next command that is complete. Raises ProtocolError."""
+        data, at = self._data, self._at
+        left = len(data) - at
+        if left < 4:
+            return None
+        (length,) = _LENGTH.unpack_from(data, at)
+        if not 4 <= length <= self._max - 4:
+            raise ProtocolError(f"a frame claims {length} bytes; 4 to {self._max - 4} are allowed")
+        if left < 4 + length:
+            return None
+        end = self._at = at + 4 + length
+        frame = bytes(data[at + 4 : end])
+        if end == len(data):
+            self._data, self._at = b"", 0
+        return decode(frame)
 
 
 def decode(frame: bytes) -> RemotingCommand:
     """A command from a frame without its length field. Raises ProtocolError."""
     if len(frame) < 4:
         raise ProtocolError(f"a frame of {len(frame)} bytes has no header length")
-    (marked,) = struct.unpack_from(">I", frame)
-    kind, header_length = marked >> 24, marked & 0xFFFFFF
+    kind, header_length = frame[0], int.from_bytes(frame[1:4], "big")
     if header_length > len(frame) - 4:
         raise ProtocolError(f"a header of {header_length} bytes in a frame of {len(frame)}")
     header, body = frame[4 : 4 + header_length], frame[4 + header_length :]
@@ -129,6 +160,7 @@ def decode(frame: bytes) -> RemotingCommand:
         KeyError,
         IndexError,
         struct.error,
+        OverflowError,
         RecursionError,
         CorruptionError,
     ) as error:
@@ -148,8 +180,14 @@ def _json_header(command: RemotingCommand) -> bytes:
     if command.remark is not None:
         document["remark"] = command.remark
     if command.ext_fields:
-        document["extFields"] = dict(command.ext_fields)
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+        fields = command.ext_fields
+        document["extFields"] = fields if type(fields) is dict else dict(fields)
+    try:
+        return orjson.dumps(document)
+    except (
+        TypeError
+    ):  # a number beyond 64 bits, text that is no Unicode: the latter fails below, as a ValueError
+        return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _from_json(header: bytes, body: bytes) -> RemotingCommand:
@@ -157,6 +195,13 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
     if not isinstance(document, dict):
         raise ValueError("the header is no object")
     language = document.get("language", "OTHER")
+    fields = document.get("extFields") or {}
+    if not isinstance(fields, dict):
+        raise ValueError("extFields is no object")
+    for value in fields.values():
+        if type(value) is not str:
+            fields = {name: _text(other) for name, other in fields.items() if other is not None}
+            break
     return RemotingCommand(
         code=_int32(document["code"]),
         opaque=_int32(document["opaque"]),
@@ -164,7 +209,7 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
         language=_language(language) if isinstance(language, int) else str(language),
         version=_int32(document.get("version", 0)),
         remark=None if document.get("remark") is None else str(document["remark"]),
-        ext_fields={str(k): _text(v) for k, v in (document.get("extFields") or {}).items() if v is not None},
+        ext_fields=fields,
         body=body,
         serialize_type=SerializeType.JSON,
     )
@@ -173,27 +218,23 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
 def _binary_header(command: RemotingCommand) -> bytes:
     if not -0x8000 <= command.code <= 0x7FFF:
         raise ValueError(f"code {command.code} does not fit the binary header")
-    language = LANGUAGES.index(command.language)
+    language = _LANGUAGE_CODES.get(command.language)
+    if language is None:
+        raise ValueError(f"language {command.language} is unknown")
     remark = b"" if command.remark is None else command.remark.encode()
-    fields = b"".join(
-        struct.pack(">h", len(key)) + key + struct.pack(">i", len(value)) + value
-        for key, value in ((k.encode(), v.encode()) for k, v in command.ext_fields.items())
-    )
+    pieces: list[bytes] = []
+    for name, text in command.ext_fields.items():
+        key, value = name.encode(), text.encode()
+        pieces += (_SHORT.pack(len(key)), key, _LENGTH.pack(len(value)), value)
+    fields = b"".join(pieces)
     fixed = _FIXED.pack(command.code, language, command.version, command.opaque, command.flag)
-    return fixed + _LENGTH.pack(len(remark)) + remark + _LENGTH.pack(len(fields)) + fields
+    return b"".join((fixed, _LENGTH.pack(len(remark)), remark, _LENGTH.pack(len(fields)), fields))
 
 
 def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
     code, language, version, opaque, flag = _FIXED.unpack_from(header)
-    remark, position = _piece(header, _FIXED.size, ">i")
-    fields, _ = _piece(header, position, ">i")
-    found: dict[str, str] = {}
-    position = 0
-    while position < len(fields):
-        key, position = _piece(fields, position, ">h")
-        value, position = _piece(fields, position, ">i")
-        if value:
-            found[key.decode()] = value.decode()
+    remark, position = _piece(header, _FIXED.size)
+    fields, _ = _piece(header, position)
     return RemotingCommand(
         code=code,
         opaque=opaque,
@@ -201,18 +242,35 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
         language=_language(language),
         version=version,
         remark=remark.decode() if remark else None,
-        ext_fields=found,
+        ext_fields=_binary_fields(fields),
         body=body,
         serialize_type=SerializeType.ROCKETMQ,
     )
 
 
-def _piece(data: bytes, position: int, length_format: str) -> tuple[bytes, int]:
-    (length,) = struct.unpack_from(length_format, data, position)
-    begin = position + struct.calcsize(length_format)
-    if not 0 <= length <= len(data) - begin:
+def _binary_fields(fields: bytes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    size, position = len(fields), 0
+    while position < size:
+        (length,) = _SHORT.unpack_from(fields, position)
+        position += 2
+        end = position + length
+        if length < 0 or end > size:
+            raise ValueError(f"a key of {length} bytes where {size - position} are left")
+        key = fields[position:end]
+        value, position = _piece(fields, end)
+        if value:
+            found[key.decode()] = value.decode()
+    return found
+
+
+def _piece(data: bytes, position: int) -> tuple[bytes, int]:
+    (length,) = _LENGTH.unpack_from(data, position)
+    begin = position + 4
+    end = begin + length
+    if length < 0 or end > len(data):
         raise ValueError(f"a piece of {length} bytes where {len(data) - begin} are left")
-    return data[begin : begin + length], begin + length
+    return data[begin:end], end
 
 
 def _language(number: int) -> str:
@@ -220,7 +278,7 @@ def _language(number: int) -> str:
 
 
 def _int32(value: Any) -> int:
-    number = int(value)
+    number = value if type(value) is int else int(value)
     if not -(1 << 31) <= number < 1 << 31:
         raise ValueError(f"{number} is no 32-bit number")
     return number

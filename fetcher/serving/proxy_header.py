@@ -1,0 +1,57 @@
+"""PROXY protocol headers, versions 1 and 2: what a load balancer sends before a client's first byte. Pure.
+
+Source: haproxy's proxy-protocol.txt.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tiered.remoting.command import ProtocolError
+
+PROXY_V2 = b"\x0d\x0a\x0d\x0a\x00\x0d\x0a\x51\x55\x49\x54\x0a"
+_PROXY_V1 = re.compile(rb"PROXY (?:TCP4|TCP6) (\S+) \S+ (\d+) \d+\r\n|PROXY UNKNOWN[^\r\n]*\r\n")
+_V1_BYTES_MAX = 107
+_V2_BYTES_MAX = 16 + 4096
+"""Addresses take 216 bytes at most; the rest are extensions, which are skipped."""
+
+
+def split_proxy_header(head: bytes) -> tuple[str | None, int] | None:
+    """(client's address or None where the header names none, bytes of the header), of the first bytes of a connection.
+
+    None while the header is not complete; a length of 0 means that there is none. Raises ProtocolError.
+    """
+    if head[:1] == PROXY_V2[:1] and head.startswith(PROXY_V2[: len(head)]):
+        return _version_2(head)
+    if head.startswith(b"PROXY "[: len(head)]):
+        return _version_1(head)
+    return None, 0
+
+
+def _version_1(head: bytes) -> tuple[str | None, int] | None:
+    if b"\r\n" not in head:
+        if len(head) > _V1_BYTES_MAX:
+            raise ProtocolError("a PROXY header without an end")
+        return None
+    found = _PROXY_V1.match(head)
+    if found is None:
+        raise ProtocolError("a PROXY header that does not parse")
+    if found[1] is None:
+        return None, found.end()
+    return f"{found[1].decode('ascii', 'replace')}:{found[2].decode()}", found.end()
+
+
+def _version_2(head: bytes) -> tuple[str | None, int] | None:
+    if len(head) < 16:
+        return None
+    end = 16 + int.from_bytes(head[14:16], "big")
+    if end > _V2_BYTES_MAX:
+        raise ProtocolError(f"a PROXY header of {end} bytes")
+    if len(head) < end:
+        return None
+    family, address = head[13] >> 4, head[16:end]
+    if family == 1 and len(address) >= 12:
+        return f"{'.'.join(map(str, address[:4]))}:{int.from_bytes(address[8:10], 'big')}", end
+    if family == 2 and len(address) >= 36:
+        return f"[{address[:16].hex(':', 2)}]:{int.from_bytes(address[32:34], 'big')}", end
+    return None, end
