@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange, index_ref
+from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
 from tiered.catalog.state import (
     NO_CHECK,
     NO_ROOT,
@@ -153,46 +154,46 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
     try:
         pages = header["pages"]
         draft = CommitDraft(
-            kind=str(CommitKind(header["kind"])),
-            line=int(header["line"]),
-            from_phys=int(header["from_phys"]),
-            to_phys=int(header["to_phys"]),
-            check=LogCheck(*map(int, header["check"])),
+            kind=str(CommitKind(text(header["kind"]))),
+            line=whole(header["line"]),
+            from_phys=whole(header["from_phys"]),
+            to_phys=whole(header["to_phys"]),
+            check=row(LogCheck, header["check"]),
             queues=queue_keys(header["topics"], tables["queues"]),
             runs=conformed(tables["runs"], RUN_DTYPE),
             removed=conformed(tables["removed"], REMOVED_DTYPE),
             objects=conformed(tables["objects"], OBJECT_DTYPE),
-            object_keys=tuple(map(str, header["object_keys"])),
+            object_keys=tuple(texts(header["object_keys"])),
             gaps=conformed(tables["gaps"], GAP_DTYPE),
-            hide=[QueueKey(*item) for item in header["hide"]],
-            unhide=[QueueKey(*item) for item in header["unhide"]],
-            state_objects=dict(header["state_objects"]),
-            settings=dict(header["settings"]),
-            doomed=list(header["doomed"]),
-            undoomed=list(header["undoomed"]),
-            purged=list(header["purged"]),
-            created_ms=int(header["created_ms"]),
-            owner=Owner(*header["owner"]) if header["owner"] else None,
-            common_version=int(header["common_version"]),
+            hide=[row(QueueKey, item) for item in items(header["hide"])],
+            unhide=[row(QueueKey, item) for item in items(header["unhide"])],
+            state_objects=text_fields(header["state_objects"]),
+            settings=fields(header["settings"]),
+            doomed=texts(header["doomed"]),
+            undoomed=texts(header["undoomed"]),
+            purged=texts(header["purged"]),
+            created_ms=whole(header["created_ms"]),
+            owner=row(Owner, header["owner"]) if header["owner"] else None,
+            common_version=whole(header["common_version"]),
             pages=PageChange(
-                root=RootRef(*pages["root"]),
-                spilled_version=int(pages["spilled_version"]),
-                added=[page_ref(item) for item in pages["added"]],
-                removed=list(pages["removed"]),
-                resolved_version=int(pages["resolved_version"]),
+                root=row(RootRef, pages["root"]),
+                spilled_version=whole(pages["spilled_version"]),
+                added=[row(PageRef, item) for item in items(pages["added"])],
+                removed=texts(pages["removed"]),
+                resolved_version=whole(pages["resolved_version"]),
             ),
             index=_index_change(header),
         )
         place = CommitPlace(
-            version=int(header["version"]),
-            epoch=int(header["epoch"]),
-            predecessor_put_id=str(header["predecessor_put_id"]),
-            actor=str(header["actor"]),
-            cluster=str(header["cluster"]),
-            broker=str(header["broker"]),
-            root=RootRef(*header["root"]),
+            version=whole(header["version"]),
+            epoch=whole(header["epoch"]),
+            predecessor_put_id=text(header["predecessor_put_id"]),
+            actor=text(header["actor"]),
+            cluster=text(header["cluster"]),
+            broker=text(header["broker"]),
+            root=row(RootRef, header["root"]),
         )
-        commit = Commit(draft, place, str(header["put_id"]))
+        commit = Commit(draft, place, text(header["put_id"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: commit does not parse: {error!r}") from error
     check_indexes(draft, source)
@@ -224,19 +225,14 @@ def queue_table(queues: Iterable[QueueKey]) -> tuple[list[str], Table]:
     return list(topics), np.array(rows, QUEUE_DTYPE)
 
 
-def queue_keys(topics: Sequence[str], table: Table) -> list[QueueKey]:
+def queue_keys(topics: Any, table: Table) -> list[QueueKey]:
     """The reverse of ``queue_table``; an index outside ``topics`` is a ValueError."""
     table = conformed(table, QUEUE_DTYPE)
     if len(table) and int(table["topic"].max()) >= len(topics):
         raise ValueError("queue table points outside the topics")
+    topics = texts(topics)
     names = [topics[index] for index in table["topic"].tolist()]
     return list(map(QueueKey, names, table["queue_id"].tolist(), table["generation"].tolist()))
-
-
-def page_ref(item: Sequence[Any]) -> PageRef:
-    """A PageRef from JSON."""
-    key, level, from_version, to_version, runs, size_bytes, first, last = item
-    return PageRef(key, level, from_version, to_version, runs, size_bytes, QueueKey(*first), QueueKey(*last))
 
 
 def conformed(table: Table, dtype: np.dtype[Any]) -> Table:
@@ -255,7 +251,7 @@ def _index_change(header: Mapping[str, Any]) -> IndexChange:
     index = header.get("index")
     if index is None:
         return NO_INDEX_CHANGE
-    return IndexChange([index_ref(item) for item in index["added"]], list(map(str, index["removed"])))
+    return IndexChange([index_ref(item) for item in items(index["added"])], texts(index["removed"]))
 
 
 def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], dict[str, Table]]:

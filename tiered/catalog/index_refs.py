@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from tiered.catalog.json_fields import items, text, whole
 from tiered.formats.keys import epoch_of
 
 
@@ -98,9 +99,11 @@ def after_change(
     return tuple(found)
 
 
-def index_ref(item: Sequence[Any]) -> IndexRef:
-    """An IndexRef from JSON."""
-    ref = IndexRef(*item)
-    queue_offset, store_timestamp, queue_id, generation = map(int, ref.widths)
-    numbers = {name: int(value) for name, value in ref._asdict().items() if name not in ("key", "widths")}
-    return IndexRef(key=str(ref.key), widths=(queue_offset, store_timestamp, queue_id, generation), **numbers)
+def index_ref(item: Any) -> IndexRef:
+    """An IndexRef from JSON. Raises TypeError or ValueError."""
+    ref = IndexRef(*items(item))
+    queue_offset, store_timestamp, queue_id, generation = map(whole, items(ref.widths))
+    numbers = {name: whole(value) for name, value in ref._asdict().items() if name not in ("key", "widths")}
+    return IndexRef(
+        key=text(ref.key), widths=(queue_offset, store_timestamp, queue_id, generation), **numbers
+    )

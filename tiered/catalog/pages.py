@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.catalog.commit import conformed, queue_keys, queue_table
+from tiered.catalog.json_fields import texts
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
@@ -73,7 +74,7 @@ def decode_page(data: bytes, *, source: str) -> Page:
         chunk = RunChunk(
             conformed(container.tables["runs"], RUN_DTYPE),
             conformed(container.tables["objects"], OBJECT_DTYPE),
-            tuple(map(str, container.header["object_keys"])),
+            tuple(texts(container.header["object_keys"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: page does not parse: {error!r}") from error

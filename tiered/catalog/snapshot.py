@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 
-from tiered.catalog.commit import conformed, page_ref, queue_keys, queue_table
+from tiered.catalog.commit import conformed, queue_keys, queue_table
 from tiered.catalog.index_refs import index_ref
+from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import (
     REMOVED_DTYPE,
@@ -18,6 +19,7 @@ from tiered.catalog.state import (
     LogCursor,
     LogLine,
     Owner,
+    PageRef,
     RootRef,
     RunChunk,
 )
@@ -64,33 +66,35 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
         memory = RunChunk(
             conformed(tables["runs"], RUN_DTYPE),
             conformed(tables["objects"], OBJECT_DTYPE),
-            tuple(header["object_keys"]),
+            tuple(texts(header["object_keys"])),
         )
         _check_chunk(memory, len(keys))
-        cursor = LogCursor(int(header["line"]), int(header["phys"]), LogCheck(*map(int, header["check"])))
+        cursor = LogCursor(whole(header["line"]), whole(header["phys"]), row(LogCheck, header["check"]))
         return CatalogState(
-            version=int(header["version"]),
-            epoch=int(header["epoch"]),
-            put_id=str(header["put_id"]),
-            owner=Owner(*header["owner"]) if header["owner"] else None,
-            cluster=str(header["cluster"]),
-            broker=str(header["broker"]),
+            version=whole(header["version"]),
+            epoch=whole(header["epoch"]),
+            put_id=text(header["put_id"]),
+            owner=row(Owner, header["owner"]) if header["owner"] else None,
+            cluster=text(header["cluster"]),
+            broker=text(header["broker"]),
             cursor=cursor,
             started=bool(header["started"]),
-            advanced_ms=int(header["advanced_ms"]),
-            created_ms=int(header["created_ms"]),
+            advanced_ms=whole(header["advanced_ms"]),
+            created_ms=whole(header["created_ms"]),
             directory=QueueDirectory(keys),
             table=table,
             gaps=conformed(tables["gaps"], GAP_DTYPE),
             chunks=(memory,) if len(memory.runs) else (),
-            pages=tuple(page_ref(item) for item in header["pages"]),
+            pages=tuple(row(PageRef, item) for item in items(header["pages"])),
             tombstones=conformed(tables["tombstones"], REMOVED_DTYPE),
-            root=RootRef(*header["root"]),
-            lines=tuple(LogLine(*item) for item in header["lines"]),
-            state_objects=dict(header["state_objects"]),
-            settings=dict(header["settings"]),
-            doomed={key: Doom(*item) for key, item in header["doomed"].items()},
-            indexes=tuple(index_ref(item) for item in header.get("indexes", ())),  # absent in format 1.0
+            root=row(RootRef, header["root"]),
+            lines=tuple(row(LogLine, item) for item in items(header["lines"])),
+            state_objects=text_fields(header["state_objects"]),
+            settings=fields(header["settings"]),
+            doomed={key: row(Doom, item) for key, item in fields(header["doomed"]).items()},
+            indexes=tuple(
+                index_ref(item) for item in items(header.get("indexes", []))
+            ),  # absent in format 1.0
         )
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CorruptionError(f"{source}: root page does not parse: {error!r}") from error

@@ -93,7 +93,7 @@ def decode_container(data: bytes | memoryview, kind: bytes, *, source: str) -> C
         raise CorruptionError(f"{source}: container fails its CRC32C")
     try:
         return _parse_payload(_inflated(stored, raw_length) if flags & _FLAG_ZSTD else stored, raw_length)
-    except (zstandard.ZstdError, struct.error, ValueError, TypeError, KeyError) as error:
+    except (zstandard.ZstdError, struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptionError(f"{source}: container payload does not parse: {error}") from error
 
 
@@ -116,7 +116,9 @@ def _parse_payload(raw: bytes, raw_length: int) -> Container:
         raise ValueError(f"payload has {len(raw)} bytes, not {raw_length}")
     (head_length,) = struct.unpack_from("<I", raw)
     position = 4 + head_length
-    header = json.loads(raw[4:position])
+    header = json.loads(raw[4:position], parse_constant=_refuse)
+    if not isinstance(header, dict):
+        raise ValueError("the header is no object")
     (count,) = struct.unpack_from("<I", raw, position)
     position += 4
     tables: dict[str, Table] = {}
@@ -134,6 +136,10 @@ def _parse_payload(raw: bytes, raw_length: int) -> Container:
             position += rows * dtype[field].itemsize
         tables[name] = table
     return Container(header, tables)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _short_text(raw: bytes, position: int) -> tuple[str, int]:

@@ -1,0 +1,293 @@
+"""What is fuzzed: each decoder with real bytes of its format, and the rule that a success must be the truth.
+
+Owns the subjects. Does not own how bytes are changed (fuzz_mutations.py) nor how many cases are run (test_fuzz.py).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from fetcher.local_records import checked_timestamp
+from fetcher.waiting import run_sync
+from tests.formats.golden_archive import GOLDEN
+from tests.soak.fuzz_mutations import Mutation, changed, changed_json
+from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.commit import COMMIT_KIND, decode_commit
+from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
+from tiered.catalog.reading import load
+from tiered.catalog.snapshot import ROOT_KIND, decode_root
+from tiered.errors import CorruptionError
+from tiered.flat_file.index_shape import shape_of
+from tiered.formats.container import decode_container, encode_container
+from tiered.formats.fastjson import loads
+from tiered.formats.record import SYS_INNER_BATCH, Record, decode_record, record_to_json
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import TRAILER_BYTES, decode_trailer
+from tiered.index.footer import decode_tail
+from tiered.index.layout import Shape
+from tiered.index.lookup import Wanted, find_items
+from tiered.index.merge import file_items
+from tiered.index.rocketmq_index_file import RocketMqIndexFile, broker_hash, indexed_message, write_files
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RunKind
+from tiered.object_store.file import FileStore
+from tiered.object_store.memory import MemoryStore
+from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
+
+SLOTS, ITEMS = 64, 400
+ARCHIVE = GOLDEN / sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())[-1] / "archive"
+TABLE_KINDS = {"catalog/": COMMIT_KIND, "pages/runs": PAGE_KIND, "pages/root": ROOT_KIND}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A decoder. ``decode`` raises, or returns what it found; for ``is_checked`` formats that must be what one of the
+    samples says. ``change``: how bytes are changed, plainly unless said otherwise."""
+
+    name: str
+    samples: Sequence[bytes]
+    decode: Callable[[int, bytes], Any]
+    is_checked: bool = False
+    change: Callable[[Sequence[bytes], int, Sequence[Mutation]], bytes] = changed
+
+
+def subjects(store: Path) -> list[Subject]:
+    """All of them; ``store`` is a real broker's store directory with small index files."""
+    records = _records(store)
+    documents = [path.read_bytes() for path in sorted((store / "config").glob("*.json"))]
+    frames = _frames(documents)
+    return [
+        Subject("container", _containers(), _decode_container, True),
+        Subject("container, resealed", _containers(), _decode_container, change=_resealed),
+        Subject("commit, resealed", _objects("catalog/"), _decode_commit, change=_resealed),
+        Subject("page, resealed", _objects("pages/runs"), _decode_page, change=_resealed),
+        Subject("root page, resealed", _objects("pages/root"), _decode_root, change=_resealed),
+        Subject("catalog, resealed", _objects("catalog/"), _load_catalog, change=_resealed),
+        Subject("segment", [data for _, data in _segments()], _decode_segment, True),
+        Subject("index file", [data for _, data in _indexes()], _decode_index, True),
+        Subject("RocketMQ index file", _rocketmq_index(records), _decode_rocketmq_index),
+        Subject("record", records, _decode_record),
+        Subject("record of the local log", records, _check_record),
+        Subject("fastjson", documents, lambda _, data: loads(data)),
+        Subject("remoting frame", frames, _decode_frames),
+        Subject("remoting frame, odd header", [_HEADER], _decode_frames, change=_odd_header),
+    ]
+
+
+# -- containers -------------------------------------------------------------------------------------------------
+
+
+@cache
+def _objects(prefix: str) -> list[bytes]:
+    store = FileStore(ARCHIVE)
+    return [store.get(info.key) for info in store.list(prefix)]
+
+
+@cache
+def _containers() -> list[bytes]:
+    return [data for prefix in TABLE_KINDS for data in _objects(prefix)]
+
+
+def _comparable(container: Any) -> Any:
+    return container.header, {name: table.tolist() for name, table in container.tables.items()}
+
+
+def _decode_container(_: int, data: bytes) -> Any:
+    return _comparable(
+        decode_container(data, data[:8] if data[:8] in TABLE_KINDS.values() else COMMIT_KIND, source="x")
+    )
+
+
+def _resealed(samples: Sequence[bytes], number: int, mutations: Sequence[Mutation]) -> bytes:
+    """Lies behind right checksums: the header's JSON or a table's bytes are changed, and sealed again."""
+    sample = samples[number]
+    container = decode_container(sample, sample[:8], source="sample")
+    header, tables = container.header, dict(container.tables)
+    plain = [mutation for mutation in mutations if mutation.kind % 2]
+    header = changed_json(header, [mutation for mutation in mutations if mutation.kind % 2 == 0])
+    for mutation in plain:
+        name = sorted(tables)[mutation.place % len(tables)]
+        raw = tables[name].tobytes()
+        if raw:
+            bent = changed([raw], 0, [mutation])[: len(raw)].ljust(len(raw), b"\xff")
+            rows = np.frombuffer(bent, tables[name].dtype)
+            tables[name] = rows[: len(rows) - mutation.value % 2]
+    return encode_container(sample[:8], header, tables)
+
+
+def _decode_commit(_: int, data: bytes) -> Any:
+    return decode_commit(data, source="x").version
+
+
+def _decode_page(_: int, data: bytes) -> Any:
+    return decode_page(data, source="x").nbytes
+
+
+def _decode_root(_: int, data: bytes) -> Any:
+    return decode_root(data, source="x")
+
+
+def _load_catalog(number: int, data: bytes) -> Any:
+    """The whole catalog with one commit replaced, read as a reader would: every queue's runs and gaps."""
+    whole = FileStore(ARCHIVE)
+    store = MemoryStore()
+    for place, info in enumerate(whole.list("catalog/")):
+        store.put_if_absent(info.key, [data if place == number else whole.get(info.key)])
+    for prefix in ("pages/", "state/"):
+        for info in whole.list(prefix):
+            store.put_if_absent(info.key, [whole.get(info.key)])
+    state = load(store)
+    for key, _ in state.queues():
+        state.gaps_of(key)
+        RunIndex(store).runs_of(state, key)
+    return state.version
+
+
+# -- segments and index files -----------------------------------------------------------------------------------
+
+
+@cache
+def _segments() -> list[tuple[str, bytes]]:
+    store = FileStore(ARCHIVE)
+    infos = [*store.list("data/"), *store.list("sets/")]
+    return [(info.key, store.get(info.key)) for info in infos]
+
+
+def _decode_segment(number: int, data: bytes) -> Any:
+    key, whole = _segments()[number]
+    # The catalog tells sizes: a reader asks for the tail they imply.
+    tail_offset = decode_trailer(whole, len(whole), source=key).tail_offset
+    if len(data) > TRAILER_BYTES and len(data) % 2:
+        index = SegmentIndex(key, len(data), data[min(tail_offset, len(data) - TRAILER_BYTES) :])
+    else:
+        index = SegmentIndex(key, len(whole), data[tail_offset:])
+    found: list[Any] = []
+    for run in range(len(index)):
+        rows = index.row_columns(run)
+        found.append([getattr(rows, name).tolist() for name in rows.__dataclass_fields__])
+        if int(index.runs["kind"][run]) != RunKind.LMQ:
+            span = index.block_span(run, 0, len(rows.phys))
+            found.append(index.decode_blocks(span, data[span.offset : span.offset + span.length]).tobytes())
+    offset, length = index.key_span
+    keys = index.decode_keys(data[offset : offset + length])
+    return [*found, keys.counts.tolist(), keys.hashes.tolist()]
+
+
+@cache
+def _indexes() -> list[tuple[Shape, bytes]]:
+    """Index files that the golden catalog names, by its word."""
+    store = FileStore(ARCHIVE)
+    return [(shape_of(ref), store.get(ref.key)) for ref in load(store).indexes]
+
+
+def _decode_index(number: int, data: bytes) -> Any:
+    shape, whole = _indexes()[number]
+
+    def read_now(key: str, offset: int, length: int) -> bytes:
+        return data[offset : offset + length]
+
+    async def read(key: str, offset: int, length: int) -> bytes:
+        return read_now(key, offset, length)
+
+    everything = [
+        chunk.tolist()
+        for chunk in file_items(
+            lambda _, offset, length: whole[offset : offset + length], shape, pages_at_once=8
+        )
+    ]
+    hashes = sorted({item[0] for chunk in everything for item in chunk})[:8]
+    found = [
+        run_sync(find_items(read, shape, Wanted(hash_, 0, 1 << 62, 64))).items.tolist() for hash_ in hashes
+    ]
+    meta, covered = decode_tail(shape, read_now(shape.key, *shape.tail_range))
+    return found, meta, covered.keys, covered.objects.tolist()
+
+
+# -- the broker's formats ---------------------------------------------------------------------------------------
+
+
+@cache
+def _records(store: Path) -> list[bytes]:
+    log = CommitLog([store / "commitlog"])
+    found, phys = [], log.min_phys
+    while len(found) < 150 and (size := log.record_size_at(phys)) is not None:
+        found.append(log.read(phys, size))
+        phys += size
+    return found
+
+
+def _rocketmq_index(records: Sequence[bytes]) -> list[bytes]:
+    messages = [indexed_message(decode_record(data), with_tags=True) for data in records]
+    with tempfile.TemporaryDirectory() as directory:
+        return [
+            path.read_bytes() for path in write_files(messages, Path(directory), slots=SLOTS, items=ITEMS)
+        ]
+
+
+def _decode_rocketmq_index(_: int, data: bytes) -> Any:
+    file = RocketMqIndexFile(data, SLOTS, source="x")
+    for hash_ in (*range(SLOTS), broker_hash("TopicTest", "MessageKey"), (1 << 31) - 1):
+        assert len(list(file.matches(hash_, 0, 1 << 62))) <= file.items_max + 1
+        assert len(list(file.chain(hash_))) <= file.items_max
+    return file.overlaps(0, 1 << 62), file.end_phys
+
+
+def _shown(record: Record) -> Any:
+    queue = QueueKey(record.topic, record.queue_id, 0)
+    is_batch = bool(record.sys_flag & SYS_INNER_BATCH)
+    return record_to_json(record, queue=queue, queue_offset=record.queue_offset, is_own_offset=is_batch)
+
+
+def _decode_record(_: int, data: bytes) -> Any:
+    record = decode_record(data)
+    assert indexed_message(record, with_tags=True).phys == record.physical_offset
+    return _shown(record), record.body(1 << 20)
+
+
+def _check_record(_: int, data: bytes) -> Any:
+    """Whatever passes this check is decoded by those who rely on it."""
+    phys = int.from_bytes(data[28:36], "big")
+    if checked_timestamp(memoryview(data), phys, None) is None:
+        raise CorruptionError("refused")
+    return decode_record(data).store_timestamp
+
+
+def _frames(documents: Sequence[bytes]) -> list[bytes]:
+    found = []
+    for number, body in enumerate([b"", b"body", *documents]):
+        for kind in SerializeType:
+            fields = {"topic": "t_keys", "queueId": str(number), "größe": "日志"}
+            command = RemotingCommand(
+                11 + number, number, ext_fields=fields, body=body[:2000], remark="r", serialize_type=kind
+            )
+            found.append(encode(command))
+    return found
+
+
+_HEADER = orjson.dumps({
+    "code": 11, "flag": 0, "language": "JAVA", "opaque": 7, "serializeTypeCurrentRPC": "JSON", "version": 409,
+    "remark": "r", "extFields": {"topic": "t", "queueId": "3", "commitOffset": 5},
+})  # fmt: skip
+
+
+def _odd_header(samples: Sequence[bytes], number: int, mutations: Sequence[Mutation]) -> bytes:
+    """A whole frame whose header is JSON, but not what a header is."""
+    document = changed_json(orjson.loads(samples[number]), mutations)
+    header = json.dumps(document).replace("Infinity", "1e999").encode("utf-8", "replace")
+    return struct.pack(">iI", 4 + len(header), len(header)) + header
+
+
+def _decode_frames(_: int, data: bytes) -> Any:
+    decoder = FrameDecoder(frame_bytes_max=1 << 16)
+    half = len(data) // 2
+    return len(decoder.feed(data[:half]) + decoder.feed(data[half:]))
