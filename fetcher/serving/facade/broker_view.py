@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from fetcher.hot_reader import HotReader
 from fetcher.read_policy import BrokerSide, LocalView, OffsetRange, Residency
@@ -49,6 +50,7 @@ class _Known:
     last_phys: int = -1
     oldest_phys: int = 0
     """Where the broker's log begins."""
+    oldest_file: Path | None = None
     kept_from: int = 0
     """Offset of the first record that is not in the broker's oldest file."""
     margin: int = 0
@@ -98,12 +100,16 @@ class BrokerViews:
         """Whether the broker has ``offset`` now: what it read before, it read from there on without a hole."""
         place = _place(command)
         known = self._known.get(place)
+        is_known = known is not None and known.queue is not None and offset >= known.queue.min_offset
+        if known is not None and is_known and known.oldest_file is not None and known.oldest_file.exists():
+            return True  # nothing was deleted since the files were listed
         self._oldest = None
         if self.files is not None:
             self.files.expire()
-        if known is None or known.oldest_phys != await self._oldest_phys(command, upstream):
+        if known is None or not is_known or known.oldest_phys != await self._oldest_phys(command, upstream):
             known = await self._learn(place, command, upstream, known)
-        return known.queue is None or offset >= known.queue.min_offset
+        # Deletions are going on: of the file that is next it may have let go already.
+        return known.queue is None or offset >= max(known.queue.min_offset, known.kept_from)
 
     async def residency(
         self, topic: str, queue_id: int, offset: int, count: int, max_bytes: int
@@ -228,14 +234,15 @@ def _looked_up(files: HotReader, topic: str, queue_id: int, now_s: float, earlie
     low, high = view.queue.min_offset, view.queue.max_offset
     first = view if low == 0 else files.look(topic, queue_id, low)
     last = files.look(topic, queue_id, high - 1)
+    file = files.oldest_file()
     if earlier is not None and earlier.oldest_phys == oldest and earlier.kept_from:
         kept_from = earlier.kept_from
     else:
-        file = files.oldest_file()
         kept_from = files.offset_from(topic, queue_id, file.end_phys) if file is not None else low
         if kept_from >= high:
             kept_from = low  # its newest file: a broker keeps that one
-    return _Known(view.side, now_s, now_s, view.queue, first.phys, last.phys, oldest, kept_from)
+    path = file.path if file is not None and file.begin_phys == oldest else None
+    return _Known(view.side, now_s, now_s, view.queue, first.phys, last.phys, oldest, path, kept_from)
 
 
 def _view(known: _Known, offset: int) -> LocalView:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fetcher.policy_line import PolicyLine
 from fetcher.query_policy import earliest_time
@@ -36,8 +36,17 @@ from tiered.formats import fastjson
 from tiered.remoting.command import RemotingCommand
 
 ANSWER_S = 10.0
+SEARCHES_MAX = 3
 TIMES_MAX = 64
 """Messages looked up for one group's statistics: each may cost a request to the object store."""
+
+
+class _First(NamedTuple):
+    """The store time of the broker's first message of a queue; -1 without any, or where it is not told."""
+
+    stored_ms: int = -1
+    is_away: bool = False
+    is_refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,39 +117,53 @@ class MergedOffsets:
 
     async def search(self, request: Request, upstream: Upstream) -> Response:
         """SEARCH_OFFSET_BY_TIMESTAMP."""
-        situation = await self._situation(request.command, upstream)
-        archived, local = situation.archived, situation.local
-        if archived is None or _begins_earlier(local, archived):
-            return relayed(await upstream.call(request.command, ANSWER_S))
-        time_ms = request.number("timestamp")
+        for _ in range(SEARCHES_MAX):
+            situation = await self._situation(request.command, upstream)
+            archived = situation.archived
+            if archived is None or _begins_earlier(situation.local, archived):
+                return relayed(await upstream.call(request.command, ANSWER_S))
+            before = await self._broker_first(request.command, upstream)
+            found = await self._searched(request, upstream, situation, before)
+            if found is not None:
+                return found
+            answer = relayed(await upstream.call(request.command, ANSWER_S))
+            if before == await self._broker_first(request.command, upstream):
+                return answer
+            # Deleted meanwhile: what it answered may be only the first that was left.
+        raise UnavailableError("the broker deletes faster than it can be asked")
+
+    async def _searched(
+        self, request: Request, upstream: Upstream, situation: Situation, first: _First
+    ) -> Response | None:
+        """The answer where the archive knows it; None: the broker does."""
+        archived, time_ms = situation.archived, request.number("timestamp")
         is_upper = request.text("boundaryType", "LOWER").upper() == "UPPER"
-        first_ms = await self._broker_first_ms(request.command, upstream)
+        if is_upper and first.is_refused:
+            return None
+        if is_upper and first.is_away:
+            raise UnavailableError("the broker is away: it may have a later message")
         # Of messages stored in the same millisecond as the broker's first one, earlier ones may be archived.
-        is_older = (
-            first_ms is None or first_ms < 0 or (time_ms < first_ms if is_upper else time_ms <= first_ms)
-        )
-        if not is_older:
-            return relayed(await upstream.call(request.command, ANSWER_S))
+        is_older = time_ms < first.stored_ms if is_upper else time_ms <= first.stored_ms
+        if archived is None or (first.stored_ms >= 0 and not is_older):
+            return None
         found = await self._archive.offset_by_time(
             request.text("topic"), request.number("queueId"), time_ms, upper=is_upper
         )
-        if is_upper and first_ms is None:
-            raise UnavailableError("the broker is away: it may have a later message")
         if not is_upper and found >= archived.max_offset:
             answer = await upstream.call(request.command, ANSWER_S)
             told = _number(answer, "offset")
             if told is None:
                 return relayed(answer)
-            found = lower_by_time(found, archived, told, local)
+            found = lower_by_time(found, archived, told, situation.local)
         return Response(ext={"offset": str(found)})
 
-    async def _broker_first_ms(self, command: RemotingCommand, upstream: Upstream) -> int | None:
-        """Store time of the broker's first message of the queue, -1 without any; None while it is away."""
+    async def _broker_first(self, command: RemotingCommand, upstream: Upstream) -> _First:
         asked = replace(command, code=int(RequestCode.GET_EARLIEST_MSG_STORETIME))
         try:
-            return _number(await upstream.call(asked, ANSWER_S), "timestamp")
+            told = _number(await upstream.call(asked, ANSWER_S), "timestamp")
         except UnavailableError:
-            return None
+            return _First(is_away=True)
+        return _First(is_refused=True) if told is None else _First(told)
 
     async def topic_stats(self, request: Request, upstream: Upstream) -> Response:
         """GET_TOPIC_STATS_INFO."""

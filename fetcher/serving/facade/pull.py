@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from fetcher.policy_line import Outcome, PolicyLine
+from fetcher.policy_line import Outcome, Plan, PolicyLine
 from fetcher.read_policy import Source
 from fetcher.serving.archive_side import Bounds
 from fetcher.serving.codes import RequestCode, ResponseCode
@@ -55,21 +55,20 @@ class FacadePulls:
         if offset < 0:
             return relayed(await sides.asked_broker())
         ends_s = self._context.now_s() + self._hold_s(request, flags)
-        plan = await self._line.plan(sides, topic, queue_id, offset)
-        sides.is_joined = plan.is_joined or plan.situation.is_archive_behind
+        plan = await self._planned(sides, topic, queue_id, offset)
         if plan.source is not Source.LOCAL:
             await sides.commit()
         is_pull_api = bool(flags & SUBSCRIPTION)
         try:
             outcome = await self._line.follow(sides, plan)
             while (
-                response := self._response(outcome, is_pull_api=is_pull_api, is_joined=plan.is_joined)
+                response := self._response(outcome, is_pull_api=is_pull_api, is_joined=sides.is_joined)
             ) is None:
                 left_s = ends_s - self._context.now_s()
                 if left_s <= 0:
                     break
                 await self._context.archive.changed(min(left_s, LOOK_AGAIN_S))
-                plan = await self._line.plan(sides, topic, queue_id, offset)
+                plan = await self._planned(sides, topic, queue_id, offset)
                 if plan.source is Source.LOCAL:
                     break  # asked again, the client commits what is true then
                 sides.may_relay = False
@@ -79,6 +78,11 @@ class FacadePulls:
         except UsageError as error:
             return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
         return response if response is not None else self._ask_again(offset, outcome)
+
+    async def _planned(self, sides: PullSides, topic: str, queue_id: int, offset: int) -> Plan:
+        plan = await self._line.plan(sides, topic, queue_id, offset)
+        sides.is_joined = plan.is_joined or plan.situation.is_archive_behind
+        return plan
 
     def _hold_s(self, request: Request, flags: int) -> float:
         if not flags & SUSPEND:

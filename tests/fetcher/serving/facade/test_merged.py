@@ -119,6 +119,26 @@ def test_a_time_in_what_is_still_on_its_way_is_the_archives_end(tmp_path: Path) 
     run(tmp_path, story)
 
 
+@WAYS
+def test_a_broker_that_deletes_while_it_searches_is_asked_again(tmp_path: Path, with_files: bool) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(100)
+        probe = stored_ms_of(scene.store.records["t", 0][230])
+        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe) == 228
+
+        def delete(command: RemotingCommand) -> None:
+            if command.code == R.SEARCH_OFFSET_BY_TIMESTAMP:
+                scene.expire(290)
+
+        scene.broker.before = delete
+        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe) == 228
+        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe, boundaryType="UPPER") == 230
+        scene.broker.refuses[R.GET_EARLIEST_MSG_STORETIME] = (16, "no permission")
+        assert await offset(scene, R.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=probe) == 228
+
+    run(tmp_path, story, with_files=with_files)
+
+
 def stats(**row: object) -> bytes:
     key = '{"brokerName":"fx-a","queueId":0,"topic":"t"}'
     return f'{{"offsetTable":{{{key}:{json.dumps(row)}}},"consumeTps":1.5}}'.encode()

@@ -162,6 +162,20 @@ def test_a_queue_on_its_way_into_the_archive_is_held_and_one_never_archived_is_t
     run(tmp_path, story, with_files=False)
 
 
+def test_a_hole_is_seen_also_where_nothing_of_the_queue_is_archived_yet(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        for number in range(30):
+            scene.store.put("late", 0, b"%d" % number)
+        scene.expire(399)
+        scene.forget()
+        scene.broker.lost["late", 0] = 12
+        response = await scene.pull(5, topic="late")
+        assert (response.code, response.ext["nextBeginOffset"]) == (20, "5")
+        assert scene.numbers(await scene.pull(12, topic="late", count=3), "late") == [12, 13, 14]
+
+    run(tmp_path, story)
+
+
 def test_an_operators_reset_reaches_the_client(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.broker.refuses[11] = (21, "OFFSET_RESET")
@@ -214,6 +228,19 @@ def test_filtered_messages_deleted_between_decision_and_relay_are_not_skipped(
         assert scene.line.counters.fallbacks == {"local OFFSET_TOO_SMALL": 1}
 
     run(tmp_path, story, with_files=with_files, tags=True)
+
+
+def test_proving_that_nothing_was_deleted_lists_no_directory(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.subscriptions.known = Subscription("t", "a")
+        scene.broker.tag = "a"
+        assert scene.hot is not None
+        await scene.pull(250, count=2)
+        scene.hot.expire = lambda: pytest.fail("listed")  # type: ignore[method-assign]
+        assert scene.numbers(await scene.pull(254, count=2)) == [254, 256]
+        assert scene.views.counters.by_files == 1
+
+    run(tmp_path, story, tags=True)
 
 
 def test_a_hole_in_the_middle_of_an_answer_ends_it(tmp_path: Path) -> None:
