@@ -116,7 +116,7 @@ class GroupLog:
         if is_held and age_ms < lease_ms and not take_over:
             raise FencedError(
                 f"consumer groups of this archive are served by {found.owner_name}, seen {age_ms // 1000} s ago",
-                hint="stop it, or give --take-over",
+                hint="go through it (tiered replay --serve), stop it, or give tiered serve --take-over-groups",
             )
         self.write(found.offsets)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from fetcher.serving.retry_queue import RetryLimits, RetryQueues
 from fetcher.serving.served_archive import ServedArchive
 from fetcher.serving.service import ServingService
 from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
+from sidecar.group_owner import is_gone, own_name
 from sidecar.logs import log_json
 from tiered.errors import UsageError
 from tiered.settings.sections import Settings
@@ -51,10 +51,10 @@ def execute(options: argparse.Namespace) -> int:
 async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) -> None:
     archive = ServedArchive(access)
     await archive.load()
-    log = GroupLog(access.store, _own_name(), _now_ms, is_gone=_is_gone)
+    log = GroupLog(access.store, own_name(), _now_ms, is_gone=is_gone)
     offsets = GroupOffsets(log, lease_ms=settings.serve.lease_ms, take_over=take_over)
     limits = RetryLimits(settings.serve.retry_bytes_max, settings.serve.dead_letter_keep_ms)
-    retries = RetryQueues(RetryLog(access.store, _own_name()), offsets, limits, _now_ms)
+    retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, _now_ms)
     service = ServingService(archive, offsets, retries, settings.serve)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -80,21 +80,3 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _own_name() -> str:
-    return f"{os.uname().nodename}:{os.getpid()}"
-
-
-def _is_gone(owner_name: str) -> bool:
-    """Whether it was a process of this machine that does not run any more: no need to wait for its lease."""
-    host, _, pid = owner_name.rpartition(":")
-    if host != os.uname().nodename or not pid.isdecimal():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
