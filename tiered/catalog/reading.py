@@ -70,10 +70,16 @@ def refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
 
 
 def replay(store: ObjectStore, state: CatalogState, version: int) -> CatalogState:
-    """``state`` moved on to ``version``, which must exist."""
+    """``state`` moved on to ``version``, which must exist: commits are never removed, so one that is not there is a
+    CorruptionError."""
     versions = range(state.version + 1, version + 1)
-    for commit in _commits(store, versions):
-        state = follow(store, state, commit)
+    try:
+        for commit in _commits(store, versions):
+            state = follow(store, state, commit)
+    except NotFoundError as error:
+        raise CorruptionError(
+            f"the chain of commits to version {version} is broken: {error.message}"
+        ) from error
     return state
 
 
