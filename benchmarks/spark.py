@@ -10,27 +10,39 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
 import pipeline
-from benchmarks.machine import busy_core_s, others_cores, process_core_s
+from benchmarks.machine import busy_core_s, others_cores
+from benchmarks.spark_processes import WorkerWatch, all_core_s, jvm_core_s
+from benchmarks.spark_range import BROKER, CLUSTER, Archived, range_bytes
+from benchmarks.spark_report import (
+    BODIES,
+    FULL,
+    HEADER_ONLY,
+    NOTHING,
+    ONE_PERCENT,
+    OWN_COLUMNS,
+    OWN_RECORDS,
+    RANGE_BYTES,
+    Row,
+    print_profile,
+    targets,
+)
 from benchmarks.stores import StoreProfile, ensure_store
 from pipeline.archive_plan import pinned_versions, plan
-from pipeline.archive_scan import ArchiveScanner
 from pipeline.columns import chosen
 from pipeline.partition_reader import read_partition
-from pipeline.predicate import Allowed, Predicate
+from pipeline.predicate import Predicate
 from pipeline.source_options import parse_options
 from pipeline.spark_types import schema_of
 from tiered.broker_store.store import open_broker_store
@@ -42,7 +54,6 @@ from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import OffloadSettings
 from uploader.bound_source import no_word
 from uploader.offload import Offloader, OffloadIdentity
@@ -51,44 +62,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CORES = 2
-CLUSTER, BROKER = "BenchCluster", "bench-a"
-PROFILES = (StoreProfile("small", 10_000_000, 100, 4, 4), StoreProfile("1k", 2_000_000, 1024, 4, 4))
+PROFILES = (StoreProfile("small", 10_000_000, 100, 4, 4), StoreProfile("1k", 1_000_000, 1024, 4, 4))
 HEADERS = ["queueId", "queueOffset", "storeTimestamp"]
+BODY_COLUMNS = ["topic", "queueId", "queueOffset", "storeTimestamp", "body"]
+"""About what one reads an archive for; our own reader of records hands out no more."""
 OWN_READ_ROWS, OWN_READ_BYTES = 16_384, 8 << 20
-SAMPLE_S = 0.05
-
-FULL_SHARE_MIN = 0.50
-HEADER_ROWS_PER_S_MIN = 1_000_000
-RANGE_TIME_SHARE_MAX = 0.05
-RANGE_BYTES_FACTOR_MAX = 1.2
-WORKER_BYTES_MAX = 512 << 20
-OWN_RECORDS, OWN_COLUMNS = "own reader, records", "own reader, the same columns"
-FULL, HEADER_ONLY, ONE_PERCENT, NOTHING = (
-    "full scan",
-    "header-only scan",
-    "1 % of the time",
-    "no row: a job's start",
-)
-RANGE_BYTES = "bytes of 1 %"
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Archived:
-    """One archived profile."""
-
-    profile: StoreProfile
-    root: Path
-    messages: int
-    raw_bytes: int
-    stored_bytes: int
-    first_ms: int
-    last_ms: int
-
-    @property
-    def url(self) -> str:
-        """Where it is."""
-        return f"file://{self.root}"
 
 
 def main() -> int:
@@ -99,24 +77,30 @@ def main() -> int:
     rows: list[Row] = []
     try:
         for profile in PROFILES:
-            if options.profile in (None, profile.name):
-                archived = _archived(options.dir, profile.scaled(options.scale))
-                rows += _measured(spark, archived, options.dir, options.runs)
+            messages = {"small": options.small, "1k": options.kib}[profile.name]
+            if messages:
+                archived = _archived(options.dir, replace(profile, messages=messages))
+                mine = _measured(spark, archived, options.dir, options.runs)
+                print_profile(mine)
+                rows += mine + targets(mine)
     finally:
         spark.stop()
     if options.out is not None:
         options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return _report(rows)
+    return 0 if all(row.get("met", True) for row in rows) else 1
 
 
 def _arguments() -> argparse.Namespace:
+    small, kib = (profile.messages for profile in PROFILES)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--dir", type=Path, default=Path("/tmp/tiered-bench-spark"), help="stores and archives"
     )
-    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the messages")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--profile", choices=[profile.name for profile in PROFILES])
+    parser.add_argument(
+        "--small", type=int, default=small, metavar="N", help="messages of 100 bytes; 0: none"
+    )
+    parser.add_argument("--kib", type=int, default=kib, metavar="N", help="messages of 1 KiB; 0: none")
+    parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="results, JSON lines")
     return parser.parse_args()
 
@@ -165,6 +149,7 @@ def _archived(directory: Path, profile: StoreProfile) -> Archived:
 def _measured(spark: SparkSession, archived: Archived, directory: Path, runs: int) -> list[Row]:
     whole = pipeline.read(spark, archived.url)
     headers = pipeline.read(spark, archived.url, columns=HEADERS)
+    bodies = pipeline.read(spark, archived.url, columns=BODY_COLUMNS)
     begin, end = _one_percent(archived)
     few = pipeline.read(spark, archived.url, pushFilters="true").where(
         f"storeTimestamp >= {begin} and storeTimestamp < {end}"
@@ -180,6 +165,7 @@ def _measured(spark: SparkSession, archived: Archived, directory: Path, runs: in
         OWN_RECORDS: lambda: _read_alone(archived),
         OWN_COLUMNS: lambda: _columns_alone(archived),
         FULL: lambda: _drain(whole),
+        BODIES: lambda: _drain(bodies),
         HEADER_ONLY: lambda: _drain(headers),
         ONE_PERCENT: lambda: _drain(few),
         NOTHING: lambda: _drain(none),
@@ -189,7 +175,7 @@ def _measured(spark: SparkSession, archived: Archived, directory: Path, runs: in
     rows = [row for what, action in work.items() for row in _timed(archived, what, action, runs)]
     return [
         *rows,
-        {"profile": archived.profile.name, "what": RANGE_BYTES, **_range_bytes(archived, begin, end)},
+        {"profile": archived.profile.name, "what": RANGE_BYTES, **range_bytes(archived, begin, end)},
     ]
 
 
@@ -197,16 +183,17 @@ def _timed(archived: Archived, what: str, action: Callable[[], None], runs: int)
     action()  # kernels, JIT, page cache
     rows = []
     for run in range(runs):
-        watch = _WorkerWatch()
+        watch = WorkerWatch()
         watch.start()
-        busy, own, started = busy_core_s(), _own_core_s(), time.perf_counter()
+        busy, own, jvm, started = busy_core_s(), all_core_s(), jvm_core_s(), time.perf_counter()
         action()
-        wall_s, core_s = time.perf_counter() - started, _own_core_s() - own
+        wall_s, core_s, jvm_s = time.perf_counter() - started, all_core_s() - own, jvm_core_s() - jvm
         others = others_cores(busy, core_s, wall_s)
         watch.stop()
         rows.append({
             "profile": archived.profile.name, "what": what, "run": run, "wall_s": round(wall_s, 3),
-            "core_s": round(core_s, 3), "others_cores": others, "messages": archived.messages,
+            "core_s": round(core_s, 3), "jvm_core_s": round(jvm_s, 3), "others_cores": others,
+            "messages": archived.messages,
             "raw_bytes": archived.raw_bytes, "stored_bytes": archived.stored_bytes,
             "worker_peak_bytes": watch.peak_bytes,
         })  # fmt: skip
@@ -250,149 +237,6 @@ def _one_percent(archived: Archived) -> tuple[int, int]:
     span = archived.last_ms + 1 - archived.first_ms
     begin = archived.first_ms + span // 2
     return begin, begin + max(span // 100, 1)
-
-
-class _CountingStore:
-    """Counts the bytes of ranged reads."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-        self.url = store.url
-        self.read_bytes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """As the store's, counted."""
-        self.read_bytes += length
-        return self._store.get_range(key, offset, length)
-
-
-def _range_bytes(archived: Archived, begin: int, end: int) -> Row:
-    """Bytes a scan of the range reads, beside those of the blocks that hold its messages and of the messages."""
-    options = parse_options({"path": archived.url})
-    predicate = Predicate({"storeTimestamp": Allowed(begin, end - 1)})
-    store = _CountingStore(PrefixedStore(FileStore(archived.root), archive_prefix(CLUSTER, BROKER)))
-    scanner = ArchiveScanner(
-        store,
-        predicate,
-        with_records=True,
-        window_bytes=options.batch_bytes,
-        on_corrupt=_never,  # type: ignore[arg-type]
-    )
-    parts = plan(options, pinned_versions(options), predicate, is_header_only=False)
-    message_bytes = sum(int(chunk.size.sum()) for part in parts for chunk in scanner.chunks(part))
-    tails = {(ref.key, ref.tail_bytes) for part in parts for ref in part.objects}
-    return {
-        "read_bytes": store.read_bytes,
-        "block_bytes": store.read_bytes - sum(size for _, size in tails),
-        "message_bytes": round(message_bytes * archived.stored_bytes / archived.raw_bytes),
-    }
-
-
-def _never(place: object) -> None:
-    raise AssertionError(f"damage in a benchmark's archive: {place}")
-
-
-class _WorkerWatch(threading.Thread):
-    """Largest VmHWM of any Python worker below this process, since it began (workers outlive a run)."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._finished = threading.Event()
-        self.peak_bytes = 0
-
-    def run(self) -> None:
-        while not self._finished.wait(SAMPLE_S):
-            for pid in _descendants(os.getpid()):
-                self.peak_bytes = max(self.peak_bytes, _worker_bytes(pid))
-
-    def stop(self) -> None:
-        self._finished.set()
-        self.join()
-
-
-def _descendants(pid: int) -> list[int]:
-    children = []
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children += [int(child) for child in tasks.read_text().split()]
-        except OSError:
-            continue
-    return children + [below for child in children for below in _descendants(child)]
-
-
-def _own_core_s() -> float:
-    """CPU seconds of this process, the JVM and all workers that live."""
-    own = os.getpid()
-    return sum(map(process_core_s, (own, *_descendants(own))))
-
-
-def _worker_bytes(pid: int) -> int:
-    try:
-        if b"pyspark.daemon" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return 0
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    peaks = [line for line in status.splitlines() if line.startswith("VmHWM:")]
-    return int(peaks[0].split()[1]) * 1024 if peaks else 0
-
-
-# -- what it means --------------------------------------------------------------------------------------------
-
-
-def _report(rows: list[Row]) -> int:
-    missed = 0
-    for profile in dict.fromkeys(row["profile"] for row in rows):
-        mine = [row for row in rows if row["profile"] == profile]
-        missed += _report_profile(profile, mine)
-    return 1 if missed else 0
-
-
-def _report_profile(profile: str, rows: list[Row]) -> int:
-    timed = [row for row in rows if "wall_s" in row]
-    messages, raw_bytes, stored_bytes = (timed[0][name] for name in ("messages", "raw_bytes", "stored_bytes"))
-    print(f"\n{profile}: {messages:,} messages, {raw_bytes / 1e9:.2f} GB, stored {stored_bytes / 1e9:.2f} GB")
-    print(
-        f"  {'':29}{'s':>8}{'core s':>8}{'rows/s':>12}{'MB/s':>7}{'MB/core s':>10}{'others':>7}{'worker MiB':>11}"
-    )
-    walls: dict[str, float] = {}
-    cores: dict[str, float] = {}
-    for what in dict.fromkeys(row["what"] for row in timed):
-        some = [row for row in timed if row["what"] == what]
-        wall_s, core_s = (statistics.median(row[name] for row in some) for name in ("wall_s", "core_s"))
-        walls[what], cores[what] = wall_s, core_s
-        rates = f"{messages / wall_s:12,.0f}{raw_bytes / wall_s / 1e6:7.0f}{raw_bytes / max(core_s, 0.01) / 1e6:10.0f}"
-        others = max(row["others_cores"] for row in some)
-        peak = max(row["worker_peak_bytes"] for row in some) >> 20
-        shown = " " * len(rates) if what in (ONE_PERCENT, NOTHING) else rates
-        print(f"  {what:29}{wall_s:8.2f}{core_s:8.2f}{shown}{others:7.2f}{peak:11}")
-    size = next(row for row in rows if row["what"] == RANGE_BYTES)
-    print(
-        f"  1 % of the time reads {size['read_bytes']:,} bytes: {size['block_bytes']:,} of blocks, the rest footers;"
-    )
-    print(f"  its messages are {size['message_bytes']:,} of them")
-    worker_bytes = max(row["worker_peak_bytes"] for row in timed)
-    range_share = (walls[ONE_PERCENT] - walls[NOTHING]) / walls[FULL]
-    range_factor = size["read_bytes"] / max(size["block_bytes"], 1)
-    checks = [
-        ("full scan per core / own reader, same columns", cores[OWN_COLUMNS] / cores[FULL], FULL_SHARE_MIN, True),
-        ("full scan per core / own reader, records", cores[OWN_RECORDS] / cores[FULL], FULL_SHARE_MIN, True),
-        ("header-only rows/s", messages / walls[HEADER_ONLY], HEADER_ROWS_PER_S_MIN, True),
-        ("(1 % - job start) / full scan", range_share, RANGE_TIME_SHARE_MAX, False),
-        ("bytes read of 1 % / its blocks", range_factor, RANGE_BYTES_FACTOR_MAX, False),
-        ("peak of a Python worker, bytes", worker_bytes, WORKER_BYTES_MAX, False),
-    ]  # fmt: skip
-    missed = 0
-    for name, found, limit, is_floor in checks:
-        good = found >= limit if is_floor else found <= limit
-        missed += not good
-        print(
-            f"  {'ok    ' if good else 'MISSED'} {name}: {found:,.3f} (target {'>=' if is_floor else '<='} {limit:,})"
-        )
-    return missed
 
 
 if __name__ == "__main__":

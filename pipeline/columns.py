@@ -40,6 +40,8 @@ class Column:
     cost: Cost
     meaning: str
     is_default: bool = False
+    is_nullable: bool = True
+    """Whether a message can be without it."""
 
 
 DEFAULT_NAMES = (
@@ -49,6 +51,13 @@ DEFAULT_NAMES = (
 )  # fmt: skip
 
 CORRUPT_RECORD = "_corrupt_record"
+
+NEVER_NULL = frozenset({
+    "cluster", "brokerName", "topic", "queueId", "queueOffset", "commitLogOffset", "storeSize", "storeTimestamp",
+    "tagsCode", "innerNum", "bornTimestamp", "bornHost", "storeHost", "sysFlag", "flag", "reconsumeTimes", "ptOffset",
+    "properties", "bodyCRC", "bodyCrcOk", "recCrc32", "offsetMsgId", "magic",
+})  # fmt: skip
+"""What every message has. Spark asks for each value of any other column whether it is null, twice."""
 
 _COSTS = {
     "cluster": Cost.CATALOG, "brokerName": Cost.CATALOG, "topic": Cost.CATALOG, "generation": Cost.CATALOG,
@@ -73,7 +82,9 @@ INNER = "array<struct>"
 def _column(field: Field) -> Column:
     spark_type = INNER if field.name == "inner" else SPARK_TYPES[field.kind]
     cost = _COSTS.get(field.name, Cost.RECORD)
-    return Column(field.name, spark_type, cost, field.meaning, field.name in DEFAULT_NAMES)
+    return Column(
+        field.name, spark_type, cost, field.meaning, field.name in DEFAULT_NAMES, field.name not in NEVER_NULL
+    )
 
 
 COLUMNS: dict[str, Column] = {

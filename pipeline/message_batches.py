@@ -46,19 +46,23 @@ class BatchBuilder:
         self.cost = cost_of(columns)
 
     def batches(self, chunk: RowChunk) -> Iterator[pa.RecordBatch]:
-        """The rows of ``chunk``, in pieces of about ``batch_bytes``."""
+        """The rows of ``chunk``, in pieces of about ``batch_bytes``: what is made of one stays in a core's cache."""
         if len(chunk) == 0:
             return
         if self.cost <= Cost.FOOTER:
-            yield self._batch(chunk, None, None, 0)
+            yield self._batch(chunk, None, None)
             return
+        for begin, end in _pieces(chunk.size, self._batch_bytes):
+            yield from self._record_batches(_rows(chunk, begin, end))
+
+    def _record_batches(self, chunk: RowChunk) -> Iterator[pa.RecordBatch]:
+        """One batch, or several where decompressing bodies makes it too large."""
         fields = record_fields(
             chunk.data, chunk.starts, chunk.size, properties=bool(self._names & _PROPERTY_COLUMNS)
         )
         chunk, fields = self._believed(chunk, fields)
         if self.cost == Cost.RECORD:
-            for begin, end in _pieces(chunk.size, self._batch_bytes):
-                yield self._batch(_rows(chunk, begin, end), _part(fields, begin, end), None, begin)
+            yield self._batch(chunk, fields, None)
             return
         bodies = BodyReader(chunk, fields, self._batch_bytes)
         begin = 0
@@ -66,7 +70,7 @@ class BatchBuilder:
             piece = bodies.take(begin)
             for row, message in piece.failures:
                 self._on_corrupt(_place(chunk, row, message))
-            yield self._batch(_rows(chunk, begin, piece.end), _part(fields, begin, piece.end), piece, begin)
+            yield self._batch(_rows(chunk, begin, piece.end), _part(fields, begin, piece.end), piece)
             begin = piece.end
 
     def corrupt_batch(self, place: CorruptPlace) -> pa.RecordBatch:
@@ -89,9 +93,7 @@ class BatchBuilder:
         index = np.flatnonzero(good)
         return chunk.taken(index), RecordFields(np.ascontiguousarray(fields.numbers[:, index]))
 
-    def _batch(
-        self, chunk: RowChunk, fields: RecordFields | None, bodies: Bodies | None, begin: int
-    ) -> pa.RecordBatch:
+    def _batch(self, chunk: RowChunk, fields: RecordFields | None, bodies: Bodies | None) -> pa.RecordBatch:
         columns = _Columns(chunk, fields, bodies)
         arrays = [columns.array(field) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

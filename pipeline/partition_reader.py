@@ -20,6 +20,7 @@ from pipeline.predicate import Predicate
 from pipeline.row_chunk import CorruptPlace, RowChunk
 from pipeline.source_options import Mode, SourceOptions
 from pipeline.store_scan import LogRange, StoreScanner
+from pipeline.worker_memory import keep_freed_memory
 from tiered.errors import CorruptionError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.prefixed import PrefixedStore
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
-_settled = False
+_begun = _settled = False
 
 
 def read_in_worker(
@@ -40,11 +40,14 @@ def read_in_worker(
     columns: list[Column],
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """``read_partition`` in a Spark worker, which collects all garbage after every task.
+    """``read_partition`` in a Spark worker, a process that does nothing else and collects all garbage after every task.
 
     After the first one what libraries and kernels keep is left out of that: it took longer than a small partition.
     """
-    global _settled  # noqa: PLW0603 - of the process
+    global _begun, _settled  # noqa: PLW0603 - of the process
+    if not _begun:
+        keep_freed_memory()
+        _begun = True
     yield from read_partition(part, options, predicate, columns, schema)
     if not _settled:
         gc.collect()
@@ -77,7 +80,7 @@ def _chunks(
     with_records: bool,
 ) -> Iterator[RowChunk]:
     if isinstance(part, LogRange):
-        log = StoreScanner(options, predicate, window_bytes=options.batch_bytes, on_corrupt=damage)
+        log = StoreScanner(options, predicate, window_bytes=options.window_bytes, on_corrupt=damage)
         yield from log.chunks(part)
         return
     with opened(options) as store:
@@ -85,7 +88,7 @@ def _chunks(
             PrefixedStore(store, archive_prefix(part.archive.cluster, part.archive.broker)),
             predicate,
             with_records=with_records,
-            window_bytes=options.batch_bytes,
+            window_bytes=options.window_bytes,
             on_corrupt=damage,
         )
         yield from scanner.chunks(part)

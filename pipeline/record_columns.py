@@ -94,7 +94,10 @@ def host_strings(data: NDArray[np.uint8], fields: RecordFields, at: Number) -> p
     begins, lengths = fields[at], fields[Number(at + 1)]
     offsets, stored = copied(data, begins, lengths)
     if (lengths == _IPV4_HOST_BYTES).all():
-        hosts, index = np.unique(stored.view("<u8"), return_inverse=True)
+        words = stored.view("<u8")
+        if len(words) and (words == words[0]).all():  # storeHost always is
+            return pa.repeat(pa.scalar(host_text(words[:1].tobytes())), len(words))
+        hosts, index = np.unique(words, return_inverse=True)
         names = [host_text(host.tobytes()) for host in hosts]
     else:
         known: dict[bytes, int] = {}

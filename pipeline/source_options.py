@@ -19,6 +19,8 @@ E = TypeVar("E", bound=Enum)
 
 SOURCE_NAME = "rocketmq-tiered"
 MIB = 1 << 20
+WINDOW_BYTES_MIN = 8 * MIB
+"""Smaller requests cost more than they carry."""
 
 
 class Mode(Enum):
@@ -69,7 +71,7 @@ class SourceOptions:
     mode: Mode = Mode.FAILFAST
     partition_bytes: int = 64 * MIB
     """Message bytes of a partition, before compression, about."""
-    batch_bytes: int = 8 * MIB
+    batch_bytes: int = 2 * MIB
     """Message bytes of an Arrow batch, about; a single larger message is still read."""
     broker_conf: str | None = None
     """broker.conf of a store directory whose commitlog is elsewhere."""
@@ -86,6 +88,11 @@ class SourceOptions:
     def wants(self, topic: str) -> bool:
         """Whether messages of ``topic`` are read."""
         return not self.topics or any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.topics)
+
+    @property
+    def window_bytes(self) -> int:
+        """Message bytes that one request asks for, before compression, about."""
+        return max(self.batch_bytes, WINDOW_BYTES_MIN)
 
     def store_options(self) -> StoreOptions:
         """How the object store is opened."""

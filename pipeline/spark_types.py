@@ -15,13 +15,13 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pipeline.columns import INNER, SPARK_TYPES, Column, chosen
+from pipeline.columns import CORRUPT_RECORD, INNER, SPARK_TYPES, Column, chosen
 from tiered.errors import UsageError
 from tiered.formats.fields import INNER_FIELD_TABLE
 
 _TYPES: dict[str, DataType] = {
     "string": StringType(), "int": IntegerType(), "bigint": LongType(), "boolean": BooleanType(),
-    "binary": BinaryType(), "map<string,string>": MapType(StringType(), StringType()),
+    "binary": BinaryType(), "map<string,string>": MapType(StringType(), StringType(), valueContainsNull=False),
 }  # fmt: skip
 _TYPES[INNER] = ArrayType(
     StructType([StructField(item.name, _TYPES[SPARK_TYPES[item.kind]]) for item in INNER_FIELD_TABLE])
@@ -29,18 +29,26 @@ _TYPES[INNER] = ArrayType(
 
 
 def schema_of(columns: list[Column]) -> StructType:
-    """The schema of these columns."""
-    return StructType([StructField(column.name, _TYPES[column.spark_type]) for column in columns])
+    """The schema of these columns. With rows that report damage, which have nulls everywhere, all may be null."""
+    reports = any(column.name == CORRUPT_RECORD for column in columns)
+    return StructType(
+        [
+            StructField(column.name, _TYPES[column.spark_type], nullable=column.is_nullable or reports)
+            for column in columns
+        ]
+    )
 
 
 def columns_of(schema: StructType) -> list[Column]:
     """The columns of a schema. Raises UsageError for an unknown name, or a type that is not the column's."""
     columns = chosen(schema.fieldNames()) if schema.fieldNames() else []
-    for field, column in zip(schema.fields, columns, strict=True):
-        if field.dataType != _TYPES[column.spark_type]:
-            wanted = _TYPES[column.spark_type].simpleString()
+    for field, column, own in zip(schema.fields, columns, schema_of(columns), strict=True):
+        wanted = _TYPES[column.spark_type].simpleString()
+        if field.dataType.simpleString() != wanted:
             raise UsageError(
                 f"column {column.name} is {wanted}, not {field.dataType.simpleString()}",
                 hint="cast it afterwards",
             )
+        if own.nullable and not field.nullable:
+            raise UsageError(f"column {column.name} can be null", hint="leave NOT NULL out of the schema")
     return columns

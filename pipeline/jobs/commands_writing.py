@@ -11,7 +11,8 @@ import orjson
 
 from pipeline.jobs.arguments import add_source, add_spark, add_topics, session_of, settings_of, source_of
 from pipeline.jobs.export import DELTA, DELTA_CONF, FORMATS, PARQUET, export
-from pipeline.jobs.offload import OffloadOptions, StoreReport, StoreToOffload, offload
+from pipeline.jobs.offload import offload
+from pipeline.jobs.offload_options import OffloadOptions, StoreReport, StoreToOffload
 from pipeline.jobs.output import Progress, duration_text, print_json, print_line, size_text
 from tiered.errors import UsageError
 from tiered.object_store.options import StoreOptions

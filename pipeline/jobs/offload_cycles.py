@@ -13,29 +13,20 @@ import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import replace
 
 from pipeline.jobs.offload_tails import moves_of
+from pipeline.jobs.offload_tasks import LogPart, PutCycle, PutTask, Scan, ScannedCycle, ScanTask, StoreSource
 from pipeline.jobs.tasks import attempt_number
-from tiered.broker_store.conf import BrokerConf, read_broker_conf
-from tiered.broker_store.store import BrokerStore, open_broker_store
-from tiered.catalog.commit import CommitDraft
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import NO_CHECK
 from tiered.errors import CorruptionError, UnavailableError
-from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec, EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
 from tiered.kernels.queue_table import QueueTable
-from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
+from tiered.model.queue import SCHEDULE_TOPIC
 from tiered.model.tables import GapReason
-from tiered.object_store.options import StoreOptions
-from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
 from tiered.settings.sections import OffloadSettings
 from uploader.attempts import AttemptPolicy, Stop, after_failure, attempt_timeout_ms
 from uploader.bound_source import BoundSource, no_word
@@ -43,8 +34,8 @@ from uploader.cycle_draft import CycleRange, cycle_draft, gap_reason, object_key
 from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.double_buffer import DoubleBuffer
-from uploader.log_batch import DamagedRange, LogBatch, LogBatchPool
-from uploader.log_feed import FeedBound, LogFeed
+from uploader.log_batch import LogBatch, LogBatchPool
+from uploader.log_feed import LogFeed
 from uploader.queue_tails import QueueTails
 
 logger = logging.getLogger(__name__)
@@ -53,125 +44,6 @@ ARENA_SLACK = 0.25
 """Room beyond batch_bytes for the record that fills a cycle."""
 ATTEMPTS_MAX = 30
 """Attempts at one cycle before its task fails, and Spark decides."""
-
-QueueNames = list[tuple[str, int]]
-
-
-@dataclass(frozen=True)
-class StoreSource:
-    """A broker's store directory, as every worker sees it, and whose archive it becomes."""
-
-    path: str
-    cluster: str
-    broker: str
-    conf_path: str = ""
-    topics: TopicFilter = field(default_factory=TopicFilter)
-
-    def conf(self) -> BrokerConf | None:
-        """The broker's configuration, if there is one."""
-        return read_broker_conf(Path(self.conf_path)) if self.conf_path else None
-
-    def open(self) -> BrokerStore:
-        """Open it for reading. Raises what open_broker_store raises."""
-        return open_broker_store(Path(self.path), conf=self.conf())
-
-
-@dataclass(frozen=True)
-class ArchiveTarget:
-    """Where the archives are, and how the object store is opened."""
-
-    url: str
-    options: StoreOptions = field(default_factory=StoreOptions)
-
-    @contextmanager
-    def open(self, cluster: str, broker: str) -> Iterator[ObjectStore]:
-        """The archive of one broker name."""
-        root = open_store(self.url, self.options)
-        try:
-            yield PrefixedStore(root, archive_prefix(cluster, broker))
-        finally:
-            root.close()
-
-
-@dataclass(frozen=True)
-class LogPart:
-    """Physical offsets [from_phys, to_phys); below ``proven_phys`` every record must be valid."""
-
-    from_phys: int
-    to_phys: int
-    proven_phys: int
-
-    @property
-    def bound(self) -> FeedBound:
-        """What the feed may read."""
-        return FeedBound(self.to_phys, min(self.proven_phys, self.to_phys))
-
-
-@dataclass(frozen=True)
-class ScanTask:
-    """Scan ``part``: whole commitlog files."""
-
-    source: StoreSource
-    settings: OffloadSettings
-    part: LogPart
-
-
-@dataclass(frozen=True)
-class ScannedCycle:
-    """A cycle that ``part`` was cut into. ``ordinals`` index the queues of the scan."""
-
-    part: LogPart
-    rows: int
-    is_damaged: bool
-    is_lost: bool
-    ordinals: NDArray[np.int64]
-    moves: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Scan:
-    """What a part of the log holds: cycles that follow one another from its beginning."""
-
-    queues: QueueNames
-    cycles: list[ScannedCycle]
-    part: LogPart
-
-    @property
-    def end_phys(self) -> int:
-        """Where the last cycle ends; below the end of the part when what is written ends there."""
-        return self.cycles[-1].part.to_phys if self.cycles else self.part.from_phys
-
-
-@dataclass(frozen=True)
-class PutTask:
-    """Make one cycle durable in ``epoch``. ``tails`` (TAIL_FIELDS) are of ``queues``, as they were before it."""
-
-    source: StoreSource
-    settings: OffloadSettings
-    target: ArchiveTarget
-    part: LogPart
-    epoch: int
-    line: int
-    catalog_version: int
-    writer: str
-    queues: QueueNames
-    tails: NDArray[np.int64]
-    rows: int
-    was_damaged: bool
-    was_lost: bool
-
-
-@dataclass(frozen=True)
-class PutCycle:
-    """A durable cycle. ``draft`` lacks the time; its check is NO_CHECK when the cycle holds no bytes."""
-
-    draft: CommitDraft
-    rows: int
-    raw_bytes: int
-    stored_bytes: int
-    abandoned: list[str]
-    damaged: list[DamagedRange]
-    lost: list[tuple[int, int]]
 
 
 # -- scan -----------------------------------------------------------------------------------------------------

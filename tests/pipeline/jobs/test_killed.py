@@ -127,6 +127,28 @@ def test_an_export_killed_on_the_way_holds_every_row_once(real_store: RealStore,
     assert exported(tmp_path / "whole") == rows
 
 
+@pytest.mark.timeout(900)
+def test_export_tasks_that_are_killed_are_repeated_and_no_row_is_twice(
+    real_store: RealStore, tmp_path: Path
+) -> None:
+    backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
+    table = tmp_path / "table"
+    arguments = ("export", f"file://{tmp_path / 'archive'}", f"file://{table}", "--partition-bytes", 1 << 20)
+    process = start(*arguments, master="local[2,8]")
+    killed = 0
+    deadline = time.monotonic() + 240
+    while process.poll() is None and time.monotonic() < deadline:
+        if killed < 4 and len(list(table.rglob("*.parquet"))) > 5 + 10 * killed:
+            killed += kill_workers(process)
+        time.sleep(0.05)
+    assert process.wait(300) == 0
+    assert killed > 0
+    rows = exported(table)
+    assert set(rows.values()) == {1}
+    assert start("export", arguments[1], f"file://{tmp_path / 'whole'}").wait(300) == 0
+    assert exported(tmp_path / "whole") == rows
+
+
 @pytest.mark.integration
 @pytest.mark.timeout(900)
 def test_a_delta_table_gets_every_row_once_though_the_export_is_killed(

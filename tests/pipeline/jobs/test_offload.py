@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pipeline.jobs.offload import OffloadOptions, StoreReport, StoreToOffload, offload
-from pipeline.jobs.offload_cycles import PutTask, ScanTask
+from pipeline.jobs.offload import offload
+from pipeline.jobs.offload_options import OffloadOptions, StoreReport, StoreToOffload
+from pipeline.jobs.offload_tasks import PutTask, ScanTask
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
 from tests.pipeline.jobs.inline_tasks import InlineTasks

@@ -1,0 +1,234 @@
+"""The archives below one path, followed from version to version: which offsets a stream's next batch has.
+
+Owns catalog states, limits and the slices between two offsets. Does not own Spark's side (stream_reader.py) nor what
+an offset is (stream_offsets.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
+
+from pipeline.archive_plan import archives, opened, slices, wanted_queues
+from pipeline.partitions import ArchiveRef, OffsetRange, Slices
+from pipeline.predicate import Predicate
+from pipeline.source_options import SourceOptions, Starting
+from pipeline.stream_offsets import (
+    ArchiveOffset,
+    Names,
+    StreamOffset,
+    bytes_between,
+    offset_after,
+    share,
+)
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.reading import load, refresh
+from tiered.catalog.state import CatalogState
+from tiered.errors import NotFoundError
+from tiered.flat_file.segment_reader import SegmentReader
+from tiered.formats.keys import archive_prefix
+from tiered.model.queue import QueueKey
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.protocol import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+
+class ArchiveFollower:
+    """The archives below one path, followed from version to version."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._resources = ExitStack()
+        self._root = self._resources.enter_context(opened(options))
+        self._states: dict[Names, CatalogState] = {}
+        self._run_indexes: dict[Names, RunIndex] = {}
+
+    def close(self) -> None:
+        self._resources.close()
+
+    # -- where things are -------------------------------------------------------------------------------------
+
+    def newest_offset(self) -> StreamOffset:
+        """The end of everything archived now."""
+        self._refresh()
+        return {
+            names: ArchiveOffset(
+                state.version,
+                {queue: offsets.end for queue, offsets in wanted_queues(state, self._options).items()},
+            )
+            for names, state in self._states.items()
+        }
+
+    def with_known(self, newest: StreamOffset, start: StreamOffset) -> StreamOffset:
+        """``newest`` with the queues of ``start`` that are hidden by now: what is left of them is still read."""
+        found = dict(newest)
+        for names, one in newest.items():
+            state, queues = self._state(names, one.version), dict(one.queues)
+            for queue in start[names].queues if names in start else ():
+                row = state.queue(queue)
+                if queue not in queues and row is not None:
+                    queues[queue] = int(row["end_queue_offset"])
+            found[names] = ArchiveOffset(one.version, queues)
+        return found
+
+    def starting_offset(self) -> StreamOffset:
+        """Where a new query begins. A queue that is not in it begins at its first message."""
+        starting = self._options.starting
+        if starting is Starting.LATEST:
+            return self.newest_offset()
+        self._refresh()
+        found = {}
+        for names, state in self._states.items():
+            queues = {}
+            for queue, offsets in wanted_queues(state, self._options).items():
+                is_first = starting is Starting.EARLIEST
+                queues[queue] = offsets.begin if is_first else self._offset_at_time(names, state, queue)
+            found[names] = ArchiveOffset(state.version, queues)
+        return found
+
+    def _refresh(self) -> None:
+        try:
+            found = archives(self._root, self._options)
+        except NotFoundError:
+            found = []  # nothing archived yet
+        for one in found:
+            names = one.cluster, one.broker
+            known = self._states.get(names)
+            self._states[names] = load(one.store) if known is None else refresh(one.store, known)
+
+    def _store(self, names: Names) -> ObjectStore:
+        return PrefixedStore(self._root, archive_prefix(*names))
+
+    def _run_index(self, names: Names) -> RunIndex:
+        if names not in self._run_indexes:
+            self._run_indexes[names] = RunIndex(self._store(names))
+        return self._run_indexes[names]
+
+    def _state(self, names: Names, version: int) -> CatalogState:
+        known = self._states.get(names)
+        return (
+            known
+            if known is not None and known.version == version
+            else load(self._store(names), version=version)
+        )
+
+    def _offset_at_time(self, names: Names, state: CatalogState, queue: QueueKey) -> int:
+        """The first message stored at or after the starting time; the end if there is none."""
+        wanted_ms = self._options.starting_timestamp or 0
+        chunk = self._run_index(names).runs_of(state, queue)
+        for run in chunk.runs[chunk.runs["max_store_timestamp"] >= wanted_ms]:
+            place = chunk.objects[int(run["object"])]
+            reader = SegmentReader.open(
+                self._store(names),
+                chunk.object_keys[int(place["key"])],
+                size_bytes=int(place["size_bytes"]),
+                tail_bytes=int(place["tail_bytes"]),
+            )
+            rows = reader.row_columns(int(run["ordinal"]))
+            later = rows.queue_offset[rows.store_timestamp >= wanted_ms]
+            if len(later):
+                return int(later[0])
+        row = state.queue(queue)
+        assert row is not None
+        return int(row["end_queue_offset"])
+
+    # -- one batch --------------------------------------------------------------------------------------------
+
+    def limited(self, start: StreamOffset, newest: StreamOffset, limit: ReadLimit) -> StreamOffset:
+        """The end of the batch that begins at ``start``, queue by queue in proportion to what there is."""
+        if not isinstance(limit, ReadMaxRows | ReadMaxBytes):
+            return _merged(start, newest)
+        todo = [
+            (names, queue, *self._range(names, queue, start, newest))
+            for names, one in sorted(newest.items())
+            for queue in sorted(one.queues)
+        ]
+        if isinstance(limit, ReadMaxRows):
+            shares = share([end - begin for *_, begin, end in todo], limit.max_rows)
+            ends = [begin + rows for (*_, begin, _), rows in zip(todo, shares, strict=True)]
+        else:
+            ends = self._ends_by_bytes(todo, newest, limit.max_bytes)
+        found: dict[Names, dict[QueueKey, int]] = {names: {} for names in newest}
+        for (names, queue, *_), end in zip(todo, ends, strict=True):
+            found[names][queue] = end
+        return _merged(start, {names: ArchiveOffset(newest[names].version, found[names]) for names in newest})
+
+    def _range(
+        self, names: Names, queue: QueueKey, start: StreamOffset, newest: StreamOffset
+    ) -> tuple[int, int]:
+        """Offsets [begin, end) that are to be read of a queue, now or later."""
+        end = newest[names].queues[queue]
+        begin = start[names].queues.get(queue) if names in start else None
+        if begin is None:
+            row = self._state(names, newest[names].version).queue(queue)
+            begin = int(row["min_queue_offset"]) if row is not None else end
+        return min(begin, end), end
+
+    def _ends_by_bytes(
+        self, todo: list[tuple[Names, QueueKey, int, int]], newest: StreamOffset, byte_limit: int
+    ) -> list[int]:
+        tables = [
+            self._run_index(names).runs_of(self._state(names, newest[names].version), queue).runs
+            for names, queue, *_ in todo
+        ]
+        sizes = [bytes_between(runs, begin, end) for runs, (*_, begin, end) in zip(tables, todo, strict=True)]
+        if sum(sizes) <= byte_limit:
+            return [end for *_, end in todo]
+        shares = share(sizes, byte_limit)
+        return [
+            offset_after(runs, begin, end, size) if size else begin
+            for runs, (*_, begin, end), size in zip(tables, todo, shares, strict=True)
+        ]
+
+    def parts(self, start: StreamOffset, end: StreamOffset, *, is_header_only: bool) -> list[Slices]:
+        """The slices between two offsets, from the catalog version of ``end``."""
+        found: list[Slices] = []
+        for names, one in sorted(end.items()):
+            state = self._state(names, one.version)
+            wanted = {}
+            for queue, stop in one.queues.items():
+                row = state.queue(queue)
+                if row is None:
+                    continue
+                first = int(row["min_queue_offset"])
+                begin = start[names].queues.get(queue, first) if names in start else first
+                if begin < min(first, stop):
+                    self._note_loss(queue, begin, first)
+                wanted[queue] = OffsetRange(max(begin, first), stop)
+            ref = ArchiveRef(*names, one.version)
+            found += slices(
+                self._run_index(names), state, ref, wanted, Predicate(), is_header_only=is_header_only
+            )
+        return found
+
+    def _note_loss(self, queue: QueueKey, begin: int, first: int) -> None:
+        message = f"{queue}: offsets [{begin}, {first}) expired before they were read"
+        if self._options.fail_on_data_loss:
+            raise NotFoundError(message, hint="failOnDataLoss=false goes on behind them")
+        logger.warning("%s", message)
+
+
+def _merged(start: StreamOffset, end: StreamOffset) -> StreamOffset:
+    """``end`` with what ``start`` knows besides: an archive or queue that is out of sight is not forgotten.
+
+    Where nothing moves the version stays as well: equal offsets mean that there is nothing to read.
+    """
+    merged = dict(start)
+    for names, one in end.items():
+        before = start.get(names)
+        if before is None:
+            merged[names] = one
+            continue
+        queues = {**before.queues}
+        for queue, offset in one.queues.items():
+            queues[queue] = max(offset, before.queues.get(queue, offset))
+        version = before.version if queues == dict(before.queues) else one.version
+        merged[names] = ArchiveOffset(version, queues)
+    return merged

@@ -1,0 +1,56 @@
+"""What a bulk back-fill is told, and what it says became of each store. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tiered.model.queue import TopicFilter
+from tiered.object_store.options import StoreOptions
+from tiered.settings.sections import IndexSettings, OffloadSettings
+
+Report = Callable[[str, int, int], None]
+"""(store directory, bytes of commitlog done, bytes in all)."""
+
+
+@dataclass(frozen=True)
+class StoreToOffload:
+    """A store directory and, where the store does not tell, whose it is."""
+
+    path: str
+    cluster: str = ""
+    broker: str = ""
+    conf_path: str = ""
+
+
+@dataclass(frozen=True)
+class OffloadOptions:
+    """What holds for all stores. ``topics``: include, exclude and system topics; names are filled in."""
+
+    topics: TopicFilter = field(default_factory=TopicFilter)
+    settings: OffloadSettings = field(default_factory=OffloadSettings)
+    index: IndexSettings = field(default_factory=IndexSettings)
+    store: StoreOptions = field(default_factory=StoreOptions)
+    take_over: bool = False
+
+
+@dataclass(frozen=True)
+class StoreReport:
+    """What became of one store directory. Offsets are physical commitlog ones."""
+
+    path: str
+    cluster: str
+    broker: str
+    from_phys: int = 0
+    to_phys: int = 0
+    messages: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    objects: int = 0
+    commits: int = 0
+    gaps: int = 0
+    damaged: int = 0
+    lost: int = 0
+    hidden: int = 0
+    abandoned: int = 0
+    duration_s: float = 0.0

@@ -1,0 +1,48 @@
+"""What the schema promises: columns that are never null, and what a schema of the user's may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from pipeline.archive_plan import pinned_versions, plan
+from pipeline.columns import COLUMNS, CORRUPT_RECORD, NEVER_NULL, chosen
+from pipeline.partition_reader import read_partition
+from pipeline.predicate import Predicate
+from pipeline.source_options import parse_options
+from pipeline.spark_types import columns_of, schema_of
+from tiered.errors import UsageError
+
+
+def test_columns_said_to_be_never_null_never_are(all_archives: Path) -> None:
+    """Spark reads a null of such a column as whatever bytes are there: of ten real stores there is none."""
+    options = parse_options({"path": f"file://{all_archives}", "batchBytes": "300000", "generation": "all"})
+    columns = chosen(sorted(NEVER_NULL))
+    schema = to_arrow_schema(schema_of(columns), timezone="UTC")
+    assert not any(field.nullable for field in schema)
+    rows = 0
+    for part in plan(options, pinned_versions(options), Predicate(), is_header_only=False):
+        for batch in read_partition(part, options, Predicate(), columns, schema):
+            batch.validate(full=True)
+            assert [name for name in NEVER_NULL if batch.column(name).null_count] == []
+            rows += batch.num_rows
+    assert rows > 300_000
+
+
+def test_rows_that_report_damage_make_every_column_nullable() -> None:
+    schema = schema_of(chosen(["topic", "queueOffset", CORRUPT_RECORD]))
+    assert all(field.nullable for field in schema.fields)
+
+
+def test_the_schema_of_the_default_columns_is_accepted_as_a_schema() -> None:
+    columns = chosen(())
+    assert columns_of(schema_of(columns)) == columns
+    assert columns_of(StructType([StructField("queueOffset", LongType())])) == [COLUMNS["queueOffset"]]
+
+
+def test_a_column_that_can_be_null_cannot_be_declared_otherwise() -> None:
+    with pytest.raises(UsageError, match="column tags can be null"):
+        columns_of(StructType([StructField("tags", StringType(), nullable=False)]))
