@@ -272,44 +272,6 @@ class ArchiveAccess:
         return QuerySource(self._queries, self.store, self._kept, self.source)
 
 
-class QueueHandle:
-    """A queue of an archive by name; what the blocking and the asynchronous form have in common."""
-
-    def __init__(self, access: ArchiveAccess, key: QueueKey) -> None:
-        self._access = access
-        self.key = key
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.topic!r}, {self.queue_id}, [{self.min_offset}, {self.max_offset}))"
-        )
-
-    @property
-    def topic(self) -> str:
-        """The topic's name."""
-        return self.key.topic
-
-    @property
-    def queue_id(self) -> int:
-        """Number of the queue in its topic."""
-        return self.key.queue_id
-
-    @property
-    def generation(self) -> int:
-        """Which life of a deleted and recreated topic, from 0."""
-        return self.key.generation
-
-    @property
-    def min_offset(self) -> int:
-        """First archived offset."""
-        return self._access.bounds(self.key)[0]
-
-    @property
-    def max_offset(self) -> int:
-        """One past the last archived offset."""
-        return self._access.bounds(self.key)[1]
-
-
 def _message(found: FoundMessage) -> Message:
     data = memoryview(found.data)
     return Message(found.queue, found.queue_offset, data, found.record.store_timestamp)

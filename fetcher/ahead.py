@@ -13,10 +13,10 @@ from typing import NamedTuple
 from fetcher.block_fetch import BlockFetch, BlockId, BlockSource, Held
 from fetcher.catalog_view import CatalogView
 from fetcher.lanes import Lane
-from fetcher.prefetch_window import RunEnds
 from fetcher.queue_view import QueueView, RunList, RunPlace
 from fetcher.read_plan import NO_END, Wish
 from fetcher.row_reader import RUNS_AT_ONCE, RowReader
+from fetcher.stretch import RunEnds
 from fetcher.tag_filter import MessageFilter
 from fetcher.waiting import gather
 from tiered.formats.segment_index import BlockSpan, SegmentIndex

@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
-from fetcher.access import ArchiveAccess, QueueHandle, open_async_access
+from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.batch import MessageBatch
 from fetcher.message import Message
 from fetcher.queries.by_key import KeyKind
+from fetcher.queue_handle import QueueHandle
 from fetcher.queue_listing import QueueListing
 from fetcher.span import Span, TimePoint, milliseconds, span_of
 from fetcher.tag_filter import MessageFilter

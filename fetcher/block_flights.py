@@ -10,100 +10,24 @@ Owns blocks in flight. Does not own who waits (segment_source.py), nor when a GE
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence, Set
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 import fastcrc
 import zstandard
 
-from fetcher.block_cache import Block, BlockCache, BlockKey, NewBlock
+from fetcher.block_cache import BlockCache, BlockKey, NewBlock
 from fetcher.budget import ByteBudget
-from fetcher.coalescing import CoalescingLimits, PlannedGet, Range, plan_gets
+from fetcher.coalescing import CoalescingLimits, Range, plan_gets
 from fetcher.disk_cache import DiskCache
+from fetcher.fetch_history import FetchHistory
+from fetcher.flight import BlockFlight, FlightCounts, FlightGet, FlightPlan, flight_of, planned_get
 from fetcher.lanes import Lane, LaneRequest, Lanes
 from fetcher.waiting import Executor, new_future
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.formats.segment_layout import CODEC_RAW
-
-DECODE_BYTES = 2 * 1024 * 1024
-"""Raw bytes of a task of the decode pool: enough to hide its start, little enough to share between threads."""
-HISTORY_OBJECTS = 4096
-"""Objects of which it is remembered which blocks were fetched."""
-
-
-@dataclass(frozen=True)
-class FlightPlan:
-    """Absent blocks of one object (spans of one block each, ascending) and how they are to be had."""
-
-    index: SegmentIndex
-    from_disk: Sequence[BlockSpan]
-    from_store: Sequence[BlockSpan]
-    gets: Sequence[PlannedGet]
-
-    @property
-    def cost_bytes(self) -> int:
-        """Stored and raw bytes in memory at once, at most."""
-        spans = [*self.from_disk, *self.from_store]
-        stored = sum(get.length for get in self.gets) + sum(span.length for span in self.from_disk)
-        return stored + sum(span.raw_bytes for span in spans)
-
-
-@dataclass(eq=False, slots=True)
-class BlockFlight:
-    """One block on its way. ``arrived`` is done once the block, or an error, is there: for all decoded together.
-
-    ``request``: the GET that brings it, while there is one.
-    """
-
-    key: BlockKey
-    span: BlockSpan
-    lane: Lane
-    arrived: Future[None]
-    request: LaneRequest | None = None
-    block: Block | None = None
-    error: BaseException | None = None
-
-    def outcome(self) -> Block:
-        """The block, once arrived. Raises why it is not there."""
-        if self.block is not None:
-            return self.block
-        assert self.error is not None
-        try:
-            raise self.error
-        finally:
-            del self  # the error refers to this frame from now on: it would refer to itself
-
-
-@dataclass(eq=False)
-class _Get:
-    """A GET and the flights it brings, by task of the decode pool; ``tasks_left`` still need its bytes.
-
-    A future keeps its callbacks, and thereby this, for ever: so flights forget their request and this its flights as
-    soon as the bytes are there. A cycle would keep blocks in memory until the garbage collector comes by.
-    """
-
-    index: SegmentIndex
-    offset: int
-    byte_count: int
-    tasks: list[list[BlockFlight]]
-    tasks_left: int = 0
-
-
-@dataclass
-class FlightCounts:
-    """Totals since the start."""
-
-    joined: int = 0
-    """Blocks that were on their way already when somebody asked."""
-    gap_bytes: int = 0
-    bytes_fetched_twice: int = 0
-    """Stored bytes of blocks that had been fetched before."""
-    corrupt: int = 0
-    """Blocks that came from the object store and failed a check."""
 
 
 class BlockFlights:
@@ -127,7 +51,7 @@ class BlockFlights:
         self.limits = limits
         self._lock = threading.Lock()
         self._flights: dict[BlockKey, BlockFlight] = {}
-        self._fetched: OrderedDict[str, int] = OrderedDict()
+        self._history = FetchHistory()
         self.counts = FlightCounts()
 
     def __repr__(self) -> str:
@@ -154,14 +78,17 @@ class BlockFlights:
             self._lanes.promote(request, lane)
         return flight
 
-    def plan(self, index: SegmentIndex, spans: Sequence[BlockSpan]) -> FlightPlan:
-        """How to get blocks that are not there (spans of one block each, ascending). Nothing happens yet."""
+    def plan(
+        self, index: SegmentIndex, spans: Sequence[BlockSpan], unasked: Set[int] = frozenset()
+    ) -> FlightPlan:
+        """How to get blocks that are not there (spans of one block each, ascending). Nothing happens yet. ``unasked``:
+        numbers of those among them that nobody waits for."""
         disk = self._disk
         on_disk = [disk is not None and BlockKey(index.key, span.first_block) in disk for span in spans]
         from_store = [span for span, is_there in zip(spans, on_disk, strict=True) if not is_there]
         gets = plan_gets([Range(span.offset, span.length) for span in from_store], self.limits)
         from_disk = [span for span, is_there in zip(spans, on_disk, strict=True) if is_there]
-        return FlightPlan(index, from_disk, from_store, gets)
+        return FlightPlan(index, from_disk, from_store, gets, unasked)
 
     def cost_bytes_max(self, spans: Sequence[BlockSpan]) -> int:
         """What these blocks, or some of them, cost at most, however their GETs are planned."""
@@ -174,8 +101,11 @@ class BlockFlights:
         None, and nothing happened: somebody was faster with one of the blocks, so look again.
         """
         index = plan.index
-        from_disk = [self._flight(index, span, lane, new_future()) for span in plan.from_disk]
-        gets = [self._planned(index, planned, plan.from_store, lane) for planned in plan.gets]
+        from_disk = [
+            flight_of(index, span, Lane.PREFETCH if span.first_block in plan.unasked else lane, new_future())
+            for span in plan.from_disk
+        ]
+        gets = [planned_get(plan, planned, lane) for planned in plan.gets]
         from_store = [flight for _, get in gets for task in get.tasks for flight in task]
         flights = [*from_disk, *from_store]
         with self._lock:
@@ -189,30 +119,12 @@ class BlockFlights:
             self._submit(partial(self._read_disk, index, flight), [flight], flight.span.length)
         return flights
 
-    def _flight(self, index: SegmentIndex, span: BlockSpan, lane: Lane, arrived: Future[None]) -> BlockFlight:
-        return BlockFlight(BlockKey(index.key, span.first_block), span, lane, arrived)
-
-    def _planned(
-        self, index: SegmentIndex, planned: PlannedGet, spans: Sequence[BlockSpan], lane: Lane
-    ) -> tuple[LaneRequest, _Get]:
-        request = LaneRequest(index.key, planned.offset, planned.length, lane)
-        tasks: list[list[BlockFlight]] = []
-        task_bytes = DECODE_BYTES
-        for span in spans[planned.first : planned.end]:
-            if task_bytes + span.raw_bytes > DECODE_BYTES:
-                tasks.append([])
-                task_bytes, arrived = 0, new_future()
-            tasks[-1].append(self._flight(index, span, lane, arrived))
-            tasks[-1][-1].request = request
-            task_bytes += span.raw_bytes
-        return request, _Get(index, planned.offset, planned.length, tasks)
-
-    def _send(self, request: LaneRequest, get: _Get) -> None:
+    def _send(self, request: LaneRequest, get: FlightGet) -> None:
         self._lanes.submit(request).add_done_callback(partial(self._on_bytes, get))
 
     # -- arriving ---------------------------------------------------------------------------------------------
 
-    def _on_bytes(self, get: _Get, answer: Future[bytes]) -> None:
+    def _on_bytes(self, get: FlightGet, answer: Future[bytes]) -> None:
         error = answer.exception()
         tasks, get.tasks = get.tasks, []
         flights = [flight for task in tasks for flight in task]
@@ -222,13 +134,15 @@ class BlockFlights:
             self._fail(flights, error)
             self._budget.release(get.byte_count)
             return
-        self._note_fetched(get.index.key, flights)
+        again_bytes = self._history.note(get.index.key, [flight.span for flight in flights])
+        with self._lock:
+            self.counts.bytes_fetched_twice += again_bytes
         get.tasks_left = len(tasks)
         for task in tasks:
             self._submit(partial(self._decode, get, task, answer.result()), task, 0, get)
 
     def _submit(
-        self, work: partial[None], flights: list[BlockFlight], byte_count: int, get: _Get | None = None
+        self, work: partial[None], flights: list[BlockFlight], byte_count: int, get: FlightGet | None = None
     ) -> None:
         """``work`` in the decode pool; a pool that is closed already fails the flights."""
         try:
@@ -239,7 +153,7 @@ class BlockFlights:
             if get is not None:
                 self._task_done(get)
 
-    def _decode(self, get: _Get, flights: list[BlockFlight], data: bytes) -> None:
+    def _decode(self, get: FlightGet, flights: list[BlockFlight], data: bytes) -> None:
         """One task of the decode pool: blocks of ``get``, whose bytes are ``data``."""
         view = memoryview(data)
         pieces = [view[flight.span.offset - get.offset :][: flight.span.length] for flight in flights]
@@ -250,7 +164,7 @@ class BlockFlights:
                     self._disk.put(flight.key, stored)
         self._task_done(get)
 
-    def _task_done(self, get: _Get) -> None:
+    def _task_done(self, get: FlightGet) -> None:
         with self._lock:
             get.tasks_left -= 1
             is_last = get.tasks_left == 0
@@ -320,17 +234,4 @@ class BlockFlights:
         with self._lock:
             flight.request = request
             request.lane = flight.lane
-        self._send(request, _Get(index, flight.span.offset, flight.span.length, [[flight]]))
-
-    def _note_fetched(self, key: str, flights: Sequence[BlockFlight]) -> None:
-        with self._lock:
-            known = self._fetched.get(key, 0)
-            for flight in flights:
-                bit = 1 << flight.span.first_block
-                if known & bit:
-                    self.counts.bytes_fetched_twice += flight.span.length
-                known |= bit
-            self._fetched[key] = known
-            self._fetched.move_to_end(key)
-            if len(self._fetched) > HISTORY_OBJECTS:
-                self._fetched.popitem(last=False)
+        self._send(request, FlightGet(index, flight.span.offset, flight.span.length, [[flight]]))

@@ -1,13 +1,17 @@
 """Decoded tails of objects: opened by one ranged GET each, however many ask, and kept by last use.
 
 Charged to the byte budget before the GET and for as long as anybody holds the tail, as blocks are; about, since a tail
-says its size only when it is decoded. Owns tails held and in flight. Does not own what they contain.
+says its size only when it is decoded. Memory is not trusted: a tail's pages are checked against their CRC32C when it is
+handed out, once a second at most, as each page is checked again when it is decoded.
+
+Owns tails held and in flight. Does not own what they contain.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +25,8 @@ from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES
 
+CHECK_S = 1.0
+"""A tail handed out again within this time is not checked again: hashing it costs more than a read of a small run."""
 _EXPANSION = 8
 _OVERHEAD_BYTES = 64 * 1024
 
@@ -53,20 +59,30 @@ class IndexCounts:
     corrupt_memory: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Entry:
     index: SegmentIndex
     pages_crc32c: int
+    checked_s: float
 
 
 class IndexCache:
     """See the module. Thread-safe."""
 
-    def __init__(self, lanes: Lanes, budget: ByteBudget, *, decode_pool: Executor, bytes_max: int) -> None:
+    def __init__(
+        self,
+        lanes: Lanes,
+        budget: ByteBudget,
+        *,
+        decode_pool: Executor,
+        bytes_max: int,
+        clock_s: Callable[[], float],
+    ) -> None:
         self._lanes = lanes
         self._budget = budget
         self._decode_pool = decode_pool
         self._bytes_max = bytes_max
+        self._clock_s = clock_s
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._flights: dict[str, IndexFlight] = {}
@@ -88,7 +104,10 @@ class IndexCache:
             if entry is None:
                 self.counts.misses += 1
                 return None
-            if fastcrc.crc32.iscsi(entry.index.page_bytes) == entry.pages_crc32c:
+            now_s = self._clock_s()
+            is_fresh = now_s - entry.checked_s < CHECK_S
+            if is_fresh or fastcrc.crc32.iscsi(entry.index.page_bytes) == entry.pages_crc32c:
+                entry.checked_s = entry.checked_s if is_fresh else now_s
                 self.counts.hits += 1
                 self._entries.move_to_end(key)
                 return entry.index
@@ -160,7 +179,7 @@ class IndexCache:
         self._budget.tie(kept_bytes, index)
         with self._lock:
             del self._flights[flight.key]
-            self._entries[flight.key] = _Entry(index, fastcrc.crc32.iscsi(index.page_bytes))
+            self._entries[flight.key] = _Entry(index, fastcrc.crc32.iscsi(index.page_bytes), self._clock_s())
             self._held_bytes += index.nbytes
         self.shrink(self._bytes_max)
         self._budget.release(cost_bytes - kept_bytes)

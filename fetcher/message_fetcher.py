@@ -21,12 +21,12 @@ from fetcher.block_fetch import BlockSource, Held
 from fetcher.catalog_view import CatalogView
 from fetcher.event_log import EventKind, EventLog
 from fetcher.lanes import Lane
-from fetcher.prefetch_window import Pulled
 from fetcher.prefetcher import Prefetcher, window_limits
 from fetcher.queue_view import QueueView, standing
 from fetcher.read_plan import Wish
 from fetcher.readers import Reader, ReaderKey, Readers
 from fetcher.row_reader import RowReader
+from fetcher.stretch import Pulled
 from fetcher.tag_filter import MessageFilter
 from fetcher.waiting import Executor, Wait
 from tiered.catalog.state import CatalogState
@@ -209,9 +209,10 @@ class TieredMessageFetcher:
         line = view.state.cursor.line
         held = reader.held if reader.line == line else Held()
         ready = prefetcher.ready(reader, pull.offset)
-        if pull.until is not None and reader.window.position < 0 and pull.until - pull.offset > pull.count:
+        until = 0 if pull.until is None else min(pull.until, view.max_offset)
+        if reader.window.position < 0 and until - pull.offset > pull.count:
             runs = await self.catalog.runs_of(view)
-            prefetcher.announced(reader, pull.offset, pull.until, runs.bytes_per_offset(pull.offset))
+            prefetcher.announced(reader, pull.offset, until, runs.bytes_per_offset(pull.offset))
         if reader.window.position == pull.offset:
             prefetcher.fetch_ahead(reader, view, pull.filter, inline=True)
         wish = Wish(pull.count, pull.max_bytes, pull.filter)

@@ -18,9 +18,10 @@ from fetcher.background import Background
 from fetcher.block_cache import DroppedUnread, DropReason
 from fetcher.catalog_view import CatalogView
 from fetcher.event_log import EventKind, EventLog
-from fetcher.prefetch_window import PrefetchWindow, Pulled, Stretch, WindowLimits
+from fetcher.prefetch_window import PrefetchWindow
 from fetcher.queue_view import QueueView
 from fetcher.readers import Reader
+from fetcher.stretch import Pulled, Stretch, WindowLimits
 from fetcher.tag_filter import MessageFilter
 from fetcher.waiting import Executor
 from tiered.errors import TieredError

@@ -5,6 +5,7 @@ Pure values. Does not own requests, nor how views are kept (catalog_view.py).
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -16,10 +17,15 @@ from fetcher.batch import GetStatus
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import SEGMENT_RUN_DTYPE
 from tiered.model.queue import QueueKey
+from tiered.model.tables import RUN_DTYPE
 
 _ASKED_RUNS = ("ordinal", "kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
-_CHECKED = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
+# A row as a tuple of numbers, once, and then by place: reading a row's fields one by one costs as much as small reads.
+_names = RUN_DTYPE.names or ()
+_OBJECT_AT, _ASKED_AT = _names.index("object"), operator.itemgetter(*map(_names.index, _ASKED_RUNS))
+_CHECKED_AT = operator.itemgetter(*map((SEGMENT_RUN_DTYPE.names or ()).index, _ASKED_RUNS[1:]))
 
 
 class RunPlace(NamedTuple):
@@ -40,10 +46,9 @@ class RunPlace(NamedTuple):
     def check(self, index: SegmentIndex) -> None:
         """Raises CorruptionError unless the object holds this very run."""
         ordinal = self.ordinal
-        if ordinal < len(index.runs) and index.queue_of(ordinal) == self.queue:
-            run = index.runs[ordinal]
-            if tuple(map(int, (run[name] for name in _CHECKED))) == self[5:]:
-                return
+        is_there = ordinal < len(index.runs) and index.queue_of(ordinal) == self.queue
+        if is_there and _CHECKED_AT(index.runs[ordinal].item()) == self[5:]:
+            return
         raise CorruptionError(
             f"{self.object_key}: run {ordinal} is not what the catalog says of {self.queue} at {self.base}"
         )
@@ -79,11 +84,10 @@ class RunList:
 
     def place(self, number: int) -> RunPlace:
         """The run of this number."""
-        run = self._chunk.runs[number]
-        place = self._chunk.objects[int(run["object"])]
+        run = self._chunk.runs[number].item()
+        place = self._chunk.objects[run[_OBJECT_AT]]
         key = self._chunk.object_keys[int(place["key"])]
-        fields = (int(run[name]) for name in _ASKED_RUNS)
-        return RunPlace(self._queue, key, int(place["size_bytes"]), int(place["tail_bytes"]), *fields)
+        return RunPlace(self._queue, key, int(place["size_bytes"]), int(place["tail_bytes"]), *_ASKED_AT(run))
 
     def places(self, offset: int, *, end: int, bytes_max: int, runs_max: int) -> list[RunPlace]:
         """Consecutive runs from the one that holds ``offset``: to the one that reaches ``end`` (an offset), or has

@@ -45,7 +45,7 @@ class BlockRows:
         self.block = span.first_block
         self.is_plain = place.kind == RunKind.PLAIN
         self.sizes = columns.size
-        self.ends = np.cumsum(columns.size, dtype=np.int64) + max(0, -span.raw_offset)
+        self.ends = columns.size.cumsum(dtype=np.int64) + max(0, -span.raw_offset)
         self.starts = self.ends - columns.size
         self.queue_offsets = columns.queue_offset
         self.inner_num = columns.inner_num

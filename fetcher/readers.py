@@ -14,9 +14,10 @@ from typing import NamedTuple
 from fetcher.batch import GetResult, GetStatus
 from fetcher.block_fetch import Held
 from fetcher.lanes import Lane
-from fetcher.prefetch_window import PrefetchWindow, WindowLimits
+from fetcher.prefetch_window import PrefetchWindow
 from fetcher.queue_view import QueueView
 from fetcher.read_plan import Limits, take
+from fetcher.stretch import WindowLimits
 from tiered.model.queue import QueueKey
 
 READERS_MAX = 65_536

@@ -5,63 +5,36 @@ block and tail is fetched once however many want it, also between lanes: a user 
 waits for that, and makes it urgent. Every byte is charged to the budget before it is asked for.
 
 Owns the order of places to look in and who waits. Does not own caches (block_cache.py, disk_cache.py,
-index_cache.py), requests (lanes.py), what is on its way (block_flights.py) nor what to read ahead.
+index_cache.py), requests (lanes.py), what is on its way (block_flights.py), waiting for memory (memory_admission.py)
+nor what to read ahead.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import NamedTuple
 
-from fetcher.block_cache import Block, BlockCache, BlockCacheLimits, BlockKey, DroppedUnread
-from fetcher.block_flights import BlockFlight, BlockFlights
-from fetcher.budget import Admission, ByteBudget
-from fetcher.coalescing import CoalescingLimits
+from fetcher.block_cache import Block, BlockCache, BlockKey, DroppedUnread
+from fetcher.block_flights import BlockFlights
+from fetcher.block_search import BlockSearch, Found, Wanted
+from fetcher.budget import ByteBudget
 from fetcher.disk_cache import DiskCache
 from fetcher.index_cache import IndexCache, tail_cost_bytes
-from fetcher.lanes import Lane, LaneLimits, LaneReader, Lanes
+from fetcher.lanes import Lane, LaneReader, Lanes
+from fetcher.memory_admission import MemoryAdmission
+from fetcher.neighbours import Neighbours
 from fetcher.range_reader import RangeReader
+from fetcher.source_limits import cache_limits, coalescing_limits, lane_limits
+from fetcher.source_statistics import SourceStatistics
 from fetcher.timer import Timer
 from fetcher.waiting import Executor, Wait
-from tiered.errors import CorruptionError, ThrottledError, UsageError
+from tiered.errors import CorruptionError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.settings.sections import FetchSettings
 
-PACED_PIECES_PER_S = 16
-"""Under a bandwidth limit pieces are made so small that one is a small part of a second's bytes."""
-PIECE_BYTES_MIN = 64 * 1024
+NEIGHBOURS_SHARE = 4
+"""Part of the memory cache that may hold blocks brought along with others and not read yet."""
 EXPIRY_CHECKS = 16
 """Looks for expired blocks within the shortest expiry."""
-
-
-class SourceStatistics(NamedTuple):
-    """Totals since the start, but for what is held and in flight now. Sizes are bytes."""
-
-    requests: int
-    bytes_fetched: int
-    bytes_fetched_twice: int
-    gap_bytes: int
-    hits: int
-    misses: int
-    joined: int
-    waits: int
-    """User reads that waited for the store, the disk or memory."""
-    memory_waits: int
-    memory_refused: int
-    disk_hits: int
-    disk_misses: int
-    corrupt_fetched: int
-    corrupt_memory: int
-    corrupt_disk: int
-    expired_unread: int
-    evicted_unread: int
-    cached_bytes: int
-    index_bytes: int
-    charged_bytes: int
-    peak_bytes: int
-    blocks_in_flight: int
 
 
 class SegmentSource:
@@ -84,23 +57,26 @@ class SegmentSource:
         self._settings = settings
         self._budget = budget
         self._clock_s = clock_s
-        self._timer = timer
         self._disk = disk
         self._lanes = Lanes(
             reader, lane_limits(settings), clock_s=clock_s, timer=timer, bytes_per_s=settings.bytes_per_s
         )
+        self._on_unread_dropped = on_unread_dropped
         self._cache = BlockCache(
-            _cache_limits(settings), clock_s=clock_s, on_unread_dropped=on_unread_dropped
+            cache_limits(settings), clock_s=clock_s, on_unread_dropped=self._unread_dropped
         )
         self._indexes = IndexCache(
-            self._lanes, budget, decode_pool=decode_pool, bytes_max=settings.index_cache_bytes
-        )
+            self._lanes, budget,
+            decode_pool=decode_pool, bytes_max=settings.index_cache_bytes, clock_s=clock_s,
+        )  # fmt: skip
         self._flights = BlockFlights(
             self._lanes, self._cache, budget,
             decode_pool=decode_pool, disk=disk, limits=coalescing_limits(settings),
         )  # fmt: skip
+        self._memory = MemoryAdmission(budget, settings.memory_wait_ms, clock_s=clock_s, timer=timer)
+        self._neighbours = Neighbours(settings.cache_bytes // NEIGHBOURS_SHARE)
+        self._search = BlockSearch(self._cache, self._flights, budget, self._memory, self._neighbours)
         self._waits = 0
-        self._refused = 0
         self._expire_s = clock_s()
         budget.add_reclaimer(self._reclaim)
 
@@ -124,7 +100,7 @@ class SegmentSource:
             flight = self._indexes.join(key, lane)
             if flight is None:
                 cost_bytes = tail_cost_bytes(tail_bytes)
-                await self._charge(cost_bytes, lane, key)
+                await self._memory.charge(cost_bytes, lane, key)
                 try:
                     flight = self._indexes.start(key, size_bytes, tail_bytes, lane)
                 except CorruptionError:
@@ -161,98 +137,26 @@ class SegmentSource:
             return await self._blocks(index, run, numbers, lane)
 
     async def _blocks(self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane) -> list[Block]:
-        found: dict[int, Block] = {}
-        flights: dict[int, BlockFlight] = {}
+        found = Found({}, {})
+        blocks, flights = found
         try:
-            await self._find(index, run, numbers, lane, found, flights)
+            await self._search.find(Wanted(index, run, numbers, lane), found)
             if flights:
                 self._count_wait(lane, all(flight.arrived.done() for flight in flights.values()))
             # Backwards: the last one mostly arrives last, and is then the only one waited for.
             for number in [*reversed(flights)]:
                 await Wait(flights[number].arrived)
-                found[number] = flights.pop(number).outcome()
+                blocks[number] = flights.pop(number).outcome()
         except BaseException:
             # An error refers to this frame, and a flight to its error: blocks would stay until garbage is collected.
             found.clear()
-            flights.clear()
             raise
-        return [found[number] for number in numbers]
+        return [blocks[number] for number in numbers]
 
-    async def _find(
-        self,
-        index: SegmentIndex,
-        run: int,
-        numbers: Sequence[int],
-        lane: Lane,
-        found: dict[int, Block],
-        flights: dict[int, BlockFlight],
-    ) -> None:
-        """Have each of ``numbers`` in ``found`` or among ``flights``."""
-        charged_bytes = 0
-        try:
-            while absent := self._look(index, numbers, lane, found, flights):
-                spans = [index.span_of_blocks(run, number, number + 1) for number in absent]
-                plan = self._flights.plan(index, spans)
-                self._check_size(index, len(absent), plan.cost_bytes)
-                if charged_bytes == 0 and self._budget.try_charge(plan.cost_bytes, lane):
-                    charged_bytes = plan.cost_bytes
-                if charged_bytes < plan.cost_bytes:
-                    # Who waits for memory holds none, or those who wait would wait for each other. Once admitted,
-                    # there is enough for all blocks, whatever is left of them in memory by then.
-                    found.clear()
-                    flights.clear()
-                    self._budget.release(charged_bytes)
-                    charged_bytes = 0
-                    charged_bytes = await self._charge_all(index, run, numbers, lane)
-                    continue
-                started = self._flights.start(plan, lane)
-                if started is not None:
-                    charged_bytes -= plan.cost_bytes
-                    flights.update({flight.span.first_block: flight for flight in started})
-        finally:
-            self._budget.release(charged_bytes)
-
-    def _look(
-        self,
-        index: SegmentIndex,
-        numbers: Sequence[int],
-        lane: Lane,
-        found: dict[int, Block],
-        flights: dict[int, BlockFlight],
-    ) -> list[int]:
-        """Sort ``numbers`` into what is in memory, what is on its way, and the rest, which is returned."""
-        absent = []
-        for number in numbers:
-            if number in found or number in flights:
-                continue
-            key = BlockKey(index.key, number)
-            flight = self._flights.join(key, lane)
-            if flight is not None:
-                flights[number] = flight
-                continue
-            block = self._cache.get(key, is_read=lane is not Lane.PREFETCH)
-            if block is not None:
-                found[number] = block
-            else:
-                absent.append(number)
-        return absent
-
-    async def _charge_all(self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane) -> int:
-        """Charge what ``numbers`` take at most, none of them being in memory; returns that."""
-        spans = [index.span_of_blocks(run, number, number + 1) for number in numbers]
-        cost_bytes = self._flights.cost_bytes_max(spans)
-        self._check_size(index, len(spans), cost_bytes)
-        await self._charge(cost_bytes, lane, index.key)
-        return cost_bytes
-
-    def _check_size(self, index: SegmentIndex, count: int, cost_bytes: int) -> None:
-        """A single block is read whatever it takes, several only if they fit."""
-        if count > 1 and cost_bytes > self._budget.total_bytes:
-            raise UsageError(
-                f"{index.key}: {count} blocks take {cost_bytes} bytes at once, "
-                f"memory is {self._budget.total_bytes}",
-                hint="read fewer at a time, or raise fetch.memory_bytes",
-            )
+    def _unread_dropped(self, gone: list[DroppedUnread]) -> None:
+        self._neighbours.lost(drop.key for drop in gone)
+        if self._on_unread_dropped is not None:
+            self._on_unread_dropped(gone)
 
     def forget(self, key: str) -> None:
         """Fetch the tail of ``key`` again next time: a reader found it, or what it says, wrong."""
@@ -263,41 +167,6 @@ class SegmentSource:
         return LaneReader(self._lanes, lane)
 
     # -- memory -----------------------------------------------------------------------------------------------
-
-    async def _charge(self, cost_bytes: int, lane: Lane, key: str) -> None:
-        """Charge the budget. A user waits for memory, for a limited time; who reads ahead does not."""
-        if lane is Lane.PREFETCH:
-            if not self._budget.try_charge(cost_bytes, lane):
-                raise self._no_memory(cost_bytes, key)
-            return
-        admission = self._budget.charge(cost_bytes, lane)
-        if admission.future.done():
-            return
-        self._count_wait(lane, False)
-        if self._timer is not None:
-            # Weak: until then the timer would keep the admission's callbacks, and what they lead to, in memory.
-            give_up = partial(self._give_up, weakref.ref(admission), key)
-            self._timer.call_at(self._clock_s() + self._settings.memory_wait_ms / 1000, give_up)
-        try:
-            await Wait(admission.future)
-        except BaseException:
-            if not self._budget.withdraw(admission) and admission.future.exception() is None:
-                self._budget.release(cost_bytes)  # charged just before the reader was closed
-            del admission
-            raise
-
-    def _give_up(self, waiting: weakref.ref[Admission], key: str) -> None:
-        admission = waiting()
-        if admission is not None and not admission.future.done():
-            self._budget.withdraw(admission, self._no_memory(admission.byte_count, key))
-
-    def _no_memory(self, cost_bytes: int, key: str) -> ThrottledError:
-        self._refused += 1
-        return ThrottledError(
-            f"{key}: no memory for {cost_bytes} bytes, {self._budget.charged_bytes} of "
-            f"{self._budget.total_bytes} are held",
-            hint="retry later; raise fetch.memory_bytes if this happens often",
-        )
 
     def _reclaim(self, byte_count: int, priority: int) -> None:
         """Make room: what was read already for anybody, what was fetched ahead and tails only for a user."""
@@ -341,8 +210,10 @@ class SegmentSource:
         self._settings = settings
         self._lanes.set_limits(lane_limits(settings), settings.bytes_per_s)
         self._flights.limits = coalescing_limits(settings)
-        self._cache.set_limits(_cache_limits(settings))
+        self._cache.set_limits(cache_limits(settings))
+        self._neighbours.unread_bytes_max = settings.cache_bytes // NEIGHBOURS_SHARE
         self._indexes.resize(settings.index_cache_bytes)
+        self._memory.wait_ms = settings.memory_wait_ms
         self._budget.resize(settings.memory_bytes)
         if self._disk is not None:
             self._disk.resize(settings.disk_cache_bytes)
@@ -369,9 +240,9 @@ class SegmentSource:
             hits=cache.hits + self._indexes.counts.hits,
             misses=cache.misses + self._indexes.counts.misses,
             joined=flights.joined + self._indexes.counts.joined,
-            waits=self._waits,
+            waits=self._waits + self._memory.waits,
             memory_waits=self._budget.waits,
-            memory_refused=self._refused,
+            memory_refused=self._memory.refused,
             disk_hits=disk.hits if disk else 0,
             disk_misses=disk.misses if disk else 0,
             corrupt_fetched=flights.corrupt + self._indexes.counts.corrupt,
@@ -385,34 +256,3 @@ class SegmentSource:
             peak_bytes=self._budget.peak_bytes,
             blocks_in_flight=len(self._flights),
         )
-
-
-def lane_limits(settings: FetchSettings) -> dict[Lane, LaneLimits]:
-    """What the settings say of each lane."""
-    return {
-        Lane.USER: LaneLimits(settings.user_requests, settings.user_bytes_per_s, settings.queue_max),
-        Lane.PREFETCH: LaneLimits(
-            settings.prefetch_requests, settings.prefetch_bytes_per_s, settings.queue_max
-        ),
-        Lane.BACKGROUND: LaneLimits(
-            settings.background_requests, settings.background_bytes_per_s, settings.queue_max
-        ),
-    }
-
-
-def coalescing_limits(settings: FetchSettings) -> CoalescingLimits:
-    """How ranges become GETs; pieces are smaller under a tight bandwidth limit, so that it is kept evenly."""
-    rates = (
-        settings.bytes_per_s, settings.user_bytes_per_s, settings.prefetch_bytes_per_s,
-        settings.background_bytes_per_s,
-    )  # fmt: skip
-    piece_bytes = min([settings.piece_bytes, *(rate // PACED_PIECES_PER_S for rate in rates if rate)])
-    return CoalescingLimits(
-        settings.gap_ratio, max(piece_bytes, PIECE_BYTES_MIN), max(settings.get_max_bytes, PIECE_BYTES_MIN)
-    )
-
-
-def _cache_limits(settings: FetchSettings) -> BlockCacheLimits:
-    return BlockCacheLimits(
-        settings.cache_bytes, settings.unread_expiry_ms / 1000, settings.read_expiry_ms / 1000
-    )

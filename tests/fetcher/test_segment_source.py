@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fetcher.block_cache import BlockKey, DropReason
+from fetcher.index_cache import CHECK_S
 from fetcher.lanes import Lane
 from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import MIB, SourceBench
@@ -242,6 +243,10 @@ def test_a_bit_flip_in_a_tail_in_memory_is_found_too(monkeypatch: pytest.MonkeyP
     bench = _bench()
     index = bench.index(PLAIN.key)
     monkeypatch.setattr(index, "_page_bytes", _flipped(index.page_bytes, 9))
+    assert bench.index(PLAIN.key) is index  # looked at a moment ago: then decoding a page is what finds it
+    with pytest.raises(CorruptionError, match="column page"):
+        index.row_columns(0)
+    bench.clock.run(bench.clock.time_s + 2 * CHECK_S)
     again = bench.index(PLAIN.key)
     assert again is not index and len(bench.reader.gets) == 2
     assert bench.source.statistics().corrupt_memory == 1

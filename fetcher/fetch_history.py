@@ -1,0 +1,43 @@
+"""Which blocks were fetched before: bytes fetched twice are what caches and reading ahead are judged by.
+
+Owns the memory of it. Does not own fetching (block_flights.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tiered.formats.segment_index import BlockSpan
+
+HISTORY_OBJECTS = 4096
+"""Objects of which it is remembered which blocks were fetched."""
+
+
+class FetchHistory:
+    """The blocks fetched of the objects used last, one bit each. Thread-safe."""
+
+    def __init__(self, objects_max: int = HISTORY_OBJECTS) -> None:
+        self._objects_max = objects_max
+        self._lock = threading.Lock()
+        self._fetched: OrderedDict[str, int] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"FetchHistory({len(self._fetched)} objects)"
+
+    def note(self, key: str, spans: Sequence[BlockSpan]) -> int:
+        """Blocks of ``key`` came from the store (spans of one each); returns stored bytes of those known already."""
+        again_bytes = 0
+        with self._lock:
+            known = self._fetched.get(key, 0)
+            for span in spans:
+                bit = 1 << span.first_block
+                if known & bit:
+                    again_bytes += span.length
+                known |= bit
+            self._fetched[key] = known
+            self._fetched.move_to_end(key)
+            if len(self._fetched) > self._objects_max:
+                self._fetched.popitem(last=False)
+        return again_bytes
