@@ -9,6 +9,7 @@ Work per cycle is a few numpy passes; Python loops run only over queues that do 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,7 +219,11 @@ class CyclePlanner:
         row = order[_spans(runs.first[group], runs.rows[group])]
         record = rows.record[row]
         is_light = np.repeat(runs.kind[group] == RunKind.LMQ, runs.rows[group])
-        ids = [(int(o), int(g)) for o, g in zip(runs.ordinal[group], runs.generation[group], strict=True)]
+        ordinal, generation = runs.ordinal[group], runs.generation[group]
+        # Runs of one life of a queue stand together: a queue is new where the one before is another.
+        is_new = np.ones(len(group), bool)
+        is_new[1:] = (ordinal[1:] != ordinal[:-1]) | (generation[1:] != generation[:-1])
+        identities = list(zip(ordinal[is_new].tolist(), generation[is_new].tolist(), strict=True))
         parent = np.full(len(row), -1, np.int32)
         parent_offset = np.full(len(row), -1, np.int64)
         if is_light.any():
@@ -229,13 +234,12 @@ class CyclePlanner:
             parents = list(
                 zip(columns.queue[record[is_light]].tolist(), parent_generation.tolist(), strict=True)
             )
-            ids += parents
             parent_offset[is_light] = columns.queue_offset[record[is_light]]
-        index = {identity: i for i, identity in enumerate(dict.fromkeys(ids))}
-        if is_light.any():
+            identities = list(dict.fromkeys(identities + parents))
+            index = {identity: i for i, identity in enumerate(identities)}
             parent[is_light] = [index[identity] for identity in parents]
         table = np.zeros(len(group), RUN_DTYPE)
-        table["queue"] = [index[identity] for identity in ids[: len(group)]]
+        table["queue"] = np.cumsum(is_new) - 1
         table["ordinal"] = np.arange(len(group))
         for field, values in (
             ("kind", runs.kind), ("base_queue_offset", runs.base), ("end_queue_offset", runs.end),
@@ -251,7 +255,7 @@ class CyclePlanner:
         )
         return ObjectPlan(
             is_set=len(group) > 1,
-            queues=[self._key(*identity) for identity in index],
+            queues=self._keys_of(identities),
             runs=table,
             rows=RowTable(
                 position=np.where(is_light, -1, columns.position[record]),
@@ -267,6 +271,12 @@ class CyclePlanner:
                 key_hashes=columns.key_hashes[_spans(key_start[record], key_count)],
             ),
         )
+
+    def _keys_of(self, identities: Sequence[tuple[int, int]]) -> list[QueueKey]:
+        try:
+            return list(map(self._keys.__getitem__, identities))
+        except KeyError:  # some are seen for the first time
+            return [self._key(*identity) for identity in identities]
 
     def _key(self, ordinal: int, generation: int) -> QueueKey:
         identity = (ordinal, generation)

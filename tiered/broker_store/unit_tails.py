@@ -19,8 +19,8 @@ from tiered.broker_store.commit_log import NAME_DIGITS
 from tiered.broker_store.residency import PAGE_BYTES
 from tiered.model.tables import Table
 
-THREADS: Final = 8
-CHUNK_QUEUES: Final = 256
+THREADS: Final = 4
+CHUNK_QUEUES: Final = 1024
 THREADS_FROM_QUEUES: Final = 512
 """Below this many, starting threads costs more than it saves."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -28,6 +28,7 @@ from tiered.catalog.state import (
 )
 from tiered.errors import CorruptionError, TieredError
 from tiered.formats.container import decode_container, encode_container
+from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_DTYPE, RUN_DTYPE, Table
 
@@ -216,13 +217,6 @@ def check_indexes(draft: CommitDraft, source: str) -> None:
 def without_pages(draft: CommitDraft) -> CommitDraft:
     """The content proper: what is left when the chain moved and the page change must be decided anew."""
     return replace(draft, pages=NO_PAGES)
-
-
-def queue_table(queues: Iterable[QueueKey]) -> tuple[list[str], Table]:
-    """Topics, each once, and the QUEUE_DTYPE table that refers to them."""
-    topics: dict[str, int] = {}
-    rows = [(topics.setdefault(topic, len(topics)), queue, generation) for topic, queue, generation in queues]
-    return list(topics), np.array(rows, QUEUE_DTYPE)
 
 
 def queue_keys(topics: Any, table: Table) -> list[QueueKey]:

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.commit import conformed, queue_keys, queue_table
+from tiered.catalog.commit import conformed, queue_keys
 from tiered.catalog.json_fields import texts
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
+from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
 from tiered.object_store.protocol import ObjectStore

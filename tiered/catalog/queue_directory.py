@@ -46,6 +46,13 @@ class QueueDirectory:
         get = self._rows.get
         return [-1 if (row := get(key, -1)) >= count else row for key in keys]
 
+    def is_latest(self, key: QueueKey, count: int) -> bool:
+        """Whether ``key``, one of the first ``count`` rows, is the highest generation among them."""
+        return (
+            self._latest[key[:2]] == key.generation
+            or self.latest_generation(key.topic, key.queue_id, count) == key.generation
+        )
+
     def latest_generation(self, topic: str, queue_id: int, count: int) -> int | None:
         """The highest generation among the first ``count`` rows."""
         generation = self._latest.get((topic, queue_id))

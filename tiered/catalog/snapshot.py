@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from tiered.catalog.commit import conformed, queue_keys, queue_table
+from tiered.catalog.commit import conformed, queue_keys
 from tiered.catalog.index_refs import index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
 from tiered.catalog.queue_directory import QueueDirectory
@@ -25,6 +25,7 @@ from tiered.catalog.state import (
 )
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
+from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_STATE_DTYPE, RUN_DTYPE
 

@@ -201,7 +201,7 @@ class CatalogState:
         hidden and its ``end_queue_offset`` is UNKNOWN_OFFSET.
         """
         for key, row in self.queues():
-            if self.current_generation(key.topic, key.queue_id) != key.generation:
+            if not self.directory.is_latest(key, len(self.table)):
                 continue
             if row["flags"] & QUEUE_SUPERSEDED:
                 fresh = np.zeros(1, QUEUE_STATE_DTYPE)[0]

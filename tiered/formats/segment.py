@@ -21,6 +21,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from tiered.formats.container import encode_container
+from tiered.formats.queue_names import queue_table
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
     CODEC_RAW,
@@ -38,7 +39,7 @@ from tiered.formats.segment_layout import (
 from tiered.kernels.columns import encode_page
 from tiered.kernels.gather import check_rows, cut_blocks, gather_records
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_DTYPE, RUN_DTYPE, RunKind, Table
+from tiered.model.tables import RUN_DTYPE, RunKind, Table
 
 Buffer = bytes | bytearray | memoryview
 
@@ -325,10 +326,7 @@ def _encode_footer(
     pages: Table,
     keys: dict[str, int],
 ) -> bytes:
-    topics: dict[str, int] = {}
-    queue_table = np.array(
-        [(topics.setdefault(q.topic, len(topics)), q.queue_id, q.generation) for q in queues], QUEUE_DTYPE
-    )
+    topics, queue_numbers = queue_table(queues)
     run_table = np.zeros(len(runs), SEGMENT_RUN_DTYPE)
     for name in runs.dtype.names or ():
         run_table[name] = runs[name]
@@ -338,13 +336,13 @@ def _encode_footer(
     run_table["blocks"] = blocks_of_run
     header = {
         "meta": asdict(meta),
-        "topics": list(topics),
+        "topics": topics,
         "keys": keys,
         "encryption": None,  # key id and nonces, once blocks are encrypted
         "dictionaries": [],  # keys of dictionary objects; run field ``dictionary`` counts from 1
     }
     return encode_container(
-        FOOTER_KIND, header, {"queues": queue_table, "runs": run_table, "blocks": blocks, "pages": pages}
+        FOOTER_KIND, header, {"queues": queue_numbers, "runs": run_table, "blocks": blocks, "pages": pages}
     )
 
 

@@ -1,0 +1,26 @@
+"""Queues as a table: topic names once, then numbers. The same in segment footers, commits and pages.
+
+Owns turning names into that table, in a few passes however many queues there are. Does not own what refers to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_DTYPE, Table
+
+
+def queue_table(queues: Sequence[QueueKey]) -> tuple[list[str], Table]:
+    """Topics, each once in order of appearance, and the QUEUE_DTYPE table that refers to them."""
+    table = np.zeros(len(queues), QUEUE_DTYPE)
+    if not queues:
+        return [], table
+    topics, queue_ids, generations = zip(*queues, strict=True)
+    number = {topic: index for index, topic in enumerate(dict.fromkeys(topics))}
+    table["topic"] = np.fromiter(map(number.__getitem__, topics), np.int64, len(queues))
+    table["queue_id"] = queue_ids
+    table["generation"] = generations
+    return list(number), table
