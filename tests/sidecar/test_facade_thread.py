@@ -1,0 +1,150 @@
+"""The façade inside `tiered run`: where it stands, and the life of its thread."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fetcher.access import ArchiveAccess
+from fetcher.serving.facade.service import FacadePlace, FacadeService
+from sidecar.facade_metrics import FacadeCollector
+from sidecar.facade_place import facade_place
+from sidecar.facade_thread import FacadeOrder, FacadeThread
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.servers.child import free_port
+from tiered.broker_store.conf import broker_conf
+from tiered.broker_store.names import BrokerNames
+from tiered.errors import UsageError
+from tiered.object_store.file import FileStore
+from tiered.remoting.client import BrokerClient
+from tiered.settings.sections import ArchiveSettings, BrokerSettings, ReadSettings, ServeSettings, Settings
+
+CONF = broker_conf(
+    {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
+)
+ADVERTISED = Settings(serve=ServeSettings(advertise="broker-host:9876"))
+
+
+class Answers:
+    """Stands for what answers from the archive."""
+
+    def __init__(self) -> None:
+        self.handlers = {}
+        self.applied: list[ReadSettings] = []
+        self.commits = 0
+        self.is_closed = False
+
+    def apply(self, settings: ReadSettings) -> None:
+        self.applied.append(settings)
+
+    def committed(self) -> None:
+        self.commits += 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_the_place_comes_from_broker_conf_unless_settings_say_otherwise() -> None:
+    found = facade_place(ADVERTISED, CONF, "broker-a")
+    assert found == FacadePlace(
+        "broker-a", "10.0.0.1:10911", ("10.0.0.8:9876", "10.0.0.9:9876"), "broker-host:9876"
+    )
+    broker = BrokerSettings(address="127.0.0.1:1", name_servers=("127.0.0.1:2",))
+    found = facade_place(replace(ADVERTISED, broker=broker), CONF, "broker-a")
+    assert (found.broker_address, found.name_servers) == ("127.0.0.1:1", ("127.0.0.1:2",))
+
+
+@pytest.mark.parametrize(
+    ("advertise", "properties", "complaint"),
+    [
+        ("host", {}, "serve.advertise"),
+        ("0.0.0.0:9876", {}, "no address that clients can dial"),
+        ("[::]:9876", {}, "no address that clients can dial"),
+        ("h:9876", {"namesrvAddr": "n:1"}, "where is the broker"),
+        ("h:9876", {"brokerIP1": "10.0.0.1"}, "where are the name servers"),
+        ("h:9876", {"brokerIP1": "10.0.0.1", "namesrvAddr": "h:9876"}, "of the broker or a name server itself"),
+        ("10.0.0.1:10911", {"brokerIP1": "10.0.0.1", "namesrvAddr": "n:1"}, "of the broker or a name server"),
+        ("h:9876", {"brokerIP1": "10.0.0.1", "namesrvAddr": "n"}, "broker.name_servers"),
+    ],
+)  # fmt: skip
+def test_impossible_places_are_refused(advertise: str, properties: dict[str, str], complaint: str) -> None:
+    settings = Settings(serve=ServeSettings(advertise=advertise))
+    with pytest.raises(UsageError, match=complaint):
+        facade_place(settings, broker_conf(properties), "broker-a")
+
+
+def thread_at(url: str, port: int, answers: Answers) -> FacadeThread:
+    settings = Settings(archive=ArchiveSettings(url=url), serve=ServeSettings(bind=f"127.0.0.1:{port}"))
+    place = FacadePlace(BROKER, "127.0.0.1:1", ("127.0.0.1:1",), "127.0.0.1:9")
+
+    async def make(access: ArchiveAccess, service: FacadeService) -> Answers:
+        assert access.broker == BROKER
+        return answers
+
+    return FacadeThread(FacadeOrder(place, BrokerNames(CLUSTER, BROKER), make), settings)
+
+
+def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    answers = Answers()
+    facade = thread_at(f"file://{tmp_path}/archive", 0, answers)
+    _, port = facade.start()
+    client = BrokerClient(f"127.0.0.1:{port}", 5)
+    try:
+        assert client.call(11, {"topic": "T"}).code == 2, "not before the archive is open"
+        assert client.call(103).code == 16
+        assert not facade.status().is_archive_open
+        backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
+        until(lambda: facade.status().is_archive_open)
+        policies = ReadSettings(policy="FORCE")
+        facade.apply(Settings(read=policies))
+        until(lambda: policies in answers.applied)
+        names = {family.name for family in FacadeCollector(facade.status, facade.counters).collect()}
+        assert "rocketmq_tiered_store_serve_connections" in names
+    finally:
+        client.close()
+        facade.close(0.1)
+    assert answers.is_closed and not facade.is_alive
+    facade.apply(Settings())  # too late, and harmless
+
+
+def test_a_commit_of_this_process_is_seen_at_once(real_store: Callable[[str], Path], tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "archive")
+    backfill(real_store("A") / "store", store)
+    answers = Answers()
+    facade = thread_at(f"file://{tmp_path}/archive", 0, answers)
+    facade.start()
+    try:
+        until(lambda: facade.status().is_archive_open)
+        access = facade._access
+        assert access is not None
+        newer = replace(access.state, version=access.state.version + 1)
+        facade.adopt(newer)
+        assert access.state is newer
+        until(lambda: answers.commits == 1)
+    finally:
+        facade.close(0.1)
+
+
+def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:
+    port = free_port()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        facade = thread_at(f"file://{tmp_path}/archive", port, Answers())
+        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
+            facade.start()
+    assert not facade.is_alive or facade.close(0.1) is None
