@@ -121,7 +121,7 @@ class QuerySource:
             first, last = offset // step, -(-(offset + length) // step)
             found: dict[int, bytes] = {}
             for number in range(first, last):
-                piece = self._kept.get(key, (step, number))
+                piece = self._kept.get(key, ("items", number))
                 if piece is not None:
                     found[number] = piece
             missing = [number for number in range(first, last) if number not in found]
@@ -133,7 +133,7 @@ class QuerySource:
                 for number in range(missing[0], missing[-1] + 1):
                     piece = data[number * step - begin : (number + 1) * step - begin]
                     found[number] = piece
-                    self._kept.put(key, (step, number), piece, len(piece))
+                    self._kept.put(key, ("items", number), piece, len(piece))
             whole = b"".join(found[number] for number in range(first, last))
             return whole[offset - first * step : offset - first * step + length]
 
