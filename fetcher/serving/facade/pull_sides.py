@@ -134,7 +134,7 @@ class PullSides:
         answer = await self.asked_broker()
         if answer.code == ResponseCode.SYSTEM_BUSY:
             raise UnavailableError(answer.remark or "the broker is busy")
-        said = _said(answer)
+        said = said_by(answer)
         if said is None:
             return Answered(GetStatus.NO_MATCHED_MESSAGE, self._offset, 0, 0, (), answer, is_error=True)
         self._context.views.note(self._topic, self._queue_id, said.min_offset, said.max_offset)
@@ -175,7 +175,7 @@ class PullSides:
 _PASSED = frozenset({GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE})
 
 
-def _said(answer: RemotingCommand) -> Said | None:
+def said_by(answer: RemotingCommand) -> Said | None:
     """None for what is no answer to a pull."""
     fields = answer.ext_fields
     texts = [fields.get(name, "") for name in ("nextBeginOffset", "minOffset", "maxOffset")]
