@@ -65,8 +65,8 @@ class BrokerSideQueries:
         begin_phys = max(archived_phys, self._store.commit_log.broker_min_phys)
         found: dict[int, Record] = {}
         with self._index() as index:
-            if index.files:
-                begin_phys = max(begin_phys, index.files[-1].end_phys)
+            # The newest file may have no item yet.
+            begin_phys = max([begin_phys, *(file.end_phys for file in index.files)])
             for record in self._records_from(begin_phys):
                 if carries(record, query) and is_wanted(record):
                     found[record.physical_offset] = record
