@@ -9,7 +9,7 @@ import ipaddress
 import re
 
 from fetcher.serving.facade.service import FacadePlace
-from fetcher.serving.service import parse_address
+from fetcher.serving.options import parse_address
 from sidecar.broker_side import address_of
 from tiered.broker_store.conf import BrokerConf
 from tiered.errors import UsageError

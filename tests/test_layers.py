@@ -36,6 +36,7 @@ CORNERS = {
     "prometheus_client": ("sidecar/", "tiered/object_store/"),
     "socket": ("tiered/remoting/client.py", "sidecar/admin.py", "fetcher/serving/"),
     "socketserver": ("sidecar/admin.py",),
+    "yaml": ("fetcher/serving/security/",),
     "http.server": ("sidecar/admin.py",),
     "http.client": ("sidecar/admin_client.py",),
     "urllib.request": (),

@@ -66,6 +66,14 @@ class Door(Protocol):
         """The request was answered so."""
         ...
 
+    def tick(self, now_s: float) -> None:
+        """Called every few seconds."""
+        ...
+
+    def close(self) -> None:
+        """The server ends."""
+        ...
+
 
 class Ledgers:
     """What all connections of a server hold."""
@@ -134,7 +142,8 @@ class Connection(asyncio.BufferedProtocol):
         """See asyncio.BaseProtocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=0)  # whatever the kernel does not take counts as not read
+        # Whatever the kernel does not take counts as not read. Not high=0: a TLS transport is then always too full.
+        transport.set_write_buffer_limits(high=1, low=0)
         peer = transport.get_extra_info("peername")
         self._address = f"{peer[0]}:{peer[1]}" if peer else "?"
         self._place.on_open(self)
@@ -248,7 +257,7 @@ class Connection(asyncio.BufferedProtocol):
     async def _serve(self, command: RemotingCommand) -> None:
         request = Request(command, self)
         response = await self._answer(request)
-        if response is None or command.flag & ONEWAY_FLAG:
+        if response is None or command.flag & ONEWAY_FLAG or response.is_withheld:
             return
         pieces = [memoryview(piece).cast("B") for piece in response.body]
         body_bytes = sum(map(len, pieces))
@@ -324,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
         self._count_unread()
 
     def _count_unread(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             unread_bytes = self._transport.get_write_buffer_size() + self._waiting_bytes
             self._ledgers.unread.set(self, unread_bytes)
 

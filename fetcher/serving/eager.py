@@ -1,7 +1,8 @@
 """Begins a coroutine at once instead of in the next turn of the event loop.
 
 A pull answered from memory never waits: begun eagerly it costs no task, no callback and no turn of the loop.
-Python 3.12 has this in asyncio; for 3.11 the first step is taken by hand, outside a task, and what goes on after it becomes one.
+Python 3.12 has this in asyncio; for 3.11 the first step is taken by hand, outside a task, and what goes on after it
+becomes one.
 """
 
 from __future__ import annotations

@@ -102,6 +102,8 @@ class Response:
     remark: str | None = None
     version: int | None = None
     """Version of who really answers, where it is not this server."""
+    is_withheld: bool = False
+    """Not sent: the client's own time limit ends its wait."""
 
 
 def json_response(document: Any) -> Response:

@@ -96,6 +96,8 @@ class ServingServer:
             await asyncio.wait(at_work, timeout=drain_s)
         for connection in list(self._connections):
             connection.close("the server stops")
+        if self._options.door is not None:
+            self._options.door.close()
 
     def _spawn(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
@@ -149,6 +151,8 @@ class ServingServer:
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = time.monotonic()
+            if self._options.door is not None:
+                self._options.door.tick(now_s)
             for connection in list(self._connections):
                 if (reason := connection.reason_to_close(now_s)) is not None:
                     connection.close(reason)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from fetcher.serving.archive_side import ArchiveSide
-from fetcher.serving.connection import ConnectionLimits
 from fetcher.serving.locks import LockTable, register_lock_handlers
 from fetcher.serving.lookups import LookupHandlers
 from fetcher.serving.offset_handlers import GroupOffsets, OffsetHandlers
+from fetcher.serving.options import server_options
 from fetcher.serving.pop_handlers import PopHandlers
 from fetcher.serving.pull import PullLimits, PullService
 from fetcher.serving.request import HandlerTable
@@ -24,9 +23,8 @@ from fetcher.serving.retry_handlers import RetryHandlers
 from fetcher.serving.retry_queue import RetryQueues
 from fetcher.serving.retry_topics import ArchiveWithRetries
 from fetcher.serving.routes import RouteHandlers, RouteTable
-from fetcher.serving.server import ServerOptions, ServingServer
+from fetcher.serving.server import ServingServer
 from fetcher.serving.session import ClientTable, register_session_handlers
-from tiered.errors import UsageError
 from tiered.settings.sections import ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -64,18 +62,8 @@ class ServingService:
         settings = self._settings
         await self.offsets.claim()
         await self.retries.claim()
-        host, port = parse_address(settings.bind, "serve.bind")
-        options = ServerOptions(
-            host=host,
-            port=port,
-            connections_max=settings.connections_max,
-            limits=ConnectionLimits(requests_max=settings.requests_max),
-            tls=tls_context(settings),
-            tls_only=settings.tls_only,
-            accepts_proxy=settings.accept_proxy,
-        )
         table = HandlerTable()
-        self._server = ServingServer(table, options, on_close=self.clients.closed)
+        self._server = ServingServer(table, server_options(settings), on_close=self.clients.closed)
         bound_host, bound_port = await self._server.start()
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
         self._address = settings.advertise or f"{shown}:{bound_port}"
@@ -123,28 +111,3 @@ class ServingService:
         groups = sorted((group.name, len(group.members)) for group in self.clients.groups())
         connections = len(self._server.connections) if self._server is not None else 0
         return ServingStatus(self._address, connections, self.offsets.is_owner, groups)
-
-
-def parse_address(text: str, key: str) -> tuple[str, int]:
-    """Host and port of ``host:port``. Raises UsageError naming the setting ``key``."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
-        raise UsageError(f"{key} = {text!r} is no host:port", hint="for example 0.0.0.0:9876")
-    return host.strip("[]"), int(port)
-
-
-def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
-    """TLS as set, or None. Raises UsageError naming what does not load."""
-    if not settings.tls_certificate:
-        if settings.tls_only or settings.tls_key or settings.tls_client_ca:
-            raise UsageError("serve.tls_certificate is not set", hint="name the PEM file of the certificate")
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
-        if settings.tls_client_ca:
-            context.load_verify_locations(settings.tls_client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"TLS certificate, key or CA does not load: {error}") from error
-    return context

@@ -290,10 +290,37 @@ class ServeSettings:
     )
     tls_certificate: str = setting("", "PEM file of the certificate chain; empty: no TLS", restart=True)
     tls_key: str = setting("", "PEM file of its key", restart=True)
-    tls_client_ca: str = setting(
-        "", "PEM file of CAs; clients must show a certificate of theirs", restart=True
+    tls_client_ca: str = setting("", "PEM file of CAs of clients' certificates; empty: none is asked for", restart=True)
+    tls_client_required: bool = setting(
+        True, "with serve.tls_client_ca: refuse TLS clients without a certificate", restart=True
     )
     tls_only: bool = setting(False, "refuse connections without TLS", restart=True)
+    acl_file: str = setting(
+        "", "access rules: plain_acl.yml (ACL 1.0) or users and acls (5.x); read anew when it changes", restart=True
+    )
+    audit_interval_ms: int = setting(
+        60_000, "one log line for each reader of a queue says what it read in such an interval; 0: none",
+        minimum=0, restart=True,
+    )  # fmt: skip
+    frame_bytes_max: int = setting(
+        16 * MIB, "bytes of one request", minimum=64 * 1024, maximum=16 * MIB, restart=True
+    )
+    frame_ms: int = setting(
+        30_000, "a request must be complete so long after its first byte", minimum=100, restart=True
+    )
+    idle_ms: int = setting(
+        120_000, "a connection without a byte either way is closed", minimum=1_000, restart=True
+    )
+    stall_ms: int = setting(
+        60_000, "a client that reads nothing of what waits for it is closed", minimum=1_000, restart=True
+    )
+    unread_bytes_max: int = setting(
+        64 * MIB, "answers that clients have not read, all together; above it the oldest are closed",
+        minimum=MIB, restart=True,
+    )  # fmt: skip
+    unfinished_bytes_max: int = setting(
+        64 * MIB, "requests half received, all together; above it the oldest are closed", minimum=MIB, restart=True
+    )
 
 
 @dataclass(frozen=True)

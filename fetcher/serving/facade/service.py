@@ -22,16 +22,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fetcher.serving.codes import RequestCode, ResponseCode
-from fetcher.serving.connection import Connection, ConnectionLimits
+from fetcher.serving.connection import Connection
 from fetcher.serving.facade.client import FacadeClient
 from fetcher.serving.facade.name_servers import NameServers
 from fetcher.serving.facade.protocol import FacadeHandler, FacadeHandlers, relayed
 from fetcher.serving.facade.relay_rules import Failure, Way, failure_of, patience_s, way_of
 from fetcher.serving.facade.routes import Published, may_dial, reads_anything, rewritten
 from fetcher.serving.facade.upstream import FlightGate, TimedOutError
+from fetcher.serving.options import parse_address, server_options
 from fetcher.serving.request import Handler, HandlerTable, Request, Response
-from fetcher.serving.server import ServerOptions, ServingServer
-from fetcher.serving.service import parse_address, tls_context
+from fetcher.serving.server import ServingServer
 from fetcher.serving.session import ClientTable
 from tiered.errors import CorruptionError, ThrottledError, UnavailableError
 from tiered.remoting.command import RemotingCommand
@@ -112,22 +112,12 @@ class FacadeService:
     async def start(self) -> tuple[str, int]:
         """Listen and serve; the address bound. Raises OSError when the port is taken, UsageError for bad settings."""
         settings = self._settings
-        host, port = parse_address(settings.bind, "serve.bind")
         parse_address(self._place.advertise, "serve.advertise")
-        options = ServerOptions(
-            host=host,
-            port=port,
-            connections_max=settings.connections_max,
-            limits=ConnectionLimits(requests_max=settings.requests_max),
-            tls=tls_context(settings),
-            tls_only=settings.tls_only,
-            accepts_proxy=settings.accept_proxy,
-        )
         table = _Table(self._other)
         table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(self._route)
         table.register(RequestCode.HEART_BEAT)(self._heartbeat)
         table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
-        self._server = ServingServer(table, options, on_close=self._closed)
+        self._server = ServingServer(table, server_options(settings), on_close=self._closed)
         bound = await self._server.start()
         self._expiry = asyncio.create_task(self._expire())
         return bound

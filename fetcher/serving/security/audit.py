@@ -1,0 +1,87 @@
+"""Who read what: sums for each reader of a queue, one log line an interval. Clock injected.
+
+A line says client host, account, group, topic, queue, the offsets passed, pulls and bytes; lookups of single messages
+have no queue. Nothing is logged for each pull.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from fetcher.serving.codes import RequestCode
+from fetcher.serving.request import Request, Response
+from fetcher.serving.security.addresses import host_of
+
+logger = logging.getLogger(__name__)
+
+ENTRIES_MAX = 20_000
+_READS = frozenset({
+    RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE, RequestCode.QUERY_MESSAGE,
+    RequestCode.VIEW_MESSAGE_BY_ID,
+})  # fmt: skip
+
+
+class Reader(NamedTuple):
+    """One line's."""
+
+    address: str
+    account: str
+    group: str
+    topic: str
+    queue_id: str
+
+
+class _Sums:
+    __slots__ = ("body_bytes", "first_offset", "next_offset", "reads")
+
+    def __init__(self, first_offset: str) -> None:
+        self.first_offset, self.next_offset = first_offset, ""
+        self.reads = self.body_bytes = 0
+
+
+class Audit:
+    """Sums until ``write`` is due. ``interval_s`` 0: none."""
+
+    def __init__(self, interval_s: float, now_s: float) -> None:
+        self._interval_s, self._written_s = interval_s, now_s
+        self._sums: dict[Reader, _Sums] = {}
+
+    def note(self, request: Request, response: Response, body_bytes: int, account: str) -> None:
+        """A request was answered with messages."""
+        command = request.command
+        if not self._interval_s or not body_bytes or response.code != 0 or command.code not in _READS:
+            return
+        fields = command.ext_fields
+        get = fields.get
+        reader = Reader(
+            request.peer.address, account, get("consumerGroup", ""), get("topic", ""), get("queueId", "")
+        )
+        sums = self._sums.get(reader)
+        if sums is None:
+            if len(self._sums) >= ENTRIES_MAX:
+                self.write()
+            sums = self._sums[reader] = _Sums(get("queueOffset", ""))
+        sums.reads += 1
+        sums.body_bytes += body_bytes
+        sums.next_offset = response.ext.get("nextBeginOffset", "")
+
+    def tick(self, now_s: float) -> None:
+        """Write what has gathered if an interval is over."""
+        if now_s - self._written_s >= self._interval_s:
+            self._written_s = now_s
+            self.write()
+
+    def write(self) -> None:
+        """One line for each reader."""
+        sums, self._sums = self._sums, {}
+        for reader, sum_ in sums.items():
+            offsets = f"{sum_.first_offset}-{sum_.next_offset}" if sum_.next_offset else ""
+            logger.info(
+                "read",
+                extra={
+                    "client": host_of(reader.address), "account": reader.account, "group": reader.group,
+                    "topic": reader.topic, "queue": reader.queue_id, "offsets": offsets, "reads": sum_.reads,
+                    "bytes": sum_.body_bytes,
+                },
+            )  # fmt: skip

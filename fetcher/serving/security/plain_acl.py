@@ -1,0 +1,116 @@
+"""ACL 1.0: accounts of ``plain_acl.yml`` with DENY, PUB and SUB on topics and groups. Pure.
+
+Order: addresses trusted for everybody, known key, addresses trusted for the account, signature, permissions. A resource
+that is not named has the account's default, which is DENY where it is not given.
+Sources: org.apache.rocketmq.acl.plain.PlainPermissionManager, PlainAccessConfig, Permission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fetcher.serving.request import Request
+from fetcher.serving.security import addresses
+from fetcher.serving.security.needs import ADMIN_CODES, Action, Kind, Need, acl_1_needs_of
+from fetcher.serving.security.rules import Account, RulesError, text_of
+
+_ACTIONS = {"PUB": frozenset({Action.PUB}), "SUB": frozenset({Action.SUB}), "DENY": frozenset[Action](),
+            "ANY": frozenset({Action.PUB, Action.SUB})}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """Of one account."""
+
+    topic_default: frozenset[Action] = frozenset()
+    group_default: frozenset[Action] = frozenset()
+    topics: Mapping[str, frozenset[Action]] = field(default_factory=dict)
+    groups: Mapping[str, frozenset[Action]] = field(default_factory=dict)
+
+    def allow(self, need: Need) -> bool:
+        """Whether any of the actions needed is granted."""
+        if need.kind is Kind.TOPIC:
+            granted = self.topics.get(need.name, self.topic_default)
+        else:
+            granted = self.groups.get(need.name, self.group_default)
+        return bool(granted & need.actions)
+
+
+class PlainAcl:
+    """See Rules."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        """Raises RulesError."""
+        self._trusted = [_pattern(one) for one in _list(document, "globalWhiteRemoteAddresses")]
+        self.accounts: dict[str, Account] = {}
+        self._permissions: dict[str, Permissions] = {}
+        for entry in _list(document, "accounts"):
+            if not isinstance(entry, dict):
+                raise RulesError("an account is no mapping")
+            account = _account(entry)
+            if account.name in self.accounts:
+                raise RulesError(f"access key {account.name} is there twice")
+            self.accounts[account.name] = account
+            self._permissions[account.name] = Permissions(
+                _actions(entry.get("defaultTopicPerm") or "DENY"), _actions(entry.get("defaultGroupPerm") or "DENY"),
+                _named(_list(entry, "topicPerms")), _named(_list(entry, "groupPerms")),
+            )  # fmt: skip
+
+    def trusts(self, host: str) -> bool:
+        """See Rules."""
+        return any(addresses.matches(pattern, host) for pattern in self._trusted)
+
+    def forbids(self, account: Account, request: Request, host: str) -> str | None:
+        """See Rules."""
+        if account.is_free:
+            return None
+        if request.command.code in ADMIN_CODES:
+            return f"{account.name} is no administrator"
+        permissions = self._permissions[account.name]
+        for need in acl_1_needs_of(request):
+            if not permissions.allow(need):
+                return f"{account.name} has no permission for {need.kind.value.lower()} {need.name}"
+        return None
+
+
+def _account(entry: Mapping[str, Any]) -> Account:
+    name, secret = text_of(entry.get("accessKey")), text_of(entry.get("secretKey"))
+    if len(name) <= 6 or len(secret) <= 6:
+        raise RulesError("accessKey and secretKey must have more than 6 characters")
+    pattern = _pattern(entry.get("whiteRemoteAddress"))
+    return Account(name, secret, is_free=entry.get("admin") is True, trusted_from=pattern)
+
+
+def _pattern(value: object) -> str:
+    text = text_of(value)
+    if text and not addresses.is_valid(text):
+        raise RulesError(f"address {text!r} cannot be read")
+    return text
+
+
+def _actions(value: object) -> frozenset[Action]:
+    granted: frozenset[Action] = frozenset()
+    for word in text_of(value).split("|"):
+        if word.strip() not in _ACTIONS:
+            raise RulesError(f"permission {word.strip()!r} is unknown", hint="DENY, ANY, PUB, SUB or PUB|SUB")
+        granted |= _ACTIONS[word.strip()]
+    return granted
+
+
+def _named(entries: list[Any]) -> dict[str, frozenset[Action]]:
+    found = {}
+    for entry in entries:
+        name, _, permission = text_of(entry).partition("=")
+        if not name.strip() or not permission:
+            raise RulesError("a permission is not NAME=PERMISSION")
+        found[name.strip()] = _actions(permission)
+    return found
+
+
+def _list(document: Mapping[str, Any], name: str) -> list[Any]:
+    found = document.get(name) or []
+    if not isinstance(found, list):
+        raise RulesError(f"{name} is no list")
+    return found
