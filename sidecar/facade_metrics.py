@@ -1,4 +1,4 @@
-"""Metrics of the façade: who is connected, what was relayed, answered and refused. Owns names and labels."""
+"""The façade in metrics and status: who is connected, what was relayed, answered and refused. Owns names and labels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from fetcher.serving.facade.service import FacadeCounters, FacadeStatus
 from sidecar.metrics import PREFIX
+from sidecar.report import GroupReport, ServingReport
 
 
 class FacadeCollector(Collector):
@@ -41,6 +42,23 @@ class FacadeCollector(Collector):
         yield _counted(
             "serve_failed", "requests not relayed, by what clients were told", "told", dict(counters.failed)
         )
+
+
+def serving_report(status: FacadeStatus) -> ServingReport:
+    """The part of the status document about clients."""
+    groups = tuple(
+        GroupReport(
+            reading.name,
+            reading.members,
+            reading.archive_pulls,
+            reading.broker_pulls,
+            reading.behind_messages,
+        )
+        for reading in status.readings
+    )
+    return ServingReport(
+        status.address, status.connections, status.broker_connections, status.is_archive_open, groups
+    )
 
 
 def _counted(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> Metric:

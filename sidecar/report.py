@@ -24,6 +24,29 @@ class QueueReport:
 
 
 @dataclass(frozen=True)
+class GroupReport:
+    """One consumer group that clients here are in: pulls that found messages, and how far it is behind what its last
+    answers named as the end (of archived messages: the archive's)."""
+
+    name: str
+    members: int
+    archive_pulls: int
+    broker_pulls: int
+    behind_messages: int
+
+
+@dataclass(frozen=True)
+class ServingReport:
+    """Clients of the façade."""
+
+    address: str
+    connections: int
+    broker_connections: int
+    is_archive_open: bool
+    groups: tuple[GroupReport, ...]
+
+
+@dataclass(frozen=True)
 class StatusReport:
     """How far an archive is behind its broker, and whether anything is wrong."""
 
@@ -58,6 +81,8 @@ class StatusReport:
     """Messages archived by this process (instance), or held by the archive (catalog)."""
     bytes: int
     queues: tuple[QueueReport, ...]
+    serving: ServingReport | None = None
+    """None where no clients are served."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for orjson."""
@@ -74,4 +99,7 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
     names = {item.name for item in fields(StatusReport)}
     known = {name: value for name, value in document.items() if name in names}
     known["queues"] = tuple(QueueReport(**queue) for queue in document.get("queues", ()))
+    if (serving := document.get("serving")) is not None:
+        groups = tuple(GroupReport(**group) for group in serving["groups"])
+        known["serving"] = ServingReport(**{**serving, "groups": groups})
     return StatusReport(**known)

@@ -28,7 +28,7 @@ from sidecar.cli.arguments import (
     settings_of,
 )
 from sidecar.facade_answers import MergedAnswers
-from sidecar.facade_metrics import FacadeCollector
+from sidecar.facade_metrics import FacadeCollector, serving_report
 from sidecar.facade_place import facade_place
 from sidecar.facade_thread import FacadeOrder, FacadeThread
 from sidecar.instance import InstanceDescription, StateDirectory, default_state_dir
@@ -189,4 +189,6 @@ class _Source:
         report = self._service.report()
         if report is None:
             raise UnavailableError("the uploader has not started yet")
-        return report
+        return (
+            report if self._facade is None else replace(report, serving=serving_report(self._facade.status()))
+        )

@@ -24,7 +24,7 @@ from sidecar.cli.output import duration_text, print_json, print_table, size_text
 from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
 from sidecar.lag import Lag, measure_lag
 from sidecar.margin import margin_of
-from sidecar.report import QueueReport, StatusReport, decode_report
+from sidecar.report import QueueReport, ServingReport, StatusReport, decode_report
 from sidecar.reporter import age_s
 from tiered.errors import NotFoundError, UsageError
 from tiered.settings.sections import Settings
@@ -171,6 +171,21 @@ def _print(report: StatusReport) -> None:
         )
         if len(behind) > QUEUES_SHOWN:
             print(f"… and {len(behind) - QUEUES_SHOWN} more queues (all with --json)")
+    if report.serving is not None:
+        _print_serving(report.serving)
+
+
+def _print_serving(serving: ServingReport) -> None:
+    archive = "" if serving.is_archive_open else "; the archive is not open yet"
+    print(f"\nclients     {serving.connections:,} connected to {serving.address}{archive}")
+    if serving.groups:
+        print_table(
+            ["group", "members", "pulls from the archive", "from the broker", "messages behind"],
+            [
+                [group.name, group.members, group.archive_pulls, group.broker_pulls, group.behind_messages]
+                for group in serving.groups
+            ],
+        )
 
 
 def _margin(report: StatusReport) -> str:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.integration.live import Sidecar, wait_for_line
+from tests.integration.live import Sidecar
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker
 from tests.servers.child import free_port
 from tests.servers.rocketmq import BROKER, CLUSTER, MQADMIN, RocketMq, run_java
 from tests.servers.running_store import RunningStore
 from tiered.formats import fastjson
+from tiered.remoting.client import BrokerClient, RequestCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -45,12 +47,21 @@ class Facade:
         return Producer(self.broker, self.scene, load, self.directory / "producer.out")
 
     def consume(
-        self, mode: str, group: str, wanted: int, *, topic: str = "live0", idle_s: int = 30
+        self, mode: str, group: str, wanted: int, *, topic: str = "live0", idle_s: int = 30, failures: int = 0
     ) -> Consumer:
-        """Start a Java consumer behind the façade."""
+        """Start a Java consumer behind the façade; it gives a message back the first ``failures`` times."""
         output = self.directory / f"{group}-{len(self.children)}.txt"
         command = self.broker.java_command(
-            "Consume", self.address, mode, group, topic, "*", str(wanted), str(idle_s), str(output)
+            "Consume",
+            self.address,
+            mode,
+            group,
+            topic,
+            "*",
+            str(wanted),
+            str(idle_s),
+            str(output),
+            str(failures),
         )
         with (self.directory / f"{group}.out").open("ab") as log:
             child = subprocess.Popen(command, stdout=log, stderr=log)
@@ -75,11 +86,14 @@ class Consumer:
     child: subprocess.Popen[bytes]
     output: Path
 
-    def lines(self) -> list[Line]:
-        """What it has got so far, in order of arrival."""
+    def fields(self) -> list[list[str]]:
+        """What it has got so far, in order of arrival; see Consume.java."""
         text = self.output.read_text("utf-8") if self.output.exists() else ""
-        whole = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return [(int(fields[0]), int(fields[1])) for fields in whole]
+        return [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def lines(self) -> list[Line]:
+        """The places of what it has got."""
+        return [(int(fields[0]), int(fields[1])) for fields in self.fields()]
 
     def wait_for(self, count: int, timeout_s: float = 90) -> None:
         """Until it has got ``count`` messages."""
@@ -109,17 +123,12 @@ def progress(facade: Facade, group: str, topic: str) -> dict[int, tuple[int, int
     return {int(row[2]): (int(row[3]), int(row[4])) for row in rows}
 
 
-def lines_of(table: str) -> Counter[str]:
-    return Counter(" ".join(line.split()) for line in table.splitlines() if line.strip())
-
-
 @pytest.fixture(scope="module")
 def facade(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> Iterator[Facade]:
     directory = tmp_path_factory.mktemp("facade")
     address = f"127.0.0.1:{free_port()}"
-    # Files are deleted when mqadmin says so, and then all but the last one.
     config = {
-        "mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20 * 200, "fileReservedTime": 0,
+        "mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20 * 200,
         "deleteWhen": f"{(time.localtime().tm_hour + 12) % 24:02d}",
     }  # fmt: skip
     settings = {
@@ -154,45 +163,106 @@ def test_routes_show_the_sidecar_before_the_broker(facade: Facade) -> None:
     ]  # fmt: skip
 
 
-def test_a_push_group_consumes_and_its_offsets_are_the_brokers(facade: Facade) -> None:
-    got = facade.consume("push", "G-push", 2000).finish()
-    assert Counter(got) == Counter((queue, offset) for queue in range(QUEUES) for offset in range(500))
-    assert progress(facade, "G-push", "live0") == dict.fromkeys(range(QUEUES), (500, 500))
-
-
 def test_two_members_share_the_queues_and_are_listed_once_each(facade: Facade) -> None:
-    one = facade.consume("push", "G-two", 10**6, idle_s=25)
-    two = facade.consume("push", "G-two", 10**6, idle_s=25)
-    one.wait_for(1)
+    members = [facade.consume("push", "G-two", 10**6) for _ in range(2)]
     deadline_s = time.monotonic() + 60
-    while len(one.lines()) + len(two.lines()) < 2000:
+    while sum(len(member.lines()) for member in members) < 2000:
         assert time.monotonic() < deadline_s
         time.sleep(0.2)
-    connected = facade.mqadmin("consumerConnection", "-g", "G-two")
-    members = [line.split() for line in connected.splitlines() if line[:1].isdigit() and "@" in line]
-    assert len(members) == len({row[1] for row in members}) == 2, connected
-    assert set(one.finish()) | set(two.finish()) == {(q, o) for q in range(QUEUES) for o in range(500)}
+    (status,) = [group for group in facade.sidecar.status()["serving"]["groups"] if group["name"] == "G-two"]
+    assert (status["members"], status["archive_pulls"]) == (2, 0) and status["broker_pulls"] > 0
+    told = facade.mqadmin("consumerConnection", "-g", "G-two")
+    listed = [line.split()[1] for line in told.splitlines() if line[:1].isdigit() and "@" in line]
+    assert len(listed) == len(set(listed)) == 2, told
+    for member in members:
+        member.child.kill()
+    assert {line for member in members for line in member.lines()} == everything([500] * QUEUES)
 
 
-def test_orderly_consumption_stays_in_order(facade: Facade) -> None:
-    got = facade.consume("orderly", "G-orderly", 2000).finish()
+def broker_range(facade: Facade, topic: str, queue_id: int) -> tuple[int, int]:
+    """[minimum, maximum) of a queue, as the broker itself says."""
+    client = BrokerClient(facade.broker.broker_address, 5)
+    fields = {"topic": topic, "queueId": str(queue_id)}
+    found = tuple(
+        int(client.call(code, fields).ext_fields["offset"])
+        for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+    )
+    client.close()
+    return found[0], found[1]
+
+
+def delete_old_files(facade: Facade) -> int:
+    """Have the broker delete all commitlog files that are full; the smallest first offset it has left of live0."""
+    facade.sidecar.wait_until_archived(60)
+    long_ago_s = time.time() - 100 * 3600
+    for file in sorted((facade.broker.store / "commitlog").iterdir())[:-2]:  # the last one is not begun yet
+        os.utime(file, (long_ago_s, long_ago_s))
+    deadline_s = time.monotonic() + 90
+    before = min(broker_range(facade, "live0", queue)[0] for queue in range(QUEUES))
+    facade.mqadmin("deleteExpiredCommitLog", "-b", facade.broker.broker_address, real=True)
+    while True:
+        found = min(broker_range(facade, "live0", queue)[0] for queue in range(QUEUES))
+        if found > before:
+            return found
+        assert time.monotonic() < deadline_s, "the broker deletes nothing"
+        time.sleep(1)
+
+
+def everything(ends: Sequence[int]) -> set[Line]:
+    """All lines of queues that end there."""
+    return {(queue, offset) for queue, end in enumerate(ends) for offset in range(end)}
+
+
+def test_a_group_reads_from_the_archive_on_into_what_is_sent_now(facade: Facade) -> None:
+    """The broker has deleted most of it. From offset 0 nothing is missing, nothing comes twice, what is given back
+    comes again, and an orderly group stays in order."""
+    assert delete_old_files(facade) > 100
+    end = broker_range(facade, "live0", 0)[1] + 250
+    with facade.produce(2000, per_second=200) as producer:
+        plain = facade.consume("push", "G-cold", QUEUES * end)
+        orderly = facade.consume("orderly", "G-cold-orderly", QUEUES * end)
+        retried = facade.consume("push", "G-cold-retry", QUEUES * end, topic="live1", failures=1)
+        assert producer.finish(120).failed == 0
+        got, in_order = plain.finish(), orderly.finish()
+        assert retried.child.wait(120) == 0
+    assert Counter(got) == Counter(in_order) == Counter(everything([end] * QUEUES))
     for queue in range(QUEUES):
-        assert [offset for q, offset in got if q == queue] == list(range(500))
+        assert [offset for q, offset in in_order if q == queue] == list(range(end))
+    consumed = [fields[4] for fields in retried.fields() if fields[8] == "ok"]
+    given_back = {fields[4] for fields in retried.fields() if fields[8] == "back"}
+    assert len(set(consumed)) == QUEUES * end and set(consumed) == given_back
+    assert progress(facade, "G-cold", "live0") == dict.fromkeys(range(QUEUES), (end, end))
+    told = facade.mqadmin("topicStatus", "-t", "live0")
+    rows = [line.split() for line in told.splitlines() if line.startswith(BROKER)]
+    assert {(int(row[1]), int(row[2]), int(row[3])) for row in rows} == {(q, 0, end) for q in range(QUEUES)}
 
 
-def test_clients_live_through_a_kill_of_the_sidecar(facade: Facade) -> None:
-    """kill -9 while a group consumes what a producer sends; back after a few seconds; nothing is missing."""
-    before = sum(offset for offset, _ in progress(facade, "G-push", "live0").values())
-    consumer = facade.consume("push", "G-kill", before + 3000, idle_s=40)
-    with facade.produce(6000, per_second=300) as producer:
-        consumer.wait_for(before + 200)
+def test_nothing_is_missing_whatever_goes_away(facade: Facade) -> None:
+    """While a group reads what only the archive has, and then what a producer sends: the sidecar is killed, the object
+    store, the name server and the broker go away and come back."""
+    delete_old_files(facade)
+    mq = facade.broker
+    with facade.produce(10**6, per_second=200) as producer:
+        consumer = facade.consume("push", "G-storm", 10**6, idle_s=300)
+        consumer.wait_for(50)
         facade.sidecar.kill()
+        seen = len(consumer.lines())
+        assert seen < sum(broker_range(facade, "live0", queue)[0] for queue in range(QUEUES)), (
+            "it was past the archive"
+        )
         time.sleep(5)
         facade.sidecar.start()
-        sent = producer.finish(120)
-    assert sent.failed == 0, "the producer does not use the façade"
-    got = consumer.finish()
-    end = (before + 3000) // QUEUES
-    assert set(got) >= {(queue, offset) for queue in range(QUEUES) for offset in range(end)}
-    facade.wait_until_serving()
-    assert wait_for_line(facade.directory / "producer.out", "DONE", 5)
+        consumer.wait_for(seen + 200)
+        facade.sidecar.objects.server.stop()
+        time.sleep(3)
+        mq.name_server.stop()
+        facade.sidecar.objects.server.start()
+        mq.name_server.start()
+        mq.broker.stop(patience_s=40)
+        mq.broker.start()
+        time.sleep(3)
+        producer.finish(30, now=True)
+    wanted = everything([broker_range(facade, "live0", queue)[1] for queue in range(QUEUES)])
+    consumer.wait_for(len(wanted))
+    consumer.child.kill()
+    assert set(consumer.lines()) == wanted

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
 from fetcher.access import ArchiveAccess
-from fetcher.serving.facade.service import FacadePlace, FacadeService
-from sidecar.facade_metrics import FacadeCollector
+from fetcher.serving.facade.group_reads import GroupReading
+from fetcher.serving.facade.service import FacadePlace, FacadeService, FacadeStatus
+from sidecar.facade_metrics import FacadeCollector, serving_report
 from sidecar.facade_place import facade_place
 from sidecar.facade_thread import FacadeOrder, FacadeThread
+from sidecar.report import StatusReport, decode_report, encode_report
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.child import free_port
 from tiered.broker_store.conf import broker_conf
@@ -27,6 +30,10 @@ from tiered.settings.sections import ArchiveSettings, BrokerSettings, ReadSettin
 CONF = broker_conf(
     {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
 )
+REPORT = StatusReport(
+    "instance", "following", "file:///a", "c", "b", "w", 1, False, 0, None, "", None, None, None, None, 0, 0, "", 0, 0,
+    0, "", 0, 0, (),
+)  # fmt: skip
 ADVERTISED = Settings(serve=ServeSettings(advertise="broker-host:9876"))
 
 
@@ -137,6 +144,14 @@ def test_a_commit_of_this_process_is_seen_at_once(real_store: Callable[[str], Pa
         until(lambda: answers.commits == 1)
     finally:
         facade.close(0.1)
+
+
+def test_who_is_served_is_part_of_the_status_document() -> None:
+    reading = GroupReading("g", 2, 30, 4, 5)
+    served = serving_report(FacadeStatus("host:9876", 3, 2, True, [("g", 2)], (reading,)))
+    report = replace(REPORT, serving=served)
+    assert decode_report(orjson.loads(encode_report(report))) == report
+    assert decode_report(orjson.loads(encode_report(REPORT))).serving is None
 
 
 def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:

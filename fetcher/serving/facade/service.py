@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.connection import Connection
 from fetcher.serving.facade.client import FacadeClient
+from fetcher.serving.facade.group_reads import GroupReading, GroupReads
 from fetcher.serving.facade.name_servers import NameServers
 from fetcher.serving.facade.protocol import FacadeHandler, FacadeHandlers, relayed
 from fetcher.serving.facade.relay_rules import Failure, Way, failure_of, patience_s, way_of
@@ -78,6 +79,8 @@ class FacadeStatus:
     broker_connections: int
     is_archive_open: bool
     groups: list[tuple[str, int]]
+    readings: tuple[GroupReading, ...] = ()
+    """What those groups read."""
 
 
 class _Table(HandlerTable):
@@ -104,10 +107,11 @@ class FacadeService:
         self._server: ServingServer | None = None
         self._expiry: asyncio.Task[None] | None = None
         self._broker_version: int | None = None
-        self._told_loopback = False
+        self._told_loopback = self._told_away = False
         self.clients = ClientTable(time.monotonic)
         """What consumers subscribe to, from their heartbeats."""
         self.counters = FacadeCounters()
+        self._reads = GroupReads()
 
     async def start(self) -> tuple[str, int]:
         """Listen and serve; the address bound. Raises OSError when the port is taken, UsageError for bad settings."""
@@ -150,6 +154,7 @@ class FacadeService:
             sum(client.upstream.is_connected for client in members),
             self._handlers is not None,
             groups,
+            self._reads.readings(groups),
         )
 
     # -- clients ----------------------------------------------------------------------------------------------
@@ -248,6 +253,10 @@ class FacadeService:
         if way is Way.REFUSED:
             return Response(ResponseCode.NO_PERMISSION, remark="brokers register at the real name servers")
         client = self._client(request)
+        if code == RequestCode.CONSUMER_SEND_MSG_BACK and request.number("offset", -1) == 0:
+            # A broker that has deleted its first message takes the oldest it has for it, and sends that one again.
+            # Told that it is not there, the client sends the message itself.
+            return Response(ResponseCode.SYSTEM_ERROR, remark="look message by offset failed, 0")
         if self._handlers is None and code in MERGED_CODES:
             raise ThrottledError("the archive is not open yet")
         handler = self._handlers.get(code) if self._handlers is not None else None
@@ -261,7 +270,9 @@ class FacadeService:
         self, handler: FacadeHandler, request: Request, client: FacadeClient
     ) -> Response | None:
         self.counters.answered[request.code] += 1
-        return await handler(request, client.upstream)
+        response = await handler(request, client.upstream)
+        self._reads.note(request, response)
+        return response
 
     async def _relay(self, request: Request, client: FacadeClient) -> Response | None:
         command = request.command
@@ -276,6 +287,9 @@ class FacadeService:
         except UnavailableError as error:
             return self._failed(request, client, error)
         self._broker_version = answer.version
+        if self._told_away:
+            self._told_away = False
+            logger.info("requests are relayed to the broker again")
         return relayed(answer)
 
     def _failed(self, request: Request, client: FacadeClient, error: UnavailableError) -> Response | None:
@@ -285,9 +299,11 @@ class FacadeService:
             timed_out=isinstance(error, TimedOutError),
         )
         self.counters.failed[failure.name] += 1
-        logger.warning(
-            "not relayed: %s", error, extra={"client": client.connection.address, "code": request.code}
-        )
+        # Once, until something is relayed again: every client repeats its requests as long as the broker is away.
+        level = logging.DEBUG if self._told_away else logging.WARNING
+        self._told_away = True
+        where = {"client": client.connection.address, "code": request.code}
+        logger.log(level, "not relayed: %s", error, extra=where)
         if failure is Failure.HANG_UP:
             client.connection.close(f"request {request.code} cannot be answered: {error}")
         if failure in (Failure.HANG_UP, Failure.SILENCE):
