@@ -163,6 +163,7 @@ class PolicyLine:
         self._topics = topics or TopicFilter()
         self._policies = ReadPolicies.of(settings or ReadSettings())
         self._told_of_residency = False
+        self._archived: tuple[CatalogState | None, dict[tuple[str, int], ArchivedQueue]] = None, {}
         self.counters = ReadCounters()
 
     def apply(self, settings: ReadSettings) -> None:
@@ -193,7 +194,7 @@ class PolicyLine:
         if not sides.has_broker or not (is_system or policy is ReadPolicy.DISABLE):
             # Never waits: with the object store away, what the broker has is answered all the same.
             self._catalog.look()
-            archived = archived_queue(self._catalog.state, topic, queue_id)
+            archived = self._archived_queue(topic, queue_id)
         if not sides.has_broker:
             return Situation(offset, is_system, archived.queue, BrokerSide.ABSENT)
         # After the catalog: what the broker deletes in between is then missed here, and held, rather than skipped.
@@ -230,6 +231,17 @@ class PolicyLine:
             source = _SOURCES[follow]
         self.counters.held += 1
         return Outcome(Source.HOLD, None, held_line(situation))
+
+    def _archived_queue(self, topic: str, queue_id: int) -> ArchivedQueue:
+        state = self._catalog.state
+        known, queues = self._archived
+        if known is not state:
+            queues = {}
+            self._archived = state, queues
+        found = queues.get((topic, queue_id))
+        if found is None:
+            found = queues[topic, queue_id] = archived_queue(state, topic, queue_id)
+        return found
 
     def _told(self, residency: Residency) -> Residency:
         if residency is Residency.UNKNOWN:
