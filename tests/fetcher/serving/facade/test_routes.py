@@ -51,6 +51,13 @@ def test_only_our_broker_is_rewritten_and_nothing_else_changes() -> None:
     assert after == before
 
 
+def test_facades_of_two_brokers_can_stand_one_before_the_other() -> None:
+    other = Published("broker-b", "192.0.2.10:9876")
+    brokers = json.loads(rewritten(rewritten(STRICT, OURS), other))["brokerDatas"]
+    assert [broker["brokerAddrs"]["0"] for broker in brokers] == [SIDECAR, "192.0.2.10:9876"]
+    assert [broker["brokerAddrs"]["1"] for broker in brokers] == ["10.0.0.1:10911", "10.0.1.1:10911"]
+
+
 def test_the_dialect_of_the_name_server_is_kept() -> None:
     bare = rewritten(BARE, OURS)
     assert b'{0:"192.0.2.9:9876",1:"10.0.0.1:10911",2:"10.0.0.2:10911"}' in bare
