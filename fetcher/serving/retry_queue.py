@@ -3,7 +3,7 @@
 What comes while an object is being written goes into the next one. Whoever owns the group offsets owns these; another
 server refuses them, upon which a consumer consumes its message again itself.
 
-Owns the writing task, the bound and reading what was delivered. The state is retry_state.py's.
+Owns the writing task and the bound. The state is retry_state.py's, reading it delivered_queues.py's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish
+from fetcher.serving.delivered_queues import DeliveredQueues
 from fetcher.serving.offset_handlers import GroupOffsets
 from fetcher.serving.retry_log import RetryLog
 from fetcher.serving.retry_record import DEAD_PREFIX, RETRY_PREFIX, SentBack
-from fetcher.serving.retry_state import RetryMessage, RetryObject, RetryQueue, RetryState, placed
-from fetcher.serving.subscription_filter import filter_of
+from fetcher.serving.retry_state import RetryMessage, RetryObject, placed
 from tiered.errors import FencedError, StoreFullError, TieredError
 
 logger = logging.getLogger(__name__)
@@ -38,20 +37,17 @@ class RetryLimits:
     dead_keep_ms: int = 30 * 86_400_000
 
 
-class RetryQueues:
+class RetryQueues(DeliveredQueues):
     """What was sent back. Belongs to one event loop; ``clock_ms`` is the time of day."""
 
     def __init__(
         self, log: RetryLog, offsets: GroupOffsets, limits: RetryLimits, clock_ms: Callable[[], int]
     ) -> None:
+        super().__init__()
         self._log, self._offsets, self._limits, self._clock_ms = log, offsets, limits, clock_ms
-        self._state = RetryState()
         self._queued: list[tuple[SentBack, asyncio.Future[None]]] = []
         self._queued_bytes = 0
         self._wake = asyncio.Event()
-        self._grown = asyncio.Event()
-        self.archived_end: Callable[[str], int] = lambda topic: 0
-        """Where the archived part of a topic's queue 0 ends."""
         self._removed_version = 0
         self.is_owner = False
 
@@ -59,12 +55,12 @@ class RetryQueues:
         """Read all and become the writer, if the group offsets are ours. Raises what the store raises."""
         if self._offsets.is_owner and not self.is_owner:
             try:
-                self._state = await asyncio.to_thread(self._log.claim)
+                self.state = await asyncio.to_thread(self._log.claim)
             except FencedError as error:
                 logger.warning("%s: consumers cannot send messages back here yet", error)
                 return
             self.is_owner = True
-            self._announce()
+            self.announce()
 
     # -- sending back -----------------------------------------------------------------------------------------
 
@@ -73,7 +69,7 @@ class RetryQueues:
         StoreFullError above the bound."""
         if not (self.is_owner and self._offsets.is_owner):
             raise FencedError("consumer groups of this archive are served by another server")
-        if self._state.held_bytes + self._queued_bytes + len(message.data) > self._limits.held_bytes_max:
+        if self.state.held_bytes + self._queued_bytes + len(message.data) > self._limits.held_bytes_max:
             raise StoreFullError(f"more than {self._limits.held_bytes_max} bytes of messages were sent back")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queued.append((message, future))
@@ -99,7 +95,7 @@ class RetryQueues:
                 await asyncio.sleep(AGAIN_S)
 
     async def _sleep(self) -> None:
-        due_ms, wait_s = self._state.next_due_ms(), CHECK_S
+        due_ms, wait_s = self.state.next_due_ms(), CHECK_S
         if due_ms is not None:
             wait_s = min(wait_s, max(0.0, (due_ms - self._clock_ms()) / 1000))
         with contextlib.suppress(TimeoutError):  # what is due is looked at then
@@ -119,27 +115,27 @@ class RetryQueues:
         self._queued = []
         added = tuple(
             RetryMessage(
-                self._state.next_number + index, message.topic, now_ms + message.delay_ms, message.data
+                self.state.next_number + index, message.topic, now_ms + message.delay_ms, message.data
             )
             for index, (message, _) in enumerate(queued)
         )
-        due = [*self._state.due(now_ms), *(message for message in added if message.due_ms <= now_ms)]
+        due = [*self.state.due(now_ms), *(message for message in added if message.due_ms <= now_ms)]
         if added or due:
             nexts = {message.topic: self._next_offset(message.topic) for message in due}
             written = RetryObject(
                 self._log.version + 1, self._log.owner, self._log.owner_name,
-                self._state.next_number + len(added), added, tuple(placed(due, nexts, now_ms)),
+                self.state.next_number + len(added), added, tuple(placed(due, nexts, now_ms)),
             )  # fmt: skip
             await self._write(written, [future for _, future in queued])
             self._queued_bytes -= sum(len(message.data) for message, _ in queued)
-            self._state.apply(written)
+            self.state.apply(written)
             for _, future in queued:
                 if not future.done():
                     future.set_result(None)
             if due:
-                self._announce()
+                self.announce()
         if self._log.version - self._log.base_version >= OBJECTS_MAX:
-            base = self._state.base(self._log.version + 1, self._log.owner, self._log.owner_name)
+            base = self.state.base(self._log.version + 1, self._log.owner, self._log.owner_name)
             await self._write(base, [])
         if self._removed_version < self._log.base_version:
             await asyncio.to_thread(self._log.remove_replaced)
@@ -162,70 +158,20 @@ class RetryQueues:
                 return
 
     def _next_offset(self, topic: str) -> int:
-        queue = self._state.queues.get(topic)
+        queue = self.state.queues.get(topic)
         return queue.next_offset if queue is not None else self.archived_end(topic)
 
     def _release(self) -> None:
         """Forget what its group consumed, by offsets that are durable, and old dead letters."""
         oldest_ms = self._clock_ms() - self._limits.dead_keep_ms
-        for topic, queue in self._state.queues.items():
+        for topic, queue in self.state.queues.items():
             if topic.startswith(RETRY_PREFIX):
                 group = topic.removeprefix(RETRY_PREFIX)
-                self._state.release(topic, self._offsets.durable(group, topic, 0))
+                self.state.release(topic, self._offsets.durable(group, topic, 0))
             elif topic.startswith(DEAD_PREFIX):
-                while queue.numbers and self._state.messages[queue.numbers[0]].stored_ms < oldest_ms:
-                    self._state.release(topic, queue.offsets[0] + 1)
+                while queue.numbers and self.state.messages[queue.numbers[0]].stored_ms < oldest_ms:
+                    self.state.release(topic, queue.offsets[0] + 1)
 
     async def close(self) -> None:
         """Nothing is left to write: what was acknowledged is durable. Who waits is told."""
         self._disown(FencedError("the server stops"))
-
-    # -- reading ----------------------------------------------------------------------------------------------
-
-    def _announce(self) -> None:
-        grown, self._grown = self._grown, asyncio.Event()
-        grown.set()
-
-    async def delivered(self) -> None:
-        """Returns at the next delivery."""
-        await self._grown.wait()
-
-    def topics(self) -> list[str]:
-        """Topics with queues here."""
-        return list(self._state.queues)
-
-    def queue(self, topic: str) -> RetryQueue | None:
-        """Queue 0 of a topic, where messages are or were."""
-        return self._state.queues.get(topic)
-
-    def message(self, number: int) -> RetryMessage | None:
-        """One that is kept."""
-        return self._state.messages.get(number)
-
-    def messages_from(self, topic: str, offset: int, count: int) -> list[RetryMessage]:
-        """Up to ``count`` delivered ones at ``offset`` and after it."""
-        queue = self._state.queues.get(topic)
-        if queue is None:
-            return []
-        at = queue.at(offset)
-        return [self._state.messages[number] for number in queue.numbers[at : at + count]]
-
-    def pull(self, wish: PullWish, bounds: Bounds) -> PullFound:
-        """Messages of our part of a queue; ``bounds`` are the whole queue's."""
-        queue = self._state.queues[wish.topic]
-        if wish.offset >= queue.next_offset:
-            is_end = wish.offset == queue.next_offset
-            status = PullStatus.OFFSET_OVERFLOW_ONE if is_end else PullStatus.OFFSET_OVERFLOW_BADLY
-            return PullFound(status, wish.offset if is_end else queue.next_offset, bounds)
-        wanted = filter_of(wish.expression, wish.expression_type)
-        body: list[bytes] = []
-        size, following = 0, queue.next_offset if not queue.offsets else max(wish.offset, queue.min_offset)
-        for message in self.messages_from(wish.topic, wish.offset, wish.count):
-            if wanted is None or wanted.keep(memoryview(message.data)):
-                if body and size + len(message.data) > wish.max_bytes:
-                    break
-                body.append(message.data)
-                size += len(message.data)
-            following = message.queue_offset + 1
-        status = PullStatus.FOUND if body else PullStatus.NO_MATCHED_MESSAGE
-        return PullFound(status, following, bounds, body, len(body))

@@ -18,8 +18,9 @@ from fetcher.serving.archive_side import (
     TopicConfig,
     Unit,
 )
-from fetcher.serving.retry_queue import RetryQueues
+from fetcher.serving.delivered_queues import DeliveredQueues
 from fetcher.serving.retry_record import PHYS_BASE
+from fetcher.serving.retry_state import RetryQueue
 from fetcher.tag_filter import tags_code
 from tiered.formats.record import decode_record
 
@@ -27,10 +28,19 @@ from tiered.formats.record import decode_record
 class ArchiveWithRetries:
     """See ArchiveSide."""
 
-    def __init__(self, archive: ArchiveSide, retries: RetryQueues) -> None:
+    def __init__(self, archive: ArchiveSide, *grown: DeliveredQueues) -> None:
         self.cluster, self.broker = archive.cluster, archive.broker
-        self._archive, self._retries = archive, retries
-        retries.archived_end = self._archived_end
+        self._archive, self._grown = archive, grown
+        for queues in grown:
+            queues.archived_end = self._archived_end
+
+    def _holder(self, topic: str, queue_id: int) -> tuple[DeliveredQueues, RetryQueue] | None:
+        """Who continues this queue."""
+        for queues in self._grown if queue_id == 0 else ():
+            queue = queues.queue(topic)
+            if queue is not None:
+                return queues, queue
+        return None
 
     def _archived_end(self, topic: str) -> int:
         bounds = self._archive.bounds(topic, 0)
@@ -39,7 +49,8 @@ class ArchiveWithRetries:
     def topics(self) -> dict[str, TopicConfig]:
         """See ArchiveSide."""
         archived = self._archive.topics()
-        ours = {name: TopicConfig(name, 1, 1) for name in self._retries.topics() if name not in archived}
+        names = (name for queues in self._grown for name in queues.topics())
+        ours = {name: TopicConfig(name, 1, 1) for name in names if name not in archived}
         return archived | ours if ours else archived
 
     def subscription_groups(self) -> dict[str, dict[str, Any]]:
@@ -53,27 +64,32 @@ class ArchiveWithRetries:
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
         """See ArchiveSide."""
         archived = self._archive.bounds(topic, queue_id)
-        queue = self._retries.queue(topic) if queue_id == 0 else None
-        if queue is None:
+        holder = self._holder(topic, queue_id)
+        if holder is None:
             return archived
+        _, queue = holder
         if archived is not None and archived.minimum < min(archived.maximum, queue.first_offset):
             return Bounds(archived.minimum, queue.next_offset)
         return Bounds(queue.min_offset, queue.next_offset)
 
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
         """See ArchiveSide."""
-        queue = self._retries.queue(topic) if queue_id == 0 else None
-        message = self._retries.message(queue.numbers[-1]) if queue is not None and queue.numbers else None
+        holder = self._holder(topic, queue_id)
+        message = (
+            holder[0].message(holder[1].numbers[-1]) if holder is not None and holder[1].numbers else None
+        )
         return self._archive.last_stored_ms(topic, queue_id) if message is None else message.stored_ms
 
     async def pull(self, wish: PullWish) -> PullFound:
         """See ArchiveSide."""
-        queue = self._retries.queue(wish.topic) if wish.queue_id == 0 else None
-        bounds = self.bounds(wish.topic, wish.queue_id)
-        if queue is None or bounds is None:
+        holder = self._holder(wish.topic, wish.queue_id)
+        if holder is None:
             return await self._archive.pull(wish)
+        queues, queue = holder
+        bounds = self.bounds(wish.topic, wish.queue_id)
+        assert bounds is not None
         if wish.offset >= min(queue.first_offset, self._archived_end(wish.topic)):
-            return self._retries.pull(wish, bounds)
+            return queues.pull(wish, bounds)
         found = await self._archive.pull(wish)
         following = min(found.next_offset, queue.first_offset)
         if found.status in (PullStatus.OFFSET_TOO_SMALL, PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
@@ -82,28 +98,29 @@ class ArchiveWithRetries:
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
         """See ArchiveSide."""
-        queue = self._retries.queue(topic) if queue_id == 0 else None
-        if queue is None or self._archive.last_stored_ms(topic, queue_id) >= store_ms:
+        holder = self._holder(topic, queue_id)
+        if holder is None or self._archive.last_stored_ms(topic, queue_id) >= store_ms:
             return await self._archive.offset_by_time(topic, queue_id, store_ms, upper=upper)
-        for message in self._retries.messages_from(topic, 0, len(queue.numbers)):
+        queues, queue = holder
+        for message in queues.messages_from(topic, 0, len(queue.numbers)):
             if message.stored_ms >= store_ms:
                 return message.queue_offset
         return queue.next_offset - 1 if upper and queue.numbers else queue.next_offset
 
     async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """See ArchiveSide."""
-        queue = self._retries.queue(topic) if queue_id == 0 else None
-        if queue is None or offset < queue.first_offset:
+        holder = self._holder(topic, queue_id)
+        if holder is None or offset < holder[1].first_offset:
             return await self._archive.stored_ms(topic, queue_id, offset)
-        found = self._retries.messages_from(topic, offset, 1)
+        found = holder[0].messages_from(topic, offset, 1)
         return found[0].stored_ms if found and found[0].queue_offset == offset else -1
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
         """See ArchiveSide."""
-        queue = self._retries.queue(topic) if queue_id == 0 else None
-        if queue is None or offset < queue.first_offset:
+        holder = self._holder(topic, queue_id)
+        if holder is None or offset < holder[1].first_offset:
             return await self._archive.units(topic, queue_id, offset, count)
-        found = self._retries.messages_from(topic, offset, count)
+        found = holder[0].messages_from(topic, offset, count)
         return [
             Unit(PHYS_BASE + m.number, len(m.data), tags_code(decode_record(m.data).tags or ""))
             for m in found
@@ -112,8 +129,8 @@ class ArchiveWithRetries:
     async def message_at_phys(self, phys: int) -> bytes | None:
         """See ArchiveSide."""
         if phys >= PHYS_BASE:
-            message = self._retries.message(phys - PHYS_BASE)
-            return None if message is None else message.data
+            found = (queues.message(phys - PHYS_BASE) for queues in self._grown)
+            return next((message.data for message in found if message is not None), None)
         return await self._archive.message_at_phys(phys)
 
     async def messages_by_key(
@@ -127,10 +144,8 @@ class ArchiveWithRetries:
     async def changed(self, timeout_s: float) -> None:
         """See ArchiveSide: also when something sent back is delivered."""
         loop = asyncio.get_running_loop()
-        waits = {
-            loop.create_task(self._archive.changed(timeout_s)),
-            loop.create_task(self._retries.delivered()),
-        }
+        waits = {loop.create_task(queues.delivered()) for queues in self._grown}
+        waits.add(loop.create_task(self._archive.changed(timeout_s)))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fetcher.serving.archive_side import ArchiveSide
+from fetcher.serving.archive_side import ArchiveSide, TopicConfig
 from fetcher.serving.locks import LockTable, register_lock_handlers
 from fetcher.serving.lookups import LookupHandlers
 from fetcher.serving.offset_handlers import GroupOffsets, OffsetHandlers
 from fetcher.serving.options import server_options
+from fetcher.serving.pop_assignment import AssignmentHandlers
 from fetcher.serving.pop_handlers import PopHandlers
+from fetcher.serving.proxy_topic import ProxyTopic
 from fetcher.serving.pull import PullLimits, PullService
 from fetcher.serving.request import HandlerTable
 from fetcher.serving.retry_handlers import RetryHandlers
@@ -48,7 +50,9 @@ class ServingService:
     def __init__(
         self, archive: ArchiveSide, offsets: GroupOffsets, retries: RetryQueues, settings: ServeSettings
     ) -> None:
-        self._archive, self._settings = ArchiveWithRetries(archive, retries), settings
+        self._made: dict[str, TopicConfig] = {}
+        self._proxy_topic = ProxyTopic(self._made, lambda: time.time_ns() // 1_000_000)
+        self._archive, self._settings = ArchiveWithRetries(archive, retries, self._proxy_topic), settings
         self.clients = ClientTable(time.monotonic)
         self.locks = LockTable(time.monotonic)
         self.offsets, self.retries = offsets, retries
@@ -67,7 +71,7 @@ class ServingService:
         bound_host, bound_port = await self._server.start()
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
         self._address = settings.advertise or f"{shown}:{bound_port}"
-        self._register(table, RouteTable(self._archive, self._address))
+        self._register(table, RouteTable(self._archive, self._address, made=self._made))
         work = (self.offsets.run(), self.retries.run(), self._expire())
         self._tasks = [asyncio.create_task(one) for one in work]
         return self._address
@@ -89,6 +93,8 @@ class ServingService:
         pop = PopHandlers(self._archive, routes, self.offsets, bytes_max=settings.pull_bytes_max)
         pop.register(table)
         self._expiring.append(pop.expire)
+        AssignmentHandlers(routes, self.clients).register(table)
+        self._proxy_topic.register(table)
 
     async def _expire(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import fetcher
+from sidecar.cli import main
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.child import ChildServer
 from tests.servers.install import NotInstallableError
@@ -264,13 +265,32 @@ def test_mqadmin_reads_everything_it_asks_for(served: Served) -> None:
     assert rows.count("physicOffset") == 3
 
 
-def test_a_group_is_moved_by_time(served: Served) -> None:
+def test_a_group_that_runs_begins_again_by_mqadmin_and_by_replay(served: Served) -> None:
     expected = served.expected("t_order")
-    served.consume("5.3.3", Job("push", "t_order", 1_500, "G_reset"))
-    (moved,) = served.mqadmin("5.3.3", "resetOffsetByTime -g G_reset -t t_order -s 0")
-    assert BROKER in moved
-    (again,) = served.consume("5.3.3", Job("push", "t_order", 1_500, "G_reset"))
-    assert set(expected) == set(again)
+    job = Job("push", "t_order", 3 * expected.total(), "G_reset", idle_s=40)
+    command = java_command("5.3.3", served.directory, "Consume", *served.job_arguments(job))
+    consumer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for_lines(served, expected.total())
+        (moved,) = served.mqadmin("5.3.3", "resetOffsetByTime -g G_reset -t t_order -s 0")
+        assert BROKER in moved
+        _wait_for_lines(served, 2 * expected.total())
+        arguments = ["--serve", served.address, "--group", "G_reset", "--topic", "t_order", "--earliest"]
+        assert main(["replay", *arguments]) == 0
+        assert consumer.wait(60) == 0
+    finally:
+        consumer.kill()
+        consumer.wait()
+    found = Counter((int(f[0]), int(f[1]), int(f[2]), int(f[3])) for f in served.lines(0))
+    assert set(found) == set(expected)
+    assert min(found.values()) >= 3
+
+
+def _wait_for_lines(served: Served, count: int) -> None:
+    deadline_s = time.monotonic() + 90
+    while len(_written(served, 0)) < count:
+        assert time.monotonic() < deadline_s, f"{len(_written(served, 0))} of {count} messages came"
+        time.sleep(0.1)
 
 
 def test_the_server_ends_in_order(served: Served) -> None:

@@ -14,7 +14,7 @@ import fetcher
 from tests.end_to_end.offloading import CLUSTER, backfill
 from tests.servers.child import ChildServer
 from tests.servers.install import NotInstallableError
-from tests.servers.rocketmq import java_classes, run_java
+from tests.servers.rocketmq import MQADMIN, java_classes, run_java
 from tests.servers.rocketmq_proxy import PROXY_VERSION, RocketMqProxy
 from tests.servers.tiered_serve import tiered_serve
 from tiered.object_store.file import FileStore
@@ -81,6 +81,8 @@ def test_a_grpc_client_gets_everything_and_again_what_it_did_not_acknowledge(ser
     assert Counter(done) == expected
     forgot = {line[2] for line in found if line[5] == "forgot"}
     assert len(forgot) == 10
+    log = served.directory / "proxy" / "logs" / "rocketmqlogs" / "proxy.log"
+    assert "send system message failed" not in log.read_text("utf-8")  # proxies tell each other their clients
     assert forgot == {line[2] for line in found if line[5] == "ok" and line[4] == "2"}  # its second attempt
 
 
@@ -107,3 +109,17 @@ def test_a_remoting_client_consumes_through_the_proxy(served: Served) -> None:
     run_java(PROXY_VERSION, served.directory, "Consume", served.proxy.remoting_address, *arguments)
     lines = [line.split(" ") for line in output.read_text("utf-8").splitlines()]
     assert Counter((line[2], line[3], line[4]) for line in lines) == expected
+
+
+def test_a_group_in_pop_mode_gets_everything_and_again_what_failed(served: Served) -> None:
+    expected = served.expected("t_props")
+    run_java(
+        PROXY_VERSION, served.directory, MQADMIN, "setConsumeMode", "-n", served.address, "-b", served.address,
+        "-t", "t_props", "-g", "G_pop", "-m", "POP",
+    )  # fmt: skip
+    output = served.directory / "pop.txt"
+    arguments = ("pop", "G_pop", "t_props", "*", str(expected.total()), "20", str(output), "1")
+    run_java(PROXY_VERSION, served.directory, "Consume", served.address, *arguments)
+    lines = [line.split(" ") for line in output.read_text("utf-8").splitlines()]
+    assert {(line[2], line[3], line[4]) for line in lines if line[8] == "ok"} == set(expected)
+    assert any(line[8] == "back" for line in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 from typing import Any
 
@@ -16,11 +17,13 @@ from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish
 from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.group_state import GroupLog
 from fetcher.serving.offset_handlers import GroupOffsets
+from fetcher.serving.pop_assignment import AssignmentHandlers, averagely, by_circle
 from fetcher.serving.pop_handlers import COUNT_MAX, IN_HAND_MAX, PopHandlers
 from fetcher.serving.pop_messages import given_again, handle_of, offset_fields, records
 from fetcher.serving.pop_state import InHand, PopQueue
 from fetcher.serving.request import BadRequestError, HandlerTable, Response
 from fetcher.serving.routes import RouteTable
+from fetcher.serving.session import ClientTable
 from tests.fetcher.serving.serving_peer import request
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.record import decode_record
@@ -98,7 +101,7 @@ TestPopMachine = PopMachine.TestCase
 @given(st.lists(st.integers(0, 2**40), max_size=10, unique=True))
 def test_records_come_apart_with_their_offsets(offsets: list[int]) -> None:
     body = [message(offset) for offset in offsets]
-    pieces = [memoryview(b"".join(body[:3])), *body[3:]]
+    pieces: list[bytes | bytearray | memoryview] = [memoryview(b"".join(body[:3])), *body[3:]]
     assert [(one.offset, one.data) for one in records(pieces, "t")] == list(zip(offsets, body, strict=True))
 
 
@@ -362,5 +365,59 @@ def test_refusals_and_the_bound() -> None:
         assert (await one.pop(consumerGroup="full"))[0].code == ResponseCode.POLLING_TIMEOUT
         state.acknowledge(12)
         assert (await one.pop(consumerGroup="full"))[1] == [(0, 11)]
+
+    asyncio.run(scene())
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=12, unique=True),
+    st.sampled_from([averagely, by_circle]),
+)
+def test_every_queue_has_one_member(count: int, members: list[str], share_out: Any) -> None:
+    shares = [share_out(range(count), members, member) for member in members]
+    assert sorted(queue for share in shares for queue in share) == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert share_out(range(count), members, "nobody") == []
+
+
+def test_assignments_by_mode() -> None:
+    async def scene() -> None:
+        archive: Any = Archive()
+        clients, table = ClientTable(lambda: 0.0), HandlerTable()
+        AssignmentHandlers(RouteTable(archive, "127.0.0.1:1"), clients).register(table)
+        for name in ("x", "y"):
+            data = {"clientID": name, "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": []}]}
+            clients.heartbeat(request(RequestCode.HEART_BEAT, body=data))
+        asked = {
+            "topic": "t", "consumerGroup": "g", "clientId": "y", "strategyName": "AVG",
+            "messageModel": "CLUSTERING",
+        }  # fmt: skip
+
+        async def ask(code: int, **changes: str) -> Response:
+            handler = table.find(code)
+            assert handler is not None
+            answer = await handler(request(code, body=asked | changes))
+            assert answer is not None
+            return answer
+
+        async def queues(**changes: str) -> list[tuple[int, str]] | None:
+            document = json.loads(bytes((await ask(RequestCode.QUERY_ASSIGNMENT, **changes)).body[0]))
+            found = document.get("messageQueueAssignments")
+            return None if found is None else [(one["messageQueue"]["queueId"], one["mode"]) for one in found]
+
+        assert await queues() == [(1, "PULL")]
+        assert await queues(messageModel="BROADCASTING") == [(0, "PULL"), (1, "PULL")]
+        assert (
+            await queues(topic="none")
+            is await queues(consumerGroup="none")
+            is await queues(strategyName="x")
+            is None
+        )
+        assert (await ask(RequestCode.SET_MESSAGE_REQUEST_MODE, mode="POP")).code == 0
+        assert await queues() == [(-1, "POP")]
+        assert await queues(topic="%RETRY%g") == []  # one queue, which x has
+        for changes, code in (({"topic": "%RETRY%g"}, 16), ({"topic": "none"}, 17), ({"mode": "PUSH"}, 1)):
+            assert (await ask(RequestCode.SET_MESSAGE_REQUEST_MODE, **changes)).code == code
 
     asyncio.run(scene())

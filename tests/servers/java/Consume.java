@@ -11,7 +11,7 @@ import org.apache.rocketmq.common.message.*;
 /**
  * args: namesrv mode group topic expression wanted idleSeconds output [failures [maxReconsumeTimes]]
  * or:   namesrv @file, a job a line of the same arguments from mode on, tab-separated, all at once.
- * mode: push, broadcast, orderly, lite, assign, pull. Ends when wanted messages came, or none for idleSeconds.
+ * mode: push, pop (a push consumer that lets the broker share queues out), broadcast, orderly, lite, assign, pull. Ends when wanted messages came, or none for idleSeconds.
  * A message consumed fewer than failures times before is given back, to come again after a second.
  * output: one line a message: queueId offset bodyCrc32 bodyLength uniqKey tags storeTimestamp reconsumeTimes
  *         outcome(ok, back) topic RETRY_TOPIC ORIGIN_MESSAGE_ID msgId
@@ -97,6 +97,7 @@ public class Consume {
         c.setPersistConsumerOffsetInterval(500);
         if (a.length > 9) c.setMaxReconsumeTimes(Integer.parseInt(a[9]));
         if (mode.equals("broadcast")) broadcast(c);
+        if (mode.equals("pop")) c.getClass().getMethod("setClientRebalance", boolean.class).invoke(c, false); // 5.x
         if (expression.startsWith("sql:")) c.subscribe(topic, MessageSelector.bySql(expression.substring(4)));
         else c.subscribe(topic, expression);
         if (mode.equals("orderly")) {
@@ -106,7 +107,7 @@ public class Consume {
             });
         } else {
             c.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-                context.setDelayLevelWhenNextConsume(1);
+                context.setDelayLevelWhenNextConsume(mode.equals("pop") ? 0 : 1); // 10 s when popped, else 1 s
                 return took(messages) ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS
                     : ConsumeConcurrentlyStatus.RECONSUME_LATER;
             });
