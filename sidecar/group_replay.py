@@ -194,9 +194,12 @@ class ServerGroups:
 
 
 def _reset(client: BrokerClient, group: str, topic: str, **fields: object) -> dict[int, int]:
-    """Queue id -> offset, as the answer says."""
+    """Queue id -> offset, as the answer says; nothing where the server does not want to."""
     code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
-    return _moved(_document(client, _asked(client, code, topic=topic, group=group, isForce="true", **fields)))
+    answer = _call(client, code, topic=topic, group=group, isForce="true", **fields)
+    if answer.code == ResponseCode.SYSTEM_ERROR:
+        return {}  # such as an offset below the first one that a broker still has
+    return _moved(_document(client, _checked(answer, code)))
 
 
 def _moved(document: Mapping[str, Any]) -> dict[int, int]:

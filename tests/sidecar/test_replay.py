@@ -231,3 +231,40 @@ def test_what_does_not_exist_and_wrong_usage(
     assert main(["replay", "--serve", "nowhere", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
     assert main(["replay", "--serve", "127.0.0.1:1", "--group", "G", "--topic", TOPIC, "--earliest"]) == 4
     capsys.readouterr()
+
+
+class StubbornBroker:
+    """A live broker: one queue, group at 150, a member online; it moves nobody below its first message, 100."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def call(self, code: int, ext_fields: dict[str, str], body: bytes = b"") -> RemotingCommand:
+        answer = {30: {"offset": "200"}, 31: {"offset": "50"}, 14: {"offset": "150"}}.get(code)
+        if code == 105:
+            route = {
+                "brokerDatas": [{"brokerName": "b", "brokerAddrs": {"0": "127.0.0.1:1"}}],
+                "queueDatas": [{"brokerName": "b", "readQueueNums": 1}],
+            }
+            return RemotingCommand(0, 1, body=json.dumps(route).encode())
+        if code == 222:
+            if int(ext_fields["queueId"]) >= 0 and int(ext_fields["offset"]) < 100:
+                return RemotingCommand(1, 1, remark="Target offset not in consume queue range")
+            moved = max(100, int(ext_fields["offset"]))
+            return RemotingCommand(
+                0, 1, body=b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t_order"}:%d}}' % moved
+            )
+        return RemotingCommand(0, 1, ext_fields=answer or {})
+
+
+def test_a_group_moved_elsewhere_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sidecar.group_replay.BrokerClient", StubbornBroker)
+    code, moved, _ = replay(capsys, "--serve", "127.0.0.1:1", "--group", "G", "--offset", "120")
+    assert (code, moved) == (0, {0: (150, 120)})
+    code, _, error = replay(capsys, "--serve", "127.0.0.1:1", "--group", "G", "--offset", "60")
+    assert code == 1 and "stop the group's consumers" in error
