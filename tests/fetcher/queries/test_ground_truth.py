@@ -104,7 +104,7 @@ def check_queries(name: str, indexed: bool, step: int, real_store: Callable[[str
     assert bool(archive.state.indexes) == indexed
     truth, compacted = Truth(archive), archive.compacted()
     lines = [line for line in archive.truth("query_message") if line["topic"] not in compacted][::step]
-    asked = equal = 0
+    asked = whole = whole_equal = 0
     excuses: set[str] = set()
     with ArchiveQueries(archive.store, archive.state) as queries:
         for line in lines:
@@ -120,16 +120,25 @@ def check_queries(name: str, indexed: bool, step: int, real_store: Callable[[str
             ours = [message.record.physical_offset for message in queries.by_key(query).messages]
             assert ours == truth.physical_offsets(line)[: line["maxNum"]], line
             asked += 1
-            if sorted(ours) == sorted(line["brokerPhys"]):
-                equal += 1
+            is_equal = sorted(ours) == sorted(line["brokerPhys"])
+            if is_whole_time(line):
+                whole, whole_equal = whole + 1, whole_equal + is_equal
+            if is_equal:
                 continue
             records = records_at(archive, sorted({*ours, *line["brokerPhys"]}))
             found = explain(line, ours, records)
             assert "?" not in found, (found, line, ours)
             excuses |= found
     assert asked > 5
-    assert equal > 0.5 * asked
+    # Without time limits only keys that collide or repeat make a difference, and few were made to. With limits any
+    # number may: the recorded ranges begin and end at messages, where whole seconds matter. Each is explained above.
+    assert whole_equal >= 0.9 * whole
     return excuses
+
+
+def is_whole_time(line: dict[str, Any]) -> bool:
+    """Whether a recorded query has no time limits."""
+    return bool(line["begin"] == 0 and line["end"] == (1 << 63) - 1)
 
 
 @pytest.mark.parametrize("name", ["A", "G", "K"])
