@@ -9,7 +9,7 @@ Pure. Owns the state and its coding. Does not own who may write (retry_log.py) n
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -86,11 +86,13 @@ class RetryState:
         self.queues: dict[str, RetryQueue] = {}
         self.next_number = 0
         self.held_bytes = 0
+        self._waiting: list[tuple[int, int]] = []
+        """(when due, number) of what is not delivered, in order."""
 
     def apply(self, found: RetryObject) -> None:
         """Take what an object says. Raises CorruptionError when it does not follow."""
         if found.queues is not None:
-            self.messages, self.queues, self.held_bytes = {}, {}, 0
+            self.messages, self.queues, self.held_bytes, self._waiting = {}, {}, 0, []
             for topic, (first, following) in found.queues.items():
                 self.queues[topic] = RetryQueue(first, following)
         for message in found.added:
@@ -98,14 +100,17 @@ class RetryState:
             self.held_bytes += len(message.data)
             if message.queue_offset != UNDELIVERED:
                 self._append(message)
+            else:
+                insort(self._waiting, (message.due_ms, message.number))
         for delivery in found.deliveries:
             self._deliver(delivery)
         self.next_number = max(self.next_number, found.next_number)
 
     def _deliver(self, delivery: Delivery) -> None:
         message = self.messages.get(delivery.number)
-        if message is None:
-            raise CorruptionError(f"message {delivery.number} is delivered and was never sent back")
+        if message is None or message.queue_offset != UNDELIVERED:
+            raise CorruptionError(f"message {delivery.number} is delivered, but does not wait for it")
+        del self._waiting[bisect_left(self._waiting, (message.due_ms, message.number))]
         message.queue_offset, message.stored_ms = delivery.queue_offset, delivery.stored_ms
         message.data = delivered(
             message.data,
@@ -126,12 +131,12 @@ class RetryState:
 
     def due(self, now_ms: int) -> list[RetryMessage]:
         """What is to be delivered, in order."""
-        waiting = (m for m in self.messages.values() if m.queue_offset == UNDELIVERED and m.due_ms <= now_ms)
-        return sorted(waiting, key=lambda message: (message.due_ms, message.number))
+        end = bisect_right(self._waiting, (now_ms, self.next_number))
+        return [self.messages[number] for _, number in self._waiting[:end]]
 
     def next_due_ms(self) -> int | None:
         """When the next one is due."""
-        return min((m.due_ms for m in self.messages.values() if m.queue_offset == UNDELIVERED), default=None)
+        return self._waiting[0][0] if self._waiting else None
 
     def release(self, topic: str, below: int) -> int:
         """Forget what was delivered below the offset ``below``; how many."""
