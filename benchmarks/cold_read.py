@@ -1,9 +1,10 @@
 """How fast and how dear cold reads are: ``python -m benchmarks.cold_read --out cold_read.jsonl``.
 
-In one run, on the same stores: the parts of a read alone, the fetcher (queue after queue, and 16 queues at once, in
-pulls of 32), single random offsets, offsets by time, keys; and (``--peer DIR``) RocketMQ's own tiered store reading
-what it archived of the same store. The page cache is dropped before every figure. Every figure is a JSON line; a
-table and the targets follow. Owns the order of measurements.
+In one run, on the same stores: the parts of a read alone; the fetcher, queue after queue and 16 queues at once, in
+batches of the Python API and in pulls of 32; single random offsets, offsets by time, keys; and (``--peer DIR``)
+RocketMQ's own tiered store reading what it archived of the same store, in pulls of 32, as it is by default and with its
+cache off. The page cache is dropped before every figure. Every figure is a JSON line, and so is the summary of each
+store with its targets met and missed; a table follows. Owns the order of measurements.
 """
 
 from __future__ import annotations

@@ -14,11 +14,13 @@ TIMES_PEER_BEST_MIN = 2.0
 TIMES_PEER_DEFAULT_MIN = 5.0
 CPU_OF_PEER_MAX = 0.5
 REQUESTS_OF_IDEAL_MAX = 1.3
+FETCHED_TWICE_MAX = 0.01
 COLD_REQUESTS_MAX = 2
 WARM_REQUESTS_MAX = 0
 TIME_REQUESTS_MAX = 2
 
-SEQUENTIAL = ("seq-1", "seq-16")
+SEQUENTIAL = ("walk-1", "walk-16", "seq-1", "seq-16")
+"""Batches of the Python API; pulls of 32, as the peer makes them."""
 LATENCIES = ("random", "time", "key")
 
 
@@ -58,6 +60,7 @@ def _summary(rows: Sequence[Row], peer: Sequence[Row]) -> Row:
             "peak_rss_mib": max((row["peak_rss_mib"] for row in ours), default=None),
             "requests_of_ideal": median_of(ours, "requests_of_ideal"),
             "requests_per_gib": median_of(ours, "requests_per_gib"),
+            "fetched_twice": median_of(ours, "fetched_twice"),
             "peer_default_messages_per_s": rates[0],
             "peer_best_messages_per_s": max((rate for rate in rates if rate), default=None),
             "peer_cpu_us_per_message": min((cpu for cpu in cpus if cpu), default=None),
@@ -92,6 +95,8 @@ def _checks(summary: Row) -> dict[str, Row]:
             checks[f"{read} times peer's default"] = _at_least(default, TIMES_PEER_DEFAULT_MIN)
             checks[f"{read} CPU of peer's"] = _at_most(share, CPU_OF_PEER_MAX)
         checks[f"{read} requests of ideal"] = _at_most(own["requests_of_ideal"], REQUESTS_OF_IDEAL_MAX)
+        if own["fetched_twice"] is not None:
+            checks[f"{read} bytes fetched twice"] = _at_most(own["fetched_twice"], FETCHED_TWICE_MAX)
     for read, cold_max in (("random", COLD_REQUESTS_MAX), ("time", TIME_REQUESTS_MAX)):
         own = summary[read]
         if own["cold_requests_max"] is not None:
