@@ -1,9 +1,10 @@
 """Spark over an archive, beside Spark over Parquet and this project's own reader: ``python -m benchmarks.spark``.
 
-Synthetic messages, small (10^7 by default) and of 1 KiB, are archived by a back-fill into a directory, then read in
-one session of two cores: in full, headers only, and 1 % of the time. Everything is warm in the page cache, every
-figure is the median over runs, and the noise of others is printed beside. One JSON line per measurement goes to
-``--out``. Owns the measuring and the targets; the data source is pipeline's.
+Synthetic messages, 10^7 small ones and 10^6 of 1 KiB (``--small``, ``--kib``), are archived by a back-fill into a
+directory, then read in one session of two cores: in full, bodies and their place, headers only, and 1 % of the time.
+Everything is warm in the page cache, every figure is the median over runs, and the noise of others is printed beside.
+Our own reader runs in this process as in any: without the malloc settings of Spark's workers. One JSON line per
+measurement and per target goes to ``--out``. Owns the measuring; targets are in spark_report.py.
 """
 
 from __future__ import annotations
