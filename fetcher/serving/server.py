@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import ssl
 import time
@@ -22,6 +23,7 @@ TLS_CLIENT_HELLO = 0x16
 FIRST_BYTE_S = 10.0
 SWEEP_S = 5.0
 BACKLOG = 1024
+OTHER_DESCRIPTORS = 512
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class ServingServer:
             listener.close()
             raise
         listener.listen(BACKLOG)
+        _allow_descriptors(self._options.connections_max)
         self._listener = listener
         self._spawn(self._accept())
         self._spawn(self._sweep())
@@ -156,6 +159,19 @@ class ServingServer:
             for connection in list(self._connections):
                 if (reason := connection.reason_to_close(now_s)) is not None:
                     connection.close(reason)
+
+
+def _allow_descriptors(connections: int) -> None:
+    """Raise the process's own limit of open files, which is often 1024, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        logger.warning(
+            "at most %d files may be open: too few for serve.connections_max = %d", hard, connections
+        )
+        wanted = hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _begins_tls(client: socket.socket) -> bool:

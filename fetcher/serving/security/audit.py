@@ -25,7 +25,7 @@ _READS = frozenset({
 class Reader(NamedTuple):
     """One line's."""
 
-    address: str
+    host: str
     account: str
     group: str
     topic: str
@@ -55,7 +55,11 @@ class Audit:
         fields = command.ext_fields
         get = fields.get
         reader = Reader(
-            request.peer.address, account, get("consumerGroup", ""), get("topic", ""), get("queueId", "")
+            host_of(request.peer.address),
+            account,
+            get("consumerGroup", ""),
+            get("topic", ""),
+            get("queueId", ""),
         )
         sums = self._sums.get(reader)
         if sums is None:
@@ -80,7 +84,7 @@ class Audit:
             logger.info(
                 "read",
                 extra={
-                    "client": host_of(reader.address), "account": reader.account, "group": reader.group,
+                    "client": reader.host, "account": reader.account, "group": reader.group,
                     "topic": reader.topic, "queue": reader.queue_id, "offsets": offsets, "reads": sum_.reads,
                     "bytes": sum_.body_bytes,
                 },
