@@ -5,7 +5,7 @@ Three parts share it, each with its own thread in offload.py:
 1. dispatch step: looks at the tail, tries the lock, hands the new range to the open batch and leaves. If the lock is
    taken, or no batch is free, it leaves at once; the bytes stay in the commitlog.
 2. compensate: takes the lock and re-reads in bulk what the dispatch step could not hand over.
-3. builder: drains closed batches from the double buffer (cycle_upload.py).
+3. builder: drains closed batches from the double buffer (cycle_builder.py).
 
 A batch closes when it is full or old, whichever comes first. A batch with nothing but filtered traffic stays open and
 only moves its range, until a commitlog file is crossed: then the dispatch offset is committed (3a, Gaps).

@@ -236,6 +236,7 @@ class Offloader:
             broker=self._identity.broker,
             writer_name=self._identity.instance,
             clock_ms=environment.clock_ms,
+            monotonic_s=time.monotonic,
             jitter=environment.jitter,
             claim=self._claim,
             log=environment.log,
@@ -311,6 +312,7 @@ class Offloader:
             self._behind.set()
             self._index_builder.committed()
             self._uploader.close()
+            self._writer.abort()  # who still waits for the store gives up
             for thread in threads:
                 thread.join(timeout=5)
         return self._result(from_phys)

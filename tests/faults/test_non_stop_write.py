@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.faults import Fault, FaultRule, FaultStore, Request
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.protocol import Body
 from tiered.settings.sections import OffloadSettings
 
 PREFIX = archive_prefix(CLUSTER, BROKER)
@@ -79,4 +82,51 @@ def test_hundreds_of_lost_puts_change_nothing(seed: int, real_store: Callable[[s
     report = verify_archive(archive, full=True)
     assert (report.anomalies, report.leftovers) == ([], [])
     assert not stray & {info.key for info in memory.list("")}
+    assert check_against_truth(memory, directory, "F") > 400
+
+
+def test_stalls_of_several_cycles_do_not_add_up(real_store: Callable[[str], Path]) -> None:
+    """Both cycles in flight stall twice: each stall of the one lasts until the other stalls too."""
+    directory = real_store("F")
+    memory = MemoryStore("memory://stalls")
+    together = threading.Barrier(2)
+    pairs: list[int] = []
+
+    def stall(_: float) -> None:
+        pairs.append(together.wait(timeout=10))
+
+    faulty = FaultStore(memory, [FaultRule(Fault.STALLED, keys=SETS, times=4)], wait=stall)
+    backfill(directory / "store", faulty, settings=replace(TINY, split_bytes=1 << 30))
+    assert sorted(pairs) == [0, 0, 1, 1], "a later cycle's retry does not wait for the older one's commit"
+    stalled = [request.key for request in faulty.requests if request.outcome == "STALLED"]
+    assert len(set(stalled)) == 4
+    assert check_requests(faulty.requests) == 4
+    assert verify_archive(PrefixedStore(memory, PREFIX), full=True).anomalies == []
+    assert check_against_truth(memory, directory, "F") > 400
+
+
+def test_data_is_put_again_while_the_catalog_is_away(real_store: Callable[[str], Path]) -> None:
+    """A commit that is not answered holds up no cycle's data."""
+    directory = real_store("F")
+    memory = MemoryStore("memory://catalog-away")
+    retried = threading.Event()
+
+    def stall(_: float) -> None:
+        assert retried.wait(timeout=10), "the commit waits until another cycle's data was put again"
+
+    class Watched(FaultStore):
+        def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+            super().put_if_absent(key, body, timeout_s=timeout_s)
+            if "/sets/" in key and any(r.outcome == "THROTTLED" for r in self.requests):
+                retried.set()
+
+    # The claim passes; the first cycle's data too, its commit stalls; meanwhile the second cycle is refused once.
+    rules_ = [
+        FaultRule(Fault.STALLED, keys=CATALOG, skip=1, times=1),
+        FaultRule(Fault.THROTTLED, keys=SETS, skip=1, times=1),
+    ]
+    faulty = Watched(memory, rules_, wait=stall)
+    backfill(directory / "store", faulty, settings=replace(TINY, split_bytes=1 << 30))
+    assert retried.is_set()
+    assert {request.outcome for request in faulty.requests} >= {"STALLED", "THROTTLED"}
     assert check_against_truth(memory, directory, "F") > 400

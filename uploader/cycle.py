@@ -1,0 +1,185 @@
+"""Cycles on their way, and what the answers of the attempt that runs mean.
+
+    attempt running → all PUTs acknowledged       → durable, for good
+                    → any PUT failed, none running → failed: abandoned as a whole, its memory released
+    no attempt      → a new one is due at ``retry_at_s``
+
+Owns that judgement, and the order of the cycles in flight. Starts no attempt (cycle_builder.py), commits nothing
+(cycle_upload.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+
+from tiered.catalog.protocol import CatalogWriter
+from tiered.formats.segment import BlockCodec, EncodedSegment
+from tiered.object_store.protocol import ObjectStore
+from uploader.attempts import AttemptPolicy
+from uploader.cycle_plan import CyclePlan, CyclePlanner
+from uploader.log_batch import LogBatch, LogBatchPool
+from uploader.queue_tails import QueueTails
+
+PUT_GRACE_S = 5.0
+"""A PUT that outlives its own time-out by this, beside one that failed, no longer holds up the next attempt."""
+
+
+@dataclass
+class UploadCounters:
+    """What was done so far; read by status and metrics without a lock."""
+
+    messages: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    objects: int = 0
+    commits: int = 0
+    attempts_abandoned: int = 0
+    gaps: int = 0
+    damaged_ranges: int = 0
+    lost_ranges: int = 0
+    last_error: str = ""
+    consecutive_failures: int = 0
+
+
+@dataclass(frozen=True)
+class UploadContext:
+    """What every cycle shares."""
+
+    archive: ObjectStore
+    writer: CatalogWriter
+    planner: CyclePlanner
+    tails: QueueTails
+    pool: LogBatchPool
+    codec: BlockCodec
+    policy: AttemptPolicy
+    cluster: str
+    broker: str
+    writer_name: str
+    clock_ms: Callable[[], int]
+    monotonic_s: Callable[[], float]
+    jitter: Callable[[], float]
+    claim: Callable[[], None]
+    """Owns the epoch, at the latest before the first PUT."""
+    log: Callable[[str, dict[str, object]], None]
+
+
+@dataclass
+class Attempt:
+    """All objects of a cycle under keys of their own; complete once made, only the PUTs' answers change."""
+
+    keys: list[str]
+    encoded: list[EncodedSegment]
+    puts: list[Future[None]]
+    timeout_s: float
+    """The longest of its PUTs'."""
+    _failing_since_s: float | None = None
+
+    @property
+    def is_durable(self) -> bool:
+        """Every PUT was acknowledged; of no object at all that is true as well."""
+        return all(put.done() and _error_of(put) is None for put in self.puts)
+
+    def failure(self, now_s: float) -> Exception | None:
+        """Why it is to be abandoned now, or None: it may still become durable, or its PUTs are not yet closed."""
+        first = next((error for put in self.puts if put.done() and (error := _error_of(put))), None)
+        if first is None:
+            return None
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+        is_over = all(put.done() for put in self.puts)
+        return first if is_over or now_s - self._failing_since_s >= self.timeout_s + PUT_GRACE_S else None
+
+
+@dataclass
+class Cycle:
+    """One batch on its way. Without an attempt, a new one is due at ``retry_at_s``."""
+
+    batch: LogBatch
+    plan: CyclePlan
+    attempt: Attempt | None = None
+    failures: int = 0
+    retry_at_s: float = 0.0
+
+
+@dataclass
+class CyclesInFlight:
+    """Cycles in log order, and the keys that abandoned attempts left. Thread-safe."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    _cycles: deque[Cycle] = field(default_factory=deque)
+    _doomed: list[str] = field(default_factory=list)
+    _changes: int = 0
+
+    def __len__(self) -> int:
+        return len(self._cycles)
+
+    def all(self) -> list[Cycle]:
+        """The cycles now, oldest first."""
+        with self.changed:
+            return list(self._cycles)
+
+    def oldest(self) -> Cycle | None:
+        """The one to commit next."""
+        with self.changed:
+            return self._cycles[0] if self._cycles else None
+
+    def append(self, cycle: Cycle) -> None:
+        """The newest."""
+        with self.changed:
+            self._cycles.append(cycle)
+            self._notify()
+
+    def remove_oldest(self) -> None:
+        """It is committed."""
+        with self.changed:
+            self._cycles.popleft()
+            self._notify()
+
+    def doom(self, keys: Sequence[str]) -> None:
+        """Keys of an attempt that will never be committed."""
+        with self.changed:
+            self._doomed += keys
+
+    def doomed(self) -> list[str]:
+        """Keys that no commit has given up yet."""
+        with self.changed:
+            return list(self._doomed)
+
+    def given_up(self, count: int) -> None:
+        """A commit named the first ``count`` of ``doomed``."""
+        with self.changed:
+            del self._doomed[:count]
+
+    def notify(self) -> None:
+        """A PUT was answered, or everything ends."""
+        with self.changed:
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changes += 1
+        self.changed.notify_all()
+
+    @property
+    def changes(self) -> int:
+        """To be read before looking at the cycles, and given to ``wait`` after."""
+        return self._changes
+
+    def wait(self, timeout_s: float, *, after: int) -> None:
+        """Until something changed since ``changes`` was ``after``."""
+        with self.changed:
+            if self._changes == after:
+                self.changed.wait(timeout_s)
+
+
+def _error_of(put: Future[None]) -> Exception | None:
+    """The error of a PUT that is done."""
+    if put.cancelled():
+        return CancelledError("the upload ended before it was put")
+    error = put.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    return error

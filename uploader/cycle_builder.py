@@ -1,0 +1,180 @@
+"""Makes cycles of closed batches and starts their attempts, the first and every later one. One thread's work.
+
+A failed or unanswered PUT abandons the whole attempt: its keys are doomed, its memory is released, and the cycle is
+put anew under new keys, together with whatever arrived since unless a later cycle in flight already holds that.
+Each cycle in flight is retried by itself, also while an older one waits or the catalog is away: stalls do not add up.
+
+Owns attempts and when they start. Does not own what a cycle contains (cycle_plan.py), what answers mean (cycle.py) nor
+the order of commits (cycle_upload.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tiered.formats.segment import EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
+from uploader.attempts import Stop, after_failure, attempt_timeout_ms
+from uploader.cycle import Attempt, Cycle, CyclesInFlight, UploadContext, UploadCounters
+from uploader.cycle_draft import gap_reason, object_key
+from uploader.cycle_plan import CyclePlan
+from uploader.double_buffer import DoubleBuffer
+from uploader.log_batch import LogBatch
+
+IN_FLIGHT_MAX = 2
+
+
+class CycleBuilder:
+    """``extend`` lets a retry take newer data (TieredDispatcher.extend_into). One thread calls ``build_next``."""
+
+    def __init__(
+        self,
+        context: UploadContext,
+        closed: DoubleBuffer[LogBatch],
+        in_flight: CyclesInFlight,
+        counters: UploadCounters,
+        *,
+        upload_threads: int,
+        extend: Callable[[LogBatch], bool],
+    ) -> None:
+        self._context = context
+        self._closed = closed
+        self._in_flight = in_flight
+        self._counters = counters
+        self._extend = extend
+        self._put_pool = ThreadPoolExecutor(upload_threads, thread_name_prefix="put")
+        self._plan_lock = threading.Lock()
+        self._attempt = 0
+        self._scratch = SegmentScratch()
+
+    def build_next(self, timeout_s: float) -> bool:
+        """Start the attempts that are due; plan, encode and start putting the next closed batch.
+
+        False when there was none in time. Raises what cannot be retried, once no older cycle can still be committed:
+        AccessDeniedError, RefusedRequestError, NotFoundError.
+        """
+        changes = self._in_flight.changes
+        self._retry_failed()
+        if len(self._in_flight) >= IN_FLIGHT_MAX:
+            self._in_flight.wait(timeout_s, after=changes)
+            return False
+        if not self._closed.wait_for_request(timeout_s):
+            return False
+        self._context.claim()
+        with self._plan_lock:
+            batch = self._closed.get()
+            if batch is None:
+                return False
+            cycle = Cycle(batch, self._plan(batch))
+            self._start_attempt(cycle)
+            self._in_flight.append(cycle)
+        return True
+
+    def _plan(self, batch: LogBatch) -> CyclePlan:
+        reason = gap_reason(
+            is_lost=bool(batch.lost),
+            is_damaged=bool(batch.damaged),
+            was_damaged=bool(self._counters.damaged_ranges),
+            was_lost=bool(self._counters.lost_ranges),
+        )
+        plan = self._context.planner.plan(batch.columns, gap_reason=reason)
+        self._context.tails.apply(plan.change)
+        return plan
+
+    def _start_attempt(self, cycle: Cycle) -> None:
+        context, batch = self._context, cycle.batch
+        self._attempt += 1
+        state = context.writer.state
+        meta = SegmentMeta(
+            cluster=context.cluster,
+            broker=context.broker,
+            epoch=state.epoch,
+            attempt=self._attempt,
+            line=state.cursor.line,
+            catalog_version=state.version,
+            from_phys=batch.from_phys,
+            to_phys=batch.to_phys,
+            created_ms=context.clock_ms(),
+            writer=context.writer_name,
+        )
+        keys: list[str] = []
+        encoded: list[EncodedSegment] = []
+        puts: list[Future[None]] = []
+        longest_ms = 0
+        for plan in cycle.plan.objects:
+            segment = encode_segment(
+                meta, plan.queues, plan.runs, plan.rows, batch.arena, context.codec, self._scratch
+            )
+            key = object_key(plan, batch.from_phys, state.epoch, self._attempt)
+            timeout_ms = attempt_timeout_ms(context.policy, segment.size_bytes, cycle.failures)
+            longest_ms = max(longest_ms, timeout_ms)
+            keys.append(key)
+            encoded.append(segment)
+            puts.append(self._put_pool.submit(self._put, key, segment, timeout_ms))
+        cycle.attempt = Attempt(keys, encoded, puts, longest_ms / 1000)
+        for put in puts:
+            put.add_done_callback(lambda _: self._in_flight.notify())
+
+    def _put(self, key: str, encoded: EncodedSegment, timeout_ms: int) -> None:
+        self._context.archive.put_if_absent(key, encoded.body, timeout_s=timeout_ms / 1000)
+
+    # -- retries ----------------------------------------------------------------------------------------------
+
+    def _retry_failed(self) -> None:
+        now_s = self._context.monotonic_s()
+        for cycle in self._in_flight.all():
+            if cycle.attempt is not None and (error := cycle.attempt.failure(now_s)) is not None:
+                self._abandon(cycle, cycle.attempt, error, now_s)
+            if cycle.attempt is None and now_s >= cycle.retry_at_s:
+                self._start_again(cycle)
+
+    def _abandon(self, cycle: Cycle, attempt: Attempt, error: Exception, now_s: float) -> None:
+        context, counters = self._context, self._counters
+        step = after_failure(context.policy, error, cycle.failures + 1, context.jitter())
+        if isinstance(step, Stop) and self._in_flight.oldest() is not cycle:
+            return  # the older ones are committed first
+        cycle.failures += 1
+        counters.attempts_abandoned += len(attempt.keys)
+        counters.last_error = str(error)
+        counters.consecutive_failures = cycle.failures
+        context.log(
+            "upload attempt abandoned",
+            {"error": str(error), "failures": cycle.failures, "from_phys": cycle.batch.from_phys,
+             "to_phys": cycle.batch.to_phys},
+        )  # fmt: skip
+        self._in_flight.doom(attempt.keys)
+        cycle.attempt = None
+        if isinstance(step, Stop):
+            raise step.error
+        cycle.retry_at_s = now_s + step.delay_ms / 1000
+
+    def _start_again(self, cycle: Cycle) -> None:
+        with self._plan_lock:
+            if self._is_newest(cycle):
+                self._context.tails.revert(cycle.plan.change)
+                self._extend(cycle.batch)
+                cycle.plan = self._plan(cycle.batch)
+            self._start_attempt(cycle)
+
+    def _is_newest(self, cycle: Cycle) -> bool:
+        """No later cycle is planned: only then may a retry take newer data. Called under the plan lock."""
+        return self._in_flight.all()[-1] is cycle and len(self._closed) == 0
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing closed, building or in flight."""
+        with self._plan_lock:
+            return not len(self._in_flight) and len(self._closed) == 0
+
+    def next_attempt(self) -> int:
+        """A number no other key of this epoch carries."""
+        with self._plan_lock:
+            self._attempt += 1
+            return self._attempt
+
+    def close(self) -> None:
+        """Release threads."""
+        self._put_pool.shutdown(wait=False, cancel_futures=True)
