@@ -45,7 +45,8 @@ class MergedLookups:
     async def view(self, request: Request, upstream: Upstream) -> Response:
         """VIEW_MESSAGE_BY_ID: the broker's, else the archive's."""
         answer, away = await _asked(request.command, upstream)
-        if answer is not None and (answer.code == ResponseCode.SUCCESS or not self._may_look(request)):
+        is_final = answer is not None and (answer.code == ResponseCode.SUCCESS or _is_refusal(answer))
+        if answer is not None and (is_final or not self._may_look(request)):
             return relayed(answer)
         record = (
             await self._archive.message_at_phys(request.number("offset")) if self._may_look(request) else None
@@ -108,6 +109,11 @@ async def _asked(
         return await upstream.call(command, ANSWER_S), None
     except UnavailableError as error:
         return None, error
+
+
+def _is_refusal(answer: RemotingCommand) -> bool:
+    """A broker without the message says SYSTEM_ERROR, and so does one whose ACL 1.0 says no."""
+    return answer.code != ResponseCode.SYSTEM_ERROR or "AclException" in (answer.remark or "")
 
 
 def records_in(body: bytes) -> Iterator[memoryview]:

@@ -23,7 +23,13 @@ from fetcher.serving.archive_side import Bounds
 from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.facade.continuous_line import reply_code
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
-from fetcher.serving.facade.pull_sides import Answered, PullContext, PullSides, UnsubscribedError
+from fetcher.serving.facade.pull_sides import (
+    Answered,
+    PullContext,
+    PullSides,
+    RefusedError,
+    UnsubscribedError,
+)
 from fetcher.serving.pull import SUBSCRIPTION, SUSPEND, PullLimits, pull_response, unsubscribed, wish_of
 from fetcher.serving.request import Request, Response
 from tiered.errors import UsageError
@@ -60,6 +66,9 @@ class FacadePulls:
             await sides.commit()
         is_pull_api = bool(flags & SUBSCRIPTION)
         try:
+            archived = plan.situation.archived
+            if plan.source is Source.TIERED and archived is not None and offset in archived:
+                await sides.ask_leave()
             outcome = await self._line.follow(sides, plan)
             while (
                 response := self._response(outcome, is_pull_api=is_pull_api, is_joined=sides.is_joined)
@@ -73,6 +82,9 @@ class FacadePulls:
                     break  # asked again, the client commits what is true then
                 sides.may_relay = False
                 outcome = await self._line.follow(sides, plan)
+        except RefusedError as error:
+            self._context.counters.relayed_errors[error.command.code] += 1
+            return relayed(error.command)
         except UnsubscribedError:
             return unsubscribed()
         except UsageError as error:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from fetcher.batch import GetStatus
 from fetcher.read_policy import LocalView, OffsetRange, Residency, Source
@@ -21,12 +22,13 @@ from fetcher.serving.facade.continuous_line import OFFSET_RESET, PULL_CODES, Sai
 from fetcher.serving.facade.protocol import Upstream
 from fetcher.serving.pull import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, Subscriptions
 from fetcher.serving.request import Request
-from tiered.errors import ThrottledError, UnavailableError
+from tiered.errors import ThrottledError, TieredError, UnavailableError
 from tiered.model.queue import LMQ_PREFIX
 from tiered.remoting.command import RemotingCommand
 
 ANSWER_S: Final = 10.0
 """A broker may take so much longer for an answer than the client lets it wait."""
+LEAVE_S: Final = 60.0
 RECOMMIT_S: Final = 1.0
 """A signed pull whose commit was sent may be relayed, commit and all, within this time."""
 _ONEWAY: Final = 2
@@ -34,6 +36,14 @@ _ONEWAY: Final = 2
 
 class UnsubscribedError(UnavailableError):
     """The group's filter is not known yet: nothing may come from the archive."""
+
+
+class RefusedError(TieredError):
+    """The broker does not let this client pull: nor may the archive. ``command``: its words."""
+
+    def __init__(self, command: RemotingCommand) -> None:
+        super().__init__(command.remark or f"code {command.code}")
+        self.command = command
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,10 @@ class PullCounters:
     relayed_errors: Counter[int] = field(default_factory=Counter)
 
 
+Leave = tuple[str, str, str]
+"""Access key, group, topic. A connection that showed a good signature once is that client's."""
+
+
 @dataclass
 class PullContext:
     """What all pulls share."""
@@ -67,7 +81,10 @@ class PullContext:
     archive: ArchiveSide
     views: BrokerViews
     subscriptions: Subscriptions
+    checks_clients: bool = False
+    """The broker checks who asks: the archive answers whom it lets pull, as it said within LEAVE_S."""
     now_s: Callable[[], float] = time.monotonic
+    leaves: WeakKeyDictionary[Upstream, dict[Leave, float]] = field(default_factory=WeakKeyDictionary)
     counters: PullCounters = field(default_factory=PullCounters)
 
 
@@ -123,6 +140,8 @@ class PullSides:
         if self._wish is None:
             raise UnsubscribedError(f"{self._topic}: the SQL92 subscription is not known yet")
         found = await self._context.archive.pull(self._wish)
+        if found.body:
+            await self.ask_leave()
         status, bounds = GetStatus[found.status.name], found.bounds
         return Answered(status, found.next_offset, bounds.minimum, bounds.maximum, found.body)
 
@@ -137,6 +156,8 @@ class PullSides:
         said = said_by(answer)
         if said is None:
             return Answered(GetStatus.NO_MATCHED_MESSAGE, self._offset, 0, 0, (), answer, is_error=True)
+        if self._context.checks_clients:
+            self._left()
         self._context.views.note(self._topic, self._queue_id, said.min_offset, said.max_offset)
         has_all = self.is_joined and self._is_unfiltered()
         meant = judged(said, self._offset, has_all=has_all)
@@ -146,6 +167,27 @@ class PullSides:
             status = GetStatus.OFFSET_TOO_SMALL
         body = (meant.body,) if len(meant.body) else ()
         return Answered(status, next_offset, said.min_offset, said.max_offset, body, answer)
+
+    async def ask_leave(self) -> None:
+        """Raises RefusedError where the broker does not let this client pull, UnavailableError where it is away."""
+        if not self._context.checks_clients or self._has_leave():
+            return
+        answer = await self.asked_broker()
+        if said_by(answer) is None:
+            raise RefusedError(answer)
+        self._left()
+
+    def _has_leave(self) -> bool:
+        given_s = self._context.leaves.get(self._upstream, {}).get(self._leave)
+        return given_s is not None and self._context.now_s() - given_s < LEAVE_S
+
+    def _left(self) -> None:
+        self._context.leaves.setdefault(self._upstream, {})[self._leave] = self._context.now_s()
+
+    @property
+    def _leave(self) -> Leave:
+        fields = self._command.ext_fields
+        return fields.get("AccessKey", ""), fields.get("consumerGroup", ""), self._topic
 
     def _to_relay(self) -> RemotingCommand:
         if not self.may_relay:

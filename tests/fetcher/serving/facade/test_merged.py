@@ -189,6 +189,11 @@ def test_a_message_by_id_wherever_it_is(tmp_path: Path) -> None:
             "4.9 names no topic"
         )
         assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=12345)).code == 1
+        for code, remark in ((16, "no permission"), (1, "org.apache.rocketmq.acl.common.AclException: no")):
+            scene.broker.refuses[R.VIEW_MESSAGE_BY_ID] = (code, remark)
+            response = await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[0]))
+            assert (response.code, list(response.body)) == (code, [])
+        scene.broker.refuses.clear()
         scene.policy("DISABLE")
         assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[0]))).code == 1
         scene.policy("NOT_IN_DISK")

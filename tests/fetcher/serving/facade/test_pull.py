@@ -444,3 +444,54 @@ def test_a_bad_expression_is_the_users_error(tmp_path: Path) -> None:
         assert response.code == 23
 
     run(tmp_path, story)
+
+
+# -- who may read ---------------------------------------------------------------------------------------------
+
+
+def test_the_archive_answers_whom_the_broker_lets_pull(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        scene.forget()
+        scene.context.checks_clients = True
+        scene.broker.refuses[11] = (1, "AclException: wrong signature")
+        response = await scene.pull(0)
+        assert (response.code, response.remark, list(response.body)) == (
+            1,
+            "AclException: wrong signature",
+            [],
+        )
+        del scene.broker.refuses[11]
+        assert scene.numbers(await scene.pull(0)) == list(range(32))
+        scene.broker.refuses[11] = (16, "no permission")
+        assert scene.numbers(await scene.pull(32))[0] == 32, "it was let a moment ago"
+        assert (await scene.pull(32, consumerGroup="others")).code == 16
+        scene.context.leaves.clear()
+        assert (await scene.pull(32)).code == 16
+        await scene.broker.kill()
+        with pytest.raises(UnavailableError):
+            await scene.pull(0)
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
+def test_asking_who_may_read_does_not_hold_a_pull_twice(tmp_path: Path, policy: str) -> None:
+    async def story(scene: Scene) -> None:
+        scene.policy(policy)
+        scene.context.checks_clients = True
+        assert await who(scene, STORED) == (BROKER, 19, STORED, [])
+        assert scene.broker.codes().count(11) == 1
+
+    run(tmp_path, story)
+
+
+def test_a_commit_and_the_question_who_may_read_do_not_commit_twice(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        scene.context.checks_clients = True
+        response = await scene.pull(0, flags=SUSPEND | COMMIT_OFFSET, commitOffset=5)
+        await asyncio.sleep(0.05)
+        assert response.code == 0 and scene.broker.commits == [5]
+
+    run(tmp_path, story)
