@@ -15,7 +15,8 @@ import pytest
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker
 from tests.servers.child import free_port
-from tests.servers.rocketmq import BROKER, CLUSTER, MQADMIN, RocketMq, run_java
+from tests.servers.install import NotInstallableError
+from tests.servers.rocketmq import BROKER, CLUSTER, MQADMIN, RocketMq, java_classes, java_command, run_java
 from tests.servers.running_store import RunningStore
 from tiered.formats import fastjson
 from tiered.remoting.client import BrokerClient, RequestCode
@@ -47,12 +48,12 @@ class Facade:
         return Producer(self.broker, self.scene, load, self.directory / "producer.out")
 
     def consume(
-        self, mode: str, group: str, wanted: int, *, topic: str = "live0", idle_s: int = 30, failures: int = 0
-    ) -> Consumer:
+        self, mode: str, group: str, wanted: int, *, topic: str = "live0", idle_s: int = 30, failures: int = 0,
+        version: str = "5.3.3",
+    ) -> Consumer:  # fmt: skip
         """Start a Java consumer behind the façade; it gives a message back the first ``failures`` times."""
         output = self.directory / f"{group}-{len(self.children)}.txt"
-        command = self.broker.java_command(
-            "Consume",
+        arguments = (
             self.address,
             mode,
             group,
@@ -63,6 +64,7 @@ class Facade:
             str(output),
             str(failures),
         )
+        command = java_command(version, self.directory, "Consume", *arguments)
         with (self.directory / f"{group}.out").open("ab") as log:
             child = subprocess.Popen(command, stdout=log, stderr=log)
         self.children.append(child)
@@ -125,6 +127,11 @@ def progress(facade: Facade, group: str, topic: str) -> dict[int, tuple[int, int
 
 @pytest.fixture(scope="module")
 def facade(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> Iterator[Facade]:
+    try:
+        for version in ("4.9.7", "5.3.3", "5.5.0"):
+            java_classes(version)
+    except NotInstallableError as error:
+        pytest.skip(f"Java clients: {error}")
     directory = tmp_path_factory.mktemp("facade")
     address = f"127.0.0.1:{free_port()}"
     config = {
@@ -215,12 +222,12 @@ def everything(ends: Sequence[int]) -> set[Line]:
 
 def test_a_group_reads_from_the_archive_on_into_what_is_sent_now(facade: Facade) -> None:
     """The broker has deleted most of it. From offset 0 nothing is missing, nothing comes twice, what is given back
-    comes again, and an orderly group stays in order."""
+    comes again, and an orderly group stays in order. Clients of three versions."""
     assert delete_old_files(facade) > 100
     end = broker_range(facade, "live0", 0)[1] + 250
     with facade.produce(2000, per_second=200) as producer:
-        plain = facade.consume("push", "G-cold", QUEUES * end)
-        orderly = facade.consume("orderly", "G-cold-orderly", QUEUES * end)
+        plain = facade.consume("push", "G-cold", QUEUES * end, version="4.9.7")
+        orderly = facade.consume("orderly", "G-cold-orderly", QUEUES * end, version="5.5.0")
         retried = facade.consume("push", "G-cold-retry", QUEUES * end, topic="live1", failures=1)
         assert producer.finish(120).failed == 0
         got, in_order = plain.finish(), orderly.finish()
