@@ -36,14 +36,14 @@ class MergedAnswers:
     """See ``opened``. Belongs to one event loop; ``apply`` and ``close`` too."""
 
     def __init__(self, archive: ServedArchive, access: ArchiveAccess, settings: Settings, clients: ClientTable,
-                 store: BrokerStore) -> None:  # fmt: skip
+                 store: BrokerStore, *, checks_clients: bool) -> None:  # fmt: skip
         read, serve = settings.read, settings.serve
         topics = settings.topics.topic_filter(access.cluster, access.broker)
         self._archive, self._store = archive, store
         self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
         self._line = PolicyLine(access.catalog, read, topics)
         views = BrokerViews(HotReader(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
-        context = PullContext(archive, views, clients)
+        context = PullContext(archive, views, clients, checks_clients)
         limits = PullLimits(
             count_max=serve.pull_messages_max,
             bytes_max=serve.pull_bytes_max,
@@ -54,7 +54,7 @@ class MergedAnswers:
         self.handlers: FacadeHandlers = {
             **FacadePulls(self._line, context, limits).handlers(),
             **MergedOffsets(self._line, archive, views).handlers(),
-            **MergedLookups(self._line, archive).handlers(),
+            **MergedLookups(self._line, archive, checks_clients=checks_clients).handlers(),
         }
         self._watching = asyncio.create_task(archive.watch(WATCH_S))
 
@@ -66,7 +66,7 @@ class MergedAnswers:
         archive = ServedArchive(access)
         await archive.load()
         store = await asyncio.to_thread(open_store_of, settings, conf)
-        return cls(archive, access, settings, clients, store)
+        return cls(archive, access, settings, clients, store, checks_clients=checks_clients(conf))
 
     def committed(self) -> None:
         """The catalog has a new version: who waits for messages looks again."""
@@ -81,3 +81,11 @@ class MergedAnswers:
         self._watching.cancel()
         self._threads.shutdown()
         self._store.close()
+
+
+def checks_clients(conf: BrokerConf | None) -> bool:
+    """Whether the broker may refuse clients by who they are; nobody says that it does not where there is no file."""
+    if conf is None:
+        return True
+    names = ("aclEnable", "authenticationEnabled", "authorizationEnabled")
+    return any(conf.properties.get(name, "").strip().lower() == "true" for name in names)

@@ -35,8 +35,10 @@ RECORD_BYTES_MIN: Final = 91
 class MergedLookups:
     """Handlers. Belongs to one event loop."""
 
-    def __init__(self, line: PolicyLine, archive: ArchiveSide) -> None:
+    def __init__(self, line: PolicyLine, archive: ArchiveSide, *, checks_clients: bool = False) -> None:
+        """``checks_clients``: the broker checks who asks; while it is away nobody may know what it would say."""
         self._line, self._archive = line, archive
+        self._checks_clients = checks_clients
 
     def handlers(self) -> FacadeHandlers:
         """By request code."""
@@ -45,6 +47,8 @@ class MergedLookups:
     async def view(self, request: Request, upstream: Upstream) -> Response:
         """VIEW_MESSAGE_BY_ID: the broker's, else the archive's."""
         answer, away = await _asked(request.command, upstream)
+        if away is not None and self._checks_clients:
+            raise away
         is_final = answer is not None and (answer.code == ResponseCode.SUCCESS or _is_refusal(answer))
         if answer is not None and (is_final or not self._may_look(request)):
             return relayed(answer)
@@ -67,6 +71,8 @@ class MergedLookups:
         (answer, away), (archived, failure) = await asyncio.gather(
             _asked(request.command, upstream), self._archived(request, is_unique=is_unique, count=count)
         )
+        if away is not None and self._checks_clients:
+            raise away
         if answer is not None and answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
             return relayed(answer)  # it may be that the client may not ask
         is_found = answer is not None and answer.code == ResponseCode.SUCCESS

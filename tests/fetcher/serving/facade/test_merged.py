@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.serving.codes import RequestCode as R
-from fetcher.serving.facade.merged_lookups import merged, records_in
+from fetcher.serving.facade.merged_lookups import MergedLookups, merged, records_in
 from tests.fetcher.serving.facade.beside_a_broker import ARCHIVED, STORED, Scene, run
 from tests.fetcher.serving.facade.scripted_broker import phys_of, stored_ms_of
 from tests.kernels.record_builder import Message, encode
@@ -269,5 +269,22 @@ def test_the_archives_own_key_search_answers_while_the_broker_is_away(tmp_path: 
             await scene.ask(R.QUERY_MESSAGE, topic="t", key="nobody", maxNum=4)
         scene.archive.messages_by_key = Keyed(scene.store.records["t", 0][3])  # type: ignore[method-assign]
         assert scene.numbers(await scene.ask(R.QUERY_MESSAGE, topic="t", key="k", maxNum=4)) == [3]
+
+    run(tmp_path, story)
+
+
+def test_a_broker_that_checks_clients_has_to_be_there(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.archive.messages_by_key = Keyed(scene.store.records["t", 0][3])  # type: ignore[method-assign]
+        scene.lookups = MergedLookups(scene.line, scene.archive, checks_clients=True)
+        phys = phys_of(scene.store.records["t", 0][3])
+        assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys)).code == 0
+        await scene.broker.kill()
+        for code, fields in (
+            (R.VIEW_MESSAGE_BY_ID, {"offset": phys}),
+            (R.QUERY_MESSAGE, {"key": "k", "maxNum": 4}),
+        ):
+            with pytest.raises(UnavailableError):
+                await scene.ask(code, topic="t", **fields)
 
     run(tmp_path, story)
