@@ -269,12 +269,13 @@ def test_a_group_that_runs_begins_again_by_mqadmin_and_by_replay(served: Served)
     expected = served.expected("t_order")
     job = Job("push", "t_order", 3 * expected.total(), "G_reset", idle_s=40)
     command = java_command("5.3.3", served.directory, "Consume", *served.job_arguments(job))
-    consumer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with (served.directory / "consumer.log").open("wb") as log:
+        consumer = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        _wait_for_lines(served, expected.total())
+        _wait_for_lines(served, expected.total(), consumer)
         (moved,) = served.mqadmin("5.3.3", "resetOffsetByTime -g G_reset -t t_order -s 0")
         assert BROKER in moved
-        _wait_for_lines(served, 2 * expected.total())
+        _wait_for_lines(served, 2 * expected.total(), consumer)
         arguments = ["--serve", served.address, "--group", "G_reset", "--topic", "t_order", "--earliest"]
         assert main(["replay", *arguments]) == 0
         assert consumer.wait(60) == 0
@@ -286,9 +287,10 @@ def test_a_group_that_runs_begins_again_by_mqadmin_and_by_replay(served: Served)
     assert min(found.values()) >= 3
 
 
-def _wait_for_lines(served: Served, count: int) -> None:
+def _wait_for_lines(served: Served, count: int, consumer: subprocess.Popen[bytes]) -> None:
     deadline_s = time.monotonic() + 90
     while len(_written(served, 0)) < count:
+        assert consumer.poll() is None, "the consumer ended"
         assert time.monotonic() < deadline_s, f"{len(_written(served, 0))} of {count} messages came"
         time.sleep(0.1)
 
