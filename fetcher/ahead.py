@@ -19,7 +19,7 @@ from fetcher.row_reader import RUNS_AT_ONCE, RowReader
 from fetcher.stretch import RunEnds
 from fetcher.tag_filter import MessageFilter
 from fetcher.waiting import gather
-from tiered.formats.segment_index import BlockSpan, SegmentIndex
+from tiered.formats.segment_index import BlockSpan
 from tiered.model.tables import RunKind
 
 
@@ -67,25 +67,32 @@ class AheadReader:
         read = await self._rows.read(view, begin, wish, Lane.PREFETCH, Held())
         return Ahead(read.covered, read.block_bytes, read.blocks)
 
-    async def _plain(self, places: list[RunPlace], begin: int, end: int) -> Ahead:
-        indexes = await BlockFetch(self._source, Lane.PREFETCH, Held()).indexes(places)
-        wanted: list[tuple[SegmentIndex, RunPlace, BlockSpan]] = []
-        for place, index in zip(places, indexes, strict=True):
-            first, last = max(0, begin - place.base), min(place.rows, end - place.base)
-            wanted.append((index, place, index.block_span(place.ordinal, first, last)))
-        if len(wanted) == 1:
-            await self._blocks(*wanted[0])
-        else:
-            await gather(self._blocks(*want) for want in wanted)
-        _, place, span = wanted[-1]
-        blocks = [
-            (index.key, number)
-            for index, _, one in wanted
-            for number in range(one.first_block, one.end_block)
-        ]
-        return Ahead(place.base + span.end_row, sum(one.raw_bytes for *_, one in wanted), tuple(blocks))
+    async def open(self, view: QueueView, offset: int) -> None:
+        """Have the tail of the object that holds ``offset`` in memory: then ``read`` asks for its blocks at once."""
+        runs = await self._catalog.runs_of(view)
+        at = view.existing(offset)
+        if at < view.max_offset:
+            places = runs.places(at, end=at + 1, bytes_max=0, runs_max=1)
+            await BlockFetch(self._source, Lane.USER, Held()).indexes(places)
 
-    async def _blocks(self, index: SegmentIndex, place: RunPlace, span: BlockSpan) -> None:
-        await self._source.blocks_at(
-            index, place.ordinal, range(span.first_block, span.end_block), Lane.PREFETCH
-        )
+    async def _plain(self, places: list[RunPlace], begin: int, end: int) -> Ahead:
+        if len(places) == 1:
+            found = [await self._place(places[0], begin, end)]
+        else:
+            found = await gather(self._place(place, begin, end) for place in places)
+        blocks = [
+            (place.object_key, number)
+            for place, span in zip(places, found, strict=True)
+            for number in range(span.first_block, span.end_block)
+        ]
+        covered = places[-1].base + found[-1].end_row
+        return Ahead(covered, sum(span.raw_bytes for span in found), tuple(blocks))
+
+    async def _place(self, place: RunPlace, begin: int, end: int) -> BlockSpan:
+        """Blocks of one run; it waits for no other's tail."""
+        (index,) = await BlockFetch(self._source, Lane.PREFETCH, Held()).indexes([place])
+        first, last = max(0, begin - place.base), min(place.rows, end - place.base)
+        span = index.block_span(place.ordinal, first, last)
+        numbers = range(span.first_block, span.end_block)
+        await self._source.blocks_at(index, place.ordinal, numbers, Lane.PREFETCH)
+        return span

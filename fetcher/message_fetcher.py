@@ -103,8 +103,9 @@ class TieredMessageFetcher:
         self._unread_s = unread_ms / 1000
         self._rows = RowReader(source, catalog)
         self.readers = Readers(window_limits(settings, self._unread_s), settings.in_hand_bytes)
+        self._ahead = AheadReader(source, catalog, self._rows)
         self.prefetcher = Prefetcher(
-            AheadReader(source, catalog, self._rows), catalog, settings,
+            self._ahead, catalog, settings,
             unread_s=self._unread_s, executor=executor, clock_s=clock_s, log=self.log,
         )  # fmt: skip
 
@@ -211,6 +212,7 @@ class TieredMessageFetcher:
         ready = prefetcher.ready(reader, pull.offset)
         until = 0 if pull.until is None else min(pull.until, view.max_offset)
         if reader.window.position < 0 and until - pull.offset > pull.count:
+            await self._ahead.open(view, pull.offset)  # the first block comes with what follows it
             runs = await self.catalog.runs_of(view)
             prefetcher.announced(reader, pull.offset, until, runs.bytes_per_offset(pull.offset))
         if reader.window.position == pull.offset:
