@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cold_read_parts import drop_directory
-from benchmarks.machine import await_quiet, busy_core_s, note, others_cores, process_core_s
+from benchmarks.machine import await_quiet, note
 from benchmarks.report import MIB, Row
 from benchmarks.serving_report import figures, summarize, table
 from tests.servers.child import ChildServer, free_port
@@ -92,9 +92,11 @@ def measure(plan: Plan) -> Iterator[Row]:
         broker.create_topic(TOPIC, QUEUES)
         _load(broker, plan)
         url = f"file://{plan.work}/archive"
+        broker.broker.stop(patience_s=40)  # so that everything is on disk and dispatched
         subprocess.run(
             [str(TIERED), "backfill", str(broker.store), url, *NAMES], check=True, capture_output=True
         )
+        broker.broker.start()
         hot = Target("broker", broker.broker_address, broker.name_server_address, broker.broker.pid)
         for run in range(plan.runs):
             yield from (row | {"run": run} for row in _warm_rows(plan, hot))
@@ -191,15 +193,12 @@ def _bare(plan: Plan, target: Target, queues: int, more: list[str]) -> Row:
 
 
 def _java(plan: Plan, client: str, target: Target, queues: int) -> Row:
-    busy, cpu_s = busy_core_s(), process_core_s(target.pid)
     output = run_java(
         VERSION, plan.work, "PullSpeed", target.name_server, client, TOPIC, str(queues), str(BATCH),
         str(plan.warm_end), str(plan.seconds), str(plan.seconds), str(target.pid),
     )  # fmt: skip
     row: Row = json.loads(next(line for line in output.splitlines() if line.startswith('{"messages"')))
-    # The client's own work is not counted here: what others used includes the Java client.
-    used = others_cores(busy, process_core_s(target.pid) - cpu_s, 2 * plan.seconds)
-    return row | {"client_and_others_cores": used}
+    return row
 
 
 def _slow_row(plan: Plan, url: str) -> Row:

@@ -132,7 +132,7 @@ def test_address_patterns(pattern: str, host: str, expected: bool) -> None:
         (Code.POP_MESSAGE, {"topic": "t_b", "consumerGroup": "g"}, True),
     ],
 )  # fmt: skip
-def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, str], refused: bool) -> None:
+def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, Any], refused: bool) -> None:
     door = door_of(tmp_path, PLAIN)
     answer = door.refusal(asked(code, "RocketMQ", SECRET, **fields))
     assert (answer is not None) is refused
@@ -144,7 +144,7 @@ def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, str], re
 
 def test_who_is_asked_for_a_signature(tmp_path: Path) -> None:
     door = door_of(tmp_path, PLAIN)
-    pull = {"topic": "t_a", "consumerGroup": "g"}
+    pull: dict[str, Any] = {"topic": "t_a", "consumerGroup": "g"}
     assert door.refusal(asked(11, None, **pull)) is not None
     assert door.refusal(asked(11, "RocketMQ", "wrong", **pull)) is not None
     assert door.refusal(asked(11, "nobody12", SECRET, **pull)) is not None
@@ -183,7 +183,7 @@ def test_a_heartbeat_needs_every_topic_and_group(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_users_and_policies(
-    tmp_path: Path, user: str, secret: str, code: int, fields: dict[str, str], refused: bool
+    tmp_path: Path, user: str, secret: str, code: int, fields: dict[str, Any], refused: bool
 ) -> None:
     door = door_of(tmp_path, USERS)
     assert (door.refusal(asked(code, user, secret, **fields)) is not None) is refused
@@ -191,7 +191,7 @@ def test_users_and_policies(
 
 def test_a_policy_asks_where_from(tmp_path: Path) -> None:
     door = door_of(tmp_path, USERS)
-    pull = {"topic": "open", "consumerGroup": "g_1"}
+    pull: dict[str, Any] = {"topic": "open", "consumerGroup": "g_1"}
     assert door.refusal(asked(11, "reader", SECRET, **pull)) is None
     assert door.refusal(asked(11, "reader", SECRET, address="10.0.0.1:9", **pull)) is not None
 
@@ -209,7 +209,8 @@ def test_a_changed_file_is_read_and_a_bad_one_is_not_taken(
 ) -> None:
     clock = [0.0]
     door = door_of(tmp_path, PLAIN, now_s=lambda: clock[0])
-    path, pull = tmp_path / "acl.yml", {"topic": "t_b", "consumerGroup": "g"}
+    path = tmp_path / "acl.yml"
+    pull: dict[str, Any] = {"topic": "t_b", "consumerGroup": "g"}
     caplog.set_level(logging.INFO)
 
     def write(text: str, step: int) -> None:
