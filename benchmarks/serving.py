@@ -110,10 +110,10 @@ def measure(plan: Plan) -> Iterator[Row]:
 
 
 def _load(broker: RocketMq, plan: Plan) -> None:
-    """Send the messages. The program ends when its standard input does, so that is kept open."""
+    """Send the messages, and a tenth more: some sends may fail. It ends with its standard input, which is kept open."""
     command = broker.java_command(
-        "Load", broker.name_server_address, BROKER, "1", str(QUEUES), str(plan.messages), str(BODY_BYTES), "4", "0",
-        str(BATCH), str(8 * MIB), "0",
+        "Load", broker.name_server_address, BROKER, "1", str(QUEUES), str(plan.messages * 11 // 10), str(BODY_BYTES),
+        "4", "0", str(BATCH), str(8 * MIB), "0",
     )  # fmt: skip
     environment = {**os.environ, "ROCKETMQ_HOME": str(broker.directory)}
     with subprocess.Popen(
@@ -121,8 +121,8 @@ def _load(broker: RocketMq, plan: Plan) -> None:
     ) as sending:
         assert sending.stdout is not None
         last = [line.split() for line in sending.stdout if line.startswith("DONE")]
-    if not last or int(last[0][1]) != plan.messages:
-        raise RuntimeError(f"not all of {plan.messages} messages were sent: {last}")
+    if not last or int(last[0][2]) > plan.messages // 40:
+        raise RuntimeError(f"too few of {plan.messages} messages were sent: {last}")
 
 
 class _Served:
