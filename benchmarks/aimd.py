@@ -26,9 +26,9 @@ from benchmarks.machine import note
 from benchmarks.synthetic_store import StoreSpec, topic_name, write_store
 from fetcher.access import ArchiveAccess
 from fetcher.batch import GetStatus
-from fetcher.event_log import Event, EventKind
-from fetcher.range_reader import ThreadRangeReader
-from fetcher.readers import ReaderKey
+from fetcher.blocks.range_reader import ThreadRangeReader
+from fetcher.blocks.readers import ReaderKey
+from fetcher.prefetch.event_log import Event, EventKind
 from fetcher.waiting import run_sync
 from tiered.catalog.archives import open_archive
 from tiered.catalog.reading import load
@@ -165,7 +165,9 @@ def _consume(access: ArchiveAccess, consumer: Consumer, began_s: float, seconds:
         consumer.offset = result.next_offset
         consumer.pulls += 1
         if window is None:
-            reader = access.fetcher.readers.find(ReaderKey(consumer.name, QueueKey(consumer.topic, 0, 0)))
+            reader = access.fetcher.readers.find(
+                ReaderKey(consumer.name, QueueKey(consumer.topic, 0, 0))
+            )
             assert reader is not None
             window = reader.window
         consumer.held_bytes_max = max(consumer.held_bytes_max, window.unread_bytes)

@@ -12,23 +12,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fetcher.block_cache import DroppedUnread
-from fetcher.budget import ByteBudget
-from fetcher.catalog_view import CatalogView
-from fetcher.disk_cache import DiskCache, directory_of
-from fetcher.lanes import Lane
+from fetcher.blocks.block_cache import DroppedUnread
+from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.disk_cache import DiskCache, directory_of
+from fetcher.blocks.lanes import Lane
+from fetcher.blocks.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
+from fetcher.blocks.segment_source import SegmentSource
 from fetcher.message import Message
-from fetcher.message_fetcher import TieredMessageFetcher
+from fetcher.pulls.catalog_view import CatalogView
+from fetcher.pulls.message_fetcher import TieredMessageFetcher
+from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import KeyKind, KeyQuery, find_by_key
 from fetcher.queries.found import FoundMessage
 from fetcher.queries.kept import KeptParts
 from fetcher.queries.source import QuerySource
 from fetcher.queue_listing import QueueListing, list_queues
-from fetcher.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
-from fetcher.segment_source import SegmentSource
 from fetcher.span import Span, TimePoint, milliseconds
-from fetcher.tag_filter import MessageFilter
 from fetcher.time_reader import TimeReader
 from fetcher.time_search import Boundary
 from fetcher.timer import ThreadTimer

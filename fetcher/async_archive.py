@@ -17,11 +17,11 @@ from typing import Self
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.batch import MessageBatch
 from fetcher.message import Message
+from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.queries.by_key import KeyKind
 from fetcher.queue_handle import QueueHandle
 from fetcher.queue_listing import QueueListing
 from fetcher.span import Span, TimePoint, milliseconds, span_of
-from fetcher.tag_filter import MessageFilter
 from fetcher.time_search import Boundary
 from fetcher.waiting import run_async
 from fetcher.walk import Walk, messages_of

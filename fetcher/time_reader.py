@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from fetcher.catalog_view import CatalogView
-from fetcher.lanes import Lane
+from fetcher.blocks.lanes import Lane
+from fetcher.pulls.catalog_view import CatalogView
 from fetcher.time_search import (
     Boundary,
     ColumnsOf,

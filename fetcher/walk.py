@@ -13,9 +13,9 @@ from typing import Protocol
 
 from fetcher.batch import GetResult, GetStatus, MessageBatch
 from fetcher.message import Message
-from fetcher.read_plan import NO_END
+from fetcher.pulls.read_plan import NO_END
+from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.span import Span
-from fetcher.tag_filter import MessageFilter
 from tiered.model.queue import QueueKey
 
 logger = logging.getLogger(__name__)

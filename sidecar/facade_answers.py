@@ -10,8 +10,8 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 
 from fetcher.access import ArchiveAccess
-from fetcher.hot_reader import HotReader
-from fetcher.policy_line import PolicyLine, ReadCounters
+from fetcher.policy.hot_reader import HotReader
+from fetcher.policy.policy_line import PolicyLine, ReadCounters
 from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.merged_lookups import MergedLookups
 from fetcher.serving.facade.merged_offsets import MergedOffsets

@@ -16,8 +16,8 @@ from enum import Enum
 from typing import Any
 
 from fetcher.archive import Archive
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.group_state import GroupLog, load_snapshot
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.time_search import Boundary
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats import fastjson

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fetcher.policy.query_policy import TimeRange, query_shares
+from fetcher.policy.read_policy import ReadPolicy
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.broker_side import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyQuery, Position
 from fetcher.queries.found import FoundMessage
-from fetcher.query_policy import TimeRange, query_shares
-from fetcher.read_policy import ReadPolicy
 from tiered.catalog.state import CatalogState
 from tiered.formats.record import SYS_INNER_BATCH, Record
 from tiered.model.queue import QueueKey

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from fetcher.local_records import RECORD_BYTES_MIN, checked_timestamp
+from fetcher.policy.local_records import RECORD_BYTES_MIN, checked_timestamp
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyQuery, Position, carries
 from tiered.broker_store.conf import BrokerConf

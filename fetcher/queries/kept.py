@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from fetcher.budget import ByteBudget
-from fetcher.lanes import Lane
+from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.lanes import Lane
 
 ENTRY_BYTES = 200
 """What an entry takes beside its value, about."""

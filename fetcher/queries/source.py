@@ -18,10 +18,10 @@ import fastcrc
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.block_fetch import BlockSource
-from fetcher.lanes import Lane
+from fetcher.blocks.lanes import Lane
+from fetcher.blocks.range_reader import RangeReader
+from fetcher.pulls.block_fetch import BlockSource
 from fetcher.queries.kept import KeptParts
-from fetcher.range_reader import RangeReader
 from fetcher.waiting import Wait
 from tiered.catalog.pages import Page, RunIndex, decode_page
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected

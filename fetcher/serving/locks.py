@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fetcher.serving.codes import RequestCode
-from fetcher.serving.request import BadRequestError, HandlerTable, Request, Response, json_response
+from fetcher.serving.wire.codes import RequestCode
+from fetcher.serving.wire.request import BadRequestError, HandlerTable, Request, Response, json_response
 
 LOCK_S = 60.0
 

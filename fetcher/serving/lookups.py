@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from fetcher.serving.archive_side import ArchiveSide
-from fetcher.serving.codes import RequestCode, ResponseCode
-from fetcher.serving.fastjson_text import queue_map
 from fetcher.serving.locks import MessageQueue
-from fetcher.serving.request import HandlerTable, Request, Response, json_response
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import TAG
 from fetcher.serving.subscription_filter import filter_of
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.fastjson_text import queue_map
+from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import UsageError
 
 UNIQUE_KEY_COUNT = 32

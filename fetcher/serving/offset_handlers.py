@@ -13,13 +13,13 @@ import logging
 from typing import Any
 
 from fetcher.serving.archive_side import ArchiveSide
-from fetcher.serving.codes import RequestCode, ResponseCode
-from fetcher.serving.fastjson_text import queue_map
 from fetcher.serving.group_state import GroupLog, Offsets
 from fetcher.serving.locks import MessageQueue
-from fetcher.serving.request import HandlerTable, Request, Response, json_response
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.fastjson_text import queue_map
+from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import AccessDeniedError, FencedError, TieredError
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from fetcher.serving.connection import ConnectionLimits
 from fetcher.serving.security.door import SecurityDoor
 from fetcher.serving.security.rules_file import RulesFile
-from fetcher.serving.server import ServerOptions
+from fetcher.serving.wire.connection import ConnectionLimits
+from fetcher.serving.wire.server import ServerOptions
 from tiered.errors import UsageError
 from tiered.settings.sections import ServeSettings
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fetcher.serving.archive_side import TopicConfig
-from fetcher.serving.codes import RequestCode, ResponseCode
-from fetcher.serving.delivered_queues import DeliveredQueues
-from fetcher.serving.request import HandlerTable, Request, Response
-from fetcher.serving.retry_record import PHYS_BASE
-from fetcher.serving.retry_state import RetryMessage, RetryObject, placed
+from fetcher.serving.retries.delivered_queues import DeliveredQueues
+from fetcher.serving.retries.retry_record import PHYS_BASE
+from fetcher.serving.retries.retry_state import RetryMessage, RetryObject, placed
 from fetcher.serving.routes import PROXY_TOPIC
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import HandlerTable, Request, Response
 from tiered.formats.record import MAGIC_V1, decode_record
 
 NUMBER_BASE: Final = 1 << 60

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fetcher.serving.archive_side import ArchiveSide, Bounds, PullFound, PullStatus, PullWish
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.offset_handlers import GroupOffsets
-from fetcher.serving.request import Buffer, HandlerTable, Request, Response
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import SQL92, TAG, ClientTable, Subscription
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import Buffer, HandlerTable, Request, Response
 from tiered.errors import UsageError
 
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fetcher.serving.archive_side import ArchiveSide, TopicConfig
-from fetcher.serving.codes import RequestCode, ResponseCode
-from fetcher.serving.request import HandlerTable, Request, Response, json_response
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
 
 RETRY_PREFIX = "%RETRY%"
 PERM_READ = 4

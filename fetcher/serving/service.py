@@ -16,17 +16,17 @@ from fetcher.serving.locks import LockTable, register_lock_handlers
 from fetcher.serving.lookups import LookupHandlers
 from fetcher.serving.offset_handlers import GroupOffsets, OffsetHandlers
 from fetcher.serving.options import server_options
-from fetcher.serving.pop_assignment import AssignmentHandlers
-from fetcher.serving.pop_handlers import PopHandlers
+from fetcher.serving.pop.pop_assignment import AssignmentHandlers
+from fetcher.serving.pop.pop_handlers import PopHandlers
 from fetcher.serving.proxy_topic import ProxyTopic
 from fetcher.serving.pull import PullLimits, PullService
-from fetcher.serving.request import HandlerTable
-from fetcher.serving.retry_handlers import RetryHandlers
-from fetcher.serving.retry_queue import RetryQueues
-from fetcher.serving.retry_topics import ArchiveWithRetries
+from fetcher.serving.retries.retry_handlers import RetryHandlers
+from fetcher.serving.retries.retry_queue import RetryQueues
+from fetcher.serving.retries.retry_topics import ArchiveWithRetries
 from fetcher.serving.routes import RouteHandlers, RouteTable
-from fetcher.serving.server import ServingServer
 from fetcher.serving.session import ClientTable, register_session_handlers
+from fetcher.serving.wire.request import HandlerTable
+from fetcher.serving.wire.server import ServingServer
 from tiered.settings.sections import ServeSettings
 
 logger = logging.getLogger(__name__)

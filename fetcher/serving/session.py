@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fetcher.serving.codes import RequestCode, ResponseCode
-from fetcher.serving.request import HandlerTable, Peer, Request, Response, json_response
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import HandlerTable, Peer, Request, Response, json_response
 
 EXPIRY_S = 120.0
 TAG, SQL92 = "TAG", "SQL92"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fetcher.pulls.tag_filter import ANY_TAG, MessageFilter, tag_filter
 from fetcher.serving.session import SQL92
 from fetcher.sql92.message_filter import compiled
-from fetcher.tag_filter import ANY_TAG, MessageFilter, tag_filter
 
 
 def filter_of(expression: str, expression_type: str) -> MessageFilter | None:

@@ -7,12 +7,12 @@ chosen verb is imported, so that a one-shot command starts fast.
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from gc import set_threshold  # by name: a verb's module here is called gc
 from importlib import metadata
 from types import ModuleType
 
@@ -39,8 +39,8 @@ VERBS: dict[str, tuple[str, str]] = {
 """Verb -> (module with `add_arguments` and `execute`, one-line help)."""
 
 COLLECT_EVERY = 50_000
-"""New objects between two looks of the garbage collector; at Python's 700 it took a sixth of a short command's time,
-looking at imported modules again and again."""
+"""New objects between two looks of the garbage collector; at Python's 700 it looks at imported modules again and again
+while a short command runs."""
 
 EXIT_CODES = (
     "exit codes: 0 ok, 1 anomalies found, 2 wrong usage or configuration, 3 does not exist, "
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb is None:
         return 2
     module_name, help_text = VERBS[verb]
-    gc.set_threshold(COLLECT_EVERY)
+    set_threshold(COLLECT_EVERY)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads that nothing here uses
     module = importlib.import_module(module_name)
     parser = argparse.ArgumentParser(

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import fetcher
 from fetcher.archive import Archive
 from fetcher.batch import MessageBatch
+from fetcher.pulls.tag_filter import MessageFilter, tag_filter
 from fetcher.queue_listing import QueueListing
 from fetcher.span import Span
 from fetcher.sql92.message_filter import Sql92Filter
-from fetcher.tag_filter import MessageFilter, tag_filter
 from fetcher.waiting import run_sync
 from fetcher.walk import Walk
 from sidecar.cli.arguments import add_archive, settings_of

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import orjson
 
+from fetcher.policy.read_policy import ReadPolicy
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.both_sides import BothSidesQueries
 from fetcher.queries.broker_side import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from fetcher.queries.found import FoundMessage, newest_ms
-from fetcher.read_policy import ReadPolicy
 from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf
 from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, settings_of

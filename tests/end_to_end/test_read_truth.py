@@ -11,7 +11,7 @@ import pytest
 
 import fetcher
 from fetcher.archive import Archive
-from fetcher.lanes import Lane
+from fetcher.blocks.lanes import Lane
 from fetcher.time_reader import TimeReader
 from fetcher.time_search import Boundary
 from fetcher.waiting import run_sync

@@ -27,7 +27,14 @@ class WrittenStore:
         (self.path / "lock").write_text("lock")
 
     def put(
-        self, topic: str, queue_id: int, body: bytes, *, tags: str = "", with_unit: bool = True, later_ms: int = 0
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        *,
+        tags: str = "",
+        with_unit: bool = True,
+        later_ms: int = 0,
     ) -> int:
         """Store one message, ``later_ms`` after the usual time; its queue offset."""
         queue = self.records.setdefault((topic, queue_id), {})

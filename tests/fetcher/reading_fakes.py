@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.catalog_view import CatalogView
-from fetcher.lanes import Lane
-from fetcher.message_fetcher import TieredMessageFetcher
+from fetcher.blocks.lanes import Lane
+from fetcher.pulls.catalog_view import CatalogView
+from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.waiting import InlineExecutor
 from tiered.catalog.reading import load
 from tiered.formats.segment_index import SegmentIndex

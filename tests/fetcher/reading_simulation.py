@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from fetcher.batch import GetStatus
-from fetcher.block_cache import DroppedUnread
-from fetcher.budget import ByteBudget
-from fetcher.catalog_view import CatalogView
-from fetcher.message_fetcher import TieredMessageFetcher
-from fetcher.segment_source import SegmentSource
+from fetcher.blocks.block_cache import DroppedUnread
+from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.segment_source import SegmentSource
+from fetcher.pulls.catalog_view import CatalogView
+from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.waiting import InlineExecutor, Wait, new_future
 from tests.fetcher.virtual import VirtualClock, VirtualReader
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent, Stored

@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from fetcher.block_cache import Block, DroppedUnread
-from fetcher.budget import ByteBudget
-from fetcher.disk_cache import DiskCache
-from fetcher.lanes import Lane
-from fetcher.segment_source import SegmentSource
+from fetcher.blocks.block_cache import Block, DroppedUnread
+from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.disk_cache import DiskCache
+from fetcher.blocks.lanes import Lane
+from fetcher.blocks.segment_source import SegmentSource
 from fetcher.waiting import InlineExecutor
 from tests.fetcher.segments import Segment
 from tests.fetcher.virtual import VirtualClock, VirtualReader

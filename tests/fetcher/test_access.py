@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import fetcher
-from fetcher.event_log import EventKind
-from fetcher.readers import ReaderKey
+from fetcher.blocks.readers import ReaderKey
+from fetcher.prefetch.event_log import EventKind
 from fetcher.waiting import run_sync
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.formats.keys import archive_prefix

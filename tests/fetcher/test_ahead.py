@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fetcher.ahead import AheadReader, run_ends
-from fetcher.catalog_view import CatalogView
-from fetcher.row_reader import RowReader
+from fetcher.prefetch.ahead import AheadReader, run_ends
+from fetcher.pulls.catalog_view import CatalogView
+from fetcher.pulls.row_reader import RowReader
+from fetcher.pulls.stretch import RunEnds
+from fetcher.pulls.tag_filter import TagFilter
 from fetcher.span import Span
-from fetcher.stretch import RunEnds
-from fetcher.tag_filter import TagFilter
 from fetcher.waiting import InlineExecutor, run_sync
 from fetcher.walk import Walk
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
@@ -172,7 +172,7 @@ def test_many_readers_share_what_is_read_ahead_without_falling_back_to_small_req
         simulation.add(Consumer(f"c{number}", queue, lambda pull: 0.002))
     simulation.run()
     assert requests_of(simulation) <= 2.5 * (RUNS * len(QUEUES) + RUNS)
-    assert simulation.fetcher.prefetcher.unread_bytes == 0
+    assert simulation.fetcher.prefetch.prefetcher.unread_bytes == 0
 
 
 def test_blocks_of_one_object_are_asked_for_together_whatever_run_they_belong_to() -> None:

@@ -17,9 +17,9 @@ import pytest
 
 import fetcher
 from fetcher.archive import Archive
+from fetcher.pulls.tag_filter import TagFilter
 from fetcher.span import Span
 from fetcher.sql92.message_filter import Sql92Filter
-from fetcher.tag_filter import TagFilter
 from fetcher.waiting import run_sync
 from tests.end_to_end.offloading import backfill
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.block_cache import (
+from fetcher.blocks.block_cache import (
     Block,
     BlockCache,
     BlockCacheLimits,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fetcher.budget import Admission, ByteBudget
+from fetcher.blocks.budget import Admission, ByteBudget
 from tiered.errors import ThrottledError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fetcher.catalog_view import CatalogView
+from fetcher.pulls.catalog_view import CatalogView
 from fetcher.waiting import InlineExecutor, new_future, run_sync
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.pages import RunIndex

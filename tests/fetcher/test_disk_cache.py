@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fetcher
-from fetcher.block_cache import BlockKey
-from fetcher.disk_cache import DiskCache, directory_of
+from fetcher.blocks.block_cache import BlockKey
+from fetcher.blocks.disk_cache import DiskCache, directory_of
 from tests.end_to_end.offloading import SMALL, backfill
 from tiered.object_store.file import FileStore
 from tiered.settings.sections import FetchSettings, Settings

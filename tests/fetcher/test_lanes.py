@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.lanes import Lane, LaneLimits, LaneReader, LaneRequest, Lanes
-from fetcher.range_reader import ThreadRangeReader
+from fetcher.blocks.lanes import Lane, LaneLimits, LaneReader, LaneRequest, Lanes
+from fetcher.blocks.range_reader import ThreadRangeReader
 from fetcher.timer import ThreadTimer
 from tests.fetcher.virtual import VirtualClock, VirtualReader
 from tiered.errors import ThrottledError, UnansweredError, UnavailableError

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fetcher.batch import GetResult, GetStatus
-from fetcher.message_fetcher import TieredMessageFetcher
-from fetcher.queue_view import RunList
-from fetcher.tag_filter import TagFilter
+from fetcher.pulls.message_fetcher import TieredMessageFetcher
+from fetcher.pulls.queue_view import RunList
+from fetcher.pulls.tag_filter import TagFilter
 from fetcher.waiting import run_sync
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill

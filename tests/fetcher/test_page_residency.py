@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.page_residency import PageResidency, ResidencyCall, cached_pages
-from fetcher.read_policy import Residency
+from fetcher.policy.page_residency import PageResidency, ResidencyCall, cached_pages
+from fetcher.policy.read_policy import Residency
 from tests.broker_store.unprivileged import run_unprivileged
 from tiered.broker_store.residency import PAGE_BYTES, resident_bytes
 from tiered.errors import NotFoundError

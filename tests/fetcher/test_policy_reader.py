@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fetcher.batch import GetResult, GetStatus
-from fetcher.hot_reader import HotReader
-from fetcher.page_residency import PageResidency
-from fetcher.policy_reader import PolicyReader
-from fetcher.read_policy import ReadPolicy, Residency
+from fetcher.policy.hot_reader import HotReader
+from fetcher.policy.page_residency import PageResidency
+from fetcher.policy.policy_reader import PolicyReader
+from fetcher.policy.read_policy import ReadPolicy, Residency
 from fetcher.waiting import run_sync
 from tests.broker_store.unprivileged import run_unprivileged
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.query_policy import (
+from fetcher.policy.query_policy import (
     QueryShares,
     TimeRange,
     asks_local_too,
@@ -14,7 +14,7 @@ from fetcher.query_policy import (
     is_time_in_archive,
     query_shares,
 )
-from fetcher.read_policy import ReadPolicy
+from fetcher.policy.read_policy import ReadPolicy
 
 EARLIEST = 100
 

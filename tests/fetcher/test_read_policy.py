@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.batch import GetStatus
-from fetcher.read_policy import (
+from fetcher.policy.read_policy import (
     BrokerSide,
     Follow,
     Line,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fetcher.block_cache import BlockKey, DropReason
-from fetcher.index_cache import CHECK_S
-from fetcher.lanes import Lane
+from fetcher.blocks.block_cache import BlockKey, DropReason
+from fetcher.blocks.index_cache import CHECK_S
+from fetcher.blocks.lanes import Lane
 from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import MIB, SourceBench
 from tiered.errors import (

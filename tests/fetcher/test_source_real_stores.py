@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.budget import ByteBudget
-from fetcher.disk_cache import DiskCache
-from fetcher.lanes import Lane
-from fetcher.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
-from fetcher.segment_source import SegmentSource
+from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.disk_cache import DiskCache
+from fetcher.blocks.lanes import Lane
+from fetcher.blocks.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
+from fetcher.blocks.segment_source import SegmentSource
 from fetcher.timer import ThreadTimer
 from fetcher.waiting import gather, run_async, run_sync
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill

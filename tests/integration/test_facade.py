@@ -244,6 +244,7 @@ def test_a_group_reads_from_the_archive_on_into_what_is_sent_now(facade: Facade)
     assert {(int(row[1]), int(row[2]), int(row[3])) for row in rows} == {(q, 0, end) for q in range(QUEUES)}
 
 
+@pytest.mark.soak
 def test_nothing_is_missing_whatever_goes_away(facade: Facade) -> None:
     """While a group reads what only the archive has, and then what a producer sends: the sidecar is killed, the object
     store, the name server and the broker go away and come back."""

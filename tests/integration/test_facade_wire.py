@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.read_policy import BrokerSide, OffsetRange
-from fetcher.serving.codes import RequestCode
+from fetcher.policy.read_policy import BrokerSide, OffsetRange
 from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.continuous_line import judged
 from fetcher.serving.facade.pull_sides import PullContext, PullSides, said_by
 from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
-from fetcher.serving.request import Request
 from fetcher.serving.session import ClientTable
+from fetcher.serving.wire.codes import RequestCode
+from fetcher.serving.wire.request import Request
 from tests.fetcher.serving.serving_peer import RecordingPeer
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import RocketMq

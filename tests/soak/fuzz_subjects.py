@@ -18,7 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import orjson
 
-from fetcher.local_records import checked_timestamp
+from fetcher.policy.local_records import checked_timestamp
 from fetcher.waiting import run_sync
 from tests.formats.golden_archive import GOLDEN
 from tests.soak.fuzz_mutations import Mutation, changed, changed_json

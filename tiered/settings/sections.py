@@ -283,20 +283,27 @@ class ServeSettings:
         restart=True,
     )
     dead_letter_keep_ms: int = setting(
-        30 * 24 * HOUR_MS, "dead letters of groups served here are kept this long", minimum=HOUR_MS, restart=True
+        30 * 24 * HOUR_MS,
+        "dead letters of groups served here are kept this long",
+        minimum=HOUR_MS,
+        restart=True,
     )
     accept_proxy: bool = setting(
         False, "accept PROXY protocol headers (v1, v2) from a load balancer", restart=True
     )
     tls_certificate: str = setting("", "PEM file of the certificate chain; empty: no TLS", restart=True)
     tls_key: str = setting("", "PEM file of its key", restart=True)
-    tls_client_ca: str = setting("", "PEM file of CAs of clients' certificates; empty: none is asked for", restart=True)
+    tls_client_ca: str = setting(
+        "", "PEM file of CAs of clients' certificates; empty: none is asked for", restart=True
+    )
     tls_client_required: bool = setting(
         True, "with serve.tls_client_ca: refuse TLS clients without a certificate", restart=True
     )
     tls_only: bool = setting(False, "refuse connections without TLS", restart=True)
     acl_file: str = setting(
-        "", "access rules: plain_acl.yml (ACL 1.0) or users and acls (5.x); read anew when it changes", restart=True
+        "",
+        "access rules: plain_acl.yml (ACL 1.0) or users and acls (5.x); read anew when it changes",
+        restart=True,
     )
     audit_interval_ms: int = setting(
         60_000, "one log line for each reader of a queue says what it read in such an interval; 0: none",
@@ -319,7 +326,10 @@ class ServeSettings:
         minimum=MIB, restart=True,
     )  # fmt: skip
     unfinished_bytes_max: int = setting(
-        64 * MIB, "requests half received, all together; above it the oldest are closed", minimum=MIB, restart=True
+        64 * MIB,
+        "requests half received, all together; above it the oldest are closed",
+        minimum=MIB,
+        restart=True,
     )
 
 

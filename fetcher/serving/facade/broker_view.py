@@ -20,11 +20,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fetcher.hot_reader import HotReader
-from fetcher.read_policy import BrokerSide, LocalView, OffsetRange, Residency
-from fetcher.serving.codes import RequestCode, ResponseCode
+from fetcher.policy.hot_reader import HotReader
+from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
 from fetcher.serving.facade.continuous_line import is_leaving, next_margin
 from fetcher.serving.facade.protocol import Upstream
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.formats import fastjson
 from tiered.remoting.command import RemotingCommand

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from fetcher.serving.connection import Connection
 from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream, as_answer
+from fetcher.serving.wire.connection import Connection
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
 

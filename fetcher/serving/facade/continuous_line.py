@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fetcher.batch import GetStatus
-from fetcher.read_policy import OffsetRange
+from fetcher.policy.read_policy import OffsetRange
 from fetcher.serving.archive_side import PullStatus
-from fetcher.serving.codes import ResponseCode
 from fetcher.serving.pull import answer_of
+from fetcher.serving.wire.codes import ResponseCode
 from tiered.formats.record import MAGIC_V1, MAGIC_V2
 
 INNER_BATCH_FLAG: Final = 0x80

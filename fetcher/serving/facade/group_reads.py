@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fetcher.serving.codes import ResponseCode
-from fetcher.serving.request import Request, Response
+from fetcher.serving.wire.codes import ResponseCode
+from fetcher.serving.wire.request import Request, Response
 
 QUEUES_MAX = 20_000
 

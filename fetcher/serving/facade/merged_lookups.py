@@ -12,13 +12,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fetcher.policy_line import PolicyLine
-from fetcher.read_policy import ReadPolicy
+from fetcher.policy.policy_line import PolicyLine
+from fetcher.policy.read_policy import ReadPolicy
 from fetcher.serving.archive_side import ArchiveSide
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
 from fetcher.serving.lookups import KEY_COUNT_MAX, UNIQUE_KEY_COUNT
-from fetcher.serving.request import Buffer, Request, Response
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import Buffer, Request, Response
 from tiered.errors import TieredError, UnavailableError
 from tiered.formats.record import SYS_BORN_HOST_V6
 from tiered.remoting.command import RemotingCommand

@@ -20,17 +20,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fetcher.policy_line import PolicyLine
-from fetcher.query_policy import earliest_time
-from fetcher.read_policy import LocalView, OffsetRange, Residency, Situation
+from fetcher.policy.policy_line import PolicyLine
+from fetcher.policy.query_policy import earliest_time
+from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Situation
 from fetcher.serving.archive_side import ArchiveSide
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.continuous_line import joined_min, lower_by_time
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
-from fetcher.serving.fastjson_text import queue_map
 from fetcher.serving.locks import MessageQueue
-from fetcher.serving.request import Request, Response
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.fastjson_text import queue_map
+from fetcher.serving.wire.request import Request, Response
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats import fastjson
 from tiered.remoting.command import RemotingCommand

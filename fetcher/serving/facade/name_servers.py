@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fetcher.serving.codes import ResponseCode
 from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
+from fetcher.serving.wire.codes import ResponseCode
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from fetcher.serving.request import Request, Response
+from fetcher.serving.wire.request import Request, Response
 from tiered.remoting.command import RemotingCommand
 
 SIDECAR_ID = 0

@@ -17,10 +17,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from fetcher.policy_line import Outcome, Plan, PolicyLine
-from fetcher.read_policy import Source
+from fetcher.policy.policy_line import Outcome, Plan, PolicyLine
+from fetcher.policy.read_policy import Source
 from fetcher.serving.archive_side import Bounds
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.facade.continuous_line import reply_code
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
 from fetcher.serving.facade.pull_sides import (
@@ -31,7 +30,8 @@ from fetcher.serving.facade.pull_sides import (
     UnsubscribedError,
 )
 from fetcher.serving.pull import SUBSCRIPTION, SUSPEND, PullLimits, pull_response, unsubscribed, wish_of
-from fetcher.serving.request import Request, Response
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import Request, Response
 from tiered.errors import UsageError
 
 LOOK_AGAIN_S: Final = 1.0

@@ -14,14 +14,14 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from fetcher.batch import GetStatus
-from fetcher.read_policy import LocalView, OffsetRange, Residency, Source
+from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source
 from fetcher.serving.archive_side import ArchiveSide, Buffer, PullWish
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.facade.broker_view import SIGNATURE, BrokerViews
 from fetcher.serving.facade.continuous_line import OFFSET_RESET, PULL_CODES, Said, judged
 from fetcher.serving.facade.protocol import Upstream
 from fetcher.serving.pull import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, Subscriptions
-from fetcher.serving.request import Request
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import Request
 from tiered.errors import ThrottledError, TieredError, UnavailableError
 from tiered.model.queue import LMQ_PREFIX
 from tiered.remoting.command import RemotingCommand

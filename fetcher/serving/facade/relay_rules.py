@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from fetcher.serving.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
 
 SERVICE_NOT_AVAILABLE = 14
 """Response code; producers of every version send again on it."""

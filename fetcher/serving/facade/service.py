@@ -21,8 +21,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fetcher.serving.codes import RequestCode, ResponseCode
-from fetcher.serving.connection import Connection
 from fetcher.serving.facade.client import FacadeClient
 from fetcher.serving.facade.group_reads import GroupReading, GroupReads
 from fetcher.serving.facade.name_servers import NameServers
@@ -31,9 +29,11 @@ from fetcher.serving.facade.relay_rules import Failure, Way, failure_of, patienc
 from fetcher.serving.facade.routes import Published, may_dial, reads_anything, rewritten
 from fetcher.serving.facade.upstream import FlightGate, TimedOutError
 from fetcher.serving.options import parse_address, server_options
-from fetcher.serving.request import Handler, HandlerTable, Request, Response
-from fetcher.serving.server import ServingServer
 from fetcher.serving.session import ClientTable
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.connection import Connection
+from fetcher.serving.wire.request import Handler, HandlerTable, Request, Response
+from fetcher.serving.wire.server import ServingServer
 from tiered.errors import CorruptionError, ThrottledError, UnavailableError
 from tiered.remoting.command import RemotingCommand
 from tiered.settings.sections import ReadSettings, ServeSettings

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from fetcher.serving.codes import RequestCode
-from fetcher.serving.request import Request, Response
 from fetcher.serving.security.addresses import host_of
+from fetcher.serving.wire.codes import RequestCode
+from fetcher.serving.wire.request import Request, Response
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from fetcher.serving.codes import RequestCode
-from fetcher.serving.request import Request
+from fetcher.serving.wire.codes import RequestCode
+from fetcher.serving.wire.request import Request
 
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fetcher.serving.request import Request
 from fetcher.serving.security import addresses
 from fetcher.serving.security.needs import ADMIN_CODES, Action, Kind, Need, acl_1_needs_of
 from fetcher.serving.security.rules import Account, RulesError, text_of
+from fetcher.serving.wire.request import Request
 
 _ACTIONS = {"PUB": frozenset({Action.PUB}), "SUB": frozenset({Action.SUB}), "DENY": frozenset[Action](),
             "ANY": frozenset({Action.PUB, Action.SUB})}  # fmt: skip

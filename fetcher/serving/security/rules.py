@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fetcher.serving.request import Request
+from fetcher.serving.wire.request import Request
 from tiered.errors import UsageError
 
 

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fetcher.serving.request import Request
 from fetcher.serving.security import addresses
 from fetcher.serving.security.needs import Action, Kind, Need, needs_of
 from fetcher.serving.security.rules import Account, RulesError, text_of
+from fetcher.serving.wire.request import Request
 
 _ACTIONS = {action.value.lower(): frozenset({action}) for action in Action} | {
     "all": frozenset(Action), "any": frozenset(Action),

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from fetcher.policy.read_policy import ReadPolicy
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.both_sides import BothSidesQueries, merged
 from fetcher.queries.broker_side import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
-from fetcher.read_policy import ReadPolicy
 from sidecar.cli import main
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.queries.archives import RealArchive, archive_of, records_of_log

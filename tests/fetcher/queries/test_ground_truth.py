@@ -132,7 +132,8 @@ def check_queries(name: str, indexed: bool, step: int, real_store: Callable[[str
     assert asked > 5
     # Without time limits only keys that collide or repeat make a difference, and few were made to. With limits any
     # number may: the recorded ranges begin and end at messages, where whole seconds matter. Each is explained above.
-    assert whole_equal >= 0.9 * whole
+    # A sample may by chance hold more of them.
+    assert whole_equal >= (0.9 if step == 1 else 0.8) * whole
     return excuses
 
 

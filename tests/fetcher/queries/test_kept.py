@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import fetcher
 from fetcher.archive import Archive
-from fetcher.budget import ByteBudget
-from fetcher.lanes import Lane
+from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.lanes import Lane
 from fetcher.message import Message
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery

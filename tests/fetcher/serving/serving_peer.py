@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fetcher.serving.request import Request
+from fetcher.serving.wire.request import Request
 from tiered.remoting.command import RemotingCommand
 
 
 class RecordingPeer:
-    """See fetcher.serving.request.Peer."""
+    """See fetcher.serving.wire.request.Peer."""
 
     def __init__(self, number: int = 1) -> None:
         self.id = number

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fetcher.serving.connection import ConnectionLimits
-from fetcher.serving.proxy_header import PROXY_V2
-from fetcher.serving.request import HandlerTable, Request, Response
-from fetcher.serving.server import ServerOptions, ServingServer
+from fetcher.serving.wire.connection import ConnectionLimits
+from fetcher.serving.wire.proxy_header import PROXY_V2
+from fetcher.serving.wire.request import HandlerTable, Request, Response
+from fetcher.serving.wire.server import ServerOptions, ServingServer
 from tiered.errors import CorruptionError, ThrottledError
 from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
 

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.serving import server as server_module
-from fetcher.serving.connection import ConnectionLimits
-from fetcher.serving.held_bytes import HeldBytes
 from fetcher.serving.options import tls_context
-from fetcher.serving.server import ServerOptions
+from fetcher.serving.wire import server as server_module
+from fetcher.serving.wire.connection import ConnectionLimits
+from fetcher.serving.wire.held_bytes import HeldBytes
+from fetcher.serving.wire.server import ServerOptions
 from tests.fetcher.serving.test_connection import ECHO, LARGE, LARGE_BYTES, Client, Scene, play
 from tiered.errors import UsageError
 from tiered.remoting.command import FRAME_BYTES_MAX, FrameDecoder, ProtocolError, RemotingCommand, encode

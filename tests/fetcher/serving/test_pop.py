@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.group_state import GroupLog
 from fetcher.serving.offset_handlers import GroupOffsets
-from fetcher.serving.pop_assignment import AssignmentHandlers, averagely, by_circle
-from fetcher.serving.pop_handlers import COUNT_MAX, IN_HAND_MAX, PopHandlers
-from fetcher.serving.pop_messages import given_again, handle_of, offset_fields, records
-from fetcher.serving.pop_state import InHand, PopQueue
-from fetcher.serving.request import BadRequestError, HandlerTable, Response
+from fetcher.serving.pop.pop_assignment import AssignmentHandlers, averagely, by_circle
+from fetcher.serving.pop.pop_handlers import COUNT_MAX, IN_HAND_MAX, PopHandlers
+from fetcher.serving.pop.pop_messages import given_again, handle_of, offset_fields, records
+from fetcher.serving.pop.pop_state import InHand, PopQueue
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import BadRequestError, HandlerTable, Response
 from tests.fetcher.serving.serving_peer import request
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.record import decode_record

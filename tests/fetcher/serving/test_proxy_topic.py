@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 from fetcher.serving.archive_side import Bounds, PullStatus, PullWish, TopicConfig
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.proxy_topic import BODY_BYTES_MAX, MESSAGES_KEPT, ProxyTopic
-from fetcher.serving.request import HandlerTable, Request, Response
-from fetcher.serving.retry_topics import ArchiveWithRetries
+from fetcher.serving.retries.retry_topics import ArchiveWithRetries
 from fetcher.serving.routes import PROXY_TOPIC
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import HandlerTable, Request, Response
 from tests.fetcher.serving.serving_peer import RecordingPeer
 from tiered.formats.record import decode_record
 from tiered.remoting.command import RemotingCommand

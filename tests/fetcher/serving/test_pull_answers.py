@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.group_state import GroupLog
 from fetcher.serving.offset_handlers import GroupOffsets
 from fetcher.serving.pull import SUBSCRIPTION, SUSPEND, PullLimits, PullService, answer_of
-from fetcher.serving.request import Response
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import Response
 from tests.fetcher.serving.serving_peer import request
 from tiered.object_store.memory import MemoryStore
 

@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 
 import fetcher
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.group_state import GroupLog, load_snapshot
 from fetcher.serving.offset_handlers import GroupOffsets
-from fetcher.serving.request import HandlerTable, Response
-from fetcher.serving.retry_handlers import RetryHandlers
-from fetcher.serving.retry_log import RETRY_KEYS, RetryLog, load_objects, object_key
-from fetcher.serving.retry_queue import OBJECTS_MAX, RetryLimits, RetryQueues
-from fetcher.serving.retry_record import PHYS_BASE, SentBack, delay_ms_of, delivered, sent_back
-from fetcher.serving.retry_state import (
+from fetcher.serving.retries.retry_handlers import RetryHandlers
+from fetcher.serving.retries.retry_log import RETRY_KEYS, RetryLog, load_objects, object_key
+from fetcher.serving.retries.retry_queue import OBJECTS_MAX, RetryLimits, RetryQueues
+from fetcher.serving.retries.retry_record import PHYS_BASE, SentBack, delay_ms_of, delivered, sent_back
+from fetcher.serving.retries.retry_state import (
     Delivery,
     RetryMessage,
     RetryObject,
@@ -31,8 +29,10 @@ from fetcher.serving.retry_state import (
     encode_object,
     placed,
 )
-from fetcher.serving.retry_topics import ArchiveWithRetries
+from fetcher.serving.retries.retry_topics import ArchiveWithRetries
 from fetcher.serving.routes import RouteTable
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import HandlerTable, Response
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.serving.serving_peer import request
 from tiered.errors import CorruptionError, FencedError, StoreFullError, UnansweredError
@@ -413,7 +413,7 @@ class LosesAnswers(MemoryStore):
 
 
 def test_a_lost_answer_writes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fetcher.serving.retry_queue.AGAIN_S", 0.01)
+    monkeypatch.setattr("fetcher.serving.retries.retry_queue.AGAIN_S", 0.01)
 
     async def scene() -> None:
         store, clock = LosesAnswers(), Clock()

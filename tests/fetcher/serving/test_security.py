@@ -15,13 +15,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.serving.codes import RequestCode as Code
-from fetcher.serving.request import Request, Response
 from fetcher.serving.security import addresses
 from fetcher.serving.security.door import SecurityDoor
 from fetcher.serving.security.rules import RulesError
 from fetcher.serving.security.rules_file import RulesFile, read_rules
 from fetcher.serving.security.signature import is_signed, signature_of
+from fetcher.serving.wire.codes import RequestCode as Code
+from fetcher.serving.wire.request import Request, Response
 from tests.fetcher.serving.serving_peer import RecordingPeer
 from tiered.remoting.command import RemotingCommand
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fetcher.serving.codes import RequestCode, ResponseCode
 from fetcher.serving.locks import LOCK_S, LockTable, MessageQueue, register_lock_handlers
-from fetcher.serving.request import BadRequestError, HandlerTable, Response
 from fetcher.serving.session import EXPIRY_S, ClientTable, register_session_handlers
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import BadRequestError, HandlerTable, Response
 from tests.fetcher.serving.serving_peer import RecordingPeer, request
 
 

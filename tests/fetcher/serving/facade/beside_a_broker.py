@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fetcher.access import open_access
-from fetcher.hot_reader import HotReader
-from fetcher.policy_line import PolicyLine
-from fetcher.serving.codes import RequestCode
+from fetcher.policy.hot_reader import HotReader
+from fetcher.policy.policy_line import PolicyLine
 from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.merged_lookups import MergedLookups
 from fetcher.serving.facade.merged_offsets import MergedOffsets
@@ -20,9 +19,10 @@ from fetcher.serving.facade.pull import FacadePulls
 from fetcher.serving.facade.pull_sides import PullContext
 from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
 from fetcher.serving.pull import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, PullLimits
-from fetcher.serving.request import Response
 from fetcher.serving.served_archive import ServedArchive
 from fetcher.serving.session import Subscription
+from fetcher.serving.wire.codes import RequestCode
+from fetcher.serving.wire.request import Response
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
 from tests.fetcher.serving.facade.scripted_broker import ScriptedBroker, phys_of

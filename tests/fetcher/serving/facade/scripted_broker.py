@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from fetcher.serving.codes import RequestCode as R
+from fetcher.serving.wire.codes import RequestCode as R
 from tests.fetcher.broker_store_writer import WrittenStore
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.serving.codes import RequestCode as R
 from fetcher.serving.facade.merged_lookups import MergedLookups, merged, records_in
+from fetcher.serving.wire.codes import RequestCode as R
 from tests.fetcher.serving.facade.beside_a_broker import ARCHIVED, STORED, Scene, run
 from tests.fetcher.serving.facade.scripted_broker import phys_of, stored_ms_of
 from tests.kernels.record_builder import Message, encode

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.serving.codes import RequestCode
 from fetcher.serving.session import SQL92, Subscription
+from fetcher.serving.wire.codes import RequestCode
 from tests.fetcher.serving.facade.beside_a_broker import (
     ARCHIVED,
     COMMIT_OFFSET,

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from fetcher.access import open_access
-from fetcher.hot_reader import HotReader
-from fetcher.policy_line import PolicyLine
-from fetcher.serving.codes import RequestCode
+from fetcher.policy.hot_reader import HotReader
+from fetcher.policy.policy_line import PolicyLine
 from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.pull import FacadePulls
 from fetcher.serving.facade.pull_sides import PullContext
 from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
 from fetcher.serving.pull import PullLimits
 from fetcher.serving.served_archive import ServedArchive
+from fetcher.serving.wire.codes import RequestCode
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.fetcher.serving.facade.beside_a_broker import Subscriptions

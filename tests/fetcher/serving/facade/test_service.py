@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fetcher.serving.connection import Connection
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
 from fetcher.serving.facade.service import FacadePlace, FacadeService
-from fetcher.serving.request import HandlerTable, Request, Response
-from fetcher.serving.server import ServerOptions, ServingServer
+from fetcher.serving.wire.connection import Connection
+from fetcher.serving.wire.request import HandlerTable, Request, Response
+from fetcher.serving.wire.server import ServerOptions, ServingServer
 from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
 from tiered.settings.sections import ReadSettings, ServeSettings
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fetcher.serving.facade.relay_rules import Failure, Way, failure_of, patience_s, way_of
 from fetcher.serving.facade.upstream import UNTAKEN_BYTES_MAX, FlightGate, RemotingUpstream, TimedOutError
-from fetcher.serving.request import HandlerTable, Request, Response
-from fetcher.serving.server import ServerOptions, ServingServer
+from fetcher.serving.wire.request import HandlerTable, Request, Response
+from fetcher.serving.wire.server import ServerOptions, ServingServer
 from tiered.errors import ThrottledError, UnansweredError
 from tiered.remoting.command import RemotingCommand
 
@@ -26,7 +26,7 @@ def run(story: Awaitable[None]) -> None:
     asyncio.run(whole())
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 50))
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 50))
 def test_the_gate_is_never_overfull_and_everybody_gets_through(
     requests: list[tuple[int, bool]], limit: int
 ) -> None:

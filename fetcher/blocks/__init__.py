@@ -1,0 +1,1 @@
+"""Decoded blocks of segments: requests, lanes, caches, one byte budget, single flight."""

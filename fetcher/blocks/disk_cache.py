@@ -1,0 +1,216 @@
+"""Stored blocks on a local disk: what was fetched once survives restarts and memory pressure.
+
+A file per block: 8 bytes magic, its own CRC32C, the CRC32C of the stored bytes, their length, the length of the
+object's key, the key, then the bytes as the object has them. Written under a temporary name and renamed, without
+fsync: whatever a crash leaves is found out by its checks and is a miss. The directory is scanned at the start; a file
+that does not belong to this format is left alone.
+
+Trusted is nothing: a hit needs the key, the length and the CRC32C that the object's own footer names. Errors of the
+disk are misses, counted. Owns the directory. One process at a time gets its bound right; two do no harm.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import logging
+import os
+import re
+import struct
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import fastcrc
+
+from fetcher.blocks.block_cache import BlockKey
+
+LOG = logging.getLogger(__name__)
+
+_MAGIC = b"RMQTBLK1"
+_HEADER = struct.Struct("<8sIIIH")
+_OWN_CRC_AT = 8
+_NAME = re.compile(r"[0-9a-f]{32}-\d+\.block")
+_TEMPORARY = re.compile(r"\d+-\d+\.tmp")
+
+
+@dataclass
+class DiskCacheCounts:
+    """Totals since the start. ``failed``: reads and writes the disk refused."""
+
+    hits: int = 0
+    misses: int = 0
+    corrupt: int = 0
+    writes: int = 0
+    evicted: int = 0
+    failed: int = 0
+
+
+class DiskCache:
+    """Stored blocks below ``directory``, at most ``bytes_max``. Thread-safe. Blocks its caller: call it in a pool."""
+
+    def __init__(self, directory: str | os.PathLike[str], bytes_max: int) -> None:
+        """Scans the directory, which is made if need be. Raises OSError when that fails."""
+        self._directory = os.path.abspath(directory)
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._held_bytes = 0
+        self._numbers = itertools.count()
+        self.counts = DiskCacheCounts()
+        os.makedirs(self._directory, exist_ok=True)
+        self._scan()
+
+    def __repr__(self) -> str:
+        return f"DiskCache({self._directory!r}, {len(self)} blocks, {self._held_bytes} bytes)"
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return _name(key) in self._sizes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all files."""
+        return self._held_bytes
+
+    def _scan(self) -> None:
+        found: list[tuple[float, str, int]] = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                if _TEMPORARY.fullmatch(entry.name):
+                    with suppress(OSError):  # a crash left it, or another process is writing it
+                        os.unlink(entry.path)
+                elif _NAME.fullmatch(entry.name):
+                    with suppress(FileNotFoundError):
+                        status = entry.stat()
+                        found.append((status.st_mtime, entry.name, status.st_size))
+        for _, name, size in sorted(found):
+            self._sizes[name] = size
+            self._held_bytes += size
+        self._evict()
+
+    # -- blocks -----------------------------------------------------------------------------------------------
+
+    def get(self, key: BlockKey, crc32c: int, length: int) -> bytes | None:
+        """The stored bytes if they are those with this checksum and length; a file with others is dropped."""
+        name = _name(key)
+        with self._lock:
+            if name not in self._sizes:
+                self.counts.misses += 1
+                return None
+            self._sizes.move_to_end(name)
+        path = self._path(name)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                content = file.read(_HEADER.size + len(key.object_key) + length + 1)
+        except OSError as error:
+            self._failed(error, path)
+            self.drop(key)
+            return None
+        stored = _decoded(content, key, crc32c, length)
+        if stored is None:
+            self.counts.corrupt += 1
+            LOG.warning("%s is damaged and dropped: the block is fetched again", path)
+            self.drop(key)
+            return None
+        self.counts.hits += 1
+        return stored
+
+    def put(self, key: BlockKey, stored: bytes | memoryview) -> None:
+        """Keep stored bytes that have passed their checks. Failing to is no error."""
+        name = _name(key)
+        size = _HEADER.size + len(key.object_key) + len(stored)
+        with self._lock:
+            if name in self._sizes or size > self._bytes_max:
+                return
+        temporary = self._path(f"{os.getpid()}-{next(self._numbers)}.tmp")
+        try:
+            with open(temporary, "xb", buffering=0) as file:
+                if os.writev(file.fileno(), [_header(key, stored), stored]) != size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
+            os.rename(temporary, self._path(name))
+        except OSError as error:
+            self._failed(error, temporary)
+            with suppress(OSError):  # it may never have been made
+                os.unlink(temporary)
+            return
+        self.counts.writes += 1
+        with self._lock:
+            self._held_bytes += size - self._sizes.get(name, 0)
+            self._sizes[name] = size
+        self._evict()
+
+    def drop(self, key: BlockKey) -> None:
+        """Forget one block."""
+        name = _name(key)
+        with self._lock:
+            size = self._sizes.pop(name, None)
+            self._held_bytes -= size or 0
+        if size is not None:
+            self._unlink(name)
+
+    def resize(self, bytes_max: int) -> None:
+        """A new bound; the longest unused blocks go at once when it is smaller."""
+        with self._lock:
+            self._bytes_max = bytes_max
+        self._evict()
+
+    def _evict(self) -> None:
+        while True:
+            with self._lock:
+                if self._held_bytes <= self._bytes_max or not self._sizes:
+                    return
+                name, size = self._sizes.popitem(last=False)
+                self._held_bytes -= size
+                self.counts.evicted += 1
+            self._unlink(name)
+
+    def _unlink(self, name: str) -> None:
+        try:
+            os.unlink(self._path(name))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._failed(error, self._path(name))
+
+    def _failed(self, error: OSError, path: str) -> None:
+        self.counts.failed += 1
+        LOG.warning("disk cache: %s: %s", path, error.strerror or error)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)
+
+
+def directory_of(root: Path, archive_url: str, endpoint_url: str) -> Path:
+    """The directory below ``root`` for the archive at ``archive_url``, S3 being at ``endpoint_url``.
+
+    Two archives of the same names have the same keys, and would push each other's blocks out.
+    """
+    where = f"{endpoint_url.rstrip('/')}\0{archive_url.rstrip('/')}"
+    return root / hashlib.blake2b(where.encode(), digest_size=8).hexdigest()
+
+
+def _name(key: BlockKey) -> str:
+    digest = hashlib.blake2b(key.object_key.encode(), digest_size=16).hexdigest()
+    return f"{digest}-{key.block}.block"
+
+
+def _header(key: BlockKey, stored: bytes | memoryview) -> bytes:
+    name = key.object_key.encode()
+    fields = (fastcrc.crc32.iscsi(stored), len(stored), len(name))
+    own = fastcrc.crc32.iscsi(_HEADER.pack(_MAGIC, 0, *fields) + name)
+    return _HEADER.pack(_MAGIC, own, *fields) + name
+
+
+def _decoded(content: bytes, key: BlockKey, crc32c: int, length: int) -> bytes | None:
+    """The stored bytes in a file's content, or None when anything about it is not as it must be."""
+    begin = _HEADER.size + len(key.object_key.encode())
+    stored = content[begin:]
+    if len(stored) != length or fastcrc.crc32.iscsi(stored) != crc32c:
+        return None
+    return stored if content[:begin] == _header(key, stored) else None

@@ -1,0 +1,205 @@
+"""Decoded tails of objects: opened by one ranged GET each, however many ask, and kept by last use.
+
+Charged to the byte budget before the GET and for as long as anybody holds the tail, as blocks are; about, since a tail
+says its size only when it is decoded. Memory is not trusted: a tail's pages are checked against their CRC32C when it is
+handed out, once a second at most, as each page is checked again when it is decoded.
+
+Owns tails held and in flight. Does not own what they contain.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+import fastcrc
+
+from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.lanes import Lane, LaneRequest, Lanes
+from fetcher.waiting import Executor, new_future
+from tiered.errors import CorruptionError, TieredError, UnavailableError
+from tiered.formats.segment_index import SegmentIndex
+from tiered.formats.segment_layout import TRAILER_BYTES
+
+CHECK_S = 1.0
+"""A tail handed out again within this time is not checked again: hashing it costs more than a read of a small run."""
+_EXPANSION = 8
+_OVERHEAD_BYTES = 64 * 1024
+
+
+def tail_cost_bytes(tail_bytes: int) -> int:
+    """What a tail may take in memory while it is fetched and decoded, about."""
+    return tail_bytes * _EXPANSION + _OVERHEAD_BYTES
+
+
+@dataclass(eq=False)
+class IndexFlight:
+    """One tail on its way. ``request``: its GET, while there is one (a future keeps its callbacks, and they this)."""
+
+    key: str
+    size_bytes: int
+    tail_bytes: int
+    request: LaneRequest | None
+    future: Future[SegmentIndex] = field(default_factory=new_future)
+
+
+@dataclass
+class IndexCounts:
+    """Totals since the start."""
+
+    hits: int = 0
+    misses: int = 0
+    joined: int = 0
+    corrupt: int = 0
+    """Tails that came from the object store and failed a check."""
+    corrupt_memory: int = 0
+
+
+@dataclass(slots=True)
+class _Entry:
+    index: SegmentIndex
+    pages_crc32c: int
+    checked_s: float
+
+
+class IndexCache:
+    """See the module. Thread-safe."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        budget: ByteBudget,
+        *,
+        decode_pool: Executor,
+        bytes_max: int,
+        clock_s: Callable[[], float],
+    ) -> None:
+        self._lanes = lanes
+        self._budget = budget
+        self._decode_pool = decode_pool
+        self._bytes_max = bytes_max
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._flights: dict[str, IndexFlight] = {}
+        self._held_bytes = 0
+        self.counts = IndexCounts()
+
+    def __repr__(self) -> str:
+        return f"IndexCache({len(self._entries)} tails, {self._held_bytes} of {self._bytes_max} bytes)"
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the tails held, about."""
+        return self._held_bytes
+
+    def get(self, key: str) -> SegmentIndex | None:
+        """The tail, if it is held and its pages are still what they were."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self.counts.misses += 1
+                return None
+            now_s = self._clock_s()
+            is_fresh = now_s - entry.checked_s < CHECK_S
+            if is_fresh or fastcrc.crc32.iscsi(entry.index.page_bytes) == entry.pages_crc32c:
+                entry.checked_s = entry.checked_s if is_fresh else now_s
+                self.counts.hits += 1
+                self._entries.move_to_end(key)
+                return entry.index
+            self.counts.corrupt_memory += 1
+            self.counts.misses += 1
+        self.drop(key)
+        return None
+
+    def drop(self, key: str) -> None:
+        """Forget one tail: something was wrong with it, or with what it says."""
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            self._held_bytes -= 0 if entry is None else entry.index.nbytes
+
+    def join(self, key: str, lane: Lane) -> IndexFlight | None:
+        """The tail's flight, if there is one; it becomes as urgent as ``lane``."""
+        with self._lock:
+            flight = self._flights.get(key)
+            if flight is None:
+                return None
+            self.counts.joined += 1
+            request = flight.request
+        if request is not None:
+            self._lanes.promote(request, lane)
+        return flight
+
+    def start(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> IndexFlight | None:
+        """Begin to fetch a tail; ``tail_cost_bytes`` are charged and belong to the flight from now on.
+
+        None, and nothing happened: somebody was faster, so look again. Raises CorruptionError for lengths no
+        segment has.
+        """
+        if not TRAILER_BYTES <= tail_bytes <= size_bytes:
+            raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
+        request = LaneRequest(key, size_bytes - tail_bytes, tail_bytes, lane)
+        flight = IndexFlight(key, size_bytes, tail_bytes, request)
+        with self._lock:
+            if key in self._flights or key in self._entries:
+                return None
+            self._flights[key] = flight
+        self._lanes.submit(request).add_done_callback(partial(self._on_bytes, flight))
+        return flight
+
+    def _on_bytes(self, flight: IndexFlight, answer: Future[bytes]) -> None:
+        error = answer.exception()
+        flight.request = None
+        if error is not None:
+            self._fail(flight, error)
+            return
+        try:
+            self._decode_pool.submit(self._decode, flight, answer.result())
+        except RuntimeError as closed:
+            self._fail(flight, UnavailableError(f"{flight.key} is not read: {closed}"))
+
+    def _decode(self, flight: IndexFlight, tail: bytes) -> None:
+        try:
+            index = SegmentIndex(flight.key, flight.size_bytes, tail)
+            index.check_pages()
+        except TieredError as error:
+            self.counts.corrupt += isinstance(error, CorruptionError)
+            # Without the way here, which refers to the flight and so to itself.
+            self._fail(flight, error.with_traceback(None))
+            return
+        except Exception as error:  # a defect: who waits must learn of it all the same
+            self._fail(flight, error)
+            return
+        cost_bytes = tail_cost_bytes(flight.tail_bytes)
+        kept_bytes = min(index.nbytes, cost_bytes)
+        self._budget.tie(kept_bytes, index)
+        with self._lock:
+            del self._flights[flight.key]
+            self._entries[flight.key] = _Entry(index, fastcrc.crc32.iscsi(index.page_bytes), self._clock_s())
+            self._held_bytes += index.nbytes
+        self.shrink(self._bytes_max)
+        self._budget.release(cost_bytes - kept_bytes)
+        flight.future.set_result(index)
+
+    def _fail(self, flight: IndexFlight, error: BaseException) -> None:
+        with self._lock:
+            del self._flights[flight.key]
+        self._budget.release(tail_cost_bytes(flight.tail_bytes))
+        flight.future.set_exception(error)
+
+    def resize(self, bytes_max: int) -> None:
+        """A new bound from now on."""
+        self._bytes_max = bytes_max
+        self.shrink(bytes_max)
+
+    def shrink(self, bytes_max: int) -> None:
+        """Drop tails, the longest unused first, until at most ``bytes_max`` are held."""
+        gone: list[_Entry] = []  # freed, and accounted for, outside the lock
+        with self._lock:
+            while self._held_bytes > bytes_max and self._entries:
+                gone.append(self._entries.popitem(last=False)[1])
+                self._held_bytes -= gone[-1].index.nbytes

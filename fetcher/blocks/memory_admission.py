@@ -1,0 +1,70 @@
+"""Who gets memory for a read, who waits for it, and for how long.
+
+Owns the waiting. Does not own the sum (budget.py) nor what is dropped to make room (segment_source.py).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+from fetcher.blocks.budget import Admission, ByteBudget
+from fetcher.blocks.lanes import Lane
+from fetcher.timer import Timer
+from fetcher.waiting import Wait
+from tiered.errors import ThrottledError
+
+
+class MemoryAdmission:
+    """Charges ``budget``. ``wait_ms``: how long a user waits, where there is a ``timer``; may be changed."""
+
+    def __init__(
+        self, budget: ByteBudget, wait_ms: int, *, clock_s: Callable[[], float], timer: Timer | None
+    ) -> None:
+        self._budget = budget
+        self._clock_s = clock_s
+        self._timer = timer
+        self.wait_ms = wait_ms
+        self.waits = 0
+        """Users who had to wait."""
+        self.refused = 0
+        """Reads that got none."""
+
+    def __repr__(self) -> str:
+        return f"MemoryAdmission({self._budget!r}, {self.refused} refused)"
+
+    async def charge(self, cost_bytes: int, lane: Lane, key: str) -> None:
+        """Charge the budget. A user waits for memory, for a limited time; who reads ahead does not."""
+        if lane is Lane.PREFETCH:
+            if not self._budget.try_charge(cost_bytes, lane):
+                raise self._no_memory(cost_bytes, key)
+            return
+        admission = self._budget.charge(cost_bytes, lane)
+        if admission.future.done():
+            return
+        self.waits += lane is Lane.USER
+        if self._timer is not None:
+            # Weak: until then the timer would keep the admission's callbacks, and what they lead to, in memory.
+            give_up = partial(self._give_up, weakref.ref(admission), key)
+            self._timer.call_at(self._clock_s() + self.wait_ms / 1000, give_up)
+        try:
+            await Wait(admission.future)
+        except BaseException:
+            if not self._budget.withdraw(admission) and admission.future.exception() is None:
+                self._budget.release(cost_bytes)  # charged just before the reader was closed
+            del admission
+            raise
+
+    def _give_up(self, waiting: weakref.ref[Admission], key: str) -> None:
+        admission = waiting()
+        if admission is not None and not admission.future.done():
+            self._budget.withdraw(admission, self._no_memory(admission.byte_count, key))
+
+    def _no_memory(self, cost_bytes: int, key: str) -> ThrottledError:
+        self.refused += 1
+        return ThrottledError(
+            f"{key}: no memory for {cost_bytes} bytes, {self._budget.charged_bytes} of "
+            f"{self._budget.total_bytes} are held",
+            hint="retry later; raise fetch.memory_bytes if this happens often",
+        )

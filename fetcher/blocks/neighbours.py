@@ -1,0 +1,132 @@
+"""Objects read run after run: many small queues lie side by side, and who reads one after another asks for each alone.
+
+A request for a few kilobytes costs what one for a megabyte does. So an object whose small runs are asked for in the
+order they lie in has the blocks behind brought by the same GETs: none until the order is plain, then twice as many each
+time, up to a bound; what leaves memory unread halves it. Runs of ordinary size are left to their readers' own windows.
+
+Owns how far one GET reaches beyond what was asked for. Pure but for its memory of objects; does not own requests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fetcher.blocks.block_cache import BlockKey
+from tiered.formats.segment_index import SegmentIndex
+
+RUN_BYTES_MAX = 256 * 1024
+"""Raw bytes of a small run: reading it costs a request more than its bytes."""
+FIRST_BYTES, MOST_BYTES = 64 * 1024, 1024 * 1024
+"""Stored bytes behind what was asked for: the first time, and at most."""
+NEXT_BLOCKS = 2
+"""Asked for so little further than before, it is the order they lie in."""
+PROOFS = 4
+"""How often more that must be than not."""
+NEAR_BLOCKS = 48
+"""Readers side by side ask a little out of order: no matter, once the order is plain."""
+OBJECTS_MAX = 4096
+
+
+@dataclass
+class _Trail:
+    """How an object is read: up to block ``end``, ``byte_count`` stored bytes further each time."""
+
+    end: int
+    byte_count: int = 0
+    proofs: int = 0
+
+    def is_sequential(self, first: int) -> bool:
+        """Whether asking for ``first`` now goes on in order, as far as one can tell by now."""
+        distance = first - self.end
+        if self.proofs >= PROOFS:
+            self.proofs = PROOFS if abs(distance) <= NEAR_BLOCKS else 0
+        else:
+            self.proofs = self.proofs + 1 if 0 <= distance <= NEXT_BLOCKS else max(0, self.proofs - 1)
+        return self.proofs >= PROOFS
+
+
+class Neighbours:
+    """See the module. ``unread_bytes_max``: raw bytes nobody asked for and nobody has read, at most. Thread-safe."""
+
+    def __init__(self, unread_bytes_max: int) -> None:
+        self.unread_bytes_max = unread_bytes_max
+        self._lock = threading.Lock()
+        self._trails: OrderedDict[str, _Trail] = OrderedDict()
+        self._unread: dict[BlockKey, int] = {}
+        self._unread_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"Neighbours({len(self._trails)} objects, {self._unread_bytes} bytes unread)"
+
+    @property
+    def unread_bytes(self) -> int:
+        """Raw bytes brought along and not read yet."""
+        return self._unread_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is brought along, unless some of it was lost unnoticed."""
+        return 2 * self._unread_bytes > self.unread_bytes_max
+
+    def awaited(self) -> list[BlockKey]:
+        """Blocks brought along that nobody has read."""
+        with self._lock:
+            return list(self._unread)
+
+    def behind(self, index: SegmentIndex, run: int, first: int, last: int) -> range:
+        """Blocks to bring along with [first, last], which are absent and hold rows of ``run``."""
+        if int(index.runs["byte_count"][run]) > RUN_BYTES_MAX:
+            return range(0)
+        with self._lock:
+            trail = self._trails.get(index.key)
+            if trail is None:
+                trail = self._trails[index.key] = _Trail(first)
+                if len(self._trails) > OBJECTS_MAX:
+                    self._trails.popitem(last=False)
+            self._trails.move_to_end(index.key)
+            if not trail.is_sequential(first):
+                trail.end, trail.byte_count = last + 1, 0
+                return range(0)
+            trail.byte_count = min(max(FIRST_BYTES, 2 * trail.byte_count), MOST_BYTES)
+            room_bytes = self.unread_bytes_max - self._unread_bytes
+            end, stored_bytes = last + 1, 0
+            blocks = index.blocks[end : end + 4 * NEAR_BLOCKS]
+            for stored, raw in zip(
+                blocks["stored_bytes"].tolist(), blocks["raw_bytes"].tolist(), strict=True
+            ):
+                stored_bytes += stored
+                room_bytes -= raw
+                if stored_bytes > trail.byte_count or room_bytes < 0 or raw > RUN_BYTES_MAX:
+                    break
+                end += 1
+            trail.end = max(trail.end, end)
+            return range(last + 1, end)
+
+    def brought(self, keys: Iterable[tuple[BlockKey, int]]) -> None:
+        """These blocks, with their raw bytes, are on their way though nobody asked for them."""
+        with self._lock:
+            for key, raw_bytes in keys:
+                self._unread_bytes += raw_bytes - self._unread.get(key, 0)
+                self._unread[key] = raw_bytes
+
+    def taken(self, key: BlockKey) -> None:
+        """Somebody reads a block."""
+        if key in self._unread:
+            with self._lock:
+                self._unread_bytes -= self._unread.pop(key, 0)
+
+    def lost(self, keys: Iterable[BlockKey]) -> None:
+        """Blocks left memory, or never came, before anybody read them."""
+        with self._lock:
+            halved: set[str] = set()
+            for key in keys:
+                if key not in self._unread:
+                    continue
+                self._unread_bytes -= self._unread.pop(key)
+                trail = self._trails.get(key.object_key)
+                if trail is not None and key.object_key not in halved:
+                    halved.add(key.object_key)
+                    trail.byte_count //= 4  # doubled again before it is used

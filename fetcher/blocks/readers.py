@@ -1,0 +1,153 @@
+"""What is remembered of each reader of a queue between its pulls: the block in hand and how far ahead to fetch.
+
+A reader is a consumer group on a queue. Sequential pulls are answered from the block in hand by slicing arrays.
+
+Owns what is kept, and for how long. Does not own reading (row_reader.py) nor fetching ahead (prefetcher.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from fetcher.batch import GetResult, GetStatus
+from fetcher.blocks.lanes import Lane
+from fetcher.prefetch.prefetch_window import PrefetchWindow
+from fetcher.pulls.block_fetch import Held
+from fetcher.pulls.queue_view import QueueView
+from fetcher.pulls.read_plan import Limits, take
+from fetcher.pulls.stretch import WindowLimits
+from tiered.model.queue import QueueKey
+
+READERS_MAX = 65_536
+NOTHING = Held()
+
+
+class ReaderKey(NamedTuple):
+    """One reader."""
+
+    group: str
+    queue: QueueKey
+
+
+class Reader:
+    """State of one reader. ``held`` is replaced as a whole; ``line``: log line of the catalog it was read from."""
+
+    __slots__ = ("held", "held_bytes", "key", "line", "name", "used_s", "window")
+
+    def __init__(self, key: ReaderKey, limits: WindowLimits) -> None:
+        self.key = key
+        self.name = (key.group, key.queue.topic, key.queue.queue_id)
+        """As events have it."""
+        self.held = NOTHING
+        self.held_bytes = 0
+        self.line = -1
+        self.used_s = 0.0
+        self.window = PrefetchWindow(limits)
+
+    def from_hand(self, view: QueueView, offset: int, count: int, max_bytes: int) -> GetResult | None:
+        """The answer to an unfiltered pull if the block in hand holds all of it; else None."""
+        held = self.held
+        rows = held.rows
+        if (
+            rows is None
+            or not rows.base <= offset < rows.end
+            or not view.min_offset <= offset
+            or rows.end > view.max_offset
+            or self.line != view.state.cursor.line
+        ):
+            return None
+        part = take(rows.sizes, rows.ends, rows.row_of(offset), Limits(count, max_bytes, True), None)
+        next_offset = rows.end_offset(part.end_row)
+        if not part.is_full and next_offset < view.max_offset:
+            return None
+        block = held.blocks[rows.object_key, rows.block]
+        return GetResult(
+            GetStatus.FOUND,
+            rows.batch(part.rows, block),
+            next_offset,
+            view.min_offset,
+            view.max_offset,
+            None,
+            view.state.version,
+        )
+
+
+class Readers:
+    """Readers by key, least recently used first. Blocks in hand have at most ``in_hand_bytes`` together."""
+
+    def __init__(self, limits: WindowLimits, in_hand_bytes: int) -> None:
+        self._limits = limits
+        self._bytes_max = in_hand_bytes
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[ReaderKey, Reader] = OrderedDict()
+        self._holding: OrderedDict[ReaderKey, Reader] = OrderedDict()
+        self.in_hand_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def __repr__(self) -> str:
+        return f"Readers({len(self)}, {self.in_hand_bytes} bytes in hand)"
+
+    def find(self, key: ReaderKey) -> Reader | None:
+        """The reader, if it has read before."""
+        return self._readers.get(key)
+
+    def open(self, key: ReaderKey, time_s: float) -> Reader:
+        """The reader; a new one if it has not read before, or long ago."""
+        with self._lock:
+            reader = self._readers.get(key)
+            if reader is None:
+                reader = self._readers[key] = Reader(key, self._limits)
+                if len(self._readers) > READERS_MAX:
+                    _, oldest = self._readers.popitem(last=False)
+                    self._let_go(oldest)
+            else:
+                self._readers.move_to_end(key)
+            reader.used_s = time_s
+        return reader
+
+    def hold(self, reader: Reader, held: Held, line: int) -> None:
+        """``held`` is what the reader has in hand now; others that have not pulled for longer may lose theirs."""
+        with self._lock:
+            self._let_go(reader)
+            if reader.key not in self._readers:
+                return
+            reader.line, reader.held, reader.held_bytes = line, held, held.nbytes
+            self.in_hand_bytes += reader.held_bytes
+            self._holding[reader.key] = reader
+            while self.in_hand_bytes > self._bytes_max and self._holding:
+                self._let_go(next(iter(self._holding.values())))
+
+    def _let_go(self, reader: Reader) -> None:
+        self.in_hand_bytes -= reader.held_bytes
+        reader.held, reader.held_bytes = NOTHING, 0
+        self._holding.pop(reader.key, None)
+
+    def used(self, reader: Reader, time_s: float) -> None:
+        """The reader pulled from hand."""
+        reader.used_s = time_s
+        with self._lock:
+            if reader.key in self._holding:
+                self._holding.move_to_end(reader.key)
+
+    def reclaim(self, needed_bytes: int, priority: int) -> None:
+        """Let go of about so many bytes in hand, of who has not pulled for longest: a Reclaimer of budget.py.
+        Only for who waits: what is in hand is worth more than what is read ahead."""
+        if priority > Lane.USER:
+            return
+        with self._lock:
+            wanted = self.in_hand_bytes - needed_bytes
+            while self._holding and self.in_hand_bytes > max(wanted, 0):
+                self._let_go(next(iter(self._holding.values())))
+
+    def let_go_unused_since(self, time_s: float) -> None:
+        """Readers that have not pulled since keep nothing in hand."""
+        with self._lock:
+            while self._holding:
+                oldest = next(iter(self._holding.values()))
+                if oldest.used_s > time_s:
+                    return
+                self._let_go(oldest)

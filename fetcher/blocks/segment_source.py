@@ -1,0 +1,258 @@
+"""Tails and decoded blocks of objects, from memory, disk or the object store: what all readers of an archive share.
+
+Coroutines of the core (waiting.py): they await nothing but Wait, and nothing at all when memory has everything. Each
+block and tail is fetched once however many want it, also between lanes: a user who wants what is being fetched ahead
+waits for that, and makes it urgent. Every byte is charged to the budget before it is asked for.
+
+Owns the order of places to look in and who waits. Does not own caches (block_cache.py, disk_cache.py,
+index_cache.py), requests (lanes.py), what is on its way (block_flights.py), waiting for memory (memory_admission.py)
+nor what to read ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fetcher.blocks.block_cache import Block, BlockCache, BlockKey, DroppedUnread
+from fetcher.blocks.block_flights import BlockFlights
+from fetcher.blocks.block_search import BlockSearch, Found, Wanted
+from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.disk_cache import DiskCache
+from fetcher.blocks.index_cache import IndexCache, tail_cost_bytes
+from fetcher.blocks.lanes import Lane, LaneReader, Lanes
+from fetcher.blocks.memory_admission import MemoryAdmission
+from fetcher.blocks.neighbours import Neighbours
+from fetcher.blocks.range_reader import RangeReader
+from fetcher.blocks.source_limits import cache_limits, coalescing_limits, lane_limits
+from fetcher.blocks.source_statistics import SourceStatistics
+from fetcher.timer import Timer
+from fetcher.waiting import Executor, Wait
+from tiered.errors import CorruptionError
+from tiered.formats.segment_index import SegmentIndex
+from tiered.settings.sections import FetchSettings
+
+NEIGHBOURS_SHARE = 4
+"""Part of the memory cache that may hold blocks brought along with others and not read yet."""
+EXPIRY_CHECKS = 16
+"""Looks for expired blocks within the shortest expiry."""
+
+
+class SegmentSource:
+    """See the module. Thread-safe. Errors: CorruptionError naming object and range, ThrottledError when memory or a
+    queue is full, UsageError for a read larger than all memory, else what the store raises."""
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        settings: FetchSettings,
+        budget: ByteBudget,
+        *,
+        clock_s: Callable[[], float],
+        decode_pool: Executor,
+        timer: Timer | None = None,
+        disk: DiskCache | None = None,
+        on_unread_dropped: Callable[[list[DroppedUnread]], None] | None = None,
+    ) -> None:
+        """``timer`` is needed for bandwidth limits, and to give up waiting for memory."""
+        self._settings = settings
+        self._budget = budget
+        self._clock_s = clock_s
+        self._disk = disk
+        self._lanes = Lanes(
+            reader, lane_limits(settings), clock_s=clock_s, timer=timer, bytes_per_s=settings.bytes_per_s
+        )
+        self._on_unread_dropped = on_unread_dropped
+        self._cache = BlockCache(
+            cache_limits(settings), clock_s=clock_s, on_unread_dropped=self._unread_dropped
+        )
+        self._indexes = IndexCache(
+            self._lanes, budget,
+            decode_pool=decode_pool, bytes_max=settings.index_cache_bytes, clock_s=clock_s,
+        )  # fmt: skip
+        self._flights = BlockFlights(
+            self._lanes, self._cache, budget,
+            decode_pool=decode_pool, disk=disk, limits=coalescing_limits(settings),
+        )  # fmt: skip
+        self._memory = MemoryAdmission(budget, settings.memory_wait_ms, clock_s=clock_s, timer=timer)
+        self._neighbours = Neighbours(settings.cache_bytes // NEIGHBOURS_SHARE)
+        self._search = BlockSearch(self._cache, self._flights, budget, self._memory, self._neighbours)
+        self._waits = 0
+        self._expire_s = clock_s()
+        budget.add_reclaimer(self._reclaim)
+
+    def __repr__(self) -> str:
+        return f"SegmentSource({self._cache!r}, {self._lanes!r})"
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    async def index(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> SegmentIndex:
+        """The decoded tail of an object the catalog describes. Fetched once more when it is corrupt."""
+        try:
+            return await self._index(key, size_bytes, tail_bytes, lane)
+        except CorruptionError:
+            return await self._index(key, size_bytes, tail_bytes, lane)
+
+    async def _index(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> SegmentIndex:
+        while True:
+            found = self._indexes.get(key)
+            if found is not None:
+                return found
+            flight = self._indexes.join(key, lane)
+            if flight is None:
+                cost_bytes = tail_cost_bytes(tail_bytes)
+                await self._memory.charge(cost_bytes, lane, key)
+                try:
+                    flight = self._indexes.start(key, size_bytes, tail_bytes, lane)
+                except CorruptionError:
+                    self._budget.release(cost_bytes)
+                    raise
+                if flight is None:
+                    self._budget.release(cost_bytes)
+                    continue
+            self._count_wait(lane, flight.future.done())
+            try:
+                return await Wait(flight.future)
+            finally:
+                del flight  # see _blocks
+
+    async def blocks(
+        self, index: SegmentIndex, run: int, first_block: int, end_block: int, lane: Lane
+    ) -> list[Block]:
+        """Raw bytes of blocks [first_block, end_block) of the object (numbers as in BlockSpan), all of which hold
+        rows of ``run``: read-only, one array each. A corrupt one is fetched once more before that is an error."""
+        return await self.blocks_at(index, run, range(first_block, end_block), lane)
+
+    async def blocks_at(
+        self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
+    ) -> list[Block]:
+        """As ``blocks``, for ascending ``numbers``, which may hold rows of other runs too: near ones share a GET, over
+        gaps too."""
+        self._expire()
+        try:
+            return await self._blocks(index, run, numbers, lane)
+        except CorruptionError:
+            self._indexes.drop(
+                index.key
+            )  # it may be the tail that is wrong: the next reader fetches it again
+            return await self._blocks(index, run, numbers, lane)
+
+    async def _blocks(self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane) -> list[Block]:
+        found = Found({}, {})
+        blocks, flights = found
+        try:
+            await self._search.find(Wanted(index, run, numbers, lane), found)
+            if flights:
+                self._count_wait(lane, all(flight.arrived.done() for flight in flights.values()))
+            # Backwards: the last one mostly arrives last, and is then the only one waited for.
+            for number in [*reversed(flights)]:
+                await Wait(flights[number].arrived)
+                blocks[number] = flights.pop(number).outcome()
+        except BaseException:
+            # An error refers to this frame, and a flight to its error: blocks would stay until garbage is collected.
+            found.clear()
+            raise
+        return [blocks[number] for number in numbers]
+
+    def _unread_dropped(self, gone: list[DroppedUnread]) -> None:
+        self._neighbours.lost(drop.key for drop in gone)
+        if self._on_unread_dropped is not None:
+            self._on_unread_dropped(gone)
+
+    def forget(self, key: str) -> None:
+        """Fetch the tail of ``key`` again next time: a reader found it, or what it says, wrong."""
+        self._indexes.drop(key)
+
+    def reader(self, lane: Lane) -> RangeReader:
+        """For readers that keep their own: requests in ``lane``, counted and paced, not cached, not charged."""
+        return LaneReader(self._lanes, lane)
+
+    # -- memory -----------------------------------------------------------------------------------------------
+
+    def _reclaim(self, byte_count: int, priority: int) -> None:
+        """Make room: what was read already for anybody, what was fetched ahead and tails only for a user."""
+        is_user = priority <= Lane.USER
+        target_bytes = self._budget.charged_bytes - byte_count
+        # A block that somebody has in hand frees nothing when it leaves the cache: so until it is enough, or no more.
+        while (excess_bytes := self._budget.charged_bytes - target_bytes) > 0:
+            if self._cache.reclaim(excess_bytes, unread_too=is_user) == 0:
+                break
+        if is_user and excess_bytes > 0:
+            self._indexes.shrink(max(0, self._indexes.held_bytes - excess_bytes))
+
+    def _expire(self) -> None:
+        now_s = self._clock_s()
+        if now_s >= self._expire_s:
+            self.expire()
+
+    def expire(self) -> None:
+        """Drop what is too old. Reads do this by the way; who counts on it without any calls it."""
+        settings = self._settings
+        shortest_ms = min(settings.read_expiry_ms, settings.unread_expiry_ms)
+        self._expire_s = self._clock_s() + shortest_ms / 1000 / EXPIRY_CHECKS
+        self._cache.expire()
+
+    def is_at_hand(self, index: SegmentIndex, number: int) -> bool:
+        """Whether a block is in memory or on its way to it."""
+        key = BlockKey(index.key, number)
+        return key in self._cache or key in self._flights
+
+    def drop_unread(self, keys: Iterable[BlockKey]) -> int:
+        """Forget blocks fetched ahead that nobody has read and nobody will; returns bytes."""
+        return self._cache.drop_unread(keys)
+
+    @property
+    def held_bytes(self) -> int:
+        """Decoded blocks in memory."""
+        return self._cache.held_bytes
+
+    def configure(self, settings: FetchSettings) -> None:
+        """New limits from now on: a smaller bound evicts at once, what is in flight ends undisturbed."""
+        self._settings = settings
+        self._lanes.set_limits(lane_limits(settings), settings.bytes_per_s)
+        self._flights.limits = coalescing_limits(settings)
+        self._cache.set_limits(cache_limits(settings))
+        self._neighbours.unread_bytes_max = settings.cache_bytes // NEIGHBOURS_SHARE
+        self._indexes.resize(settings.index_cache_bytes)
+        self._memory.wait_ms = settings.memory_wait_ms
+        self._budget.resize(settings.memory_bytes)
+        if self._disk is not None:
+            self._disk.resize(settings.disk_cache_bytes)
+
+    def close(self) -> None:
+        """Refuse what has not begun, and every read from now on that needs the store. Idempotent; the reader, the pool
+        and the timer are their owner's to close, after this."""
+        self._lanes.close()
+
+    # -- counting ---------------------------------------------------------------------------------------------
+
+    def _count_wait(self, lane: Lane, is_done: bool) -> None:
+        self._waits += lane is Lane.USER and not is_done
+
+    def statistics(self) -> SourceStatistics:
+        """All counters now."""
+        lanes, cache, flights = self._lanes.counts.values(), self._cache.counts, self._flights.counts
+        disk = self._disk.counts if self._disk is not None else None
+        return SourceStatistics(
+            requests=sum(lane.requests for lane in lanes),
+            bytes_fetched=sum(lane.byte_count for lane in lanes),
+            bytes_fetched_twice=flights.bytes_fetched_twice,
+            gap_bytes=flights.gap_bytes,
+            hits=cache.hits + self._indexes.counts.hits,
+            misses=cache.misses + self._indexes.counts.misses,
+            joined=flights.joined + self._indexes.counts.joined,
+            waits=self._waits + self._memory.waits,
+            memory_waits=self._budget.waits,
+            memory_refused=self._memory.refused,
+            disk_hits=disk.hits if disk else 0,
+            disk_misses=disk.misses if disk else 0,
+            corrupt_fetched=flights.corrupt + self._indexes.counts.corrupt,
+            corrupt_memory=cache.corrupt + self._indexes.counts.corrupt_memory,
+            corrupt_disk=disk.corrupt if disk else 0,
+            expired_unread=cache.expired_unread,
+            evicted_unread=cache.evicted_unread,
+            cached_bytes=self._cache.held_bytes,
+            index_bytes=self._indexes.held_bytes,
+            charged_bytes=self._budget.charged_bytes,
+            peak_bytes=self._budget.peak_bytes,
+            blocks_in_flight=len(self._flights),
+        )

@@ -1,0 +1,47 @@
+"""What the settings of reading mean for requests, caches and GETs. Pure.
+
+Owns the translation. Does not own the limits' meaning (lanes.py, coalescing.py, block_cache.py).
+"""
+
+from __future__ import annotations
+
+from fetcher.blocks.block_cache import BlockCacheLimits
+from fetcher.blocks.coalescing import CoalescingLimits
+from fetcher.blocks.lanes import Lane, LaneLimits
+from tiered.settings.sections import FetchSettings
+
+PACED_PIECES_PER_S = 16
+"""Under a bandwidth limit pieces are made so small that one is a small part of a second's bytes."""
+PIECE_BYTES_MIN = 64 * 1024
+
+
+def lane_limits(settings: FetchSettings) -> dict[Lane, LaneLimits]:
+    """What the settings say of each lane."""
+    return {
+        Lane.USER: LaneLimits(settings.user_requests, settings.user_bytes_per_s, settings.queue_max),
+        Lane.PREFETCH: LaneLimits(
+            settings.prefetch_requests, settings.prefetch_bytes_per_s, settings.queue_max
+        ),
+        Lane.BACKGROUND: LaneLimits(
+            settings.background_requests, settings.background_bytes_per_s, settings.queue_max
+        ),
+    }
+
+
+def coalescing_limits(settings: FetchSettings) -> CoalescingLimits:
+    """How ranges become GETs; pieces are smaller under a tight bandwidth limit, so that it is kept evenly."""
+    rates = (
+        settings.bytes_per_s, settings.user_bytes_per_s, settings.prefetch_bytes_per_s,
+        settings.background_bytes_per_s,
+    )  # fmt: skip
+    piece_bytes = min([settings.piece_bytes, *(rate // PACED_PIECES_PER_S for rate in rates if rate)])
+    return CoalescingLimits(
+        settings.gap_ratio, max(piece_bytes, PIECE_BYTES_MIN), max(settings.get_max_bytes, PIECE_BYTES_MIN)
+    )
+
+
+def cache_limits(settings: FetchSettings) -> BlockCacheLimits:
+    """Bounds of the blocks in memory."""
+    return BlockCacheLimits(
+        settings.cache_bytes, settings.unread_expiry_ms / 1000, settings.read_expiry_ms / 1000
+    )

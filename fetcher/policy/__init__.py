@@ -1,0 +1,1 @@
+"""Archive or broker: the read policy's decisions, and reading a broker's own files."""

@@ -1,0 +1,191 @@
+"""Pulls answered by the archive and the broker's own files together: one continuous line of offsets.
+
+Owns how the two are read for policy_line.py, which has the steps. Coroutines of the core (waiting.py); the broker's
+files are read by an executor, as a disk may be slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from fetcher.batch import EMPTY_BATCH, GetResult
+from fetcher.policy.hot_reader import HotReader
+from fetcher.policy.policy_line import KnownCatalog, PolicyLine, ReadCounters
+from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source
+from fetcher.pulls.tag_filter import MessageFilter
+from fetcher.waiting import Executor, InlineExecutor, Wait
+from tiered.errors import NotFoundError
+from tiered.model.queue import TopicFilter
+from tiered.settings.sections import ReadSettings
+
+T = TypeVar("T")
+
+
+class TieredReader(Protocol):
+    """What of the archive's reader is needed; see message_fetcher.TieredMessageFetcher."""
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count: int,
+        max_bytes: int,
+        filter: Any = None,
+        group: str = "",
+    ) -> Coroutine[Any, Any, GetResult]:
+        """A pull from the archive alone."""
+
+
+class PolicyReader:
+    """Answers pulls by policy. ``hot`` is None where there is no broker: then the archive is all there is."""
+
+    def __init__(
+        self,
+        tiered: TieredReader,
+        catalog: KnownCatalog,
+        hot: HotReader | None,
+        *,
+        settings: ReadSettings | None = None,
+        topics: TopicFilter | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        """``topics``: what the uploader archives. ``executor``: where the broker's files are read."""
+        self._tiered = tiered
+        self._hot = hot
+        self._executor = executor or InlineExecutor()
+        self._line = PolicyLine(catalog, settings, topics)
+
+    @property
+    def counters(self) -> ReadCounters:
+        """How pulls were answered so far."""
+        return self._line.counters
+
+    def apply(self, settings: ReadSettings) -> None:
+        """Put other policies in force from the next pull on. Callable from any thread."""
+        self._line.apply(settings)
+
+    async def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count: int,
+        max_bytes: int,
+        filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> GetResult:
+        """A pull. OFFSET_FOUND_NULL means: ask the same offset again, its messages are neither here nor gone.
+
+        Raises what reading the archive raises when the broker's files cannot answer instead.
+        """
+        sides = self._sides(topic, queue_id, offset, count, max_bytes, filter, group)
+        plan = await self._line.plan(sides, topic, queue_id, offset)
+        _, answer, line = await self._line.follow(sides, plan)
+        if answer is None:
+            return GetResult(line.status, EMPTY_BATCH, line.next_offset, line.min_offset, line.max_offset)
+        return answer._replace(
+            status=line.status,
+            next_offset=line.next_offset,
+            min_offset=line.min_offset,
+            max_offset=line.max_offset,
+        )
+
+    async def min_offset(self, topic: str, queue_id: int) -> int:
+        """The smaller minimum of both; 0 for a queue that neither has."""
+        archived, local = await self._bounds(topic, queue_id)
+        return min((queue.min_offset for queue in (archived, local) if queue is not None), default=0)
+
+    async def max_offset(self, topic: str, queue_id: int) -> int:
+        """One past the last offset that exists, the broker's as a rule; 0 for a queue that neither has."""
+        archived, local = await self._bounds(topic, queue_id)
+        return max((queue.max_offset for queue in (archived, local) if queue is not None), default=0)
+
+    async def _bounds(self, topic: str, queue_id: int) -> tuple[OffsetRange | None, OffsetRange | None]:
+        situation = await self._line.situation(self._sides(topic, queue_id, 0), topic, queue_id, 0)
+        return situation.archived, situation.local
+
+    def _sides(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        count: int = 1,
+        max_bytes: int = 1,
+        filter: MessageFilter | None = None,
+        group: str = "",
+    ) -> _FileSides:
+        return _FileSides(
+            self._tiered, self._hot, self._executor, topic, queue_id, offset, count, max_bytes, filter, group
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _FileSides:
+    """One pull of the archive or of the broker's files; see policy_line.Sides."""
+
+    tiered: TieredReader
+    hot: HotReader | None
+    executor: Executor
+    topic: str
+    queue_id: int
+    offset: int
+    count: int
+    max_bytes: int
+    filter: MessageFilter | None
+    group: str
+
+    @property
+    def has_broker(self) -> bool:
+        return self.hot is not None
+
+    async def look(self) -> LocalView:
+        assert self.hot is not None
+        return await self._locally(self.hot.look)
+
+    async def residency(self) -> Residency:
+        assert self.hot is not None
+        try:
+            return await self._locally(
+                partial(self.hot.residency, count=self.count, max_bytes=self.max_bytes)
+            )
+        except NotFoundError:
+            return Residency.COLD  # deleted since
+
+    async def read(self, source: Source, local: OffsetRange | None) -> GetResult:
+        if source is Source.TIERED:
+            result = await self.tiered.get(
+                self.topic,
+                self.queue_id,
+                self.offset,
+                count=self.count,
+                max_bytes=self.max_bytes,
+                filter=self.filter,
+                group=self.group,
+            )
+            return counted(result, self.count)
+        assert self.hot is not None
+        read = partial(
+            self.hot.get, count=self.count, max_bytes=self.max_bytes, filter=self.filter, queue=local
+        )
+        return await self._locally(read)
+
+    async def _locally(self, work: Callable[[str, int, int], T]) -> T:
+        return await Wait(self.executor.submit(work, self.topic, self.queue_id, self.offset))
+
+
+def counted(result: GetResult, count: int) -> GetResult:
+    """At most ``count`` messages, those of an inner batch counted each, as a broker does; but one record at least."""
+    batch = result.batch
+    if len(batch) <= 1 or int(batch.inner_num.sum()) <= count:
+        return result
+    rows = max(1, int(np.searchsorted(np.cumsum(batch.inner_num), count, side="right")))
+    end = int(batch.queue_offsets[rows - 1]) + int(batch.inner_num[rows - 1])
+    return result._replace(batch=batch.taken(np.arange(rows)), next_offset=end)

@@ -1,0 +1,269 @@
+"""How far ahead of one reader to fetch: additive increase, multiplicative decrease, as TCP Tahoe. Pure: no I/O.
+
+    the window begins at what one request brings at little extra cost, if at the pace of its first pulls the reader
+        will have read that long before it expires; else at the smallest, one client batch
+    every window the reader has consumed adds a batch
+    blocks that expire unread, or were evicted before they were read, halve it; so does nothing else
+    a reader that jumps begins anew; single reads here and there never fetch ahead
+    a reader that says how far it will read begins before its first block is fetched, and then as far as its pace allows
+
+Sizes are queue offsets, so that a filter that passes many messages for each it takes looks as far ahead as it moves.
+What is fetched is the rest of the window as soon as half of it is used up, cut where a run ends if that is near: few
+large requests rather than many small.
+
+Owns the decisions for one (group, queue). Does not own fetching nor the budget all readers share (prefetcher.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from fetcher.pulls.stretch import Pulled, RunEnds, Stretch, WindowLimits
+
+SEQUENTIAL_PULLS_MIN = 1
+"""A pull that begins where the one before ended shows a sequential reader."""
+PACED_SHARE = 1 / 8
+"""A window begins at no more than is read in this share of the time after which it expires."""
+
+
+@dataclass(eq=False)
+class PrefetchWindow:
+    """State of one reader. ``size``: offsets to be ahead by. ``fetched``: everything below was fetched or asked for.
+    ``covered``: everything below is with the reader itself. ``block_bytes``: what a fetch takes at least.
+    ``until``: the reader said that it reads on to here. ``has_begun``: its pace is known, and where to begin."""
+
+    limits: WindowLimits
+    bytes_per_offset: float = 0.0
+    block_bytes: int = 0
+    position: int = -1
+    size: int = 0
+    fetched: int = 0
+    covered: int = 0
+    batch: int = 1
+    last_offset: int = -1
+    last_s: float = float("-inf")
+    until: int | None = None
+    has_begun: bool = False
+    sequential: int = 0
+    consumed: int = 0
+    not_before_s: float = float("-inf")
+    halved_s: float = float("-inf")
+    stretches: deque[Stretch] = field(default_factory=deque)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Raw bytes fetched ahead, or being fetched, and not read yet."""
+        in_hand = self.in_hand
+        return sum(stretch.bytes_from(in_hand) for stretch in self.stretches)
+
+    @property
+    def in_hand(self) -> int:
+        """Below this everything was read, or is with the reader itself."""
+        return max(self.position, self.covered)
+
+    @property
+    def size_max(self) -> int:
+        """Offsets that ``bytes_max`` allows."""
+        return max(self._smallest, int(self.limits.bytes_max / max(self.bytes_per_offset, 1.0)))
+
+    def _size_first(self, offsets_per_s: float) -> int:
+        """Where it begins. Nothing is known of bytes, nothing is dared."""
+        if self.bytes_per_offset <= 0:
+            return self._smallest
+        bytes_first = self.limits.bytes_first if self.until is None else self.limits.bytes_max
+        paced = offsets_per_s * self.limits.unread_s * PACED_SHARE
+        return min(self.size_max, max(self._smallest, int(min(bytes_first / self.bytes_per_offset, paced))))
+
+    @property
+    def _smallest(self) -> int:
+        return max(self.batch, self.limits.offsets_min, 1)
+
+    # -- what the reader does ---------------------------------------------------------------------------------
+
+    def announced(self, offset: int, until: int) -> None:
+        """The reader is about to read [offset, until), from its beginning to its end: no need to wait for proof."""
+        self._begin_anew()
+        self.last_offset = self.position = self.covered = self.fetched = offset
+        self.until = until
+        self.size = min(self.size_max, int(self.limits.bytes_first / max(self.bytes_per_offset, 1.0)))
+        self.sequential = SEQUENTIAL_PULLS_MIN
+
+    def pulled(self, pull: Pulled) -> bool:
+        """The reader got an answer. True when the size changed."""
+        before = self.size
+        if self.position < 0 or not self.last_offset <= pull.offset <= max(self.fetched, self.position):
+            self._begin_anew()
+        elif pull.next_offset > self.position:
+            if not self.has_begun and float("-inf") < self.last_s < pull.time_s:
+                pace = (pull.next_offset - self.position) / (pull.time_s - self.last_s)
+                self.size, self.has_begun = max(self.size, self._size_first(pace)), True
+            self.sequential += 1
+            self.consumed += pull.next_offset - self.position
+        if pull.next_offset > pull.offset:
+            self.batch = pull.next_offset - pull.offset
+        self.block_bytes = max(self.block_bytes, pull.block_bytes)
+        self.last_offset, self.position, self.covered = pull.offset, pull.next_offset, pull.covered
+        self.last_s = pull.time_s
+        self.fetched = max(self.fetched, pull.covered, pull.next_offset)
+        self._grow()
+        self._drop_read()
+        return self.size != before
+
+    def stepped(self, offset: int, next_offset: int, time_s: float) -> bool | None:
+        """As ``pulled`` for an answer out of the block in hand, at a fraction of the cost: nothing fetched is touched.
+        None, and nothing happened: it is more than that."""
+        moved = next_offset - self.position
+        if not (self.last_offset <= offset <= self.position and moved > 0 and next_offset <= self.covered):
+            return None
+        if not self.has_begun:
+            return None
+        self.last_offset, self.position, self.last_s, self.batch = (
+            offset,
+            next_offset,
+            time_s,
+            next_offset - offset,
+        )
+        self.sequential += 1
+        self.consumed += moved
+        if self.consumed < self.size >= self.batch:
+            return False
+        before = self.size
+        self._grow()
+        return self.size != before
+
+    def _begin_anew(self) -> None:
+        self.sequential = self.consumed = 0
+        self.size = self.fetched = self.block_bytes = 0
+        self.until, self.has_begun = None, False
+        self.stretches.clear()
+
+    def _grow(self) -> None:
+        self.size = max(self.size, self._smallest)
+        while self.consumed >= self.size:
+            self.consumed -= self.size
+            self.size += self.batch
+        self.size = min(self.size, self.size_max)
+
+    def _drop_read(self) -> None:
+        while self.stretches and self.stretches[0].is_done and self.stretches[0].end <= self.in_hand:
+            self.stretches.popleft()
+
+    def _lose(self, since_s: float, time_s: float) -> bool:
+        """What was fetched ahead at ``since_s`` was lost before it was read. Halves the window, unless it has been
+        halved since: all that was fetched by one size of it is one loss."""
+        if since_s <= self.halved_s:
+            return False
+        self.size = max(self.size // 2, self._smallest)
+        self.consumed = 0
+        self.halved_s = time_s
+        return True
+
+    # -- what to fetch ----------------------------------------------------------------------------------------
+
+    def is_low(self, time_s: float) -> bool:
+        """Whether to look for more: half of the window or more is used up, by a sequential reader."""
+        if self.sequential < SEQUENTIAL_PULLS_MIN or time_s < self.not_before_s:
+            return False
+        return 2 * (self.fetched - self.position) <= self.size
+
+    def wanted(self, end_offset: int, room_bytes: int) -> tuple[int, int] | None:
+        """Offsets [begin, end) to fetch, or None. ``end_offset``: the queue's maximum. ``room_bytes``: raw bytes that
+        all readers together leave for this one."""
+        begin = max(self.fetched, self.position)
+        end = min(self.position + self.size, end_offset)
+        if self.until is not None:
+            end = min(end, self.until)
+        if room_bytes < self.block_bytes:
+            return None
+        if self.bytes_per_offset > 0:
+            fitting = int((room_bytes - self.block_bytes) / self.bytes_per_offset)
+            if begin - self.position > fitting:
+                return None  # less than half of what it may have is used up: wait, or requests become many and small
+            end = min(end, begin + max(1, fitting))  # what is asked for ends inside a block
+        return (begin, end) if end > begin else None
+
+    def aligned(self, begin: int, end: int, last: RunEnds, room_bytes: int) -> int:
+        """Where to end a fetch of [begin, end): at the end of the run it ends in, or of the one before, if that changes
+        it by no more than half of it and of the window. So each run is read with one request where its length allows,
+        and a small window stays small. ``last``: the run of offset ``end - 1``."""
+        slack = min(end - begin, self.size) // 2
+        fits = (last.end - begin) * self.bytes_per_offset + self.block_bytes <= room_bytes
+        if last.end - end <= slack and fits and (self.until is None or last.end <= self.until):
+            return last.end
+        return last.begin if begin < last.begin and end - last.begin <= slack else end
+
+    def started(self, begin: int, end: int, time_s: float) -> Stretch:
+        """[begin, end) is being fetched."""
+        expected = self.block_bytes + int((end - begin) * self.bytes_per_offset)
+        stretch = Stretch(begin, end, expected, time_s)
+        self.stretches.append(stretch)
+        self.fetched = max(self.fetched, end)
+        return stretch
+
+    def finished(self, stretch: Stretch, covered: int, block_bytes: int, time_s: float) -> None:
+        """``stretch`` is in memory, and with the rest of its last block all up to ``covered``."""
+        stretch.is_done = True
+        stretch.end = max(stretch.begin, covered)
+        stretch.bytes = block_bytes
+        stretch.since_s = time_s
+        if stretch in self.stretches:
+            self.fetched = max(self.fetched, stretch.end)
+        self._drop_read()
+
+    def failed(self, stretch: Stretch, time_s: float) -> None:
+        """``stretch`` could not be fetched: asked for again later, or met by the reader itself."""
+        if stretch in self.stretches:
+            self.stretches.remove(stretch)
+            self.fetched = max(self.position, min(self.fetched, stretch.begin))
+        self.not_before_s = time_s + self.limits.hold_off_s
+
+    def expire(self, time_s: float) -> int:
+        """Give up what has waited too long, but for blocks whose reading was begun: the reader holds these. Returns
+        the raw bytes given up."""
+        in_hand = self.in_hand
+        limit_s = time_s - self.limits.unread_s
+        gone = [
+            stretch
+            for stretch in self.stretches
+            if stretch.is_done and stretch.since_s <= limit_s and stretch.end > in_hand
+        ]
+        if not gone:
+            return 0
+        given_up = 0
+        for stretch in gone:
+            lost = stretch.bytes_from(in_hand)
+            given_up += lost
+            if stretch.begin >= in_hand:
+                self.stretches.remove(stretch)
+            else:
+                stretch.bytes -= lost
+                stretch.end = in_hand
+        self.fetched = max(in_hand, min(stretch.begin for stretch in gone))
+        self._drop_read()
+        self._lose(max(stretch.since_s for stretch in gone), time_s)
+        return given_up
+
+    def lost(self, stretch: Stretch, time_s: float) -> bool:
+        """Blocks of ``stretch`` left the cache before they were read. True when the window was halved."""
+        if stretch not in self.stretches or stretch.end <= self.in_hand:
+            return False
+        self.stretches.remove(stretch)
+        self.fetched = max(self.in_hand, min(self.fetched, stretch.begin))
+        return self._lose(stretch.since_s, time_s)
+
+    def ready(self, offset: int) -> Stretch | None:
+        """What holds ``offset``, fetched ahead and in memory."""
+        for stretch in self.stretches:
+            if stretch.begin <= offset < stretch.end and stretch.is_done:
+                return stretch
+        return None
+
+    def waited(self, ready: Stretch, next_offset: int, time_s: float) -> bool:
+        """A pull that ended at ``next_offset`` waited although ``ready`` had held its first message. True when all of
+        it should have been there and the window was halved: evicted before it was read."""
+        if ready not in self.stretches or next_offset > ready.end:
+            return False
+        self.stretches.remove(ready)
+        self.fetched = self.in_hand
+        return self._lose(ready.since_s, time_s)

@@ -1,0 +1,249 @@
+"""Fetches ahead of sequential readers, within what all of them together may hold.
+
+Each reader's window says what it wants (prefetch_window.py); a reader gets no more than what is left for all, so many
+slow readers share evenly and none can take everything (Choudhury and Hahne's dynamic threshold). Blocks go to the cache
+of the block source; what is kept here are counts.
+
+Owns when fetching ahead begins, what it may hold, and what becomes of its errors. Does not own the blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fetcher.background import Background
+from fetcher.blocks.block_cache import DroppedUnread, DropReason
+from fetcher.blocks.readers import Reader
+from fetcher.prefetch.ahead import AheadReader, run_ends
+from fetcher.prefetch.event_log import EventKind, EventLog
+from fetcher.prefetch.prefetch_window import PrefetchWindow
+from fetcher.pulls.catalog_view import CatalogView
+from fetcher.pulls.queue_view import QueueView
+from fetcher.pulls.stretch import Pulled, Stretch, WindowLimits
+from fetcher.pulls.tag_filter import MessageFilter
+from fetcher.waiting import Executor
+from tiered.errors import TieredError
+from tiered.settings.sections import PrefetchSettings
+
+SWEEPS_PER_EXPIRY = 8
+
+
+def window_limits(settings: PrefetchSettings, unread_s: float) -> WindowLimits:
+    """What the settings mean for one reader. ``unread_s``: after this the block source drops unread blocks."""
+    return WindowLimits(
+        settings.window_min_messages,
+        min(settings.window_max_bytes, settings.memory_bytes),
+        unread_s,
+        settings.hold_off_ms / 1000,
+        min(settings.window_first_bytes, settings.window_max_bytes, settings.memory_bytes),
+    )
+
+
+@dataclass
+class PrefetchCounters:
+    """Sums since the start. Bytes are raw."""
+
+    fetches: int = 0
+    fetched_bytes: int = 0
+    expired_bytes: int = 0
+    evicted: int = 0
+    failures: int = 0
+
+
+class Prefetcher:
+    """Fetches ahead for all readers of a fetcher. Thread-safe; never blocks."""
+
+    def __init__(
+        self,
+        ahead: AheadReader,
+        catalog: CatalogView,
+        settings: PrefetchSettings,
+        *,
+        unread_s: float,
+        executor: Executor,
+        clock_s: Callable[[], float],
+        log: EventLog,
+    ) -> None:
+        self._reader = ahead
+        self._catalog = catalog
+        self._settings = settings
+        self._clock_s = clock_s
+        self._log = log
+        self._background = Background(executor)
+        self._lock = threading.Lock()
+        self._ahead: set[Reader] = set()
+        self._sweep_s = unread_s / SWEEPS_PER_EXPIRY
+        self._swept_s = clock_s()
+        self.unread_bytes = 0
+        """Raw bytes fetched ahead or being fetched, not consumed yet, of all readers."""
+        self.counters = PrefetchCounters()
+
+    def __repr__(self) -> str:
+        return f"Prefetcher({len(self._ahead)} readers ahead, {self.unread_bytes} bytes)"
+
+    def pulled(self, reader: Reader, pull: Pulled, bytes_per_offset: float | None = None) -> None:
+        """A reader got an answer. ``bytes_per_offset``: message bytes, where known anew."""
+        window = reader.window
+        with self._lock:
+            before = window.unread_bytes if window.stretches else 0
+            if bytes_per_offset is not None:
+                window.bytes_per_offset = bytes_per_offset
+            is_changed = window.pulled(pull)
+            self._account(reader, before)
+        if is_changed:
+            self._log.add(
+                EventKind.WINDOW, reader.name, window.size, "grown" if window.sequential else "anew"
+            )
+
+    def pulled_in_hand(self, reader: Reader, offset: int, next_offset: int) -> float:
+        """A reader got an answer out of the block it has in hand. Returns the time."""
+        window = reader.window
+        time_s = self._clock_s()
+        with self._lock:
+            is_changed = window.stepped(offset, next_offset, time_s)
+        if is_changed is None:
+            self.pulled(reader, Pulled(offset, next_offset, window.covered, 0, time_s))
+        elif is_changed:
+            self._log.add(EventKind.WINDOW, reader.name, window.size, "grown")
+        return time_s
+
+    def announced(self, reader: Reader, offset: int, until: int, bytes_per_offset: float) -> None:
+        """A reader that has not read before says that it reads [offset, until) from beginning to end."""
+        window = reader.window
+        with self._lock:
+            before = window.unread_bytes
+            window.bytes_per_offset = bytes_per_offset
+            window.announced(offset, until)
+            self._account(reader, before)
+        self._log.add(EventKind.WINDOW, reader.name, window.size, "announced")
+
+    def ready(self, reader: Reader, offset: int) -> Stretch | None:
+        """What holds ``offset`` already, fetched ahead: to be told apart after a wait."""
+        with self._lock:
+            return reader.window.ready(offset)
+
+    def waited(self, reader: Reader, ready: Stretch, next_offset: int) -> None:
+        """A pull waited although ``ready`` had been fetched ahead."""
+        with self._lock:
+            before = reader.window.unread_bytes
+            is_lost = reader.window.waited(ready, next_offset, self._clock_s())
+            self._account(reader, before)
+        if is_lost:
+            self.counters.evicted += 1
+            self._log.add(EventKind.WINDOW, reader.name, reader.window.size, "halved: evicted unread")
+
+    def fetch_ahead(
+        self, reader: Reader, view: QueueView, message_filter: MessageFilter | None, *, inline: bool
+    ) -> None:
+        """Begin to fetch what the reader's window wants, if anything. ``inline``: requests leave before this returns,
+        so that a pull about to read the same joins them."""
+        window = reader.window
+        time_s = self._clock_s()
+        if not self._settings.enabled or not window.is_low(time_s):
+            return
+        with self._lock:
+            before = window.unread_bytes
+            room_bytes = self._settings.memory_bytes - self.unread_bytes - before
+            span = window.wanted(view.max_offset, room_bytes)
+            if span is None:
+                return
+            begin, end = span
+            runs = self._catalog.known_runs_of(view)
+            last = None if runs is None else run_ends(runs, end - 1)
+            if last is not None:
+                end = min(window.aligned(begin, end, last, room_bytes), view.max_offset)
+            stretch = window.started(begin, end, time_s)
+            self._account(reader, before)
+        self._background.start(self._fetch(reader, view, stretch, message_filter), inline=inline)
+
+    async def _fetch(
+        self, reader: Reader, view: QueueView, stretch: Stretch, message_filter: MessageFilter | None
+    ) -> None:
+        begin, end = stretch.begin, stretch.end
+        try:
+            read = await self._reader.read(view, begin, end, message_filter)
+        except TieredError as error:
+            # Not lost: whoever pulls these offsets meets the same error, or finds it gone.
+            self._failed(reader, stretch, str(error))
+            return
+        except BaseException:
+            self._failed(reader, stretch, "given up")
+            raise
+        with self._lock:
+            before = reader.window.unread_bytes
+            stretch.blocks = frozenset(read.blocks)
+            reader.window.finished(stretch, read.covered, read.block_bytes, self._clock_s())
+            self._account(reader, before)
+            self.counters.fetches += 1
+            self.counters.fetched_bytes += read.block_bytes
+        self._log.add(EventKind.FETCH, reader.name, read.block_bytes, f"{begin}-{read.covered}")
+
+    def _failed(self, reader: Reader, stretch: Stretch, detail: str) -> None:
+        with self._lock:
+            before = reader.window.unread_bytes
+            reader.window.failed(stretch, self._clock_s())
+            self._account(reader, before)
+            self.counters.failures += 1
+        self._log.add(EventKind.FAILED, reader.name, stretch.end - stretch.begin, detail)
+
+    def dropped(self, gone: Sequence[DroppedUnread]) -> None:
+        """Blocks left the cache before anybody read them: windows that had them fetched are halved."""
+        keys = {tuple(drop.key): drop.reason for drop in gone}
+        time_s = self._clock_s()
+        halved: list[tuple[Reader, DropReason]] = []
+        with self._lock:
+            for reader in list(self._ahead):
+                window = reader.window
+                for stretch in [*window.stretches]:
+                    key = next((key for key in keys if key in stretch.blocks), None)
+                    if key is None:
+                        continue
+                    before = window.unread_bytes
+                    lost_bytes = stretch.bytes_from(window.in_hand)
+                    if window.lost(stretch, time_s):
+                        halved.append((reader, keys[key]))
+                    self._account(reader, before)
+                    if keys[key] is DropReason.EXPIRED:
+                        self.counters.expired_bytes += lost_bytes
+                        self._log.add(EventKind.EXPIRED, reader.name, lost_bytes)
+                    else:
+                        self.counters.evicted += 1
+        for reader, reason in halved:
+            self._log.add(EventKind.WINDOW, reader.name, reader.window.size, f"halved: {reason.value} unread")
+
+    def sweep(self) -> bool:
+        """Expire what has waited too long, every so often. True when it was time."""
+        time_s = self._clock_s()
+        if time_s - self._swept_s < self._sweep_s:
+            return False
+        expired: list[tuple[Reader, int, bool]] = []
+        with self._lock:
+            self._swept_s = time_s
+            for reader in list(self._ahead):
+                before, size = reader.window.unread_bytes, reader.window.size
+                given_up = reader.window.expire(time_s)
+                self._account(reader, before)
+                if given_up:
+                    expired.append((reader, given_up, reader.window.size < size))
+                    self.counters.expired_bytes += given_up
+        for reader, given_up, is_halved in expired:
+            self._log.add(EventKind.EXPIRED, reader.name, given_up)
+            if is_halved:
+                self._log.add(EventKind.WINDOW, reader.name, reader.window.size, "halved: expired unread")
+        return True
+
+    def _account(self, reader: Reader, before_bytes: int) -> None:
+        """Called with the lock held, after any change of a window."""
+        window: PrefetchWindow = reader.window
+        if window.stretches:
+            self._ahead.add(reader)
+            self.unread_bytes += window.unread_bytes - before_bytes
+        else:
+            self._ahead.discard(reader)
+            self.unread_bytes -= before_bytes
+
+    def close(self) -> None:
+        """Fetch nothing more."""
+        self._background.close()

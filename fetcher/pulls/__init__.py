@@ -1,0 +1,1 @@
+"""What a pull answers: catalog, rows, plan, blocks, batch."""

@@ -1,0 +1,136 @@
+"""Blocks and tails for one read: what it touches, each asked for once, neighbours together.
+
+Owns what one read has in hand, and what it leaves in hand for the next of the same reader. Does not own caches nor
+requests (segment_source.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fetcher.blocks.lanes import Lane
+from fetcher.pulls.queue_view import RunPlace
+from fetcher.pulls.read_plan import BlockRows
+from fetcher.waiting import gather
+from tiered.errors import CorruptionError
+from tiered.formats.segment import RowTable
+from tiered.formats.segment_index import SegmentIndex
+
+Block = NDArray[np.uint8]
+BlockId = tuple[str, int]
+"""Object key, number of the block."""
+
+
+class BlockSource(Protocol):
+    """Where decoded blocks come from: segment_source.SegmentSource."""
+
+    def index(
+        self, key: str, size_bytes: int, tail_bytes: int, lane: Lane
+    ) -> Coroutine[Any, Any, SegmentIndex]:
+        """The decoded tail of an object."""
+        ...
+
+    def blocks_at(
+        self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
+    ) -> Coroutine[Any, Any, Sequence[Block]]:
+        """Raw bytes of blocks ``numbers`` (ascending) of the object, one array each; near ones share a request.
+
+        ``run`` is any run of the object that is not a light queue's; the blocks may hold rows of others.
+        """
+        ...
+
+
+@dataclass
+class Held:
+    """What the last read of a reader had in hand: sequential reads find their block here, checked once."""
+
+    blocks: dict[BlockId, Block] = field(default_factory=dict)
+    rows: BlockRows | None = None
+    """The rows read last, unless of a light queue; their block is among ``blocks``."""
+    table: tuple[RunPlace, RowTable] | None = None
+    """All rows of the run read last, where the run needs them: light queues."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about; blocks may be shared with a cache."""
+        rows = 0 if self.rows is None else self.rows.nbytes
+        table = 0 if self.table is None else 80 * len(self.table[1])
+        return sum(block.nbytes for block in self.blocks.values()) + rows + table
+
+
+class Needed(NamedTuple):
+    """A block of ``place``, whose object's tail is ``segment``."""
+
+    segment: SegmentIndex
+    place: RunPlace
+    rows: BlockRows
+
+
+class BlockFetch:
+    """What one read touches, on one lane. ``held``: what the read before left."""
+
+    def __init__(self, source: BlockSource, lane: Lane, held: Held) -> None:
+        self._source = source
+        self._lane = lane
+        self.held = held
+        self.touched: dict[BlockId, Block] = {}
+
+    @property
+    def touched_bytes(self) -> int:
+        """Raw bytes of all blocks so far."""
+        return sum(block.nbytes for block in self.touched.values())
+
+    async def indexes(self, places: Sequence[RunPlace]) -> list[SegmentIndex]:
+        """The objects that hold ``places``, opened side by side and checked against the catalog."""
+        if len(places) == 1:
+            found = [await self._index(places[0])]
+        else:
+            keys = {place.object_key: place for place in places}
+            opened = await gather(self._index(place) for place in keys.values())
+            by_key = dict(zip(keys, opened, strict=True))
+            found = [by_key[place.object_key] for place in places]
+        for place, index in zip(places, found, strict=True):
+            place.check(index)
+        return found
+
+    def _index(self, place: RunPlace) -> Coroutine[Any, Any, SegmentIndex]:
+        return self._source.index(place.object_key, place.size_bytes, place.tail_bytes, self._lane)
+
+    async def fetch(self, needed: Iterable[Needed]) -> None:
+        """Have the blocks of ``needed`` in ``touched``."""
+        missing: dict[str, dict[int, Needed]] = {}
+        for need in needed:
+            block_id = need.segment.key, need.rows.block
+            if block_id in self.touched:
+                continue
+            found = self.held.blocks.get(block_id)
+            if found is not None:
+                self.touched[block_id] = found
+            else:
+                missing.setdefault(need.segment.key, {})[need.rows.block] = need
+        groups = list(missing.values())
+        if len(groups) == 1:
+            await self._fetch_group(groups[0])
+        elif groups:
+            await gather(self._fetch_group(group) for group in groups)
+
+    async def _fetch_group(self, needs: dict[int, Needed]) -> None:
+        """Blocks of one object, whatever runs they belong to: neighbours share requests."""
+        numbers = sorted(needs)
+        index = needs[numbers[0]].segment
+        blocks = await self._source.blocks_at(index, needs[numbers[0]].place.ordinal, numbers, self._lane)
+        for number, block in zip(numbers, blocks, strict=True):
+            if len(block) != needs[number].rows.raw_bytes:
+                raise CorruptionError(
+                    f"{index.key}: block {number} came with {len(block)} bytes, not {needs[number].rows.raw_bytes}"
+                )
+            self.touched[index.key, number] = block
+
+    def block(self, rows: BlockRows) -> Block:
+        """The block of ``rows``, fetched before."""
+        return self.touched[rows.object_key, rows.block]

@@ -1,0 +1,1 @@
+"""POP, acknowledgements and assignment, as a proxy needs them."""

@@ -1,0 +1,1 @@
+"""Messages that consumers sent back: kept under the state prefix, served again."""

@@ -1,0 +1,49 @@
+"""CONSUMER_SEND_MSG_BACK (36): a consumer gives a message back to get it again later."""
+
+from __future__ import annotations
+
+from fetcher.serving.archive_side import ArchiveSide
+from fetcher.serving.retries.retry_queue import RetryQueues
+from fetcher.serving.retries.retry_record import sent_back
+from fetcher.serving.routes import RouteTable
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import HandlerTable, Request, Response
+from tiered.errors import FencedError, StoreFullError, UsageError
+from tiered.formats.record import decode_record
+
+
+class RetryHandlers:
+    """Takes messages back. What is refused its consumer consumes again itself, after five seconds."""
+
+    def __init__(self, archive: ArchiveSide, routes: RouteTable, retries: RetryQueues) -> None:
+        self._archive, self._routes, self._retries = archive, routes, retries
+
+    def register(self, table: HandlerTable) -> None:
+        """36."""
+        table.register(RequestCode.CONSUMER_SEND_MSG_BACK)(self.send_back)
+
+    async def send_back(self, request: Request) -> Response:
+        """CONSUMER_SEND_MSG_BACK; acknowledged once it is durable."""
+        group, phys = request.text("group"), request.number("offset")
+        config = self._routes.group_config(group)
+        if int(config["retryQueueNums"]) <= 0:
+            return Response()  # as a broker does: such a group wants none again
+        data = await self._archive.message_at_phys(phys)
+        if data is None:
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"look message by offset failed, {phys}")
+        try:
+            message = sent_back(
+                decode_record(data),
+                group,
+                delay_level=request.number("delayLevel"),
+                times_max=request.number("maxReconsumeTimes", int(config["retryMaxTimes"])),
+                address=self._routes.address,
+            )
+            await self._retries.add(message)
+        except FencedError as error:
+            return Response(ResponseCode.NO_PERMISSION, remark=str(error))
+        except StoreFullError as error:
+            return Response(ResponseCode.SYSTEM_BUSY, remark=str(error))
+        except UsageError as error:
+            return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
+        return Response()

@@ -1,0 +1,153 @@
+"""An archive with the retry and dead-letter topics that grow here: what was sent back continues archived queues.
+
+Implements ArchiveSide over another one, so that consumers and tools see one queue. Offsets below those given here are
+the archive's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fetcher.pulls.tag_filter import tags_code
+from fetcher.serving.archive_side import (
+    ArchiveSide,
+    Bounds,
+    PullFound,
+    PullStatus,
+    PullWish,
+    TopicConfig,
+    Unit,
+)
+from fetcher.serving.retries.delivered_queues import DeliveredQueues
+from fetcher.serving.retries.retry_record import PHYS_BASE
+from fetcher.serving.retries.retry_state import RetryQueue
+from tiered.formats.record import decode_record
+
+
+class ArchiveWithRetries:
+    """See ArchiveSide."""
+
+    def __init__(self, archive: ArchiveSide, *grown: DeliveredQueues) -> None:
+        self.cluster, self.broker = archive.cluster, archive.broker
+        self._archive, self._grown = archive, grown
+        for queues in grown:
+            queues.archived_end = self._archived_end
+
+    def _holder(self, topic: str, queue_id: int) -> tuple[DeliveredQueues, RetryQueue] | None:
+        """Who continues this queue."""
+        for queues in self._grown if queue_id == 0 else ():
+            queue = queues.queue(topic)
+            if queue is not None:
+                return queues, queue
+        return None
+
+    def _archived_end(self, topic: str) -> int:
+        bounds = self._archive.bounds(topic, 0)
+        return 0 if bounds is None else bounds.maximum
+
+    def topics(self) -> dict[str, TopicConfig]:
+        """See ArchiveSide."""
+        archived = self._archive.topics()
+        names = (name for queues in self._grown for name in queues.topics())
+        ours = {name: TopicConfig(name, 1, 1) for name in names if name not in archived}
+        return archived | ours if ours else archived
+
+    def subscription_groups(self) -> dict[str, dict[str, Any]]:
+        """See ArchiveSide."""
+        return self._archive.subscription_groups()
+
+    def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """See ArchiveSide."""
+        return self._archive.archived_offset(group, topic, queue_id)
+
+    def bounds(self, topic: str, queue_id: int) -> Bounds | None:
+        """See ArchiveSide."""
+        archived = self._archive.bounds(topic, queue_id)
+        holder = self._holder(topic, queue_id)
+        if holder is None:
+            return archived
+        _, queue = holder
+        if archived is not None and archived.minimum < min(archived.maximum, queue.first_offset):
+            return Bounds(archived.minimum, queue.next_offset)
+        return Bounds(queue.min_offset, queue.next_offset)
+
+    def last_stored_ms(self, topic: str, queue_id: int) -> int:
+        """See ArchiveSide."""
+        holder = self._holder(topic, queue_id)
+        message = (
+            holder[0].message(holder[1].numbers[-1]) if holder is not None and holder[1].numbers else None
+        )
+        return self._archive.last_stored_ms(topic, queue_id) if message is None else message.stored_ms
+
+    async def pull(self, wish: PullWish) -> PullFound:
+        """See ArchiveSide."""
+        holder = self._holder(wish.topic, wish.queue_id)
+        if holder is None:
+            return await self._archive.pull(wish)
+        queues, queue = holder
+        bounds = self.bounds(wish.topic, wish.queue_id)
+        assert bounds is not None
+        if wish.offset >= min(queue.first_offset, self._archived_end(wish.topic)):
+            return queues.pull(wish, bounds)
+        found = await self._archive.pull(wish)
+        following = min(found.next_offset, queue.first_offset)
+        if found.status in (PullStatus.OFFSET_TOO_SMALL, PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
+            return PullFound(found.status, following, bounds, found.body, found.records)
+        return PullFound(PullStatus.NO_MATCHED_MESSAGE, queue.first_offset, bounds)
+
+    async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
+        """See ArchiveSide."""
+        holder = self._holder(topic, queue_id)
+        if holder is None or self._archive.last_stored_ms(topic, queue_id) >= store_ms:
+            return await self._archive.offset_by_time(topic, queue_id, store_ms, upper=upper)
+        queues, queue = holder
+        for message in queues.messages_from(topic, 0, len(queue.numbers)):
+            if message.stored_ms >= store_ms:
+                return message.queue_offset
+        return queue.next_offset - 1 if upper and queue.numbers else queue.next_offset
+
+    async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        """See ArchiveSide."""
+        holder = self._holder(topic, queue_id)
+        if holder is None or offset < holder[1].first_offset:
+            return await self._archive.stored_ms(topic, queue_id, offset)
+        found = holder[0].messages_from(topic, offset, 1)
+        return found[0].stored_ms if found and found[0].queue_offset == offset else -1
+
+    async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
+        """See ArchiveSide."""
+        holder = self._holder(topic, queue_id)
+        if holder is None or offset < holder[1].first_offset:
+            return await self._archive.units(topic, queue_id, offset, count)
+        found = holder[0].messages_from(topic, offset, count)
+        return [
+            Unit(PHYS_BASE + m.number, len(m.data), tags_code(decode_record(m.data).tags or ""))
+            for m in found
+        ]
+
+    async def message_at_phys(self, phys: int) -> bytes | None:
+        """See ArchiveSide."""
+        if phys >= PHYS_BASE:
+            found = (queues.message(phys - PHYS_BASE) for queues in self._grown)
+            return next((message.data for message in found if message is not None), None)
+        return await self._archive.message_at_phys(phys)
+
+    async def messages_by_key(
+        self, topic: str, key: str, *, is_unique: bool, count: int, begin_ms: int, end_ms: int
+    ) -> list[bytes]:
+        """See ArchiveSide. What was sent back is not indexed: the archived message it came from is found."""
+        return await self._archive.messages_by_key(
+            topic, key, is_unique=is_unique, count=count, begin_ms=begin_ms, end_ms=end_ms
+        )
+
+    async def changed(self, timeout_s: float) -> None:
+        """See ArchiveSide: also when something sent back is delivered."""
+        loop = asyncio.get_running_loop()
+        waits = {loop.create_task(queues.delivered()) for queues in self._grown}
+        waits.add(loop.create_task(self._archive.changed(timeout_s)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()

@@ -1,0 +1,148 @@
+"""A request as handlers see it, what they answer, and the table that says who answers what.
+
+Pure values. Owns typed access to a request's fields; a missing or impossible one is a BadRequestError, answered as
+SYSTEM_ERROR with its text, as a broker does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fetcher.serving.wire.codes import ResponseCode
+from tiered.errors import CorruptionError, TieredError
+from tiered.formats import fastjson
+from tiered.remoting.command import RemotingCommand
+
+Buffer = bytes | bytearray | memoryview
+
+_NUMBER_MIN, _NUMBER_MAX = -(1 << 63), (1 << 63) - 1
+
+
+class BadRequestError(TieredError):
+    """The request lacks a field or carries an impossible value."""
+
+
+class Peer(Protocol):
+    """The connection a request came by."""
+
+    @property
+    def address(self) -> str:
+        """``ip:port`` of the other side."""
+        ...
+
+    @property
+    def id(self) -> int:
+        """Unique while the server runs."""
+        ...
+
+    def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
+        """Send a one-way request to the client; nothing happens if it is gone."""
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request and where it came from."""
+
+    command: RemotingCommand
+    peer: Peer
+
+    @property
+    def code(self) -> int:
+        """Request code."""
+        return self.command.code
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A field's value; without ``default`` it must be there."""
+        found = self.command.ext_fields.get(name, default)
+        if found is None:
+            raise BadRequestError(f"the request has no field {name}")
+        return found
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """A field's value as a 64-bit number."""
+        value = self.command.ext_fields.get(name)
+        if value is None:
+            if default is None:
+                raise BadRequestError(f"the request has no field {name}")
+            return default
+        try:
+            number = int(value)
+        except ValueError as error:
+            raise BadRequestError(f"field {name} is no number: {value[:40]!r}") from error
+        if not _NUMBER_MIN <= number <= _NUMBER_MAX:
+            raise BadRequestError(f"field {name} is out of range: {value[:40]}")
+        return number
+
+    def flag(self, name: str) -> bool:
+        """A field's value as Java's Boolean.parseBoolean reads it; absent is false."""
+        return self.command.ext_fields.get(name, "").lower() == "true"
+
+    def document(self) -> dict[str, Any]:
+        """The body as a JSON object, of fastjson's dialect."""
+        try:
+            found = fastjson.loads(self.command.body)
+        except (CorruptionError, ValueError, RecursionError) as error:
+            raise BadRequestError(f"the body is no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise BadRequestError("the body is no JSON object")
+        return found
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer; ``body`` are consecutive pieces, sent without joining them."""
+
+    code: int = ResponseCode.SUCCESS
+    ext: Mapping[str, str] = field(default_factory=dict)
+    body: Sequence[Buffer] = ()
+    remark: str | None = None
+    version: int | None = None
+    """Version of who really answers, where it is not this server."""
+    is_withheld: bool = False
+    """Not sent: the client's own time limit ends its wait."""
+
+
+def json_response(document: Any) -> Response:
+    """SUCCESS with ``document`` as standard JSON, which every Java version reads where keys are not objects."""
+    return Response(body=(json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode(),))
+
+
+Handler = Callable[[Request], Awaitable[Response | None]]
+"""None: no answer at all; the client's own time limit ends its wait."""
+
+
+class HandlerTable:
+    """Who answers which code."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Handler] = {}
+        self._prompt: set[int] = set()
+
+    def register(self, *codes: int, is_prompt: bool = False) -> Callable[[Handler], Handler]:
+        """``table.register(code, …)(handler)``; a code has one handler.
+
+        ``is_prompt``: it mostly answers without waiting, and is begun where its request was read (eager.py).
+        """
+
+        def add(handler: Handler) -> Handler:
+            for code in codes:
+                if code in self._handlers:
+                    raise ValueError(f"code {code} has a handler already")
+                self._handlers[int(code)] = handler
+                if is_prompt:
+                    self._prompt.add(int(code))
+            return handler
+
+        return add
+
+    def find(self, code: int) -> Handler | None:
+        """The handler of ``code``, or None."""
+        return self._handlers.get(code)
+
+    def is_prompt(self, code: int) -> bool:
+        """Whether requests of ``code`` are begun at once."""
+        return code in self._prompt
