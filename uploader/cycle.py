@@ -69,7 +69,10 @@ class UploadContext:
 
 @dataclass
 class Attempt:
-    """All objects of a cycle under keys of their own; complete once made, only the PUTs' answers change."""
+    """All objects of a cycle under keys of their own; complete once made, only the PUTs' answers change.
+
+    ``encoded`` is all that holds the bodies: emptied, their memory is free once running PUTs are over.
+    """
 
     keys: list[str]
     encoded: list[EncodedSegment]
@@ -84,12 +87,18 @@ class Attempt:
         return all(put.done() and _error_of(put) is None for put in self.puts)
 
     def failure(self, now_s: float) -> Exception | None:
-        """Why it is to be abandoned now, or None: it may still become durable, or its PUTs are not yet closed."""
-        first = next((error for put in self.puts if put.done() and (error := _error_of(put))), None)
+        """Why it is to be abandoned now, or None: it may still become durable, or its PUTs are not yet closed.
+
+        With the first failure it cannot become durable any more: PUTs that have not begun are withdrawn.
+        """
+        answered = (put for put in self.puts if put.done() and not put.cancelled())
+        first = next((error for put in answered if (error := _error_of(put))), None)
         if first is None:
             return None
         if self._failing_since_s is None:
             self._failing_since_s = now_s
+            for put in self.puts:
+                put.cancel()
         is_over = all(put.done() for put in self.puts)
         return first if is_over or now_s - self._failing_since_s >= self.timeout_s + PUT_GRACE_S else None
 
@@ -103,6 +112,11 @@ class Cycle:
     attempt: Attempt | None = None
     failures: int = 0
     retry_at_s: float = 0.0
+
+    def durable_attempt(self) -> Attempt | None:
+        """The attempt to commit. Who waits for it must hold no other: its memory is to go when it is abandoned."""
+        attempt = self.attempt
+        return attempt if attempt is not None and attempt.is_durable else None
 
 
 @dataclass
@@ -178,7 +192,7 @@ class CyclesInFlight:
 def _error_of(put: Future[None]) -> Exception | None:
     """The error of a PUT that is done."""
     if put.cancelled():
-        return CancelledError("the upload ended before it was put")
+        return CancelledError("withdrawn before it was put")
     error = put.exception()
     if error is not None and not isinstance(error, Exception):
         raise error

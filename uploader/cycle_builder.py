@@ -11,6 +11,7 @@ the order of commits (cycle_upload.py).
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -46,6 +47,8 @@ class CycleBuilder:
         self._put_pool = ThreadPoolExecutor(upload_threads, thread_name_prefix="put")
         self._plan_lock = threading.Lock()
         self._attempt = 0
+        self._was_damaged = self._was_lost = False
+        """Of what was planned, committed or not."""
         self._scratch = SegmentScratch()
 
     def build_next(self, timeout_s: float) -> bool:
@@ -75,9 +78,11 @@ class CycleBuilder:
         reason = gap_reason(
             is_lost=bool(batch.lost),
             is_damaged=bool(batch.damaged),
-            was_damaged=bool(self._counters.damaged_ranges),
-            was_lost=bool(self._counters.lost_ranges),
+            was_damaged=self._was_damaged,
+            was_lost=self._was_lost,
         )
+        self._was_damaged = self._was_damaged or bool(batch.damaged)
+        self._was_lost = self._was_lost or bool(batch.lost)
         plan = self._context.planner.plan(batch.columns, gap_reason=reason)
         self._context.tails.apply(plan.change)
         return plan
@@ -111,25 +116,32 @@ class CycleBuilder:
             longest_ms = max(longest_ms, timeout_ms)
             keys.append(key)
             encoded.append(segment)
-            puts.append(self._put_pool.submit(self._put, key, segment, timeout_ms))
+            puts.append(self._put_pool.submit(self._put, key, encoded, len(encoded) - 1, timeout_ms))
         cycle.attempt = Attempt(keys, encoded, puts, longest_ms / 1000)
         for put in puts:
             put.add_done_callback(lambda _: self._in_flight.notify())
 
-    def _put(self, key: str, encoded: EncodedSegment, timeout_ms: int) -> None:
-        self._context.archive.put_if_absent(key, encoded.body, timeout_s=timeout_ms / 1000)
+    def _put(self, key: str, encoded: list[EncodedSegment], number: int, timeout_ms: int) -> None:
+        try:
+            self._context.archive.put_if_absent(key, encoded[number].body, timeout_s=timeout_ms / 1000)
+        except Exception as error:
+            _release_frames(error)
+            raise
 
     # -- retries ----------------------------------------------------------------------------------------------
 
     def _retry_failed(self) -> None:
         now_s = self._context.monotonic_s()
         for cycle in self._in_flight.all():
-            if cycle.attempt is not None and (error := cycle.attempt.failure(now_s)) is not None:
-                self._abandon(cycle, cycle.attempt, error, now_s)
+            self._abandon_if_failed(cycle, now_s)
             if cycle.attempt is None and now_s >= cycle.retry_at_s:
                 self._start_again(cycle)
 
-    def _abandon(self, cycle: Cycle, attempt: Attempt, error: Exception, now_s: float) -> None:
+    def _abandon_if_failed(self, cycle: Cycle, now_s: float) -> None:
+        attempt = cycle.attempt
+        error = None if attempt is None else attempt.failure(now_s)
+        if attempt is None or error is None:
+            return
         context, counters = self._context, self._counters
         step = after_failure(context.policy, error, cycle.failures + 1, context.jitter())
         if isinstance(step, Stop) and self._in_flight.oldest() is not cycle:
@@ -144,6 +156,7 @@ class CycleBuilder:
              "to_phys": cycle.batch.to_phys},
         )  # fmt: skip
         self._in_flight.doom(attempt.keys)
+        attempt.encoded.clear()
         cycle.attempt = None
         if isinstance(step, Stop):
             raise step.error
@@ -178,3 +191,20 @@ class CycleBuilder:
     def close(self) -> None:
         """Release threads."""
         self._put_pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _release_frames(error: BaseException) -> None:
+    """Let go of what the calls that raised ``error``, and its causes, still hold: the body, often in a circle.
+
+    An SDK's exceptions refer to frames that refer to them. Their memory would wait for the garbage collector, which
+    looks when there are many new objects, not when they are large.
+    """
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while chain:
+        link = chain.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        chain += (link.__cause__, link.__context__)

@@ -78,8 +78,7 @@ class CycleUploader:
         """The attempt that made it; None when closed before."""
         while not self._stopping.is_set():
             changes = self._in_flight.changes
-            attempt = cycle.attempt
-            if attempt is not None and attempt.is_durable:
+            if (attempt := cycle.durable_attempt()) is not None:
                 return attempt
             self._in_flight.wait(WAIT_S, after=changes)
         return None

@@ -172,7 +172,7 @@ def test_many_readers_share_what_is_read_ahead_without_falling_back_to_small_req
         simulation.add(Consumer(f"c{number}", queue, lambda pull: 0.002))
     simulation.run()
     assert requests_of(simulation) <= 2.5 * (RUNS * len(QUEUES) + RUNS)
-    assert simulation.fetcher.prefetch.prefetcher.unread_bytes == 0
+    assert simulation.fetcher.prefetcher.unread_bytes == 0
 
 
 def test_blocks_of_one_object_are_asked_for_together_whatever_run_they_belong_to() -> None:

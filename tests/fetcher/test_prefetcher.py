@@ -38,7 +38,7 @@ def test_errors_of_reading_ahead_are_events_and_hurt_nobody() -> None:
     # A failure holds off; two fetches may have been under way.
     assert len(failed) <= 2 * (1 + simulation.clock.time_s * 1000 / PREFETCH.hold_off_ms)
     assert len(failed) < consumer.pulls / 2
-    assert simulation.fetcher.prefetch.prefetcher.unread_bytes == 0
+    assert simulation.fetcher.prefetcher.unread_bytes == 0
 
 
 def test_after_closing_nothing_is_read_ahead() -> None:
@@ -47,7 +47,7 @@ def test_after_closing_nothing_is_read_ahead() -> None:
     consumer = simulation.add(Consumer("c", QUEUES[0], fast))
     simulation.run()
     assert consumer.got == simulation.builder.truth[QUEUES[0]].rows
-    assert simulation.fetcher.prefetch.prefetcher.counters.fetches == 0
+    assert simulation.fetcher.prefetcher.counters.fetches == 0
 
 
 def test_events_are_a_ring_and_lines_of_json(tmp_path: Path) -> None:

@@ -86,13 +86,13 @@ def test_a_stalled_consumer_holds_a_bounded_amount_and_halves_its_window(seed: i
     simulation.run(5.0)
     assert stalled.pulls == 20
     window_bytes = max(PREFETCH.window_max_bytes, BLOCK_BYTES)
-    assert 0 < simulation.fetcher.prefetch.prefetcher.unread_bytes <= window_bytes + BLOCK_BYTES
+    assert 0 < simulation.fetcher.prefetcher.unread_bytes <= window_bytes + BLOCK_BYTES
     assert simulation.source.held_bytes <= 2 * window_bytes
     before = simulation.fetcher.log.events(EventKind.WINDOW, "stalled")[-1].value
     other = simulation.add(Consumer("other", QUEUES[3], slow))  # life goes on
     simulation.run(80.0)
     assert other.is_done
-    assert simulation.fetcher.prefetch.prefetcher.unread_bytes == 0
+    assert simulation.fetcher.prefetcher.unread_bytes == 0
     assert simulation.source.statistics().expired_unread > 0
     halved = simulation.fetcher.log.events(EventKind.WINDOW, "stalled")[-1]
     assert (halved.value, halved.detail) == (max(before // 2, stalled.count), "halved: expired unread")
@@ -123,7 +123,7 @@ def test_random_single_reads_fetch_their_block_and_nothing_else() -> None:
         assert list(map(bytes, result.batch.records())) == [row.record]
         assert after.requests - before.requests <= 2  # the object's tail and the block, cold; none, warm
         assert after.cached_bytes - before.cached_bytes <= BLOCK_BYTES + 400
-    assert simulation.fetcher.prefetch.prefetcher.counters.fetches == 0
+    assert simulation.fetcher.prefetcher.counters.fetches == 0
 
 
 def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
@@ -142,8 +142,8 @@ def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
     assert all(consumer.is_done and len(consumer.got) >= 4 * 32 for consumer in simulation.consumers)
     statistics = simulation.source.statistics()
     assert statistics.peak_bytes <= FETCH.memory_bytes
-    assert simulation.fetcher.blocks.readers.in_hand_bytes <= PREFETCH.in_hand_bytes
-    prefetcher = simulation.fetcher.prefetch.prefetcher
+    assert simulation.fetcher.readers.in_hand_bytes <= PREFETCH.in_hand_bytes
+    prefetcher = simulation.fetcher.prefetcher
     assert prefetcher.unread_bytes <= PREFETCH.memory_bytes + 2 * BLOCK_BYTES  # planned by average sizes
     assert statistics.blocks_in_flight == 0
 
