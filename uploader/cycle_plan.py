@@ -80,6 +80,7 @@ class _Runs:
     generation: Ints
     base_byte: Ints
     byte_count: Ints
+    end_byte: Ints  # of the queue behind the run; a light one's references leave it where it is
     min_timestamp: Ints
     max_timestamp: Ints
     min_phys: Ints
@@ -152,11 +153,13 @@ class CyclePlanner:
         is_batch = np.logical_or.reduceat((columns.flags[record] & FLAG_BATCH) != 0, first)
         kind = np.where(is_light, RunKind.LMQ, np.where(is_batch, RunKind.BATCH, RunKind.PLAIN))
         tails = self._tails.of(ordinal)
+        byte_count = np.where(is_light, 0, np.add.reduceat(size, first))
         return _Runs(
             ordinal=ordinal, first=first, rows=count, base=base, end=end, kind=kind,
             generation=tails[:, 3].copy(),
             base_byte=np.where(is_light, 0, tails[:, 1]),
-            byte_count=np.where(is_light, 0, np.add.reduceat(size, first)),
+            byte_count=byte_count,
+            end_byte=tails[:, 1] + byte_count,
             min_timestamp=np.minimum.reduceat(stamp, first),
             max_timestamp=np.maximum.reduceat(stamp, first),
             min_phys=phys[first],
@@ -184,6 +187,7 @@ class CyclePlanner:
             runs.generation[i] = generation
             runs.base_byte[i] = byte if runs.kind[i] != RunKind.LMQ else 0
             next_offset, byte = int(runs.end[i]), byte + int(runs.byte_count[i])
+            runs.end_byte[i] = byte
         return gaps
 
     def _change(self, runs: _Runs) -> TailChange:
@@ -191,12 +195,7 @@ class CyclePlanner:
         is_last[:-1] = runs.ordinal[1:] != runs.ordinal[:-1]
         ordinals = runs.ordinal[is_last].astype(np.int64)
         before = self._tails.of(ordinals)
-        end_byte = np.where(
-            runs.kind[is_last] == RunKind.LMQ, before[:, 1], (runs.base_byte + runs.byte_count)[is_last]
-        )
-        after = np.stack(
-            [runs.end[is_last], end_byte, runs.end_phys[is_last], runs.generation[is_last]], axis=1
-        )
+        after = np.stack([runs.end, runs.end_byte, runs.end_phys, runs.generation], axis=1)[is_last]
         return TailChange(ordinals, before, after)
 
     def _generation_of_row(self, rows: _Rows, runs: _Runs, order: Ints) -> Ints | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +138,27 @@ def test_an_excluded_parent_means_the_light_queue_stores_its_own_bytes() -> None
     assert item.rows.position.tolist() == [0, 0]
 
 
+def in_light_queue(parent: bytes, parent_offset: int, light_offset: int) -> Message:
+    pairs = (b"INNER_MULTI_DISPATCH", b"%LMQ%x"), (b"INNER_MULTI_QUEUE_OFFSET", b"%d" % light_offset)
+    return message(parent, parent_offset, properties=properties(*pairs))
+
+
+@pytest.mark.parametrize("is_same_cycle", [True, False])
+@pytest.mark.parametrize("reference_at", [5, 1])
+def test_a_reference_neither_adds_to_nor_takes_from_a_light_queues_own_bytes(
+    is_same_cycle: bool, reference_at: int
+) -> None:
+    """Its parent was excluded, another one is not; below the tail a new life of the queue begins, at byte 0."""
+    writer = Writer(TopicFilter(exclude=["p"]))
+    own, reference = in_light_queue(b"p", 0, 3), in_light_queue(b"q", 0, reference_at)
+    cycles = [[own, reference]] if is_same_cycle else [[own], [reference]]
+    plans = [writer.plan_and_apply(cycle) for cycle in cycles]
+    (own_bytes,) = (int(r["byte_count"]) for r in plans[0].objects[0].runs if r["base_queue_offset"] == 3)
+    (item,) = writer.plan_and_apply([in_light_queue(b"p", 1, reference_at + 1)]).objects
+    assert own_bytes > 0
+    assert item.runs["base_byte"].tolist() == [own_bytes if reference_at == 5 else 0]
+
+
 def test_large_runs_get_an_object_of_their_own_and_small_ones_share_one_in_queue_order() -> None:
     writer = Writer(split_bytes=5000)
     plan = writer.plan_and_apply(
@@ -182,7 +204,7 @@ def test_every_row_lands_in_exactly_one_run_whatever_the_log_says(
     generation = dict.fromkeys(range(4), 0)
     found: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
     for cycle in cycles:
-        messages = []
+        messages: list[Message] = []
         for queue, step, is_light in cycle:
             if step == "jump":
                 following[queue] += 3

@@ -1,0 +1,35 @@
+"""Queue names as a table and back: any topic a broker can have, every life of a queue, no number that does not fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiered.catalog.commit import queue_keys
+from tiered.formats.container import decode_container, encode_container
+from tiered.formats.queue_names import queue_table
+from tiered.model.queue import QueueKey
+
+TOPICS = st.one_of(
+    st.sampled_from(
+        ["%LMQ%a/b", "%RETRY%g", "тема", "主题", "a\u0301", "\u00e1", "\0", "\n", '"', "\\", "𝕥", "\ufeff"]
+    ),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
+)
+KEYS = st.builds(QueueKey, TOPICS, st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**32 - 1))
+
+
+@given(st.lists(KEYS, unique=True, max_size=30))
+def test_a_table_tells_the_same_queues_through_a_container(keys: list[QueueKey]) -> None:
+    topics, table = queue_table(keys)
+    assert len(topics) == len(set(topics)) == len({key.topic for key in keys})
+    data = encode_container(b"RMQTTEST", {"topics": topics}, {"queues": table})
+    stored = decode_container(data, b"RMQTTEST", source="test")
+    assert queue_keys(stored.header["topics"], stored.tables["queues"]) == keys
+
+
+@pytest.mark.parametrize("key", [QueueKey("t", 2**31, 0), QueueKey("t", 0, 2**32), QueueKey("t", 0, -1)])
+def test_a_number_that_does_not_fit_is_an_error_and_not_another_queue(key: QueueKey) -> None:
+    with pytest.raises(OverflowError):
+        queue_table([key])
