@@ -240,7 +240,9 @@ class PolicyLine:
             self._archived = state, queues
         found = queues.get((topic, queue_id))
         if found is None:
-            found = queues[topic, queue_id] = archived_queue(state, topic, queue_id)
+            found = archived_queue(state, topic, queue_id)
+            if found.queue is not None:  # names that clients make up are not remembered
+                queues[topic, queue_id] = found
         return found
 
     def _told(self, residency: Residency) -> Residency:

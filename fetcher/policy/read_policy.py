@@ -72,6 +72,8 @@ class BrokerSide(Enum):
     READABLE = "readable"
     UNREADABLE = "unreadable"
     """They exist, but not for us now: consume queues in the RocksDB of a live broker, no permission."""
+    AWAY = "away"
+    """The broker does not answer now, and what it has beside the archive will be there again."""
     UNTOLD = "untold"
     """The broker answers pulls, but does not tell this reader what it has."""
     ABSENT = "absent"
@@ -143,6 +145,7 @@ class Decision:
     why: str
 
 
+_SILENT: Final = frozenset({BrokerSide.UNREADABLE, BrokerSide.AWAY})
 _LOCAL_ABSENT: Final = Decision(Source.TIERED, "there is no broker")
 
 
@@ -153,16 +156,17 @@ def decide(policy: ReadPolicy, situation: Situation) -> Decision:
             Decision(Source.HOLD, "DISABLE and no broker") if policy is ReadPolicy.DISABLE else _LOCAL_ABSENT
         )
     is_local_only = situation.is_system or policy is ReadPolicy.DISABLE
-    if situation.broker is BrokerSide.UNREADABLE:
+    if situation.broker in _SILENT:
         return _decide_without_broker_files(policy, situation, is_local_only)
     if is_local_only:
         return Decision(Source.LOCAL, "a topic of the broker's own" if situation.is_system else "DISABLE")
-    if policy is ReadPolicy.FORCE:
-        return Decision(Source.TIERED, "FORCE")
     if situation.archived is None:
+        # FORCE too: what the archive has under this name may be an earlier life of the queue.
         if situation.is_archive_behind and not situation.is_local_record and _is_below_local(situation):
             return Decision(Source.HOLD, "the archive has not come this far")
         return Decision(Source.LOCAL, "the archive does not know the queue")
+    if policy is ReadPolicy.FORCE:
+        return Decision(Source.TIERED, "FORCE")
     if situation.offset >= situation.archived.max_offset:
         if not situation.is_local_record and _is_below_local(situation):
             return Decision(Source.HOLD, "between the archive's end and the broker's minimum")
@@ -214,15 +218,21 @@ class Follow(Enum):
     HOLD = "hold"
 
 
+_BEFORE_THE_ARCHIVE: Final = {BrokerSide.AWAY: Follow.HOLD, BrokerSide.UNTOLD: Follow.LOCAL}
+
+
 def after_tiered(status: GetStatus | None, situation: Situation) -> Follow:
     """What follows an answer of the archive; None: it failed with an error, KEEP then means to raise it."""
     if situation.broker is BrokerSide.ABSENT or status in (GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE):
         return Follow.KEEP
     if situation.is_local_record:
         return Follow.LOCAL
+    if status is GetStatus.OFFSET_TOO_SMALL and situation.broker in _BEFORE_THE_ARCHIVE:
+        # The archive may begin later than the broker.
+        return _BEFORE_THE_ARCHIVE[situation.broker]
     if status not in _NOT_THERE:
         return Follow.KEEP
-    if situation.broker is BrokerSide.UNREADABLE or _is_below_local(situation):
+    if situation.broker in _SILENT or _is_below_local(situation):
         # The broker may be further than the archive: no reason to send anybody back to the archive's end.
         return Follow.HOLD
     may_be_local = situation.local is not None or situation.broker is BrokerSide.UNTOLD
@@ -239,8 +249,15 @@ def after_local(policy: ReadPolicy, status: GetStatus | None, situation: Situati
         if may_use_archive and situation.archived is not None and situation.offset in situation.archived:
             return Follow.TIERED
         is_gone = status is not None and situation.archived is None and not situation.is_archive_behind
-        return Follow.KEEP if is_gone else Follow.HOLD
+        return Follow.KEEP if is_gone or _is_before_both(status, situation) else Follow.HOLD
     return Follow.KEEP
+
+
+def _is_before_both(status: GetStatus | None, situation: Situation) -> bool:
+    """Whether a broker that tells its bounds by such answers only said that the offset is before them, too."""
+    if status is None or situation.archived is None or situation.broker is not BrokerSide.UNTOLD:
+        return False
+    return situation.offset < situation.archived.min_offset
 
 
 @dataclass(frozen=True)

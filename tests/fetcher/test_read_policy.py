@@ -69,13 +69,13 @@ PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
         Situation(120, archived=ARCHIVED, local=OffsetRange(130, 150), is_local_record=True),
         (HERE, HERE, HERE, TIERED),
     ),
-    "queue not archived": (Situation(60, local=LOCAL, is_local_record=True), (HERE, HERE, HERE, TIERED)),
-    "queue not archived, deleted": (Situation(10, local=LOCAL), (HERE, HERE, HERE, TIERED)),
+    "queue not archived": (Situation(60, local=LOCAL, is_local_record=True), (HERE, HERE, HERE, HERE)),
+    "queue not archived, deleted": (Situation(10, local=LOCAL), (HERE, HERE, HERE, HERE)),
     "queue not archived yet, deleted": (
         Situation(10, local=LOCAL, is_archive_behind=True),
-        (HERE, HOLD, HOLD, TIERED),
+        (HERE, HOLD, HOLD, HOLD),
     ),
-    "queue nobody has": (Situation(0), (HERE, HERE, HERE, TIERED)),
+    "queue nobody has": (Situation(0), (HERE, HERE, HERE, HERE)),
     "a topic of the broker's own": (replace(BOTH, is_system=True), (HERE, HERE, HERE, HERE)),
     "archived, broker's files hidden": (
         Situation(60, archived=ARCHIVED, broker=BrokerSide.UNREADABLE),
@@ -145,6 +145,16 @@ FORCED_BEYOND = Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=T
         (None, replace(BOTH, is_local_record=False), Follow.KEEP),
         (S.OFFSET_TOO_SMALL, BOTH, Follow.LOCAL),
         (S.OFFSET_TOO_SMALL, Situation(5, archived=OffsetRange(10, 100), local=LOCAL), Follow.KEEP),
+        (
+            S.OFFSET_TOO_SMALL,
+            Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.AWAY),
+            Follow.HOLD,
+        ),
+        (
+            S.OFFSET_TOO_SMALL,
+            Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNTOLD),
+            Follow.LOCAL,
+        ),
         (S.OFFSET_OVERFLOW_BADLY, FORCED_BEYOND, Follow.LOCAL),
         (
             S.OFFSET_OVERFLOW_ONE,
@@ -247,7 +257,11 @@ RANGES = st.one_of(
 def situations(draw: st.DrawFn) -> Situation:
     """A queue whose archive and broker may overlap, touch, or leave a hole."""
     offset, archived = draw(st.integers(0, 35)), draw(RANGES)
-    broker = draw(st.sampled_from([BrokerSide.READABLE] * 4 + [BrokerSide.UNREADABLE, BrokerSide.ABSENT]))
+    broker = draw(
+        st.sampled_from(
+            [BrokerSide.READABLE] * 4 + [BrokerSide.UNREADABLE, BrokerSide.AWAY, BrokerSide.ABSENT]
+        )
+    )
     local = draw(RANGES) if broker is BrokerSide.READABLE else None
     is_record = local is not None and offset in local
     behind = draw(st.booleans()) and archived is None
@@ -276,7 +290,9 @@ def test_no_pull_passes_a_message_that_exists_nor_goes_back_within_the_line(
     if line.next_offset < offset:
         # Only from beyond the end of everything, and only when the broker shows all it has.
         assert line.status is S.OFFSET_OVERFLOW_BADLY and line.next_offset == max(ends) < offset
-        assert situation.broker is not BrokerSide.UNREADABLE
+        assert situation.broker not in (BrokerSide.UNREADABLE, BrokerSide.AWAY)
+    if situation.broker is BrokerSide.AWAY:
+        assert line.next_offset == offset or line.status is S.FOUND, "it may have what is passed"
 
 
 @given(situations())

@@ -186,7 +186,7 @@ class BrokerViews:
             first = await _phys_at(command, upstream, queue.min_offset)
             last = await _phys_at(command, upstream, maximum - 1)
         except UnavailableError:
-            return _Known(BrokerSide.UNREADABLE, now_s, now_s)
+            return _Known(BrokerSide.AWAY, now_s, now_s)
         return _Known(BrokerSide.READABLE, now_s, now_s, queue, first, last, oldest)
 
     async def _oldest_phys(self, command: RemotingCommand, upstream: Upstream) -> int:

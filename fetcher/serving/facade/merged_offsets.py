@@ -146,9 +146,15 @@ class MergedOffsets:
         is_older = time_ms < first.stored_ms if is_upper else time_ms <= first.stored_ms
         if archived is None or (first.stored_ms >= 0 and not is_older):
             return None
+        if first.is_refused:
+            told_off = await upstream.call(request.command, ANSWER_S)
+            if _number(told_off, "offset") is None:
+                return relayed(told_off)
         found = await self._archive.offset_by_time(
             request.text("topic"), request.number("queueId"), time_ms, upper=is_upper
         )
+        if first.is_away and found <= archived.min_offset > 0:
+            raise UnavailableError("the broker is away: it may have earlier messages than the archive")
         if not is_upper and found >= archived.max_offset:
             answer = await upstream.call(request.command, ANSWER_S)
             told = _number(answer, "offset")

@@ -13,7 +13,7 @@ import asyncio
 import base64
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from fetcher.serving.archive_side import ArchiveSide, PullStatus, PullWish
@@ -255,14 +255,25 @@ class PopHandlers:
         code = Response()
         for item in request.document().get("acks") or []:
             try:
-                start, bits = int(item["so"]), base64.b64decode(str(item["b"]), validate=True)
+                start, bits = int(item["so"]), base64.b64decode(str(item["b"]), validate=True).rstrip(b"\0")
                 key = str(item["c"]), str(item["t"]), int(item["q"])
             except (KeyError, TypeError, ValueError) as error:
                 raise BadRequestError(f"an acknowledgement does not parse: {error!r}") from error
-            offsets = [start + n for n in range(8 * len(bits)) if bits[n // 8] >> n % 8 & 1]
-            found = self._acknowledged(key, offsets)
+            found = self._acknowledged(key, self._named(key, start, bits))
             code = code if found.code == ResponseCode.SUCCESS else found
         return code
+
+    def _named(self, key: tuple[str, str, int], start: int, bits: bytes) -> list[int]:
+        """Offsets that ``bits``, counted from ``start``, name: of very many the last, and those in hand."""
+        if not bits:
+            return []
+        place = self._places.get(key)
+        last = 8 * (len(bits) - 1) + bits[-1].bit_length() - 1
+        numbers: Iterable[int] = range(last)
+        if last > IN_HAND_MAX:
+            in_hand = place.state.in_hand if place is not None else {}
+            numbers = (offset - start for offset in in_hand if 0 <= offset - start < last)
+        return [start + n for n in (*numbers, last) if bits[n // 8] >> n % 8 & 1]
 
     def _acknowledged(self, key: tuple[str, str, int], offsets: list[int]) -> Response:
         bounds = self._archive.bounds(key[1], key[2])

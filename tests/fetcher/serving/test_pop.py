@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -343,6 +344,26 @@ def test_batches_of_acknowledgements() -> None:
         assert (answer.code, one.offsets.find("g", "t", 0)) == (0, 13)
         with pytest.raises(BadRequestError):
             await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"acks": [{"c": "g"}]})
+
+    asyncio.run(scene())
+
+
+def test_an_acknowledgement_of_very_many_messages_costs_what_is_in_hand() -> None:
+    async def scene() -> None:
+        one = Scene()
+        await one.offsets.claim()
+        await one.pop()
+        item = {"c": "g", "t": "t", "so": 10, "q": 0, "b": base64.b64encode(b"\xff" * 1_000_000).decode()}
+        tracemalloc.start()
+        answer = await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"acks": [item]})
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert answer.code == ResponseCode.NO_MESSAGE, "most of them do not exist"
+        assert one.offsets.find("g", "t", 0) == 10
+        assert peak_bytes < 20_000_000
+        item["b"] = base64.b64encode(b"\x07" + bytes(1_000_000)).decode()
+        assert (await one.ask(RequestCode.BATCH_ACK_MESSAGE, {"acks": [item]})).code == 0
+        assert one.offsets.find("g", "t", 0) == 13
 
     asyncio.run(scene())
 
