@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from fetcher.batch import GetStatus
 from fetcher.policy.policy_line import Outcome, Plan, PolicyLine
-from fetcher.policy.read_policy import Source
+from fetcher.policy.read_policy import Line, Source, joined_line
 from fetcher.serving.archive_side import Bounds
 from fetcher.serving.facade.continuous_line import reply_code
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
@@ -28,11 +29,13 @@ from fetcher.serving.facade.pull_sides import (
     PullSides,
     RefusedError,
     UnsubscribedError,
+    said_by,
 )
 from fetcher.serving.pull import SUBSCRIPTION, SUSPEND, PullLimits, pull_response, unsubscribed, wish_of
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import Request, Response
 from tiered.errors import UsageError
+from tiered.remoting.command import RemotingCommand
 
 LOOK_AGAIN_S: Final = 1.0
 """How often a held pull is decided anew, and how long one is held that did not offer to wait."""
@@ -59,7 +62,8 @@ class FacadePulls:
         wish = wish_of(request, self._context.subscriptions, self._limits)
         sides = PullSides(self._context, request, upstream, wish)
         if offset < 0:
-            return relayed(await sides.asked_broker())
+            plan = await self._planned(sides, topic, queue_id, offset)
+            return _below_zero(await sides.asked_broker(), plan)
         ends_s = self._context.now_s() + self._hold_s(request, flags)
         plan = await self._planned(sides, topic, queue_id, offset)
         if plan.source is not Source.LOCAL:
@@ -130,6 +134,24 @@ class FacadePulls:
         code = ResponseCode.PULL_NOT_FOUND if is_at_end else ResponseCode.PULL_RETRY_IMMEDIATELY
         bounds = Bounds(outcome.line.min_offset, outcome.line.max_offset)
         return pull_response(code, offset, bounds, outcome.line.status.value)
+
+
+def _below_zero(answer: RemotingCommand, plan: Plan) -> Response:
+    """What the broker says, which moves whoever asks so: to where the whole line begins."""
+    said = said_by(answer)
+    if said is None:
+        return relayed(answer)
+    response = _staying(relayed(answer))
+    if answer.code != ResponseCode.PULL_OFFSET_MOVED or not plan.is_joined:
+        return response
+    told = Line(GetStatus.OFFSET_TOO_SMALL, said.next_offset, said.min_offset, said.max_offset)
+    line = joined_line(told, Source.LOCAL, plan.situation)
+    numbers = {
+        "nextBeginOffset": line.next_offset,
+        "minOffset": line.min_offset,
+        "maxOffset": line.max_offset,
+    }
+    return replace(response, ext={**response.ext, **{name: str(value) for name, value in numbers.items()}})
 
 
 def _staying(response: Response) -> Response:

@@ -117,6 +117,20 @@ def test_an_earlier_life_of_the_queue_is_not_given_out_for_the_one_that_is(
     run(tmp_path, story)
 
 
+@pytest.mark.parametrize("policy", ["DISABLE", "NOT_IN_DISK", "FORCE"])
+def test_an_offset_below_zero_leads_to_the_begin_of_the_whole_line(tmp_path: Path, policy: str) -> None:
+    async def story(scene: Scene) -> None:
+        minimum = scene.expire(150)
+        scene.policy(policy)
+        response = await scene.pull(-1)
+        begin = minimum if policy == "DISABLE" else 0
+        assert (response.code, response.ext["nextBeginOffset"]) == (21, str(begin))
+        assert (response.ext["minOffset"], response.ext["maxOffset"]) == (str(begin), str(STORED))
+        assert response.ext["suggestWhichBrokerId"] == "0"
+
+    run(tmp_path, story)
+
+
 def test_names_that_clients_make_up_are_not_all_remembered(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         for number in range(50):
