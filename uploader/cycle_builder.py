@@ -11,7 +11,6 @@ the order of commits (cycle_upload.py).
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -122,11 +121,7 @@ class CycleBuilder:
             put.add_done_callback(lambda _: self._in_flight.notify())
 
     def _put(self, key: str, encoded: list[EncodedSegment], number: int, timeout_ms: int) -> None:
-        try:
-            self._context.archive.put_if_absent(key, encoded[number].body, timeout_s=timeout_ms / 1000)
-        except Exception as error:
-            _release_frames(error)
-            raise
+        self._context.archive.put_if_absent(key, encoded[number].body, timeout_s=timeout_ms / 1000)
 
     # -- retries ----------------------------------------------------------------------------------------------
 
@@ -191,20 +186,3 @@ class CycleBuilder:
     def close(self) -> None:
         """Release threads."""
         self._put_pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _release_frames(error: BaseException) -> None:
-    """Let go of what the calls that raised ``error``, and its causes, still hold: the body, often in a circle.
-
-    An SDK's exceptions refer to frames that refer to them. Their memory would wait for the garbage collector, which
-    looks when there are many new objects, not when they are large.
-    """
-    chain: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while chain:
-        link = chain.pop()
-        if link is None or id(link) in seen:
-            continue
-        seen.add(id(link))
-        traceback.clear_frames(link.__traceback__)
-        chain += (link.__cause__, link.__context__)

@@ -5,15 +5,21 @@ moto for what any server shows; MinIO for secrets, checksums and clocks.
 
 from __future__ import annotations
 
+import gc
 import logging
+import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import botocore.auth
+import numpy as np
 import pytest
 
 from tests.servers.child import free_port
@@ -207,6 +213,34 @@ def test_nobody_listens() -> None:
         store.put_if_absent("k", [b"x"])
     with pytest.raises(UnavailableError):
         store.get("k")
+
+
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_the_body_of_a_failed_put_is_free_without_the_collector(is_listening: bool) -> None:
+    """Bodies are large and outages last; the SDK's exceptions keep frames in circles, which only it would find."""
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1] if is_listening else free_port()
+    credentials = S3Credentials("key", "secret")
+    settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{port}", region="us-east-1")
+    body = np.zeros(MIB, np.uint8)
+    gone = weakref.ref(body)
+    gc.collect()
+    gc.disable()
+    try:
+        with closing(S3Store("bucket", StoreOptions(settings, credentials))) as store, closing(server):
+            assert "127.0.0.1" in _failure_of_put(store, body)
+            del body
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
+def _failure_of_put(store: S3Store, body: np.ndarray[Any, Any]) -> str:
+    try:
+        store.put_if_absent("k", [body.data], timeout_s=0.3)
+    except UnavailableError as error:
+        return str(error)
+    return ""
 
 
 def test_unknown_host() -> None:

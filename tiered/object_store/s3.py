@@ -23,7 +23,7 @@ from tiered.object_store.body import PieceReader, as_views, crc32c_base64, parts
 from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.protocol import Body, ObjectInfo
-from tiered.object_store.s3_errors import s3_error
+from tiered.object_store.s3_errors import release_frames, s3_error
 from tiered.object_store.s3_transport import CONNECTIONS_MAX, S3Transport, TransportOptions, deadline
 from tiered.settings.sections import ObjectStoreSettings
 
@@ -67,9 +67,13 @@ class S3Store:
         size = sum(view.nbytes for view in views)
         if timeout_s is None:
             timeout_s = self._settings.read_timeout_ms / 1000 + size / PATIENT_BYTES_PER_S
-        with self._translated(key):
-            self._connected()  # loading the SDK takes a moment, which is not the store's fault
-            self._put(key, views, size, timeout_s)
+        try:
+            with self._translated(key):
+                self._connected()  # loading the SDK takes a moment, which is not the store's fault
+                self._put(key, views, size, timeout_s)
+        except TieredError as error:
+            release_frames(error)
+            raise
 
     def _put(self, key: str, views: Views, size: int, timeout_s: float) -> None:
         with deadline(timeout_s):

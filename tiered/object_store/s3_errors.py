@@ -1,10 +1,13 @@
 """What S3's answers and the SDK's exceptions mean to us: one table, one function, for both clients.
 
-Owns the classification. Does not own failures of the connection itself (s3_transport.py).
+Owns the classification, and what an error may keep alive. Does not own failures of the connection itself
+(s3_transport.py).
 """
 
 from __future__ import annotations
 
+import traceback
+from types import FrameType
 from typing import Any
 
 from tiered.errors import (
@@ -114,3 +117,31 @@ def _answered(response: dict[str, Any], where: str) -> TieredError:
 
 def _fallback(status: int) -> tuple[type[TieredError], str]:
     return (RefusedRequestError, "") if 300 <= status < 500 else (UnansweredError, "")
+
+
+def release_frames(error: BaseException) -> None:
+    """Let go of what the ended calls that raised ``error``, and its causes, still hold: a body, often in a circle.
+
+    The SDK's exceptions refer to frames that refer to them. Their memory would wait for the garbage collector, which
+    looks when there are many new objects, not when they are large.
+    """
+    links: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while links:
+        link = links.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        for frame, _line in traceback.walk_tb(link.__traceback__):
+            _clear_with_callers(frame)
+        links += (link.__cause__, link.__context__)
+
+
+def _clear_with_callers(frame: FrameType | None) -> None:
+    """Empty ``frame`` and who called it, as far as they have ended; one that caught the error is in no traceback."""
+    while frame is not None:
+        try:
+            frame.clear()
+        except RuntimeError:  # still running, and so are its callers
+            return
+        frame = frame.f_back
