@@ -125,7 +125,7 @@ class Subscriptions(Protocol):
 
 def wish_of(request: Request, subscriptions: Subscriptions, limits: PullLimits) -> PullWish | None:
     """What a pull asks for; None when its expression is needed and not known. Raises BadRequestError."""
-    group, topic = request.text("consumerGroup"), request.text("topic")
+    group, topic = request.name("consumerGroup"), request.name("topic")
     expression_type = request.text("expressionType", TAG) or TAG
     if request.number("sysFlag", 0) & SUBSCRIPTION:
         expression: str | None = request.text("subscription", "*")

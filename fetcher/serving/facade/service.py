@@ -269,6 +269,8 @@ class FacadeService:
     async def _merged(
         self, handler: FacadeHandler, request: Request, client: FacadeClient
     ) -> Response | None:
+        for name in ("topic", "consumerGroup"):
+            request.name(name, "")  # handlers and statistics remember these
         self.counters.answered[request.code] += 1
         response = await handler(request, client.upstream)
         self._reads.note(request, response)

@@ -328,7 +328,7 @@ def _add(answer: _Answer, queue_id: int, offset: int, data: bytes) -> None:
 
 def _wish(request: Request) -> PopWish:
     return PopWish(
-        group=request.text("consumerGroup"),
+        group=request.name("consumerGroup"),
         topic=request.text("topic"),
         count=max(1, min(request.number("maxMsgNums", COUNT_MAX), COUNT_MAX)),
         invisible_ms=max(0, request.number("invisibleTime")),

@@ -43,6 +43,10 @@ class Peer(Protocol):
         ...
 
 
+NAME_CHARS_MAX = 1024
+"""Brokers allow 255 for groups and fewer for topics; names they derive from those are a little longer."""
+
+
 @dataclass(frozen=True)
 class Request:
     """One request and where it came from."""
@@ -60,6 +64,15 @@ class Request:
         found = self.command.ext_fields.get(name, default)
         if found is None:
             raise BadRequestError(f"the request has no field {name}")
+        return found
+
+    def name(self, name: str, default: str | None = None) -> str:
+        """As ``text``, of a topic or group: what servers remember, so no longer than a broker could keep it."""
+        found = self.text(name, default)
+        if len(found) > NAME_CHARS_MAX:
+            raise BadRequestError(
+                f"field {name} has {len(found)} characters, at most {NAME_CHARS_MAX} are a name"
+            )
         return found
 
     def number(self, name: str, default: int | None = None) -> int:

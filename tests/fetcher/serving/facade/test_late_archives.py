@@ -10,6 +10,7 @@ from fetcher.policy.policy_line import ArchivedQueue
 from fetcher.policy.read_policy import OffsetRange
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish
 from fetcher.serving.wire.codes import RequestCode as R
+from fetcher.serving.wire.request import BadRequestError
 from tests.fetcher.serving.facade.beside_a_broker import ARCHIVED, STORED, SUBSCRIPTION, SUSPEND, Scene, run
 from tests.fetcher.serving.facade.scripted_broker import stored_ms_of
 from tiered.errors import UnavailableError
@@ -127,6 +128,17 @@ def test_an_offset_below_zero_leads_to_the_begin_of_the_whole_line(tmp_path: Pat
         assert (response.code, response.ext["nextBeginOffset"]) == (21, str(begin))
         assert (response.ext["minOffset"], response.ext["maxOffset"]) == (str(begin), str(STORED))
         assert response.ext["suggestWhichBrokerId"] == "0"
+
+    run(tmp_path, story)
+
+
+def test_a_name_as_long_as_a_frame_is_refused_before_anybody_remembers_it(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        for fields in ({"consumerGroup": "g" * 100_000}, {"topic": "t" * 100_000}):
+            with pytest.raises(BadRequestError):
+                await scene.pull(0, **fields)  # type: ignore[arg-type]
+        assert not scene.views._known
+        assert not scene.broker.codes()
 
     run(tmp_path, story)
 
