@@ -165,9 +165,7 @@ def _consume(access: ArchiveAccess, consumer: Consumer, began_s: float, seconds:
         consumer.offset = result.next_offset
         consumer.pulls += 1
         if window is None:
-            reader = access.fetcher.readers.find(
-                ReaderKey(consumer.name, QueueKey(consumer.topic, 0, 0))
-            )
+            reader = access.fetcher.readers.find(ReaderKey(consumer.name, QueueKey(consumer.topic, 0, 0)))
             assert reader is not None
             window = reader.window
         consumer.held_bytes_max = max(consumer.held_bytes_max, window.unread_bytes)
