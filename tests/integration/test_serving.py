@@ -267,7 +267,8 @@ def test_mqadmin_reads_everything_it_asks_for(served: Served) -> None:
 
 def test_a_group_that_runs_begins_again_by_mqadmin_and_by_replay(served: Served) -> None:
     expected = served.expected("t_order")
-    job = Job("push", "t_order", 3 * expected.total(), "G_reset", idle_s=40)
+    # A client that is told to begin again sleeps for 10 s, and looks at its queues every 20 s.
+    job = Job("push", "t_order", 3 * expected.total(), "G_reset", idle_s=80)
     command = java_command("5.3.3", served.directory, "Consume", *served.job_arguments(job))
     with (served.directory / "consumer.log").open("wb") as log:
         consumer = subprocess.Popen(command, stdout=log, stderr=log)
@@ -278,7 +279,7 @@ def test_a_group_that_runs_begins_again_by_mqadmin_and_by_replay(served: Served)
         _wait_for_lines(served, 2 * expected.total(), consumer)
         arguments = ["--serve", served.address, "--group", "G_reset", "--topic", "t_order", "--earliest"]
         assert main(["replay", *arguments]) == 0
-        assert consumer.wait(60) == 0
+        assert consumer.wait(90) == 0
     finally:
         consumer.kill()
         consumer.wait()
