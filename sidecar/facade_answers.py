@@ -41,20 +41,22 @@ class MergedAnswers:
         topics = settings.topics.topic_filter(access.cluster, access.broker)
         self._archive, self._store = archive, store
         self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
-        self._line = PolicyLine(access.catalog, read, topics)
-        views = BrokerViews(HotReader(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
+        self.line = PolicyLine(access.catalog, read, topics)
+        self.views = views = BrokerViews(
+            HotReader(store, refresh_s=read.local_refresh_ms / 1000), self._threads
+        )
         context = PullContext(archive, views, clients, checks_clients)
         limits = PullLimits(
             count_max=serve.pull_messages_max,
             bytes_max=serve.pull_bytes_max,
             hold_s_max=serve.hold_ms_max / 1000,
         )
-        self.reads: ReadCounters = self._line.counters
+        self.reads: ReadCounters = self.line.counters
         self.pulls: PullCounters = context.counters
         self.handlers: FacadeHandlers = {
-            **FacadePulls(self._line, context, limits).handlers(),
-            **MergedOffsets(self._line, archive, views).handlers(),
-            **MergedLookups(self._line, archive, checks_clients=checks_clients).handlers(),
+            **FacadePulls(self.line, context, limits).handlers(),
+            **MergedOffsets(self.line, archive, views).handlers(),
+            **MergedLookups(self.line, archive, checks_clients=checks_clients).handlers(),
         }
         self._watching = asyncio.create_task(archive.watch(WATCH_S))
 
@@ -74,7 +76,7 @@ class MergedAnswers:
 
     def apply(self, settings: ReadSettings) -> None:
         """Other read policies, from the next pull on."""
-        self._line.apply(settings)
+        self.line.apply(settings)
 
     def close(self) -> None:
         """Release the broker's files."""

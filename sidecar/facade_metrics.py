@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fetcher.serving.facade.group_reads import GroupReading
 from fetcher.serving.facade.service import FacadeCounters, FacadeStatus
 from sidecar.metrics import PREFIX
 from sidecar.report import GroupReport, ServingReport
@@ -37,16 +38,16 @@ class FacadeCollector(Collector):
         yield CounterMetricFamily(f"{PREFIX}_serve_routes", routes, counters.routes)
         relayed = {str(code): count for code, count in list(counters.relayed.items())}
         answered = {str(code): count for code, count in list(counters.answered.items())}
-        yield _counted("serve_relayed", "requests relayed to the broker", "code", relayed)
-        yield _counted("serve_answered", "requests answered here", "code", answered)
-        yield _counted(
+        yield counted("serve_relayed", "requests relayed to the broker", "code", relayed)
+        yield counted("serve_answered", "requests answered here", "code", answered)
+        yield counted(
             "serve_failed", "requests not relayed, by what clients were told", "told", dict(counters.failed)
         )
 
 
-def serving_report(status: FacadeStatus) -> ServingReport:
-    """The part of the status document about clients."""
-    groups = tuple(
+def group_reports(readings: Sequence[GroupReading]) -> tuple[GroupReport, ...]:
+    """What groups read, for the status document."""
+    return tuple(
         GroupReport(
             reading.name,
             reading.members,
@@ -54,14 +55,20 @@ def serving_report(status: FacadeStatus) -> ServingReport:
             reading.broker_pulls,
             reading.behind_messages,
         )
-        for reading in status.readings
+        for reading in readings
     )
+
+
+def serving_report(status: FacadeStatus) -> ServingReport:
+    """The part of the status document about clients."""
+    groups = group_reports(status.readings)
     return ServingReport(
         status.address, status.connections, status.broker_connections, status.is_archive_open, groups
     )
 
 
-def _counted(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> Metric:
+def counted(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> Metric:
+    """A counter by ``label``."""
     family = CounterMetricFamily(f"{PREFIX}_{name}", meaning, labels=[label])
     for value, count in sorted(counts.items()):
         family.add_metric([value], count)

@@ -1,4 +1,4 @@
-"""Where the façade stands, from settings and broker.conf: the real broker, its name servers, the address clients dial.
+"""Where a port stands, from settings and broker.conf: the real broker, its name servers, the address clients dial.
 
 Pure but for the settings it reads; owns the refusals of places that would lead clients in a circle.
 """
@@ -18,33 +18,40 @@ from tiered.settings.sections import Settings
 
 def facade_place(settings: Settings, conf: BrokerConf | None, broker: str) -> FacadePlace:
     """The place of the façade of ``broker``. Raises UsageError naming what is missing or impossible."""
-    advertise = settings.serve.advertise
-    host, _ = parse_address(advertise, "serve.advertise")
+    advertise, (address, name_servers) = settings.serve.advertise, neighbours(settings, conf, "serve")
+    return FacadePlace(broker, address, name_servers, advertise)
+
+
+def neighbours(settings: Settings, conf: BrokerConf | None, section: str) -> tuple[str, tuple[str, ...]]:
+    """The broker's address and its name servers, for what ``section`` advertises. Raises UsageError naming what is
+    missing or impossible."""
+    key, advertise = f"{section}.advertise", getattr(settings, section).advertise
+    host, _ = parse_address(advertise, key)
     if _is_wildcard(host):
         raise UsageError(
-            f"serve.advertise = {advertise!r} is no address that clients can dial",
-            hint="name this host as clients see it; serve.bind says where to listen",
+            f"{key} = {advertise!r} is no address that clients can dial",
+            hint=f"name this host as clients see it; {section}.bind says where to listen",
         )
     address = address_of(settings, conf)
     if not address:
         raise UsageError(
-            "serve.advertise is set, but where is the broker?",
+            f"{key} is set, but where is the broker?",
             hint="set broker.address, or brokerIP1 in broker.conf",
         )
     name_servers = settings.broker.name_servers or _listed(conf)
     if not name_servers:
         raise UsageError(
-            "serve.advertise is set, but where are the name servers?",
+            f"{key} is set, but where are the name servers?",
             hint="set broker.name_servers, or namesrvAddr in broker.conf",
         )
     for server in name_servers:
         parse_address(server, "broker.name_servers")
     if advertise in (address, *name_servers):
         raise UsageError(
-            f"serve.advertise = {advertise!r} is the address of the broker or a name server itself",
+            f"{key} = {advertise!r} is the address of the broker or a name server itself",
             hint="it must lead to this process",
         )
-    return FacadePlace(broker, address, name_servers, advertise)
+    return address, name_servers
 
 
 def _listed(conf: BrokerConf | None) -> tuple[str, ...]:

@@ -47,6 +47,21 @@ class ServingReport:
 
 
 @dataclass(frozen=True)
+class SlaveReport:
+    """Slave mode. ``redirects``: whether the master sends slow consumers here (slaveReadEnable), None: it does not
+    tell; ``name_servers``: (address, how it stands there)."""
+
+    address: str
+    broker_id: int
+    connections: int
+    is_archive_open: bool
+    is_master_well: bool
+    redirects: bool | None
+    name_servers: tuple[tuple[str, str], ...]
+    groups: tuple[GroupReport, ...]
+
+
+@dataclass(frozen=True)
 class StatusReport:
     """How far an archive is behind its broker, and whether anything is wrong."""
 
@@ -83,6 +98,8 @@ class StatusReport:
     queues: tuple[QueueReport, ...]
     serving: ServingReport | None = None
     """None where no clients are served."""
+    slave: SlaveReport | None = None
+    """None where slave mode is off."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for orjson."""
@@ -102,4 +119,8 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
     if (serving := document.get("serving")) is not None:
         groups = tuple(GroupReport(**group) for group in serving["groups"])
         known["serving"] = ServingReport(**{**serving, "groups": groups})
+    if (slave := document.get("slave")) is not None:
+        groups = tuple(GroupReport(**group) for group in slave["groups"])
+        servers = tuple((str(address), str(stand)) for address, stand in slave["name_servers"])
+        known["slave"] = SlaveReport(**{**slave, "groups": groups, "name_servers": servers})
     return StatusReport(**known)

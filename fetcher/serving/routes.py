@@ -170,15 +170,15 @@ class RouteHandlers:
 
     async def runtime(self, request: Request) -> Response:
         """GET_BROKER_RUNTIME_INFO."""
-        return json_response({"table": _runtime(self._routes)})
+        return json_response({"table": runtime_table(self._routes.started_ms)})
 
 
 def _data_version(routes: RouteTable) -> dict[str, int]:
     return {"counter": 1, "stateVersion": 0, "timestamp": routes.started_ms}
 
 
-def _runtime(routes: RouteTable) -> dict[str, str]:
-    """What clusterList and brokerStatus read; an archive takes no messages, so most of it is zero."""
+def runtime_table(started_ms: int) -> dict[str, str]:
+    """What clusterList and brokerStatus read; who only serves takes no messages, so most of it is zero."""
     rates = ("putTps", "getTransferedTps", "getTransferredTps", "getFoundTps", "getMissTps", "getTotalTps")
     zeros = (
         "sendThreadPoolQueueSize", "pullThreadPoolQueueSize", "ackThreadPoolQueueSize", "queryThreadPoolQueueSize",
@@ -193,5 +193,5 @@ def _runtime(routes: RouteTable) -> dict[str, str]:
     table = dict.fromkeys(rates, "0.0 0.0 0.0") | dict.fromkeys(zeros, "0")
     return table | {
         "brokerVersionDesc": VERSION_TEXT, "brokerVersion": "409", "brokerActive": "true",
-        "bootTimestamp": str(routes.started_ms), "runtime": "[ 0 days ]",
+        "bootTimestamp": str(started_ms), "runtime": "[ 0 days ]",
     }  # fmt: skip

@@ -8,13 +8,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
 from fetcher.access import ArchiveAccess
 from fetcher.serving.facade.service import FacadeService
+from fetcher.serving.slave.service import SlaveService
 from sidecar.admin import AdminServer
 from sidecar.allocator import return_freed_memory
 from sidecar.broker_side import names_of, open_store_of, read_conf
@@ -30,12 +31,15 @@ from sidecar.cli.arguments import (
 from sidecar.facade_answers import MergedAnswers
 from sidecar.facade_metrics import FacadeCollector, serving_report
 from sidecar.facade_place import facade_place
-from sidecar.facade_thread import FacadeOrder, FacadeThread
+from sidecar.facade_thread import FacadeOrder, facade_port
 from sidecar.instance import InstanceDescription, StateDirectory, default_state_dir
 from sidecar.lifecycle import EXIT_NOT_DRAINED, Service
 from sidecar.logs import log_json
 from sidecar.metrics import ObjectStoreCollector, StatusCollector
 from sidecar.report import StatusReport, encode_report
+from sidecar.serving_thread import Port, ServingThread
+from sidecar.slave_metrics import SlaveCollector, slave_report
+from sidecar.slave_port import slave_port
 from sidecar.uploader_job import UploaderJob, Writer
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
@@ -71,12 +75,13 @@ def execute(options: argparse.Namespace) -> int:
     directory = settings.process.state_dir or default_state_dir(os.environ, names.cluster, names.broker)
     with StateDirectory(Path(directory)) as state:
         metrics = StoreMetrics()
-        facade = _facade(settings, conf, names)
-        factory = _Factory(state, metrics, facade.adopt if facade is not None else None)
-        on_reload = facade.apply if facade is not None else _nothing
+        served = _Served.of(settings, conf, names)
+        thread = served.thread
+        factory = _Factory(state, metrics, thread.adopt if thread is not None else None)
+        on_reload = thread.apply if thread is not None else _nothing
         service = Service(loaded, factory=factory, reload=lambda: settings_of(options), on_reload=on_reload)
         service.handle_signals()
-        admin = AdminServer(settings.admin.host, settings.admin.port, _Source(service, metrics, facade))
+        admin = AdminServer(settings.admin.host, settings.admin.port, _Source(service, metrics, served))
         started_ms = time.time_ns() // 1_000_000
         state.describe(
             InstanceDescription(
@@ -92,14 +97,13 @@ def execute(options: argparse.Namespace) -> int:
         logger.info(
             "started", extra={"admin": admin.url, "archive": settings.archive.url, "store": store_path}
         )
-        if facade is not None:
-            host, port = facade.start()
-            logger.info(
-                "serving clients", extra={"bound": f"{host}:{port}", "advertised": settings.serve.advertise}
-            )
+        if thread is not None:
+            bound = [f"{host}:{port}" for host, port in thread.start()]
+            advertised = [text for text in (settings.serve.advertise, settings.slave.advertise) if text]
+            logger.info("serving clients", extra={"bound": bound, "advertised": advertised})
         code = service.serve()
-        if facade is not None:
-            facade.close()
+        if thread is not None:
+            thread.close()
         admin.close()
     logger.info("ended", extra={"exit_code": code})
     if code == EXIT_NOT_DRAINED:
@@ -116,20 +120,35 @@ def _names(settings: Settings, conf: BrokerConf | None) -> tuple[BrokerNames, st
         return names_of(settings, store), str(store.path)
 
 
-def _facade(settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> FacadeThread | None:
-    """Not started yet; None where nobody said what clients dial."""
-    if not settings.serve.advertise:
-        return None
-    place = facade_place(settings, conf, names.broker)
+@dataclass(frozen=True)
+class _Served:
+    """What clients are served; not started yet. ``thread`` is None where nobody said what clients dial."""
 
-    async def answers(access: ArchiveAccess, service: FacadeService) -> MergedAnswers:
-        return await MergedAnswers.opened(access, service.clients, settings, conf)
+    facade: FacadeService | None = None
+    slave: SlaveService | None = None
+    thread: ServingThread | None = None
 
-    return FacadeThread(FacadeOrder(place, names, answers), settings)
+    @classmethod
+    def of(cls, settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> _Served:
+        """By the settings. Raises UsageError for impossible places."""
+        facade, slave = None, None
+        ports: list[Port] = []
+        if settings.serve.advertise:
+
+            async def answers(access: ArchiveAccess, service: FacadeService) -> MergedAnswers:
+                return await MergedAnswers.opened(access, service.clients, settings, conf)
+
+            order = FacadeOrder(facade_place(settings, conf, names.broker), answers)
+            facade, port = facade_port(order, settings)
+            ports.append(port)
+        if settings.slave.advertise:
+            slave, port = slave_port(settings, conf, names)
+            ports.append(port)
+        return cls(facade, slave, ServingThread(names, settings, ports) if ports else None)
 
 
 def _nothing(settings: Settings) -> None:
-    """No façade has settings to apply."""
+    """Nobody has settings to apply."""
 
 
 class _Factory:
@@ -156,20 +175,23 @@ class _Factory:
 class _Source:
     """What the admin server answers."""
 
-    def __init__(self, service: Service, metrics: StoreMetrics, facade: FacadeThread | None) -> None:
+    def __init__(self, service: Service, metrics: StoreMetrics, served: _Served) -> None:
         self._service = service
-        self._facade = facade
+        self._served = served
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._registry.register(StatusCollector(service.report))
         self._registry.register(ObjectStoreCollector(metrics))
-        if facade is not None:
-            self._registry.register(FacadeCollector(facade.status, facade.counters))
+        if served.facade is not None:
+            self._registry.register(FacadeCollector(served.facade.status, served.facade.counters))
+        if served.slave is not None:
+            self._registry.register(SlaveCollector(served.slave.status, served.slave.counters))
 
     def health(self) -> tuple[bool, str]:
         """See AdminSource."""
-        if self._facade is not None and not self._facade.is_alive:
+        thread = self._served.thread
+        if thread is not None and not thread.is_alive:
             return False, "clients are not served"
         return self._service.health()
 
@@ -189,6 +211,9 @@ class _Source:
         report = self._service.report()
         if report is None:
             raise UnavailableError("the uploader has not started yet")
-        return (
-            report if self._facade is None else replace(report, serving=serving_report(self._facade.status()))
+        facade, slave = self._served.facade, self._served.slave
+        return replace(
+            report,
+            serving=None if facade is None else serving_report(facade.status()),
+            slave=None if slave is None else slave_report(slave.status()),
         )

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fetcher.queue_listing import list_queues
@@ -24,7 +25,7 @@ from sidecar.cli.output import duration_text, print_json, print_table, size_text
 from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
 from sidecar.lag import Lag, measure_lag
 from sidecar.margin import margin_of
-from sidecar.report import QueueReport, ServingReport, StatusReport, decode_report
+from sidecar.report import GroupReport, QueueReport, ServingReport, SlaveReport, StatusReport, decode_report
 from sidecar.reporter import age_s
 from tiered.errors import NotFoundError, UsageError
 from tiered.settings.sections import Settings
@@ -173,17 +174,34 @@ def _print(report: StatusReport) -> None:
             print(f"… and {len(behind) - QUEUES_SHOWN} more queues (all with --json)")
     if report.serving is not None:
         _print_serving(report.serving)
+    if report.slave is not None:
+        _print_slave(report.slave)
 
 
 def _print_serving(serving: ServingReport) -> None:
     archive = "" if serving.is_archive_open else "; the archive is not open yet"
     print(f"\nclients     {serving.connections:,} connected to {serving.address}{archive}")
-    if serving.groups:
+    _print_groups(serving.groups)
+
+
+def _print_slave(slave: SlaveReport) -> None:
+    told = {True: "sends slow consumers here", False: "sends nobody here (slaveReadEnable)", None: "answers"}
+    master = told[slave.redirects] if slave.is_master_well else "does not answer"
+    print(
+        f"\nslave       id {slave.broker_id} at {slave.address}, {slave.connections:,} connected; the master {master}"
+    )
+    for address, stand in slave.name_servers:
+        print(f"            name server {address}: {stand}")
+    _print_groups(slave.groups)
+
+
+def _print_groups(groups: Sequence[GroupReport]) -> None:
+    if groups:
         print_table(
             ["group", "members", "pulls from the archive", "from the broker", "messages behind"],
             [
                 [group.name, group.members, group.archive_pulls, group.broker_pulls, group.behind_messages]
-                for group in serving.groups
+                for group in groups
             ],
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
@@ -17,8 +17,9 @@ from fetcher.serving.facade.protocol import FacadeHandlers
 from fetcher.serving.facade.service import FacadePlace, FacadeService, FacadeStatus
 from sidecar.facade_metrics import FacadeCollector, serving_report
 from sidecar.facade_place import facade_place
-from sidecar.facade_thread import FacadeOrder, FacadeThread
+from sidecar.facade_thread import FacadeOrder, facade_port
 from sidecar.report import StatusReport, decode_report, encode_report
+from sidecar.serving_thread import ServingThread
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.child import free_port
 from tiered.broker_store.conf import broker_conf
@@ -93,7 +94,15 @@ def test_impossible_places_are_refused(advertise: str, properties: dict[str, str
         facade_place(settings, broker_conf(properties), "broker-a")
 
 
-def thread_at(url: str, port: int, answers: Answers) -> FacadeThread:
+@dataclass(frozen=True)
+class Serving:
+    """A façade alone in its thread."""
+
+    facade: FacadeService
+    thread: ServingThread
+
+
+def thread_at(url: str, port: int, answers: Answers) -> Serving:
     settings = Settings(archive=ArchiveSettings(url=url), serve=ServeSettings(bind=f"127.0.0.1:{port}"))
     place = FacadePlace(BROKER, "127.0.0.1:1", ("127.0.0.1:1",), "127.0.0.1:9")
 
@@ -101,50 +110,53 @@ def thread_at(url: str, port: int, answers: Answers) -> FacadeThread:
         assert access.broker == BROKER
         return answers
 
-    return FacadeThread(FacadeOrder(place, BrokerNames(CLUSTER, BROKER), make), settings)
+    service, facade = facade_port(FacadeOrder(place, make), settings)
+    return Serving(service, ServingThread(BrokerNames(CLUSTER, BROKER), settings, [facade]))
 
 
 def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
     answers = Answers()
-    facade = thread_at(f"file://{tmp_path}/archive", 0, answers)
-    _, port = facade.start()
+    served = thread_at(f"file://{tmp_path}/archive", 0, answers)
+    ((_, port),) = served.thread.start()
     client = BrokerClient(f"127.0.0.1:{port}", 5)
     try:
         assert client.call(11, {"topic": "T"}).code == 2, "not before the archive is open"
         assert client.call(103).code == 16
-        assert not facade.status().is_archive_open
+        assert not served.facade.status().is_archive_open
         backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
-        until(lambda: facade.status().is_archive_open)
+        until(lambda: served.facade.status().is_archive_open)
         policies = ReadSettings(policy="FORCE")
-        facade.apply(Settings(read=policies))
+        served.thread.apply(Settings(read=policies))
         until(lambda: policies in answers.applied)
-        names = {family.name for family in FacadeCollector(facade.status, facade.counters).collect()}
+        names = {
+            family.name for family in FacadeCollector(served.facade.status, served.facade.counters).collect()
+        }
         assert "rocketmq_tiered_store_serve_connections" in names
     finally:
         client.close()
-        facade.close(0.1)
-    assert answers.is_closed and not facade.is_alive
-    facade.apply(Settings())  # too late, and harmless
+        served.thread.close(0.1)
+    assert answers.is_closed and not served.thread.is_alive
+    served.thread.apply(Settings())  # too late, and harmless
 
 
 def test_a_commit_of_this_process_is_seen_at_once(real_store: Callable[[str], Path], tmp_path: Path) -> None:
     store = FileStore(tmp_path / "archive")
     backfill(real_store("A") / "store", store)
     answers = Answers()
-    facade = thread_at(f"file://{tmp_path}/archive", 0, answers)
-    facade.start()
+    served = thread_at(f"file://{tmp_path}/archive", 0, answers)
+    served.thread.start()
     try:
-        until(lambda: facade.status().is_archive_open)
-        access = facade._access
+        until(lambda: served.facade.status().is_archive_open)
+        access = served.thread._access
         assert access is not None
         newer = replace(access.state, version=access.state.version + 1)
-        facade.adopt(newer)
+        served.thread.adopt(newer)
         assert access.state is newer
         until(lambda: answers.commits == 1)
     finally:
-        facade.close(0.1)
+        served.thread.close(0.1)
 
 
 def test_who_is_served_is_part_of_the_status_document() -> None:
@@ -160,8 +172,8 @@ def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        facade = thread_at(f"file://{tmp_path}/archive", port, Answers())
+        served = thread_at(f"file://{tmp_path}/archive", port, Answers())
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
-            facade.start()
-    facade.close(0.1)
-    assert not facade.is_alive
+            served.thread.start()
+    served.thread.close(0.1)
+    assert not served.thread.is_alive

@@ -334,6 +334,39 @@ class ServeSettings:
 
 
 @dataclass(frozen=True)
+class SlaveSettings:
+    """Standing in the routes of the broker as one of its slaves (`tiered run`), for consumers that are sent there.
+    Limits, TLS and access rules are those of `[serve]`."""
+
+    broker_id: int = setting(
+        0,
+        "the id to register under at the name servers, unused and larger than every real slave's; 0: not registered",
+        minimum=0,
+        maximum=(1 << 31) - 1,
+        restart=True,
+    )
+    advertise: str = setting("", "host:port that clients dial, as routes name it", restart=True)
+    bind: str = setting("127.0.0.1:10931", "address to listen on, as host:port", restart=True)
+    register_ms: int = setting(
+        30_000, "how often to register again; name servers forget a broker after 120 s",
+        minimum=1_000, maximum=60_000, restart=True,
+    )  # fmt: skip
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """Pairs (key, complaint), as ``contradictions`` gives."""
+        if self.advertise and self.broker_id == 0:
+            return [
+                (
+                    "slave.broker_id",
+                    "0 is the master's id: use one that is free and larger than every slave's",
+                )
+            ]
+        if self.broker_id and not self.advertise:
+            return [("slave.advertise", "must be set with slave.broker_id: where do clients dial?")]
+        return []
+
+
+@dataclass(frozen=True)
 class PrefetchSettings:
     """How far ahead of sequential readers the archive is read. The window of a reader grows by a batch for every
     window consumed and is halved when blocks expire unread."""
@@ -436,6 +469,7 @@ class Settings:
     fetch: FetchSettings = field(default_factory=FetchSettings)
     prefetch: PrefetchSettings = field(default_factory=PrefetchSettings)
     serve: ServeSettings = field(default_factory=ServeSettings)
+    slave: SlaveSettings = field(default_factory=SlaveSettings)
 
 
 SECTIONS: dict[str, type[Any]] = {
@@ -453,6 +487,7 @@ SECTIONS: dict[str, type[Any]] = {
     "fetch": FetchSettings,
     "prefetch": PrefetchSettings,
     "serve": ServeSettings,
+    "slave": SlaveSettings,
 }
 
 NOT_IN_FORCE: dict[str, str] = {
@@ -486,4 +521,4 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
         found.append(("fetch.piece_bytes", "must not exceed fetch.get_max_bytes"))
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
-    return found + settings.read.complaints()
+    return found + settings.read.complaints() + settings.slave.complaints()

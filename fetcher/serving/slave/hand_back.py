@@ -1,0 +1,165 @@
+"""Where a client pulls next: here, or at the master (``suggestWhichBrokerId``), and how often it is told nothing new.
+
+A redirected consumer stays while the archive has what comes next, and goes back where the archive ends, if the master
+surely has the rest. It is never handed over by an answer without messages: what the archive does not have is relayed,
+long polling included, so that a consumer that does not follow suggestions (its broker id is pinned) is served all the
+same, and none goes in circles.
+
+Pure but for the look at both sides; owns that rule. Sources: PullAPIWrapper.updatePullFromWhichNode and
+recalculatePullFromWhichNode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from fetcher.policy.policy_line import PolicyLine
+from fetcher.policy.read_policy import BrokerSide, LocalView, ReadPolicy, Residency, Situation
+from fetcher.serving.facade.broker_view import BrokerViews
+from fetcher.serving.facade.protocol import FacadeHandler, FacadeHandlers, Upstream
+from fetcher.serving.pull import SUSPEND
+from fetcher.serving.slave.registration import MASTER_ID
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import Request, Response
+from tiered.remoting.command import RemotingCommand
+
+REPEAT_S: Final = 1.0
+"""The same question of the same client is told "nothing" at most once in this time."""
+REPEATS_MAX: Final = 20_000
+_NOTHING: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY})
+
+
+def next_id(own_id: int, policy: ReadPolicy, situation: Situation, *, is_master_well: bool) -> int:
+    """The broker id for the pull at ``situation.offset``: ``own_id``, or the master's."""
+    if not is_master_well or situation.broker is BrokerSide.AWAY:
+        return own_id
+    if situation.is_system or policy is ReadPolicy.DISABLE:
+        return MASTER_ID
+    archived, local, offset = situation.archived, situation.local, situation.offset
+    if archived is not None and offset in archived:
+        return own_id
+    if local is None:
+        # Nothing is known of the master's queue: an archived one is followed from here.
+        return MASTER_ID if archived is None and not situation.is_archive_behind else own_id
+    # The master moves whoever is below its minimum, to where it begins: also who is so only when he arrives.
+    if offset < local.min_offset or situation.is_leaving:
+        return own_id
+    return MASTER_ID
+
+
+class _Asked(NamedTuple):
+    offset: int
+    at_s: float
+
+
+class Repeats:
+    """How long an answer without news must wait, so that nobody asks the same in a hot loop."""
+
+    def __init__(self, limit: int = REPEATS_MAX) -> None:
+        self._limit = limit
+        self._told: OrderedDict[tuple[int, str, int], _Asked] = OrderedDict()
+
+    def wait_s(self, peer: int, topic: str, queue_id: int, offset: int, now_s: float) -> float:
+        """For an answer that leaves ``peer`` at ``offset``; it counts as told after that wait."""
+        key = peer, topic, queue_id
+        before = self._told.pop(key, None)
+        is_repeat = before is not None and before.offset == offset
+        left_s = max(0.0, before.at_s + REPEAT_S - now_s) if before is not None and is_repeat else 0.0
+        self._told[key] = _Asked(offset, now_s + left_s)
+        if len(self._told) > self._limit:
+            self._told.popitem(last=False)
+        return left_s
+
+
+@dataclass
+class HandBackCounters:
+    """Answers by where they send the client next, and answers put off because nothing was new."""
+
+    kept: int = 0
+    handed_back: int = 0
+    put_off: int = 0
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The broker's side of the queue that ``command`` names, at another offset; see policy_line.BrokerLook."""
+
+    views: BrokerViews
+    command: RemotingCommand
+    upstream: Upstream
+    offset: int
+    has_broker: bool = True
+
+    async def look(self) -> LocalView:
+        return await self.views.look(self.command, self.upstream, self.offset)
+
+    async def residency(self) -> Residency:
+        return Residency.NOT_ASKED
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a hand-over depends on beside the two sides. ``now_s``, ``sleep``: monotonic."""
+
+    own_id: int
+    is_master_well: Callable[[], bool]
+    now_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+class SlavePulls:
+    """Pulls as ``pulls`` answers them, with the suggestion where to go on. Belongs to one event loop."""
+
+    def __init__(
+        self, pulls: FacadeHandlers, line: PolicyLine, views: BrokerViews, around: Surroundings
+    ) -> None:
+        self._pulls, self._line, self._views, self._around = pulls, line, views, around
+        self._repeats = Repeats()
+        self.counters = HandBackCounters()
+
+    def handlers(self) -> FacadeHandlers:
+        """By request code."""
+        return {code: self._wrapped(self._pulls[code]) for code in (
+            RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE,
+        )}  # fmt: skip
+
+    def _wrapped(self, handler: FacadeHandler) -> FacadeHandler:
+        async def pull(request: Request, upstream: Upstream) -> Response | None:
+            return await self._finished(request, upstream, await handler(request, upstream))
+
+        return pull
+
+    async def _finished(
+        self, request: Request, upstream: Upstream, response: Response | None
+    ) -> Response | None:
+        told = "" if response is None else response.ext.get("nextBeginOffset", "")
+        if response is None or not told.isdecimal():
+            return response
+        topic, queue_id = request.text("topic"), request.number("queueId")
+        offset, next_offset = request.number("queueOffset"), int(told)
+        is_waiting = bool(request.number("sysFlag", 0) & SUSPEND)  # else it is its user who asks again
+        if response.code in _NOTHING and next_offset == offset and is_waiting:
+            now_s = self._around.now_s()
+            wait_s = self._repeats.wait_s(request.peer.id, topic, queue_id, offset, now_s)
+            if wait_s > 0:
+                self.counters.put_off += 1
+                await self._around.sleep(wait_s)
+        # Looked at last: what is true when the answer leaves.
+        look = _Look(self._views, request.command, upstream, next_offset)
+        situation = await self._line.situation(look, topic, queue_id, next_offset)
+        goes_to = next_id(
+            self._around.own_id,
+            self._line.policy_of(topic),
+            situation,
+            is_master_well=self._around.is_master_well(),
+        )
+        if goes_to == MASTER_ID:
+            self.counters.handed_back += 1
+        else:
+            self.counters.kept += 1
+        return replace(response, ext={**response.ext, "suggestWhichBrokerId": str(goes_to)})

@@ -1,0 +1,109 @@
+"""What is known of the master: whether it answers, how it is configured, and whether it leaves a place for us.
+
+Its configuration is read again and again, by a connection of our own; a lost connection is noticed at once. Where it
+does not tell (access rules), its configuration file beside us counts. Nothing is sent that changes anything.
+
+Owns that knowledge. Does not own what follows from it (registration.py, hand_back.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream
+from fetcher.serving.slave.registration import refusal_of_master
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from tiered.errors import UnavailableError
+from tiered.remoting.command import VERSION, RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+ASK_EVERY_S = 10.0
+ASK_AGAIN_S = 1.0
+ANSWER_S = 3.0
+
+
+class MasterWatch:
+    """Belongs to one event loop. ``file``: the properties of its broker.conf, None where there is none."""
+
+    def __init__(self, address: str, file: Mapping[str, str] | None) -> None:
+        self._file = file
+        self._link = RemotingUpstream(address, FlightGate(), LinkEvents(on_lost=self._lost))
+        self._task: asyncio.Task[None] | None = None
+        self._heard = asyncio.Event()
+        self._refusal: str | None = "the master has not answered yet"
+        self._expelled: str | None = None
+        self.config: Mapping[str, str] = {}
+        """As it last told; empty where it does not."""
+        self.version = VERSION
+        """Of its answers: what consumers are told, too."""
+        self.is_well = False
+        """Whether it answered last."""
+
+    def start(self) -> None:
+        """Ask from now on."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._link.close("the slave ends")
+
+    async def heard(self) -> None:
+        """Until it has answered for the first time."""
+        await self._heard.wait()
+
+    def refusal(self) -> str | None:
+        """Why there is no place for us beside it, or None. What it said last holds while it is away."""
+        return self._expelled or self._refusal
+
+    def expel(self, why: str) -> None:
+        """Somebody treats us as a replica: never again until the next start."""
+        if self._expelled is None:
+            logger.error("slave mode ends: %s", why)
+        self._expelled = why
+
+    def redirects(self) -> bool | None:
+        """Whether it sends slow consumers away at all (slaveReadEnable); None: it does not tell."""
+        told = self.config.get("slaveReadEnable")
+        return None if told is None else told.strip().lower() == "true"
+
+    async def _run(self) -> None:
+        while True:
+            await self._ask()
+            await asyncio.sleep(ASK_EVERY_S if self.is_well else ASK_AGAIN_S)
+
+    async def _ask(self) -> None:
+        try:
+            answer = await self._link.call(RemotingCommand(RequestCode.GET_BROKER_CONFIG, 0), ANSWER_S)
+        except UnavailableError as error:
+            self._enter(False, str(error))
+            return
+        self._enter(True, "")
+        self.version = answer.version
+        if answer.code == ResponseCode.SUCCESS:
+            self.config = _properties(answer.body)
+            self._refusal = refusal_of_master(self.config)
+        elif self._file is not None:
+            self._refusal = refusal_of_master(self._file)
+        else:
+            self._refusal = "the master does not tell its configuration: name its file in broker.conf_path"
+        self._heard.set()
+
+    def _lost(self, why: str, had_requests: bool) -> None:
+        self._enter(False, why)
+
+    def _enter(self, is_well: bool, why: str) -> None:
+        if is_well != self.is_well:
+            logger.log(logging.INFO if is_well else logging.WARNING, "the master %s",
+                       "answers" if is_well else "does not answer", extra={"why": why})  # fmt: skip
+        self.is_well = is_well
+
+
+def _properties(body: bytes) -> dict[str, str]:
+    lines = (line.partition("=") for line in body.decode("utf-8", "replace").splitlines() if "=" in line)
+    return {name.strip(): value.strip() for name, _, value in lines}

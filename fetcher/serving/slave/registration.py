@@ -1,0 +1,198 @@
+"""Whether, as what and when to register at a name server. Pure: what it lists in, verdicts and waits out.
+
+A name server believes whoever registers: an id used twice silently replaces the other broker's address, id 0 takes over
+as master, a wrong cluster name lists the broker twice. So every registration follows a look at what is listed, and is
+believed only when it is seen there.
+
+In clusters where slaves act as masters, or where a controller elects them, every registered member takes part in the
+master's start: such a cluster has no place for somebody who is no replica.
+
+Sources: RouteInfoManager.registerBroker, unregisterBroker; DefaultRequestProcessor.registerBroker;
+BrokerController.startProcessorByHa, BrokerPreOnlineService; BrokerOuterAPI.registerBrokerAll.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
+
+from tiered.errors import CorruptionError
+from tiered.formats import fastjson
+from tiered.remoting.command import RemotingCommand
+
+REGISTER_BROKER: Final = 103
+UNREGISTER_BROKER: Final = 104
+GET_BROKER_CLUSTER_INFO: Final = 106
+MASTER_ID: Final = 0
+AGAIN_S: Final = 10.0
+"""Brokers register a second time so soon, in case the first came while the name server started."""
+RETRY_FIRST_S, RETRY_MAX_S = 0.5, 5.0
+_MASK: Final = 0x7FFFFFFF
+_NO_VERSION: Final = {"counter": 0, "stateVersion": 0, "timestamp": 0}
+"""Older than anybody's: nobody takes anything from us for newer than his own."""
+_BODY: Final = json.dumps(
+    {
+        "filterServerList": [],
+        "topicConfigSerializeWrapper": {
+            "dataVersion": _NO_VERSION,
+            "mappingDataVersion": _NO_VERSION,
+            "topicConfigTable": {},
+            "topicQueueMappingDetailMap": {},
+            "topicQueueMappingInfoMap": {},
+        },
+    },
+    separators=(",", ":"),
+).encode()
+"""No topics at all: the master tells those. (One topic alone is refused by 5.x.)"""
+
+
+@dataclass(frozen=True)
+class SlavePlace:
+    """Whose slave it is and as what: ``broker_id`` at the address ``advertise`` that clients dial."""
+
+    broker: str
+    broker_address: str
+    name_servers: tuple[str, ...]
+    advertise: str
+    broker_id: int
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What a name server lists of the broker's name. ``addresses`` by id; empty: it does not know the name."""
+
+    addresses: Mapping[int, str] = field(default_factory=dict)
+    cluster: str = ""
+    zone: str = ""
+    is_acting: bool = False
+    """A slave of it may act as its master."""
+
+
+def listed_in(body: bytes, broker: str) -> Listed:
+    """The part about ``broker`` of a GET_BROKER_CLUSTER_INFO answer. Raises CorruptionError for what does not parse."""
+    document = fastjson.loads(body) if body else {}
+    try:
+        data = ((document or {}).get("brokerAddrTable") or {}).get(broker)
+        if data is None:
+            return Listed()
+        addresses = {int(number): str(address) for number, address in (data.get("brokerAddrs") or {}).items()}
+        cluster, zone = str(data.get("cluster") or ""), str(data.get("zoneName") or "")
+        return Listed(addresses, cluster, zone, data.get("enableActingMaster") is True)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CorruptionError(f"the cluster information does not parse: {error}") from error
+
+
+def refusal_of_place(listed: Listed, place: SlavePlace, *, was_registered: bool) -> str | None:
+    """Why not to register at a name server that lists this, or None.
+
+    ``was_registered``: somewhere, by this process, behind this master. Then the master need not be listed: a name
+    server that has just started knows nobody yet.
+    """
+    if listed.is_acting:
+        return (
+            "slaves of this broker may act as master (enableSlaveActingMaster): slave mode cannot join them"
+        )
+    holder = listed.addresses.get(place.broker_id)
+    if holder is not None and holder != place.advertise:
+        return f"id {place.broker_id} of {place.broker} belongs to {holder}: set slave.broker_id to one that is free"
+    highest = max(
+        (number for number, address in listed.addresses.items() if address != place.advertise), default=0
+    )
+    if holder is None and highest > place.broker_id:
+        return f"{place.broker} has a slave with id {highest}: slave.broker_id must be larger than every real slave's"
+    if MASTER_ID not in listed.addresses and not was_registered:
+        return f"the name server lists no master of {place.broker}"
+    return None
+
+
+def refusal_of_master(config: Mapping[str, str]) -> str | None:
+    """Why the master's configuration leaves no place for us, or None."""
+    for name, what in (
+        ("enableSlaveActingMaster", "slaves act as master"),
+        ("enableControllerMode", "a controller elects masters"),
+        ("enableDLegerCommitLog", "DLedger elects masters"),
+    ):
+        if config.get(name, "").strip().lower() == "true":
+            return f"{what} in this cluster ({name}): slave mode cannot join it"
+    if config.get("brokerRole", "").strip().upper() == "SLAVE":
+        return "the broker beside us is a slave itself: slave mode works beside the master"
+    return None
+
+
+def register_command(place: SlavePlace, listed: Listed) -> RemotingCommand:
+    """REGISTER_BROKER, as a slave without topics of its own; enableActingMaster is left out on purpose."""
+    host, _, port = place.advertise.rpartition(":")
+    fields = {
+        **_identity(place, listed.cluster),
+        "haServerAddr": f"{host}:{int(port) + 1 if int(port) < 65_535 else port}",
+        "bodyCrc32": str(zlib.crc32(_BODY) & _MASK),
+        "compressed": "false",
+    }
+    if listed.zone:
+        fields["__ZONE_NAME"] = listed.zone  # the last one to register names the zone of all
+    return RemotingCommand(REGISTER_BROKER, 0, ext_fields=fields, body=_BODY)
+
+
+def unregister_command(place: SlavePlace, listed: Listed) -> RemotingCommand | None:
+    """UNREGISTER_BROKER; None unless the id is ours: 4.9 removes whoever has it."""
+    if listed.addresses.get(place.broker_id) != place.advertise:
+        return None
+    return RemotingCommand(UNREGISTER_BROKER, 0, ext_fields=_identity(place, listed.cluster))
+
+
+def _identity(place: SlavePlace, cluster: str) -> dict[str, str]:
+    return {
+        "brokerName": place.broker,
+        "brokerAddr": place.advertise,
+        "clusterName": cluster,
+        "brokerId": str(place.broker_id),
+    }
+
+
+class Stand(Enum):
+    """Where we are with one name server."""
+
+    NOT_YET = "not yet registered"
+    REGISTERED = "registered"
+    REFUSED = "not registered"
+    UNREACHABLE = "not reachable"
+    LEFT = "unregistered"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One name server's story. ``rounds``: registrations since the connection was made; ``failures`` in a row."""
+
+    stand: Stand = Stand.NOT_YET
+    why: str = ""
+    rounds: int = 0
+    failures: int = 0
+
+    def registered(self) -> Progress:
+        """It lists us."""
+        return Progress(Stand.REGISTERED, "", self.rounds + 1, 0)
+
+    def refused(self, why: str) -> Progress:
+        """There is no place for us now."""
+        return Progress(Stand.REFUSED, why)
+
+    def failed(self, why: str) -> Progress:
+        """No answer, or the connection is lost: with it what was registered by it."""
+        return Progress(Stand.UNREACHABLE, why, 0, self.failures + 1)
+
+    def left(self) -> Progress:
+        """Unregistered for good."""
+        return replace(self, stand=Stand.LEFT, rounds=0)
+
+
+def wait_s(progress: Progress, period_s: float) -> float:
+    """How long until the next round."""
+    if progress.stand is Stand.UNREACHABLE:
+        return min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(10, progress.failures - 1))
+    if progress.stand is Stand.REGISTERED and progress.rounds > 1:
+        return period_s
+    return min(AGAIN_S, period_s)

@@ -1,0 +1,331 @@
+"""The slave's port: who answers which request, and the way of each client's own connection to the master.
+
+    11, 361             the archive, or the master's answer relayed and judged, with where to go on (hand_back.py)
+    34, 35              noted; clients tell the master themselves, as they tell every broker of a route
+    26, 28              what this process is
+    codes of handlers   archive and master together, as beside the façade
+    14, 15, 38, …       relayed to the master, never twice; while it is away see ``_unanswered``
+    sends, changes      refused, or acknowledged without effect (requests.py)
+    everything else     not supported
+
+Nothing about groups is kept here. While the master is away no offset is told and none is taken: clients hold theirs and
+commit them again when it is back. Only who the members of a group are is told then, once all of them had time to send a
+heartbeat, so that the queues of a member that ends go to others.
+
+Owns wiring. Does not own registering (registrar.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from fetcher.serving.facade.group_reads import GroupReading, GroupReads
+from fetcher.serving.facade.protocol import FacadeHandlers, relayed
+from fetcher.serving.facade.relay_rules import Failure, failure_of, patience_s
+from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream, TimedOutError
+from fetcher.serving.options import server_options
+from fetcher.serving.routes import runtime_table
+from fetcher.serving.session import ClientTable, register_session_handlers
+from fetcher.serving.slave.master import MasterWatch
+from fetcher.serving.slave.registrar import Registrar, Standing
+from fetcher.serving.slave.registration import SlavePlace
+from fetcher.serving.slave.requests import ACKNOWLEDGED, AMONG_REPLICAS, READ_ONLY, RELAYED
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.connection import Connection
+from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
+from fetcher.serving.wire.server import ServingServer
+from tiered.errors import ThrottledError, UnavailableError
+from tiered.settings.sections import ReadSettings, ServeSettings
+
+logger = logging.getLogger(__name__)
+
+EXPIRE_EVERY_S = 5.0
+MEMBERS_KNOWN_S = 90.0
+"""Clients look at their routes and send heartbeats every 30 s: so long after we are listed, all members are known."""
+
+
+@dataclass(frozen=True)
+class SlaveSide:
+    """As what the slave stands there, and what it has to go by. ``file``: the properties of broker.conf."""
+
+    place: SlavePlace
+    cluster: str
+    serve: ServeSettings
+    """Limits, TLS and access rules; ``bind`` is the slave's."""
+    register_s: float = 30.0
+    file: Mapping[str, str] | None = None
+
+
+@dataclass
+class SlaveCounters:
+    """Since the start. ``answered``, ``relayed`` by request code, ``failed`` by what clients were told instead;
+    ``commits_dropped``: offsets that came while the master was away."""
+
+    answered: Counter[int] = field(default_factory=Counter)
+    relayed: Counter[int] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    commits_dropped: int = 0
+
+
+@dataclass(frozen=True)
+class SlaveStatus:
+    """A moment's view. ``redirects``: whether the master sends slow consumers here; None: it does not tell."""
+
+    address: str
+    broker_id: int
+    connections: int
+    is_archive_open: bool
+    is_master_well: bool
+    redirects: bool | None
+    standings: tuple[Standing, ...]
+    readings: tuple[GroupReading, ...] = ()
+
+
+class _MutedPeer:
+    """A client as the table of members knows it. Notices are the master's business while it is there."""
+
+    def __init__(self, connection: Connection, is_master_well: Callable[[], bool]) -> None:
+        self._connection, self._is_master_well = connection, is_master_well
+
+    @property
+    def address(self) -> str:
+        return self._connection.address
+
+    @property
+    def id(self) -> int:
+        return self._connection.id
+
+    def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
+        if not self._is_master_well():
+            self._connection.push(code, ext, body)
+
+
+class _Client:
+    """One connection, and its own one to the master, made when first needed."""
+
+    def __init__(self, connection: Connection, master: str, gate: FlightGate, watch: MasterWatch) -> None:
+        self.connection = connection
+        self.peer = _MutedPeer(connection, lambda: watch.is_well)
+        self.upstream = RemotingUpstream(master, gate)
+
+
+class SlaveService:
+    """Serves from ``start`` to ``close``, on the running event loop; registers once ``open_archive`` was called."""
+
+    def __init__(self, side: SlaveSide, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._side, self._now_s = side, now_s
+        self.watch = MasterWatch(side.place.broker_address, side.file)
+        self._registrar = Registrar(side.place, side.register_s, self.watch.refusal)
+        self._gate = FlightGate()
+        self._members: dict[int, _Client] = {}
+        self._handlers: FacadeHandlers = {}
+        self._is_open = False
+        self._server: ServingServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listed_s: float | None = None
+        self._started_ms = time.time_ns() // 1_000_000
+        self.clients = ClientTable(now_s)
+        """Members of groups and what they subscribe to, from their heartbeats."""
+        self.counters = SlaveCounters()
+        self._reads = GroupReads()
+        # How members are listed while the master is away.
+        self._sessions = HandlerTable()
+        register_session_handlers(self._sessions, self.clients)
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; the address bound. Raises OSError when the port is taken, UsageError for bad settings."""
+        table = _Table(self._answer)
+        options = server_options(self._side.serve)
+        self._server = ServingServer(table, options, on_close=self._closed)
+        bound = await self._server.start()
+        self.watch.start()
+        self._tasks = [asyncio.create_task(self._expire())]
+        return bound
+
+    def open_archive(self, handlers: FacadeHandlers) -> None:
+        """From now on these answer their codes, and clients are asked to come."""
+        self._handlers, self._is_open = handlers, True
+        self._tasks.append(asyncio.create_task(self._register()))
+
+    def apply(self, policies: ReadSettings) -> None:
+        """Other read policies: the handlers' business."""
+
+    async def close(self, drain_s: float = 5.0) -> None:
+        """Unregister, accept nothing more, let requests end, hang up on both sides."""
+        for task in self._tasks:
+            task.cancel()
+        await self._registrar.leave()
+        if self._server is not None:
+            await self._server.close(drain_s)
+        for client in list(self._members.values()):
+            client.upstream.close()
+        await self.watch.close()
+
+    def status(self) -> SlaveStatus:
+        """How it stands. Callable from any thread."""
+        groups = sorted((group.name, len(group.members)) for group in self.clients.groups())
+        server, place = self._server, self._side.place
+        return SlaveStatus(
+            place.advertise,
+            place.broker_id,
+            len(server.connections) if server is not None else 0,
+            self._is_open,
+            self.watch.is_well,
+            self.watch.redirects(),
+            self._registrar.standings(),
+            self._reads.readings(groups),
+        )
+
+    async def _register(self) -> None:
+        # A round before the master has answered would only say so.
+        await self.watch.heard()
+        self._registrar.start()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            self.clients.expire()
+            if self._listed_s is None and self._registrar.was_registered:
+                self._listed_s = self._now_s()
+
+    # -- clients ----------------------------------------------------------------------------------------------
+
+    def _client(self, request: Request) -> _Client:
+        peer = request.peer
+        found = self._members.get(peer.id)
+        if found is None:
+            assert isinstance(peer, Connection)
+            found = _Client(peer, self._side.place.broker_address, self._gate, self.watch)
+            self._members[peer.id] = found
+        return found
+
+    def _closed(self, connection: Connection) -> None:
+        client = self._members.pop(connection.id, None)
+        if client is not None:
+            self.clients.closed(client.peer)
+            client.upstream.close()
+
+    # -- requests ---------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: Request) -> Response | None:
+        code, client = request.code, self._client(request)
+        if code in (RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT):
+            return await self._membership(request, client)
+        handler = self._handlers.get(code)
+        if handler is not None:
+            # Whoever does not take its answers gets no more of them made.
+            await client.connection.writable()
+            for name in ("topic", "consumerGroup"):
+                request.name(name, "")  # handlers and statistics remember these
+            self.counters.answered[code] += 1
+            response = await handler(request, client.upstream)
+            self._reads.note(request, response)
+            return response
+        if code in RELAYED:
+            return await self._relay(request, client)
+        if code == RequestCode.GET_BROKER_RUNTIME_INFO:
+            return json_response({"table": runtime_table(self._started_ms)})
+        if code == RequestCode.GET_BROKER_CONFIG:
+            return Response(body=(self._config().encode(),))
+        if code == RequestCode.GET_ALL_CONSUMER_OFFSET:
+            return json_response({"offsetTable": {}})  # nobody may take offsets from here
+        return self._said(request)
+
+    def _said(self, request: Request) -> Response:
+        """To what is neither read nor relayed."""
+        code = request.code
+        if code in ACKNOWLEDGED:
+            logger.warning(
+                "a change was acknowledged without effect",
+                extra={"code": code, "client": request.peer.address},
+            )
+            return Response()
+        if code in READ_ONLY:
+            return Response(ResponseCode.NO_PERMISSION, remark="this is a slave, and it takes nothing")
+        if code in AMONG_REPLICAS:
+            self.watch.expel(
+                f"the master takes this process for a replica (code {code}): its slaves may act as master"
+            )
+            self._registrar.wake()
+        if not self._is_open and code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
+            raise ThrottledError("the archive is not open yet")
+        return Response(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"a slave does not answer code {code}"
+        )
+
+    async def _membership(self, request: Request, client: _Client) -> Response:
+        self.counters.answered[request.code] += 1
+        if request.code == RequestCode.UNREGISTER_CLIENT:
+            group = request.text("consumerGroup", "")
+            if group:
+                self.clients.leave(request.text("clientID"), group)
+            return Response()
+        self.clients.heartbeat(Request(request.command, client.peer))
+        return Response(version=self.watch.version)
+
+    async def _relay(self, request: Request, client: _Client) -> Response | None:
+        command = request.command
+        try:
+            if command.is_oneway:
+                await client.upstream.send(command)
+                self.counters.relayed[request.code] += 1
+                return None
+            answer = await client.upstream.relay(
+                command, patience_s(command.ext_fields), client.connection.writable
+            )
+        except UnavailableError as error:
+            return await self._unanswered(request, client, error)
+        self.counters.relayed[request.code] += 1
+        return relayed(answer)
+
+    async def _unanswered(
+        self, request: Request, client: _Client, error: UnavailableError
+    ) -> Response | None:
+        """The master is away. Any code would tell a 4.9 client that its group has no offset: it is hung up on."""
+        code = request.code
+        if code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            # Told to the master later it could move the group back: its client commits again.
+            self.counters.commits_dropped += 1
+        if code in (RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.GET_CONSUMER_CONNECTION_LIST):
+            is_complete = self._listed_s is not None and self._now_s() - self._listed_s >= MEMBERS_KNOWN_S
+            listed = self._sessions.find(code)
+            if is_complete and listed is not None:
+                return await listed(request)
+        failure = failure_of(
+            code, was_sent=not isinstance(error, ThrottledError), timed_out=isinstance(error, TimedOutError)
+        )
+        self.counters.failed[failure.name] += 1
+        if failure is Failure.HANG_UP:
+            client.connection.close(f"request {code} cannot be answered: {error}")
+        if failure in (Failure.HANG_UP, Failure.SILENCE):
+            return None
+        return Response(failure.value, remark=f"the master is not reachable: {error}")
+
+    def _config(self) -> str:
+        side, place = self._side, self._side.place
+        lines = {
+            "brokerClusterName": side.cluster, "brokerName": place.broker, "brokerId": place.broker_id,
+            "brokerRole": "SLAVE", "brokerPermission": 4, "slaveReadEnable": "true",
+        }  # fmt: skip
+        return "".join(f"{name}={value}\n" for name, value in lines.items())
+
+
+class _Table(HandlerTable):
+    """Every code goes to ``answer``."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response | None]]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def find(self, code: int) -> Callable[[Request], Awaitable[Response | None]] | None:
+        return self._answer
+
+
+def bound_at(serve: ServeSettings, bind: str) -> ServeSettings:
+    """The limits and rules of ``serve`` for a port of its own."""
+    return replace(serve, bind=bind)

@@ -1,0 +1,103 @@
+"""A name server's table of brokers, over real frames, with the habits of 4.9 or 5.x (RouteInfoManager)."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+import orjson
+
+from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
+
+BROKER, CLUSTER = "broker-a", "C"
+Writer = asyncio.StreamWriter
+
+
+class NameServerDouble:
+    """Lists what registers; forgets it when the connection ends."""
+
+    def __init__(self, *, is_5: bool = True, master: str | None = "10.0.0.1:10911") -> None:
+        self.is_5 = is_5
+        self.addresses: dict[int, str] = {} if master is None else {0: master}
+        self.extra: dict[str, object] = {}
+        """Other members of the broker's data."""
+        self.requests: list[RemotingCommand] = []
+        self.address = ""
+        self.ignores = False
+        """Answers registrations with success and lists nobody, as 5.x does for an older stateVersion."""
+        self.is_silent = False
+        self._by: dict[Writer, str] = {}
+        self._writers: set[Writer] = set()
+        self._server: asyncio.Server | None = None
+
+    def codes(self) -> list[int]:
+        """What was asked, in order, without looks at the cluster."""
+        return [command.code for command in self.requests if command.code != 106]
+
+    async def start(self, port: int = 0) -> None:
+        """Listen."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """As kill -9; it forgets everybody but the brokers put in by hand."""
+        assert self._server is not None
+        self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        await asyncio.sleep(0.02)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
+        self._writers.add(writer)
+        decoder = FrameDecoder()
+        try:
+            while data := await reader.read(1 << 16):
+                for command in decoder.feed(data):
+                    self.requests.append(command)
+                    if not self.is_silent:
+                        writer.write(encode(self._answer(command, writer)))
+        except ConnectionError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            gone = self._by.pop(writer, None)
+            self.addresses = {number: at for number, at in self.addresses.items() if at != gone}
+            writer.close()
+
+    def _answer(self, command: RemotingCommand, writer: Writer) -> RemotingCommand:
+        code, remark, body, fields = 0, None, b"", command.ext_fields
+        if command.code == 103:
+            code, remark = self._register(command, writer)
+        elif command.code == 104:
+            number = int(fields["brokerId"])
+            if not self.is_5 or self.addresses.get(number) == fields["brokerAddr"]:
+                self.addresses.pop(number, None)
+        elif command.code == 106:
+            body = self._cluster()
+        return RemotingCommand(code, command.opaque, flag=1, remark=remark, body=body)
+
+    def _register(self, command: RemotingCommand, writer: Writer) -> tuple[int, str | None]:
+        fields = command.ext_fields
+        if int(fields["bodyCrc32"]) != zlib.crc32(command.body) & 0x7FFFFFFF:
+            return 1, "crc32 not match"
+        table = orjson.loads(command.body)["topicConfigSerializeWrapper"]["topicConfigTable"]
+        if self.is_5 and len(table) == 1:
+            return 1, "register broker failed"
+        if self.ignores:
+            return 0, None
+        assert fields["brokerName"] == BROKER and fields["clusterName"] == CLUSTER
+        address = fields["brokerAddr"]
+        self.addresses = {number: at for number, at in self.addresses.items() if at != address}
+        self.addresses[int(fields["brokerId"])] = address
+        self.extra["enableActingMaster"] = fields.get("enableActingMaster") == "true"
+        self.extra["zoneName"] = fields.get("__ZONE_NAME")
+        self._by[writer] = address
+        return 0, None
+
+    def _cluster(self) -> bytes:
+        if not self.addresses:
+            return b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
+        addresses = ",".join(f'{number}:"{at}"' for number, at in self.addresses.items())
+        others = "".join(f',"{name}":{orjson.dumps(value).decode()}' for name, value in self.extra.items())
+        data = f'{{"brokerAddrs":{{{addresses}}},"brokerName":"{BROKER}","cluster":"{CLUSTER}"{others}}}'
+        return f'{{"brokerAddrTable":{{"{BROKER}":{data}}},"clusterAddrTable":{{"{CLUSTER}":["{BROKER}"]}}}}'.encode()

@@ -1,0 +1,173 @@
+"""Registering at name servers that come, go and list others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from fetcher.serving.slave.registrar import Registrar
+from fetcher.serving.slave.registration import SlavePlace, Stand
+from tests.fetcher.serving.slave.name_server_double import BROKER, NameServerDouble
+
+OURS, OTHER = "10.0.0.5:10931", "10.0.0.6:10931"
+
+
+class Told:
+    """What the master leaves us."""
+
+    refusal: str | None = None
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what a real connection did is seen by looking
+            await asyncio.sleep(0.005)
+
+
+def story(
+    tell: Callable[[Registrar, list[NameServerDouble], Told], Awaitable[None]], *servers: NameServerDouble,
+    period_s: float = 0.05,
+) -> None:  # fmt: skip
+    async def whole() -> None:
+        for server in servers:
+            await server.start()
+        addresses = tuple(server.address for server in servers)
+        told = Told()
+        place = SlavePlace(BROKER, "10.0.0.1:10911", addresses, OURS, 7)
+        registrar = Registrar(place, period_s, lambda: told.refusal)
+        registrar.start()
+        try:
+            async with asyncio.timeout(20):
+                await tell(registrar, list(servers), told)
+        finally:
+            await registrar.leave()
+            for server in servers:
+                await server.stop()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("is_5", [False, True])
+def test_it_is_listed_at_every_name_server_and_unregisters_from_all(is_5: bool) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
+        await until(lambda: all(server.codes().count(103) >= 3 for server in servers))
+        assert {standing.stand for standing in registrar.standings()} == {Stand.REGISTERED}
+        assert all(server.addresses[0] == "10.0.0.1:10911" for server in servers)
+        await registrar.leave()
+        assert all(server.codes()[-1] == 104 and 7 not in server.addresses for server in servers)
+        assert {standing.stand for standing in registrar.standings()} == {Stand.LEFT}
+
+    story(tell, NameServerDouble(is_5=is_5), NameServerDouble(is_5=is_5))
+
+
+def test_a_restarted_name_server_lists_it_again_before_it_knows_the_master() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        port = int(server.address.rpartition(":")[2])
+        await server.stop()
+        await until(lambda: registrar.standings()[0].stand is Stand.UNREACHABLE)
+        server.addresses = {}
+        await server.start(port)
+        await until(lambda: server.addresses == {7: OURS})
+
+    story(tell, NameServerDouble(), period_s=60)
+
+
+def test_one_name_server_away_does_not_keep_it_from_the_others() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        await until(lambda: servers[1].addresses.get(7) == OURS)
+        stands = {standing.name_server: standing.stand for standing in registrar.standings()}
+        assert stands[servers[1].address] is Stand.REGISTERED
+
+    away = NameServerDouble()
+    away.is_silent = True
+    story(tell, away, NameServerDouble())
+
+
+def test_an_id_that_is_taken_is_never_registered_until_it_is_free() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert "belongs to" in registrar.standings()[0].why
+        await until(lambda: len(server.requests) > 3)
+        assert server.codes() == [] and server.addresses[7] == OTHER
+        del server.addresses[7]
+        await until(lambda: server.addresses.get(7) == OURS)
+
+    taken = NameServerDouble()
+    taken.addresses[7] = OTHER
+    story(tell, taken)
+
+
+@pytest.mark.parametrize("is_5", [False, True])
+def test_whoever_takes_its_id_keeps_it(is_5: bool) -> None:
+    """Two that register over each other would flap; 4.9 unregisters whoever has the id."""
+
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        server.addresses[7] = OTHER
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        at = len(server.codes())
+        await registrar.leave()
+        assert len(server.codes()) <= at + 1 and 104 not in server.codes()
+        assert server.addresses[7] == OTHER
+
+    story(tell, NameServerDouble(is_5=is_5), period_s=0.05)
+
+
+def test_when_the_master_leaves_no_place_it_goes_and_comes_back() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        told.refusal = "slaves act as master"
+        registrar.wake()
+        await until(lambda: 7 not in server.addresses)
+        assert server.codes()[-1] == 104
+        assert registrar.standings()[0].why == "slaves act as master"
+        told.refusal = None
+        await until(lambda: server.addresses.get(7) == OURS)
+
+    story(tell, NameServerDouble(), period_s=0.05)
+
+
+def test_without_a_master_it_waits_for_one() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert 103 not in server.codes()
+        server.addresses[0] = "10.0.0.1:10911"
+        await until(lambda: server.addresses.get(7) == OURS)
+        del server.addresses[0]  # it dies: readers go on
+        at = server.codes().count(103)
+        await until(lambda: server.codes().count(103) > at + 1)
+        assert server.addresses == {7: OURS}
+
+    story(tell, NameServerDouble(master=None))
+
+
+def test_success_without_being_listed_is_not_believed() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert "lists nobody as id 7" in registrar.standings()[0].why
+
+    ignoring = NameServerDouble()
+    ignoring.ignores = True
+    story(tell, ignoring)
+
+
+def test_the_zone_stays_the_master_s_and_acting_masters_are_not_switched_off() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        zoned, acting = servers
+        await until(lambda: zoned.addresses.get(7) == OURS)
+        assert zoned.extra["zoneName"] == "z1"
+        await until(lambda: len(acting.requests) > 2)
+        assert acting.extra == {"enableActingMaster": True} and 7 not in acting.addresses
+
+    zoned, acting = NameServerDouble(), NameServerDouble()
+    zoned.extra["zoneName"], acting.extra["enableActingMaster"] = "z1", True
+    story(tell, zoned, acting)
