@@ -60,7 +60,7 @@ class HotReader:
         try:
             queues = self._queues()
             if queues is None:
-                return LocalView(BrokerSide.UNREADABLE)
+                return self._hidden()
             log = self._store.commit_log
             if not queues.contains(topic, queue_id):
                 return LocalView(BrokerSide.READABLE, oldest_phys=log.broker_min_phys)
@@ -74,6 +74,13 @@ class HotReader:
             return LocalView(BrokerSide.READABLE, queue, is_record, phys, log.broker_min_phys, last_phys)
         except (AccessDeniedError, UnavailableError, NotFoundError) as error:
             self._complain_once(error)
+            return self._hidden()
+
+    def _hidden(self) -> LocalView:
+        """Queues that cannot be seen; where the log begins may be all the same, 0 else."""
+        try:
+            return LocalView(BrokerSide.UNREADABLE, oldest_phys=self._store.commit_log.broker_min_phys)
+        except TieredError:
             return LocalView(BrokerSide.UNREADABLE)
 
     def oldest_file(self) -> LogFile | None:

@@ -59,6 +59,8 @@ class ArchivedQueue(NamedTuple):
     """Physical end of its last archived record."""
     dispatched_phys: int
     """Below this everything of the commitlog is archived."""
+    first_phys: int = 0
+    """Physical offset of the first record that was ever archived of it."""
 
 
 def archived_queue(state: CatalogState, topic: str, queue_id: int) -> ArchivedQueue:
@@ -68,7 +70,7 @@ def archived_queue(state: CatalogState, topic: str, queue_id: int) -> ArchivedQu
     if row is None or int(row["flags"]) & QUEUE_SUPERSEDED:
         return ArchivedQueue(None, 0, state.cursor.phys)
     offsets = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
-    return ArchivedQueue(offsets, int(row["end_phys"]), state.cursor.phys)
+    return ArchivedQueue(offsets, int(row["end_phys"]), state.cursor.phys, int(row["first_phys"]))
 
 
 class Answer(Protocol):
@@ -202,7 +204,8 @@ class PolicyLine:
         queue = None if _is_other_life(archived, view, offset) else archived.queue
         is_behind = archived.dispatched_phys < view.oldest_phys and self._topics.admits(topic)
         return Situation(
-            offset, is_system, queue, view.side, view.queue, view.is_record, is_behind, is_leaving=view.is_leaving
+            offset, is_system, queue, view.side, view.queue, view.is_record, is_behind, is_leaving=view.is_leaving,
+            is_broker_older=view.oldest_phys < archived.first_phys,
         )  # fmt: skip
 
     async def follow(self, sides: Sides[A], plan: Plan) -> Outcome[A]:

@@ -124,6 +124,8 @@ class Situation:
     residency: Residency = Residency.NOT_ASKED
     is_leaving: bool = False
     """Whether the broker's record may be deleted before it is read: the archive is asked first, if it has it."""
+    is_broker_older: bool = True
+    """Whether the broker's log begins before the first message that was ever archived: it may have earlier ones."""
 
 
 class Source(Enum):
@@ -218,7 +220,9 @@ class Follow(Enum):
     HOLD = "hold"
 
 
-_BEFORE_THE_ARCHIVE: Final = {BrokerSide.AWAY: Follow.HOLD, BrokerSide.UNTOLD: Follow.LOCAL}
+_BEFORE_THE_ARCHIVE: Final = {
+    BrokerSide.AWAY: Follow.HOLD, BrokerSide.UNREADABLE: Follow.HOLD, BrokerSide.UNTOLD: Follow.LOCAL,
+}  # fmt: skip
 
 
 def after_tiered(status: GetStatus | None, situation: Situation) -> Follow:
@@ -228,7 +232,9 @@ def after_tiered(status: GetStatus | None, situation: Situation) -> Follow:
     if situation.is_local_record:
         return Follow.LOCAL
     if status is GetStatus.OFFSET_TOO_SMALL and situation.broker in _BEFORE_THE_ARCHIVE:
-        # The archive may begin later than the broker.
+        # The archive may begin later than the broker. Of one whose queues are hidden at least the log's begin is seen.
+        if situation.broker is BrokerSide.UNREADABLE and not situation.is_broker_older:
+            return Follow.KEEP
         return _BEFORE_THE_ARCHIVE[situation.broker]
     if status not in _NOT_THERE:
         return Follow.KEEP

@@ -358,11 +358,15 @@ def test_without_a_broker_the_archive_is_all_there_is(scene: Scene) -> None:
     assert scene.pull(0, topic="nobody").status is S.NO_MATCHED_LOGIC_QUEUE
 
 
+def _hide_consume_queues(store: WrittenStore) -> None:
+    (store.path / "consumequeue").rename(store.path / "away")
+    (store.path / "consumequeue").mkdir()
+    (store.path / "consumequeue" / "CURRENT").write_text("MANIFEST-000001\n")
+    (store.path / "lock").unlink()  # nobody can tell whether that broker runs
+
+
 def test_hidden_files_never_send_a_consumer_back_to_the_archives_end(scene: Scene) -> None:
-    (scene.store.path / "consumequeue").rename(scene.store.path / "away")
-    (scene.store.path / "consumequeue").mkdir()
-    (scene.store.path / "consumequeue" / "CURRENT").write_text("MANIFEST-000001\n")
-    (scene.store.path / "lock").unlink()  # nobody can tell whether that broker runs
+    _hide_consume_queues(scene.store)
     scene.reader = PolicyReader(scene.archive, scene.archive, HotReader(open_broker_store(scene.store.path)))
     for policy in ("NOT_IN_DISK", "FORCE"):
         scene.policy(policy)
@@ -372,6 +376,39 @@ def test_hidden_files_never_send_a_consumer_back_to_the_archives_end(scene: Scen
                 S.OFFSET_FOUND_NULL,
                 offset,
             )
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_hidden_files_hold_what_only_the_broker_may_have_before_the_archive(
+    tmp_path: Path, is_deleted: bool
+) -> None:
+    """The archive begins later than the broker's log did: while that goes back further, nobody is led past it."""
+    store = WrittenStore(tmp_path / "store")
+    for _ in range(STORED):
+        store.put("t", 0, BODY)
+    root = MemoryStore("memory://late")
+    commit_log = store.path / "commitlog"
+    away = tmp_path / "away"
+    away.mkdir()
+    files = sorted(commit_log.iterdir())
+    for path in files[:2]:
+        path.rename(away / path.name)
+    backfill(store.path, root)
+    if not is_deleted:
+        for path in away.iterdir():
+            path.rename(commit_log / path.name)
+    _hide_consume_queues(store)
+    archive = ArchiveSide(root)
+    scene = Scene(store, root, archive, HotReader(open_broker_store(store.path)), None)  # type: ignore[arg-type]
+    scene.reader = PolicyReader(archive, archive, scene.hot, topics=FILTER)
+    for policy in ("NOT_IN_DISK", "NOT_IN_MEM", "FORCE"):
+        scene.policy(policy)
+        result = scene.pull(5)
+        if is_deleted:
+            assert result.status is S.OFFSET_TOO_SMALL and result.next_offset == result.min_offset > 5
+        else:
+            assert (result.status, result.next_offset) == (S.OFFSET_FOUND_NULL, 5)
+        assert scene.pull(result.min_offset).status is S.FOUND
 
 
 def test_policies_by_topic_change_without_a_restart(scene: Scene) -> None:

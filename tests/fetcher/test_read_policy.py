@@ -155,6 +155,18 @@ FORCED_BEYOND = Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=T
             Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNTOLD),
             Follow.LOCAL,
         ),
+        (
+            S.OFFSET_TOO_SMALL,
+            Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNREADABLE),
+            Follow.HOLD,
+        ),
+        (
+            S.OFFSET_TOO_SMALL,
+            Situation(
+                5, archived=OffsetRange(10, 100), broker=BrokerSide.UNREADABLE, is_broker_older=False
+            ),
+            Follow.KEEP,
+        ),
         (S.OFFSET_OVERFLOW_BADLY, FORCED_BEYOND, Follow.LOCAL),
         (
             S.OFFSET_OVERFLOW_ONE,
@@ -265,7 +277,8 @@ def situations(draw: st.DrawFn) -> Situation:
     local = draw(RANGES) if broker is BrokerSide.READABLE else None
     is_record = local is not None and offset in local
     behind = draw(st.booleans()) and archived is None
-    return Situation(offset, False, archived, broker, local, is_record, behind)
+    older = draw(st.booleans())
+    return Situation(offset, False, archived, broker, local, is_record, behind, is_broker_older=older)
 
 
 @given(st.sampled_from([ReadPolicy.NOT_IN_DISK, ReadPolicy.NOT_IN_MEM, ReadPolicy.FORCE]), situations())
@@ -291,7 +304,8 @@ def test_no_pull_passes_a_message_that_exists_nor_goes_back_within_the_line(
         # Only from beyond the end of everything, and only when the broker shows all it has.
         assert line.status is S.OFFSET_OVERFLOW_BADLY and line.next_offset == max(ends) < offset
         assert situation.broker not in (BrokerSide.UNREADABLE, BrokerSide.AWAY)
-    if situation.broker is BrokerSide.AWAY:
+    may_have_it = situation.broker is BrokerSide.UNREADABLE and situation.is_broker_older
+    if situation.broker is BrokerSide.AWAY or may_have_it:
         assert line.next_offset == offset or line.status is S.FOUND, "it may have what is passed"
 
 

@@ -20,7 +20,7 @@ from fetcher.serving.lookups import KEY_COUNT_MAX, UNIQUE_KEY_COUNT
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import Buffer, Request, Response
 from tiered.errors import TieredError, UnavailableError
-from tiered.formats.record import SYS_BORN_HOST_V6
+from tiered.formats.record import SYS_BORN_HOST_V6, decode_record
 from tiered.remoting.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
@@ -50,17 +50,25 @@ class MergedLookups:
         if away is not None and self._checks_clients:
             raise away
         is_final = answer is not None and (answer.code == ResponseCode.SUCCESS or _is_refusal(answer))
-        if answer is not None and (is_final or not self._may_look(request)):
+        if answer is not None and is_final:
             return relayed(answer)
-        record = (
-            await self._archive.message_at_phys(request.number("offset")) if self._may_look(request) else None
-        )
+        record = await self._archived_at(request)
         if record is not None:
             return Response(body=(record,))
         if answer is None:
             assert away is not None
             raise away
         return relayed(answer)
+
+    async def _archived_at(self, request: Request) -> Buffer | None:
+        """The archive's, where the message's own topic is not the broker's alone: a client may name another topic
+        than the message has, and 4.9 names none."""
+        if request.text("topic", "") and not self._may_look(request):
+            return None
+        record = await self._archive.message_at_phys(request.number("offset"))
+        if record is None or self._is_disabled(decode_record(record).topic):
+            return None
+        return record
 
     async def by_key(self, request: Request, upstream: Upstream) -> Response:
         """QUERY_MESSAGE."""
@@ -105,7 +113,10 @@ class MergedLookups:
         return found, None
 
     def _may_look(self, request: Request) -> bool:
-        return self._line.policy_of(request.text("topic", "")) is not ReadPolicy.DISABLE
+        return not self._is_disabled(request.text("topic", ""))
+
+    def _is_disabled(self, topic: str) -> bool:
+        return self._line.policy_of(topic) is ReadPolicy.DISABLE
 
 
 async def _asked(

@@ -17,6 +17,7 @@ from tests.kernels.record_builder import Message, encode
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
 from tiered.remoting.command import RemotingCommand
+from tiered.settings.sections import ReadSettings
 
 WAYS = pytest.mark.parametrize("with_files", [True, False], ids=["files", "word"])
 
@@ -195,8 +196,13 @@ def test_a_message_by_id_wherever_it_is(tmp_path: Path) -> None:
             assert (response.code, list(response.body)) == (code, [])
         scene.broker.refuses.clear()
         scene.policy("DISABLE")
-        assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[0]))).code == 1
-        scene.policy("NOT_IN_DISK")
+        for named in ({"topic": "t"}, {"topic": "another"}, {}):
+            response = await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]), **named)
+            assert (response.code, list(response.body)) == (1, []), "the broker alone answers for the topic"
+        scene.line.apply(ReadSettings(topic_policies=("t=DISABLE",)))
+        for named in ({"topic": "another"}, {}):
+            assert (await scene.ask(R.VIEW_MESSAGE_BY_ID, offset=phys_of(records[0]), **named)).code == 1
+        scene.line.apply(ReadSettings())
         await scene.broker.kill()
         response = await scene.ask(R.VIEW_MESSAGE_BY_ID, topic="t", offset=phys_of(records[0]))
         assert b"".join(map(bytes, response.body)) == records[0]
