@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import fastcrc
 import numpy as np
@@ -26,19 +26,18 @@ from numpy.typing import NDArray
 
 from benchmarks.machine import log_files
 from tiered.formats.segment import SHARED_BLOCK_BYTES
+from tiered.formats.segment_blocks import PIECE_BYTES
 from tiered.kernels.gather import cut_blocks, gather_records
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_columns import RecordColumns, StopReason
 from tiered.kernels.scan import scan_log
 from tiered.kernels.split import SplitScratch, cut_runs, split_by_queue
 from tiered.object_store.options import StoreOptions
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.protocol import Buffer, ObjectStore
 from tiered.object_store.url import open_store
 from tiered.settings.sections import ObjectStoreSettings, OffloadSettings
 
 THREADS = 2
-WAVE_BYTES = 8 * 1024 * 1024
-"""Gathered and compressed at once, as the archiver does."""
 PARTS = ("read", "scan", "split", "gather", "compress", "checksum", "write")
 
 
@@ -125,17 +124,17 @@ class Worker:
             runs = cut_runs(split, columns)
             position, size = columns.position[split.order], columns.size[split.order]
             blocks = self._cut_blocks(runs.rows, size)
-        stored: list[memoryview] = []
+        stored: list[bytes] = []
         row = first = 0
         ends = np.cumsum(blocks)
         while first < len(blocks):
             before = int(ends[first] - blocks[first])
-            last = max(first + 1, int(np.searchsorted(ends, before + WAVE_BYTES, "right")))
-            wave_bytes = int(ends[last - 1]) - before
+            last = max(first + 1, int(np.searchsorted(ends, before + PIECE_BYTES, "right")))
+            piece_bytes = int(ends[last - 1]) - before
             with self.tally.part("gather"):
-                row = gather_records(self._arena, position, size, row, wave_bytes, self._gathered)
+                row = gather_records(self._arena, position, size, row, piece_bytes, self._gathered)
             with self.tally.part("compress"):
-                stored += self._compress(blocks[first:last], wave_bytes)
+                stored += self._compress(blocks[first:last])
             first = last
         with self.tally.part("checksum"):
             checksums = [fastcrc.crc32.iscsi(block) for block in stored]
@@ -153,15 +152,14 @@ class Worker:
         limits = self._settings.block_bytes, SHARED_BLOCK_BYTES
         return raw_bytes[: cut_blocks(first_row, is_light, size, *limits, rows, raw_bytes, of_run)]
 
-    def _compress(self, blocks: NDArray[np.int64], wave_bytes: int) -> list[memoryview]:
-        segments = np.stack([np.cumsum(blocks) - blocks, blocks], axis=1).astype("<u8")
-        raw = zstandard.BufferWithSegments(self._gathered.data[:wave_bytes], segments.tobytes())
-        stored: Any = self._compressor.multi_compress_to_buffer(raw)  # its stub lacks the buffer protocol
-        return [memoryview(stored[number]) for number in range(len(stored))]
+    def _compress(self, blocks: NDArray[np.int64]) -> list[bytes]:
+        compress, raw = self._compressor.compress, self._gathered.data
+        ends = np.cumsum(blocks).tolist()
+        return [compress(raw[begin:end]) for begin, end in pairwise([0, *ends])]
 
-    def _write(self, piece: LogRange, blocks: list[memoryview]) -> None:
+    def _write(self, piece: LogRange, blocks: list[bytes]) -> None:
         keys = self._columns.key_hashes[: self._columns.keys]
-        body = [*blocks, keys.data.cast("B")]
+        body: list[Buffer] = [*blocks, keys.data.cast("B")]
         self.tally.stored_bytes += sum(map(len, body))
         self._puts += 1
         self._output.put_if_absent(f"{id(self)}-{self._puts}-{piece.file_begin_phys + piece.offset}", body)

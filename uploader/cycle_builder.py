@@ -186,3 +186,4 @@ class CycleBuilder:
     def close(self) -> None:
         """Release threads."""
         self._put_pool.shutdown(wait=False, cancel_futures=True)
+        self._scratch.close()

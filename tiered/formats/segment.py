@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import fastcrc
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tiered.formats.container import encode_container
 from tiered.formats.queue_names import queue_table
+from tiered.formats.segment_blocks import BlockPacker, Records
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
     CODEC_RAW,
@@ -37,7 +38,7 @@ from tiered.formats.segment_layout import (
     encode_trailer,
 )
 from tiered.kernels.columns import encode_page
-from tiered.kernels.gather import check_rows, cut_blocks, gather_records
+from tiered.kernels.gather import check_rows, cut_blocks
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE, RunKind, Table
 
@@ -45,10 +46,8 @@ Buffer = bytes | bytearray | memoryview
 
 SHARED_BLOCK_BYTES = 64 * 1024
 """Raw bytes up to which a block takes records of several runs: tiny frames cost more CPU than their bytes."""
-_WAVE_BYTES = 8 * 1024 * 1024
 _PAGE_BYTES_MAX = PAGE_ROWS * 70 + 64  # seven columns of at most ten bytes
 _EMPTY_HASHES = np.zeros(0, np.uint64)
-_SEGMENTS_DTYPE = np.dtype([("offset", "<u8"), ("length", "<u8")])
 
 
 @dataclass(frozen=True)
@@ -121,26 +120,24 @@ class EncodedSegment:
 
 
 class SegmentScratch:
-    """Memory one encoder reuses from object to object. Not to be shared by threads."""
+    """Memory and threads one encoder reuses from object to object. Not to be shared by threads."""
 
     def __init__(self) -> None:
-        self._gathered: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._packer: BlockPacker | None = None
         self.page: NDArray[np.uint8] = np.empty(_PAGE_BYTES_MAX, np.uint8)
         self.streams: NDArray[np.uint8] = np.empty(PAGE_ROWS * 70, np.uint8)
 
-    def gathered(self, length: int) -> NDArray[np.uint8]:
-        """At least ``length`` bytes to gather records into. Kept only up to a wave and a large block."""
-        if length <= len(self._gathered):
-            return self._gathered
-        buffer = np.empty(length, np.uint8)
-        if length <= 2 * _WAVE_BYTES:
-            self._gathered = buffer
-        return buffer
+    def packer(self, codec: BlockCodec) -> BlockPacker:
+        """What compresses blocks as ``codec`` says."""
+        if self._packer is None or self._packer.shape != (codec.level, codec.threads):
+            self.close()
+            self._packer = BlockPacker(codec.level, codec.threads)
+        return self._packer
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held."""
-        return self._gathered.nbytes + self.page.nbytes + self.streams.nbytes
+    def close(self) -> None:
+        """End its threads."""
+        if self._packer is not None:
+            self._packer.close()
 
 
 def encode_segment(
@@ -162,11 +159,11 @@ def encode_segment(
     _check(queues, runs, view, rows)
     is_light = runs["kind"] == RunKind.LMQ
     blocks, blocks_of_run = _cut_blocks(view, is_light, rows.size, codec.block_bytes)
-    body: list[Buffer] = [encode_header()]
-    body += _compress_blocks(blocks, rows, arena, codec, scratch)
+    with scratch.packer(codec).packing(blocks, Records(arena, _i8(rows.position), _i4(rows.size))) as packed:
+        keys, key_header = _encode_keys(rows)
+        pages, page_table = _encode_pages(view, rows, codec.level, scratch)
+        body: list[Buffer] = [encode_header(), *packed.stored()]
     keys_offset = HEADER_BYTES + int(blocks["stored_bytes"].sum())
-    keys, key_header = _encode_keys(rows)
-    pages, page_table = _encode_pages(view, rows, codec.level, scratch)
     tail_offset = keys_offset + len(keys)
     footer = _encode_footer(meta, queues, runs, blocks, blocks_of_run, page_table, key_header)
     footer_offset = tail_offset + int(page_table["stored_bytes"].sum())
@@ -235,52 +232,6 @@ def _cut_blocks(
     blocks["rows"] = block_rows[:count]
     blocks["raw_bytes"] = block_raw[:count]
     return blocks, blocks_of_run
-
-
-def _compress_blocks(
-    blocks: Table, rows: RowTable, arena: NDArray[np.uint8], codec: BlockCodec, scratch: SegmentScratch
-) -> list[Buffer]:
-    """Gather and compress wave by wave, so that gathered bytes are still in the processor's cache."""
-    if len(blocks) == 0:
-        return []
-    compressor = zstandard.ZstdCompressor(level=codec.level, write_checksum=False, write_content_size=True)
-    raw_end = np.cumsum(blocks["raw_bytes"], dtype=np.int64)
-    position, size = _i8(rows.position), _i4(rows.size)
-    pieces: list[Buffer] = []
-    first = row = done = 0
-    while first < len(blocks):
-        last = max(first + 1, int(np.searchsorted(raw_end, done + _WAVE_BYTES, side="right")))
-        wave_bytes = int(raw_end[last - 1]) - done
-        gathered = scratch.gathered(wave_bytes)
-        row = int(gather_records(arena, position, size, row, wave_bytes, gathered))
-        if row < 0:
-            raise ValueError(f"the record of row {-1 - row} lies outside the arena")
-        pieces.append(_compress_wave(blocks[first:last], gathered, compressor, codec.threads))
-        first, done = last, int(raw_end[last - 1])
-    return pieces
-
-
-def _compress_wave(
-    blocks: Table, gathered: NDArray[np.uint8], compressor: zstandard.ZstdCompressor, threads: int
-) -> bytes:
-    """Stored bytes of consecutive blocks, whose raw bytes begin ``gathered``; fills in their table rows."""
-    segments = np.empty(len(blocks), _SEGMENTS_DTYPE)
-    raw = blocks["raw_bytes"].astype(np.uint64)
-    segments["length"] = raw
-    segments["offset"] = np.cumsum(raw) - raw
-    wave_bytes = int(raw.sum())
-    source = zstandard.BufferWithSegments(gathered[:wave_bytes].data, segments.tobytes())
-    compressed = compressor.multi_compress_to_buffer(source, threads=min(threads, len(blocks)))
-    stored: list[Buffer] = [memoryview(cast(bytes, compressed[i])) for i in range(len(blocks))]
-    stored_bytes = np.fromiter(map(len, stored), np.int64, len(stored))
-    codecs = np.full(len(blocks), CODEC_ZSTD, np.uint8)
-    for i in np.flatnonzero(stored_bytes >= blocks["raw_bytes"]).tolist():
-        begin = int(segments["offset"][i])
-        stored[i] = gathered[begin : begin + int(raw[i])].data
-        stored_bytes[i], codecs[i] = raw[i], CODEC_RAW
-    blocks["stored_bytes"], blocks["codec"] = stored_bytes, codecs
-    blocks["crc32c"] = np.fromiter(map(fastcrc.crc32.iscsi, stored), np.uint32, len(stored))
-    return b"".join(stored)
 
 
 def _encode_keys(rows: RowTable) -> tuple[bytes, dict[str, int]]:
