@@ -7,7 +7,7 @@ WORKERS ?= 2
 RESULTS_DIR ?= build/soak
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types format integration soak bench settings-doc clean
+.PHONY: help install demo test lint types format servers integration soak bench settings-doc clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ lint: install ## style
 
 types: install ## static types
 	$(BIN)/mypy
+
+servers: install ## set up what integration tests run against; what cannot be had is said and skipped later
+	$(BIN)/python -m tests.servers.prepare
 
 integration: install ## tests against real servers; what is not reachable is skipped by name
 	$(BIN)/pytest -m "integration and not soak"

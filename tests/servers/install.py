@@ -1,7 +1,8 @@
 """Gets the servers that tests run: MinIO by `go install`, LocalStack into a virtual environment of its own.
 
 Everything lands in ``$XDG_CACHE_HOME/rocketmq-tiered`` (default ``~/.cache``), once; processes wait for each
-other. What cannot be had raises NotInstallableError, whose text becomes the reason of a skip.
+other. What cannot be had raises NotInstallableError, whose text becomes the reason of a skip, and is not tried again
+for a while. Every installer takes the seconds one command of it may take: by default less than a test may take.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-INSTALL_TIMEOUT_S = 900
+PATIENCE_S = 200.0
+"""Below the time limit of a test; ``tests.servers.prepare`` has more."""
+GIVEN_UP_S = 3600
+"""What failed is not tried again by the tests that follow."""
+_FAILED = ".failed"
 LOCALSTACK_PACKAGES = (
     "localstack-core[base-runtime]==4.4.0",
     "cbor2<5.8",
@@ -35,7 +41,7 @@ def cache_directory() -> Path:
     return Path(base) / "rocketmq-tiered"
 
 
-def minio_binary() -> Path:
+def minio_binary(patience_s: float = PATIENCE_S) -> Path:
     """The MinIO server: on PATH, in Go's own place, in the cache, or built now (about two minutes)."""
     cached = cache_directory() / "bin" / "minio"
     gopath = Path(os.environ.get("GOPATH") or Path.home() / "go")
@@ -44,11 +50,11 @@ def minio_binary() -> Path:
             return Path(candidate)
     with only_once("minio"):
         if not cached.exists():
-            _go_install("github.com/minio/minio@latest", cached.parent)
+            _go_install("github.com/minio/minio@latest", cached.parent, patience_s)
     return cached
 
 
-def compose_validator() -> Path:
+def compose_validator(patience_s: float = PATIENCE_S) -> Path:
     """compose-go's command: reads a compose file as Docker does, without an engine."""
     cached = cache_directory() / "compose-go" / "cmd"
     gopath = Path(os.environ.get("GOPATH") or Path.home() / "go")
@@ -57,11 +63,11 @@ def compose_validator() -> Path:
             return candidate
     with only_once("compose-go"):
         if not cached.exists():
-            _go_install("github.com/compose-spec/compose-go/v2/cmd@latest", cached.parent)
+            _go_install("github.com/compose-spec/compose-go/v2/cmd@latest", cached.parent, patience_s)
     return cached
 
 
-def localstack_python() -> Path:
+def localstack_python(patience_s: float = PATIENCE_S) -> Path:
     """The interpreter of LocalStack's environment, made now when missing (about a minute)."""
     environment = cache_directory() / "localstack-4.4.0"
     python = environment / "bin" / "python"
@@ -71,22 +77,24 @@ def localstack_python() -> Path:
     with only_once("localstack"):
         if not complete.exists():
             shutil.rmtree(environment, ignore_errors=True)
-            _make_environment(environment)
+            _make_environment(environment, patience_s)
             complete.touch()
     return python
 
 
-def _make_environment(environment: Path) -> None:
+def _make_environment(environment: Path, patience_s: float) -> None:
     python = str(environment / "bin" / "python")
     uv = _uv()
     if uv is not None:
-        run_installer([*uv, "venv", "--quiet", "--python", "3.11", str(environment)])
-        run_installer([*uv, "pip", "install", "--quiet", "--python", python, *LOCALSTACK_PACKAGES])
+        run_installer([*uv, "venv", "--quiet", "--python", "3.11", str(environment)], patience_s)
+        run_installer(
+            [*uv, "pip", "install", "--quiet", "--python", python, *LOCALSTACK_PACKAGES], patience_s
+        )
         return
     if sys.version_info[:2] != (3, 11):
         raise NotInstallableError("LocalStack needs Python 3.11, or uv to fetch it")
-    run_installer([sys.executable, "-m", "venv", str(environment)])
-    run_installer([python, "-m", "pip", "install", "--quiet", *LOCALSTACK_PACKAGES])
+    run_installer([sys.executable, "-m", "venv", str(environment)], patience_s)
+    run_installer([python, "-m", "pip", "install", "--quiet", *LOCALSTACK_PACKAGES], patience_s)
 
 
 def _uv() -> list[str] | None:
@@ -99,14 +107,14 @@ def _uv() -> list[str] | None:
     return None
 
 
-def _go_install(package: str, directory: Path) -> None:
+def _go_install(package: str, directory: Path, patience_s: float) -> None:
     if shutil.which("go") is None:
         raise NotInstallableError(f"{package} is built by go, which is not on PATH")
     directory.mkdir(parents=True, exist_ok=True)
-    run_installer(["go", "install", package], GOBIN=str(directory), GOFLAGS="-mod=mod")
+    run_installer(["go", "install", package], patience_s, GOBIN=str(directory), GOFLAGS="-mod=mod")
 
 
-def run_installer(command: list[str], **environment: str) -> None:
+def run_installer(command: list[str], patience_s: float = PATIENCE_S, **environment: str) -> None:
     """Run to success; anything else is a NotInstallableError with its last line."""
     try:
         done = subprocess.run(
@@ -116,11 +124,11 @@ def run_installer(command: list[str], **environment: str) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=INSTALL_TIMEOUT_S,
+            timeout=patience_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise NotInstallableError(f"{command[0]} took longer than {INSTALL_TIMEOUT_S} s") from None
+        raise NotInstallableError(f"{command[0]} took longer than {patience_s:.0f} s") from None
     if done.returncode != 0:
         last_line = (done.stdout.strip().splitlines() or ["no output"])[-1]
         raise NotInstallableError(f"{' '.join(command[:3])} failed: {last_line[:200]}")
@@ -128,9 +136,23 @@ def run_installer(command: list[str], **environment: str) -> None:
 
 @contextmanager
 def only_once(name: str) -> Iterator[None]:
-    """One process at a time installs ``name``."""
+    """One process at a time installs ``name``; what has failed a short while ago fails again at once."""
     directory = cache_directory()
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        failure = directory / f"{name}{_FAILED}"
+        if failure.exists() and time.time() - failure.stat().st_mtime < GIVEN_UP_S:
+            raise NotInstallableError(failure.read_text())
+        try:
+            yield
+        except NotInstallableError as error:
+            failure.write_text(str(error))
+            raise
+        failure.unlink(missing_ok=True)
+
+
+def forget_failures() -> None:
+    """Try everything anew."""
+    for failure in cache_directory().glob(f"*{_FAILED}"):
+        failure.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.servers.child import ChildServer, free_port_block
-from tests.servers.install import NotInstallableError, cache_directory, only_once, run_installer
+from tests.servers.install import PATIENCE_S, NotInstallableError, cache_directory, only_once, run_installer
 
 JAVA_SOURCES = Path(__file__).parent / "java"
 CLUSTER, BROKER = "LiveCluster", "live-a"
@@ -37,12 +37,12 @@ _LOGBACK = (
 )
 
 
-def rocketmq_jars(version: str) -> Path:
+def rocketmq_jars(version: str, patience_s: float = PATIENCE_S) -> Path:
     """The directory of all jars of one RocketMQ version, fetched now when missing."""
-    return maven_jars(version, dict.fromkeys(_ARTIFACTS, version))
+    return maven_jars(version, dict.fromkeys(_ARTIFACTS, version), patience_s)
 
 
-def maven_jars(name: str, artifacts: Mapping[str, str]) -> Path:
+def maven_jars(name: str, artifacts: Mapping[str, str], patience_s: float = PATIENCE_S) -> Path:
     """A directory ``name`` of the cache with RocketMQ's ``artifacts`` (name: version) and all they need."""
     for program in ("java", "javac"):
         if shutil.which(program) is None:
@@ -52,12 +52,12 @@ def maven_jars(name: str, artifacts: Mapping[str, str]) -> Path:
     if not complete.exists():
         with only_once(f"jars-{name}"):
             if not complete.exists():
-                _fetch(artifacts, jars)
+                _fetch(artifacts, jars, patience_s)
                 complete.touch()
     return jars
 
 
-def _fetch(artifacts: Mapping[str, str], jars: Path) -> None:
+def _fetch(artifacts: Mapping[str, str], jars: Path, patience_s: float) -> None:
     if shutil.which("mvn") is None:
         raise NotInstallableError("RocketMQ's jars come from Maven, which is not on PATH")
     jars.mkdir(parents=True, exist_ok=True)
@@ -67,15 +67,16 @@ def _fetch(artifacts: Mapping[str, str], jars: Path) -> None:
         "<artifactId>{}</artifactId><version>{}</version></dependency>"
     )
     pom.write_text(_POM.format("".join(dependency.format(*artifact) for artifact in artifacts.items())))
-    run_installer([
+    command = [
         "mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}",
         "-DincludeScope=runtime",
-    ])  # fmt: skip
+    ]  # fmt: skip
+    run_installer(command, patience_s)
 
 
-def java_classes(version: str) -> Path:
+def java_classes(version: str, patience_s: float = PATIENCE_S) -> Path:
     """The programs of ``java/`` compiled against one version."""
-    return compiled(version, rocketmq_jars(version), sorted(JAVA_SOURCES.glob("*.java")))
+    return compiled(version, rocketmq_jars(version, patience_s), sorted(JAVA_SOURCES.glob("*.java")))
 
 
 def compiled(name: str, jars: Path, sources: Sequence[Path]) -> Path:
@@ -86,7 +87,11 @@ def compiled(name: str, jars: Path, sources: Sequence[Path]) -> Path:
     with only_once(f"classes-{name}"):
         if not complete.exists() or complete.stat().st_mtime < newest:
             classes.mkdir(parents=True, exist_ok=True)
-            run_installer(["javac", "-nowarn", "-d", str(classes), "-cp", f"{jars}/*", *map(str, sources)])
+            command = ["javac", "-nowarn", "-d", str(classes), "-cp", f"{jars}/*", *map(str, sources)]
+            try:
+                run_installer(command)
+            except NotInstallableError as error:
+                raise RuntimeError(f"our own program is wrong: {error}") from error
             complete.touch()
     return classes
 

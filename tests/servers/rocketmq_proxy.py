@@ -9,20 +9,31 @@ import subprocess
 from pathlib import Path
 
 from tests.servers.child import ChildServer, free_port
+from tests.servers.install import PATIENCE_S
 from tests.servers.rocketmq import JAVA_OPENS, JAVA_SOURCES, compiled, maven_jars
 
 PROXY_VERSION, GRPC_CLIENT_VERSION = "5.3.3", "5.0.8"
+
+
+def proxy_jars(patience_s: float = PATIENCE_S) -> Path:
+    """The proxy's jars, fetched now when missing."""
+    return maven_jars(f"proxy-{PROXY_VERSION}", {"rocketmq-proxy": PROXY_VERSION}, patience_s)
+
+
+def grpc_programs(patience_s: float = PATIENCE_S) -> tuple[Path, Path]:
+    """The gRPC client's jars and the programs of ``java/grpc`` compiled against them."""
+    jars = maven_jars(
+        f"grpc-{GRPC_CLIENT_VERSION}", {"rocketmq-client-java": GRPC_CLIENT_VERSION}, patience_s
+    )
+    return jars, compiled("grpc", jars, sorted((JAVA_SOURCES / "grpc").glob("*.java")))
 
 
 class RocketMqProxy:
     """Call ``start`` first and ``stop`` last."""
 
     def __init__(self, directory: Path, name_server: str, cluster: str) -> None:
-        self._jars = maven_jars(f"proxy-{PROXY_VERSION}", {"rocketmq-proxy": PROXY_VERSION})
-        self._client = maven_jars(
-            f"grpc-{GRPC_CLIENT_VERSION}", {"rocketmq-client-java": GRPC_CLIENT_VERSION}
-        )
-        self._programs = compiled("grpc", self._client, sorted((JAVA_SOURCES / "grpc").glob("*.java")))
+        self._jars = proxy_jars()
+        self._client, self._programs = grpc_programs()
         self._directory = directory
         grpc, remoting = free_port(), free_port()
         self.address, self.remoting_address = f"127.0.0.1:{grpc}", f"127.0.0.1:{remoting}"
