@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ PATIENCE_S = 200.0
 GIVEN_UP_S = 3600
 """What failed is not tried again by the tests that follow."""
 _FAILED = ".failed"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOCALSTACK_PACKAGES = (
     "localstack-core[base-runtime]==4.4.0",
     "cbor2<5.8",
@@ -130,8 +132,14 @@ def run_installer(command: list[str], patience_s: float = PATIENCE_S, **environm
     except subprocess.TimeoutExpired:
         raise NotInstallableError(f"{command[0]} took longer than {patience_s:.0f} s") from None
     if done.returncode != 0:
-        last_line = (done.stdout.strip().splitlines() or ["no output"])[-1]
-        raise NotInstallableError(f"{' '.join(command[:3])} failed: {last_line[:200]}")
+        raise NotInstallableError(f"{' '.join(command[:3])} failed: {_reason(done.stdout)[:200]}")
+
+
+def _reason(output: str) -> str:
+    """What an installer says went wrong: Maven's first error, anybody else's last line."""
+    lines = [line.strip() for line in _COLOURS.sub("", output).splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("[ERROR]")]
+    return (errors[:1] or lines[-1:] or ["no output"])[0]
 
 
 @contextmanager
