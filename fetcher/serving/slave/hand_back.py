@@ -36,7 +36,7 @@ _NOTHING: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETR
 
 def next_id(own_id: int, policy: ReadPolicy, situation: Situation, *, is_master_well: bool) -> int:
     """The broker id for the pull at ``situation.offset``: ``own_id``, or the master's."""
-    if not is_master_well or situation.broker is BrokerSide.AWAY:
+    if not is_master_well or situation.broker in (BrokerSide.AWAY, BrokerSide.UNREADABLE):
         return own_id
     if situation.is_system or policy is ReadPolicy.DISABLE:
         return MASTER_ID
@@ -69,7 +69,8 @@ class Repeats:
         key = peer, topic, queue_id
         before = self._told.pop(key, None)
         is_repeat = before is not None and before.offset == offset
-        left_s = max(0.0, before.at_s + REPEAT_S - now_s) if before is not None and is_repeat else 0.0
+        left_s = before.at_s + REPEAT_S - now_s if before is not None and is_repeat else 0.0
+        left_s = min(REPEAT_S, max(0.0, left_s))
         self._told[key] = _Asked(offset, now_s + left_s)
         if len(self._told) > self._limit:
             self._told.popitem(last=False)

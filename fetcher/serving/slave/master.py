@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 
 from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream
 from fetcher.serving.slave.registration import refusal_of_master
@@ -33,6 +34,7 @@ class MasterWatch:
         self._link = RemotingUpstream(address, FlightGate(), LinkEvents(on_lost=self._lost))
         self._task: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
+        self._has_gone = asyncio.Event()
         self._refusal: str | None = "the master has not answered yet"
         self._expelled: str | None = None
         self.config: Mapping[str, str] = {}
@@ -51,6 +53,7 @@ class MasterWatch:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self.is_well = False  # nothing to warn of
         self._link.close("the slave ends")
 
     async def heard(self) -> None:
@@ -75,7 +78,12 @@ class MasterWatch:
     async def _run(self) -> None:
         while True:
             await self._ask()
-            await asyncio.sleep(ASK_EVERY_S if self.is_well else ASK_AGAIN_S)
+            self._has_gone.clear()
+            if not self.is_well:
+                await asyncio.sleep(ASK_AGAIN_S)
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_gone.wait(), ASK_EVERY_S)
 
     async def _ask(self) -> None:
         try:
@@ -96,6 +104,7 @@ class MasterWatch:
 
     def _lost(self, why: str, had_requests: bool) -> None:
         self._enter(False, why)
+        self._has_gone.set()
 
     def _enter(self, is_well: bool, why: str) -> None:
         if is_well != self.is_well:

@@ -26,7 +26,8 @@ class NameServerDouble:
         self.ignores = False
         """Answers registrations with success and lists nobody, as 5.x does for an older stateVersion."""
         self.is_silent = False
-        self._by: dict[Writer, str] = {}
+        self._channels: dict[str, Writer] = {}
+        """By what connection an address registered last."""
         self._writers: set[Writer] = set()
         self._server: asyncio.Server | None = None
 
@@ -60,8 +61,8 @@ class NameServerDouble:
             pass
         finally:
             self._writers.discard(writer)
-            gone = self._by.pop(writer, None)
-            self.addresses = {number: at for number, at in self.addresses.items() if at != gone}
+            gone = {at for at, channel in self._channels.items() if channel is writer}
+            self.addresses = {number: at for number, at in self.addresses.items() if at not in gone}
             writer.close()
 
     def _answer(self, command: RemotingCommand, writer: Writer) -> RemotingCommand:
@@ -91,7 +92,7 @@ class NameServerDouble:
         self.addresses[int(fields["brokerId"])] = address
         self.extra["enableActingMaster"] = fields.get("enableActingMaster") == "true"
         self.extra["zoneName"] = fields.get("__ZONE_NAME")
-        self._by[writer] = address
+        self._channels[address] = writer
         return 0, None
 
     def _cluster(self) -> bytes:
