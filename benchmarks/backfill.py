@@ -7,6 +7,7 @@ not own judging the figures (report.py).
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,13 +46,22 @@ class BackfillResult:
         return late / early if early else 0.0
 
 
-def run_backfill(store: BenchStore, target: ArchiveTarget, work: Path) -> BackfillResult:
-    """Archive ``store`` into ``target``. Raises BackfillFailedError with the program's own words."""
+def run_backfill(
+    store: BenchStore, target: ArchiveTarget, work: Path, settings: Sequence[str] = ()
+) -> BackfillResult:
+    """Archive ``store`` into ``target``, with ``settings`` as ``--set`` takes them.
+
+    Raises BackfillFailedError with the program's own words.
+    """
     files = log_files(store.path)
     control = hot_control_file(work / "control")
     before, control_before = resident_bytes(files), resident_bytes([control])
     requests_before = target.requests()
-    child = _run(["backfill", str(store.path), target.url, *NAMES], target, work)
+    child = _run(
+        ["backfill", str(store.path), target.url, *NAMES, *(f"--set={setting}" for setting in settings)],
+        target,
+        work,
+    )
     requests_after = target.requests()
     requests = None
     if requests_before is not None and requests_after is not None:
