@@ -11,21 +11,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+from fetcher.serving.wire.codes import RequestCode
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker
 from tests.servers.child import free_port
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import BROKER, CLUSTER, MQADMIN, RocketMq, java_classes, java_command, run_java
 from tests.servers.running_store import RunningStore
+from tiered.errors import UnavailableError
 from tiered.formats import fastjson
-from tiered.remoting.client import BrokerClient, RequestCode
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.command import RemotingCommand
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 QUEUES, SLAVE_ID = 4, 7
 REGISTER_MS = 2_000
+DELETE_EXPIRED_COMMITLOG = 329
 Message = tuple[str, ...]
 """queueId, offset, bodyCrc32, bodyLength, uniqKey."""
 
@@ -63,31 +68,69 @@ class Slave:
         """A consumer whose user says which broker id it asks."""
         return self.client("Pinned", mode, group, "live0", str(SLAVE_ID), str(wanted), "30", "OUT", **others)
 
-    def push(self, group: str, wanted: int, idle_s: int = 30) -> Client:
+    def push(self, group: str, topic: str, wanted: int) -> Client:
         """An ordinary push consumer."""
-        return self.client("Consume", "push", group, "live0", "*", str(wanted), str(idle_s), "OUT")
+        return self.client("Consume", "push", group, topic, "*", str(wanted), "30", "OUT")
 
     def mqadmin(self, *arguments: str) -> str:
         """One command of mqadmin."""
         names = self.broker.name_server_address
         return run_java(self.broker.version, self.directory, MQADMIN, *arguments, "-n", names)
 
-    def listed(self) -> dict[str, str]:
-        """Broker id to address, as the name server lists our broker; empty while it is away."""
-        client = BrokerClient(self.broker.name_server_address, 2)
+    def ask(self, address: str, code: int, body: bytes = b"", **fields: object) -> RemotingCommand:
+        """One request to a server, as a tool would send it."""
+        client = BrokerClient(address, 5)
         try:
-            table = fastjson.loads(client.call(106).body)["brokerAddrTable"]
-            return dict(table[BROKER]["brokerAddrs"]) if BROKER in table else {}
-        except (OSError, Exception) as error:
-            assert "does not answer" in str(error) or "closed" in str(error), error
-            return {}
+            return client.call(code, {name: str(value) for name, value in fields.items()}, body)
         finally:
             client.close()
 
+    def listed(self) -> dict[str, str]:
+        """Broker id to address, as the name server lists our broker; empty while it is away."""
+        try:
+            answer = self.ask(self.broker.name_server_address, RequestCode.GET_BROKER_CLUSTER_INFO)
+        except UnavailableError:
+            return {}
+        table = fastjson.loads(answer.body)["brokerAddrTable"]
+        return dict(table[BROKER]["brokerAddrs"]) if BROKER in table else {}
+
+    def wait_until_listed(self, timeout_s: float = 60) -> float:
+        """Until the name server lists master and slave; the seconds that took."""
+        both = {"0": self.broker.broker_address, str(SLAVE_ID): self.address}
+        return until(lambda: self.listed() == both, "not listed", timeout_s)
+
     def route(self) -> dict[str, Any]:
         """The topic's route as the name server gives it."""
-        found: dict[str, Any] = fastjson.loads(self.mqadmin("topicRoute", "-t", "live0"))
+        answer = self.ask(self.broker.name_server_address, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="live0")
+        found: dict[str, Any] = fastjson.loads(answer.body)
         return found
+
+    def committed(self, group: str) -> list[int]:
+        """The group's offset of every queue of live0, as the master has it."""
+        code, fields = RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": group, "topic": "live0"}
+        answers = [self.ask(self.broker.broker_address, code, queueId=q, **fields) for q in range(QUEUES)]
+        return [int(answer.ext_fields.get("offset", "-1")) for answer in answers]
+
+    def configure(self, **settings: object) -> None:
+        """Change the broker's configuration while it runs."""
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        assert self.ask(self.broker.broker_address, RequestCode.UPDATE_BROKER_CONFIG, text.encode()).code == 0
+
+    def create_slow_group(self, group: str) -> None:
+        """A group whose slow consumers are sent to us."""
+        config = {
+            "groupName": group, "consumeEnable": True, "consumeBroadcastEnable": True, "consumeFromMinEnable": True,
+            "retryQueueNums": 1, "retryMaxTimes": 16, "brokerId": 0, "whichBrokerWhenConsumeSlowly": SLAVE_ID,
+            "notifyConsumerIdsChangedEnable": True,
+        }  # fmt: skip
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        assert self.ask(self.broker.broker_address, code, orjson.dumps(config)).code == 0
+
+    def ends(self, topic: str, code: int) -> list[int]:
+        """Minima or maxima of the topic's queues at the broker."""
+        address = self.broker.broker_address
+        answers = [self.ask(address, code, topic=topic, queueId=queue) for queue in range(QUEUES)]
+        return [int(answer.ext_fields["offset"]) for answer in answers]
 
     def status(self) -> dict[str, Any]:
         """The part about slave mode."""
@@ -164,60 +207,121 @@ def standing(version: str, directory: Path, minio: RunningStore, **config: objec
             assert sidecar.stop() == 0, sidecar.log.read_text()[-2000:]
 
 
-def minimum(slave: Slave) -> int:
-    """The smallest first offset that the broker has of live0."""
-    client = BrokerClient(slave.broker.broker_address, 5)
-    found = [
-        int(
-            client.call(RequestCode.GET_MIN_OFFSET, {"topic": "live0", "queueId": str(q)}).ext_fields[
-                "offset"
-            ]
-        )
-        for q in range(QUEUES)
-    ]
-    client.close()
-    return min(found)
-
-
 def delete_old_files(slave: Slave) -> int:
-    """Have the broker delete all commitlog files that are full; the smallest first offset it has left."""
+    """Have the broker delete all commitlog files that are full; the smallest first offset it has left of live0."""
     slave.sidecar.wait_until_archived(60)
     long_ago_s = time.time() - 100 * 3600
     for file in sorted((slave.broker.store / "commitlog").iterdir())[:-2]:  # the last one is not begun yet
         os.utime(file, (long_ago_s, long_ago_s))
-    before = minimum(slave)
-    slave.mqadmin("deleteExpiredCommitLog", "-b", slave.broker.broker_address)
-    until(lambda: minimum(slave) > before, "the broker deletes nothing", 90)
-    return minimum(slave)
+    slave.ask(slave.broker.broker_address, DELETE_EXPIRED_COMMITLOG)
+
+    def minimum() -> int:
+        return min(slave.ends("live0", RequestCode.GET_MIN_OFFSET))
+
+    until(lambda: minimum() > 0, "the broker deletes nothing", 90)
+    return minimum()
 
 
 def places(messages: Sequence[Message]) -> Counter[tuple[int, int]]:
     return Counter((int(message[0]), int(message[1])) for message in messages)
 
 
-def everything(end: int) -> Counter[tuple[int, int]]:
-    return Counter((queue, offset) for queue in range(QUEUES) for offset in range(end))
+def everything(begins: Sequence[int], ends: Sequence[int]) -> Counter[tuple[int, int]]:
+    """Every place of queues from their begin to their end, once."""
+    ranges = enumerate(zip(begins, ends, strict=True))
+    return Counter((queue, offset) for queue, (begin, end) in ranges for offset in range(begin, end))
 
 
-def test_it_is_listed_beside_the_master_and_pinned_clients_read_all_of_it(slave: Slave) -> None:
+def read_all_of_it(slave: Slave) -> None:
+    """Pinned clients read from offset 0 what the broker has deleted, equal to what it gave while it had it."""
     before = slave.route()
-    truth = slave.push("G-truth", QUEUES * 500).finish()  # from the broker itself
-    assert places(truth) == everything(500)
+    truth = slave.push("G-truth", "live0", QUEUES * 500).finish()  # from the broker itself
+    assert places(truth) == everything([0] * QUEUES, [500] * QUEUES)
     slave.sidecar.start()
-    until(
-        lambda: slave.listed() == {"0": slave.broker.broker_address, str(SLAVE_ID): slave.address},
-        "not listed",
-    )
+    slave.wait_until_listed()
     route = slave.route()
     assert route["brokerDatas"][0]["brokerAddrs"] == slave.listed()
     assert route["queueDatas"] == before["queueDatas"]
     assert delete_old_files(slave) > 100
     assigned, pulled = slave.pinned("assign", "G-pinned", QUEUES * 500), slave.pinned("pull", "G-pulled", 0)
     assert Counter(assigned.finish()) == Counter(pulled.finish()) == Counter(truth)
-    told = slave.mqadmin("consumerProgress", "-g", "G-pinned")
-    rows = [line.split() for line in told.splitlines() if line.startswith("live0")]
-    assert {row[4] for row in rows} == {"500"}, told
-    cluster = slave.mqadmin("clusterList")
-    assert [line.split()[:4] for line in cluster.splitlines() if line.startswith(CLUSTER)] == [
-        [CLUSTER, BROKER, "0", slave.broker.broker_address], [CLUSTER, BROKER, str(SLAVE_ID), slave.address],
-    ]  # fmt: skip
+    assert slave.committed("G-pinned") == [500] * QUEUES
+
+
+def redirect_and_return(slave: Slave) -> None:
+    """A consumer that the master finds slow reads here and goes back; the master's ratio is 0, so all are slow."""
+    with slave.produce(2000, per_second=500) as producer:
+        assert producer.finish(60).failed == 0
+    slave.sidecar.wait_until_archived(60)
+    slave.create_slow_group("G-slow")
+    slave.configure(accessMessageInMemoryMaxRatio=0)
+    begins = slave.ends("live1", RequestCode.GET_MIN_OFFSET)
+    ends = slave.ends("live1", RequestCode.GET_MAX_OFFSET)
+    wanted = everything(begins, ends)
+    consumer = slave.push("G-slow", "live1", 10**6)
+    until(lambda: len(consumer.messages()) >= wanted.total(), "not all came", 60)
+    assert slave.answered("G-slow")[0] > 0, slave.status()
+    slave.configure(accessMessageInMemoryMaxRatio=40)
+    with slave.produce(
+        80, per_second=40
+    ) as producer:  # whoever waits here is handed back by the next message
+        producer.finish(30)
+    wanted = everything(begins, slave.ends("live1", RequestCode.GET_MAX_OFFSET))
+    until(lambda: len(consumer.messages()) >= wanted.total(), "not all came", 60)
+    here = slave.answered("G-slow")
+    with slave.produce(200, per_second=50) as producer:
+        producer.finish(30)
+    wanted = everything(begins, slave.ends("live1", RequestCode.GET_MAX_OFFSET))
+    until(lambda: len(consumer.messages()) >= wanted.total(), "not all came", 60)
+    assert slave.answered("G-slow") == here, "it is back at the master"
+    assert places(consumer.messages()) == wanted, "nothing is missing, nothing comes twice"
+    consumer.child.kill()
+
+
+def come_and_go(slave: Slave) -> None:
+    """Name server and sidecar end and come back while a producer sends."""
+    mq = slave.broker
+    with slave.produce(10**6, per_second=200) as producer:
+        mq.name_server.stop()
+        mq.name_server.start()
+        until(lambda: str(SLAVE_ID) in slave.listed(), "not listed again", 15)
+        until(lambda: "0" in slave.listed(), "the broker does not register again", 60)
+        slave.sidecar.kill()
+        until(lambda: slave.listed() == {"0": mq.broker_address}, "still listed", 5)
+        slave.sidecar.start()
+        slave.wait_until_listed()
+        assert slave.route()["brokerDatas"][0]["brokerAddrs"]["0"] == mq.broker_address
+        sent = producer.finish(30, now=True)
+    assert sent.failed == 0 and sent.acked > 500
+    slave.sidecar.wait_until_archived(60)
+    assert slave.sidecar.stop() == 0, slave.sidecar.log.read_text()[-2000:]
+    assert slave.listed() == {"0": mq.broker_address}
+    scrub = slave.sidecar.tiered("verify", slave.sidecar.url, "--full", "--strict")
+    assert scrub.returncode == 0, scrub.stdout[-2000:] + scrub.stderr[-2000:]
+
+
+def test_it_is_listed_beside_the_master_and_pinned_clients_read_all_of_it(slave: Slave) -> None:
+    read_all_of_it(slave)
+
+
+def test_a_slow_consumer_is_redirected_and_goes_back(slave: Slave) -> None:
+    redirect_and_return(slave)
+
+
+def test_name_server_and_sidecar_come_and_go_and_producers_do_not_notice(slave: Slave) -> None:
+    come_and_go(slave)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
+def test_the_same_beside_other_versions(version: str, tmp_path: Path, minio_url: RunningStore) -> None:
+    for slave in standing(version, tmp_path, minio_url):
+        read_all_of_it(slave)
+        told = slave.mqadmin("clusterList")
+        assert [line.split()[:4] for line in told.splitlines() if line.startswith(CLUSTER)] == [
+            [CLUSTER, BROKER, "0", slave.broker.broker_address], [CLUSTER, BROKER, str(SLAVE_ID), slave.address],
+        ]  # fmt: skip
+        assert "brokerVersionDesc" in slave.mqadmin("brokerStatus", "-b", slave.address)
+        redirect_and_return(slave)
+        come_and_go(slave)
