@@ -14,9 +14,9 @@ from typing import NamedTuple
 from fetcher.batch import GetResult, GetStatus
 from fetcher.blocks.lanes import Lane
 from fetcher.prefetch.prefetch_window import PrefetchWindow
-from fetcher.pulls.block_fetch import Held
+from fetcher.pulls.block_fetch import Block, Held
 from fetcher.pulls.queue_view import QueueView
-from fetcher.pulls.read_plan import Limits, take
+from fetcher.pulls.read_plan import BlockRows, Limits, Taken, take
 from fetcher.pulls.stretch import WindowLimits
 from tiered.model.queue import QueueKey
 
@@ -29,6 +29,18 @@ class ReaderKey(NamedTuple):
 
     group: str
     queue: QueueKey
+
+
+class InHand(NamedTuple):
+    """An answer that waits for nothing: ``records`` records back to back in ``body``, a view of a block.
+
+    [min_offset, max_offset): the queue's offsets, by the same catalog version."""
+
+    body: memoryview
+    records: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
 
 
 class Reader:
@@ -48,6 +60,34 @@ class Reader:
 
     def from_hand(self, view: QueueView, offset: int, count: int, max_bytes: int) -> GetResult | None:
         """The answer to an unfiltered pull if the block in hand holds all of it; else None."""
+        found = self._part(view, offset, count, max_bytes)
+        if found is None:
+            return None
+        rows, block, part, next_offset = found
+        return GetResult(
+            GetStatus.FOUND,
+            rows.batch(part.rows, block),
+            next_offset,
+            view.min_offset,
+            view.max_offset,
+            None,
+            view.state.version,
+        )
+
+    def body_from_hand(self, view: QueueView, offset: int, count: int, max_bytes: int) -> InHand | None:
+        """As ``from_hand``, without columns."""
+        found = self._part(view, offset, count, max_bytes)
+        if found is None:
+            return None
+        rows, block, part, next_offset = found
+        taken = part.rows
+        assert isinstance(taken, slice)  # nothing was filtered out
+        return InHand(rows.body(taken, block), part.row_count, next_offset, view.min_offset, view.max_offset)
+
+    def _part(
+        self, view: QueueView, offset: int, count: int, max_bytes: int
+    ) -> tuple[BlockRows, Block, Taken, int] | None:
+        """Rows of the block in hand that are a whole answer, and the next offset."""
         held = self.held
         rows = held.rows
         if (
@@ -62,16 +102,7 @@ class Reader:
         next_offset = rows.end_offset(part.end_row)
         if not part.is_full and next_offset < view.max_offset:
             return None
-        block = held.blocks[rows.object_key, rows.block]
-        return GetResult(
-            GetStatus.FOUND,
-            rows.batch(part.rows, block),
-            next_offset,
-            view.min_offset,
-            view.max_offset,
-            None,
-            view.state.version,
-        )
+        return rows, held.blocks[rows.object_key, rows.block], part, next_offset
 
 
 class Readers:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from fetcher.batch import EMPTY_BATCH, GetResult, GetStatus
 from fetcher.blocks.lanes import Lane
-from fetcher.blocks.readers import Reader, ReaderKey, Readers
+from fetcher.blocks.readers import InHand, Reader, ReaderKey, Readers
 from fetcher.prefetch.ahead import AheadReader
 from fetcher.prefetch.event_log import EventKind, EventLog
 from fetcher.prefetch.prefetcher import Prefetcher, window_limits
@@ -38,6 +38,7 @@ __all__ = ["FetcherCounters", "MessageFilter", "TieredMessageFetcher"]
 T = TypeVar("T")
 
 UNREAD_MS = 180_000
+PLACES_MAX = 16_384
 
 _MAY_BE_NEWER = frozenset({
     GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.OFFSET_OVERFLOW_ONE,
@@ -103,6 +104,8 @@ class TieredMessageFetcher:
         self._unread_s = unread_ms / 1000
         self._rows = RowReader(source, catalog)
         self.readers = Readers(window_limits(settings, self._unread_s), settings.in_hand_bytes)
+        self._places: dict[tuple[str, int, str], tuple[QueueView, Reader]] = {}
+        """Who read where by name: what ``in_hand`` need not look for each time."""
         self._ahead = AheadReader(source, catalog, self._rows)
         self.prefetcher = Prefetcher(
             self._ahead, catalog, settings,
@@ -151,15 +154,43 @@ class TieredMessageFetcher:
             if view is not None and reader is not None:
                 result = reader.from_hand(view, offset, count, max_bytes)
                 if result is not None:
-                    self._answered_from_hand(reader, view, offset, result)
+                    self._answered_from_hand(reader, view, offset, result.next_offset, len(result.batch))
                     return result
         pull = _Pull(topic, queue_id, offset, count, max_bytes, filter, group, generation, until)
         return await self._answer(pull)
 
-    def _answered_from_hand(self, reader: Reader, view: QueueView, offset: int, result: GetResult) -> None:
+    def in_hand(
+        self, topic: str, queue_id: int, offset: int, count: int, max_bytes: int, group: str
+    ) -> InHand | None:
+        """What an unfiltered ``get`` would answer, where the reader has all of it in hand: no coroutine, no columns.
+        None: ask ``get``. Thread-safe."""
+        catalog = self.catalog
+        catalog.look()
+        name = topic, queue_id, group
+        place = self._places.get(name)
+        if place is None or place[0].state is not catalog.state:
+            view = catalog.view(catalog.state, (topic, queue_id, None))
+            reader = None if view is None else self.readers.find(ReaderKey(group, view.queue))
+            if view is None or reader is None:
+                return None
+            if len(self._places) >= PLACES_MAX:
+                self._places = {}
+            place = self._places[name] = view, reader
+        view, reader = place
+        found = reader.body_from_hand(view, offset, count, max_bytes)
+        if found is None:
+            self._places.pop(name, None)  # perhaps the reader was forgotten and is another now
+            return None
+        self.counters.pulls += 1
+        self._answered_from_hand(reader, view, offset, found.next_offset, found.records)
+        return found
+
+    def _answered_from_hand(
+        self, reader: Reader, view: QueueView, offset: int, next_offset: int, messages: int
+    ) -> None:
         self.counters.from_hand += 1
-        self.counters.messages += len(result.batch)
-        time_s = self.prefetcher.pulled_in_hand(reader, offset, result.next_offset)
+        self.counters.messages += messages
+        time_s = self.prefetcher.pulled_in_hand(reader, offset, next_offset)
         self.readers.used(reader, time_s)
         self.prefetcher.fetch_ahead(reader, view, None, inline=True)
         if self.prefetcher.sweep():

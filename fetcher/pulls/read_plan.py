@@ -83,6 +83,10 @@ class BlockRows:
             return self.base + end_row
         return int(self.queue_offsets[end_row - 1]) + int(self.inner_num[end_row - 1])
 
+    def body(self, rows: slice, block: NDArray[np.uint8]) -> memoryview:
+        """The records of ``rows``, which are at least one, back to back."""
+        return block.data[int(self.starts[rows.start]) : int(self.ends[rows.stop - 1])]
+
     def batch(self, rows: slice | NDArray[np.intp], block: NDArray[np.uint8]) -> MessageBatch:
         """``rows`` with their records in ``block``, this block's decoded bytes."""
         starts = self.starts[rows]

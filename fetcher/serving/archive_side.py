@@ -32,9 +32,9 @@ class Bounds(NamedTuple):
     maximum: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PullWish:
-    """What a pull asks for. ``expression`` is of ``expression_type`` TAG or SQL92."""
+    """What a pull asks for; never changed. ``expression`` is of ``expression_type`` TAG or SQL92."""
 
     topic: str
     queue_id: int
@@ -46,8 +46,7 @@ class PullWish:
     expression_type: str = "TAG"
 
 
-@dataclass(frozen=True)
-class PullFound:
+class PullFound(NamedTuple):
     """``body``: whole records one behind the other; ``next_offset``: where to go on."""
 
     status: PullStatus
@@ -121,6 +120,10 @@ class ArchiveSide(Protocol):
 
     async def pull(self, wish: PullWish) -> PullFound:
         """Messages from ``wish.offset`` on. Raises SqlError for an expression that does not parse."""
+        ...
+
+    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
+        """What ``pull`` would answer if that waits for nothing and is cheap to say; None: ask it."""
         ...
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:

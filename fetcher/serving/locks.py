@@ -10,9 +10,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fetcher.serving.wire.codes import RequestCode
-from fetcher.serving.wire.request import BadRequestError, HandlerTable, Request, Response, json_response
+from fetcher.serving.wire.request import (
+    NAME_CHARS_MAX,
+    BadRequestError,
+    HandlerTable,
+    Request,
+    Response,
+    json_response,
+)
 
 LOCK_S = 60.0
+LOCKS_MAX = 20_000
 
 
 class MessageQueue(NamedTuple):
@@ -35,12 +43,22 @@ class _Lock(NamedTuple):
 class LockTable:
     """Locks by group and queue. ``now_s``: a monotonic clock."""
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float], *, locks_max: int = LOCKS_MAX) -> None:
         self._now_s = now_s
+        self._locks_max = locks_max
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
 
     def lock(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
-        """Those of ``queues`` that the client holds now."""
+        """Those of ``queues`` that the client holds now. Raises BadRequestError when there are too many locks."""
+        if len(self._locks) + len(queues) > self._locks_max:
+            self.expire()
+            if (
+                sum((group, queue) not in self._locks for queue in queues) + len(self._locks)
+                > self._locks_max
+            ):
+                raise BadRequestError(
+                    f"{len(self._locks)} queues are locked, at most {self._locks_max} can be"
+                )
         now_s = self._now_s()
         held = []
         for queue in queues:
@@ -85,6 +103,10 @@ def _wanted(request: Request) -> tuple[str, str, list[MessageQueue]]:
             MessageQueue(str(item["brokerName"]), str(item["topic"]), int(item["queueId"]))
             for item in document.get("mqSet") or []
         ]
-        return str(document["consumerGroup"]), str(document["clientId"]), queues
+        group, client_id = str(document["consumerGroup"]), str(document["clientId"])
     except (KeyError, TypeError, ValueError) as error:
         raise BadRequestError(f"the body names no group, client or queues: {error!r}") from error
+    names = group, client_id, *(name for queue in queues for name in queue[:2])
+    if max(map(len, names)) > NAME_CHARS_MAX:
+        raise BadRequestError(f"a name has more than {NAME_CHARS_MAX} characters")
+    return group, client_id, queues

@@ -19,13 +19,22 @@ from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.fastjson_text import queue_map
-from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
+from fetcher.serving.wire.request import (
+    BadRequestError,
+    HandlerTable,
+    Request,
+    Response,
+    json_response,
+)
 from tiered.errors import AccessDeniedError, FencedError, TieredError
 
 logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 0.2
 RETRY_S = 1.0
+BYTES_MAX = 64 * 1024 * 1024
+KEY_BYTES, QUEUE_BYTES, CHAR_BYTES = 500, 100, 4
+"""A group's entry of a topic, with the dictionaries; a queue of it; a character of text at most."""
 LOOK_AGAIN_S = 5.0
 """How often a server that does not own the groups looks whether it may."""
 
@@ -33,8 +42,14 @@ LOOK_AGAIN_S = 5.0
 class GroupOffsets:
     """Offsets of all groups. While another server owns them they are shown and commits are refused."""
 
-    def __init__(self, log: GroupLog, *, lease_ms: int, take_over: bool = False) -> None:
+    def __init__(
+        self, log: GroupLog, *, lease_ms: int, take_over: bool = False, bytes_max: int = BYTES_MAX
+    ) -> None:
+        """``bytes_max``: of all offsets in memory, about. Clients name groups as they like; above it no new one is
+        taken, known ones go on."""
         self._log = log
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
         self._lease_ms = lease_ms
         self._take_over = take_over
         self._offsets: Offsets = {}
@@ -53,6 +68,9 @@ class GroupOffsets:
         else:
             self.is_owner, self._take_over = True, False
         self._offsets = {key: dict(queues) for key, queues in self._log.offsets.items()}
+        self._held_bytes = sum(
+            _key_bytes(*key) + QUEUE_BYTES * len(queues) for key, queues in self._offsets.items()
+        )
         return self.is_owner
 
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
@@ -76,16 +94,32 @@ class GroupOffsets:
         return sorted({group for group, _ in self._offsets})
 
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Take an offset; durable soon. Nothing happens while the groups are another's."""
-        if not self.is_owner:
-            return
-        queues = self._offsets.setdefault((group, topic), {})
-        if queues.get(queue_id) != offset:
+        """Take an offset; durable soon. Nothing happens while the groups are another's, or for a new queue of a group
+        when there is no room: a client learns that when it commits."""
+        if self.is_owner and self._has_room(group, topic, queue_id):
+            self._take(group, topic, queue_id, offset)
+
+    def _take(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        queues = self._offsets.get((group, topic))
+        if queues is None:
+            queues = self._offsets[group, topic] = {}
+            self._held_bytes += _key_bytes(group, topic)
+        before = queues.get(queue_id)
+        if before != offset:
+            self._held_bytes += QUEUE_BYTES if before is None else 0
             queues[queue_id] = offset
             self._changed.set()
 
+    def _has_room(self, group: str, topic: str, queue_id: int) -> bool:
+        queues = self._offsets.get((group, topic))
+        if queues is not None and queue_id in queues:
+            return True
+        more_bytes = QUEUE_BYTES + (_key_bytes(group, topic) if queues is None else 0)
+        return self._held_bytes + more_bytes <= self._bytes_max
+
     async def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Take an offset and return once it is durable. Raises FencedError when the groups are another's."""
+        """Take an offset and return once it is durable. Raises FencedError when the groups are another's,
+        BadRequestError when there is no room for a group or queue that has none yet."""
         if not self.is_owner:
             raise FencedError("consumer groups of this archive are served by another server")
         if (
@@ -94,7 +128,11 @@ class GroupOffsets:
             and not self._changed.is_set()
         ):
             return
-        self.note(group, topic, queue_id, offset)
+        if not self._has_room(group, topic, queue_id):
+            raise BadRequestError(
+                f"offsets of all groups have {self._held_bytes} bytes, no new ones are kept (serve.offsets_bytes_max)"
+            )
+        self._take(group, topic, queue_id, offset)
         self._changed.set()
         if self._flushed is None:
             self._flushed = asyncio.get_running_loop().create_future()
@@ -145,6 +183,10 @@ class GroupOffsets:
             await self._flush(released=True)
 
 
+def _key_bytes(group: str, topic: str) -> int:
+    return KEY_BYTES + CHAR_BYTES * (len(group) + len(topic))
+
+
 class OffsetHandlers:
     """Requests about group offsets."""
 
@@ -180,7 +222,7 @@ class OffsetHandlers:
         offset = request.number("commitOffset")
         if offset < 0:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"commitOffset {offset} is negative")
-        place = request.text("consumerGroup"), request.text("topic"), request.number("queueId")
+        place = request.name("consumerGroup"), request.name("topic"), request.number("queueId")
         try:
             await self._offsets.commit(*place, offset)
         except FencedError as error:
@@ -233,7 +275,7 @@ class OffsetHandlers:
 
     async def reset(self, request: Request) -> Response:
         """INVOKE_BROKER_TO_RESET_OFFSET: move a group, by time or to an offset, and tell its members."""
-        topic, group = request.text("topic"), request.text("group")
+        topic, group = request.name("topic"), request.name("group")
         config = self._routes.find(topic)
         if config is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")

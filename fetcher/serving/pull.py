@@ -12,16 +12,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
+from fetcher.pulls.tag_filter import ANY_TAG
 from fetcher.serving.archive_side import ArchiveSide, Bounds, PullFound, PullStatus, PullWish
 from fetcher.serving.offset_handlers import GroupOffsets
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import SQL92, TAG, ClientTable, Subscription
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
-from fetcher.serving.wire.request import Buffer, HandlerTable, Request, Response
+from fetcher.serving.wire.request import (
+    NAME_CHARS_MAX,
+    SUCCESS,
+    Buffer,
+    HandlerTable,
+    Request,
+    Response,
+)
 from tiered.errors import UsageError
 
+PLAIN_KEPT = 1024
+DIGITS_MAX = 18
+_TAGS = None, "", TAG
+_FOUND, _FOUND_NAME = PullStatus.FOUND, PullStatus.FOUND.name
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
 """Bits of a pull's sysFlag (org.apache.rocketmq.common.sysflag.PullSysFlag)."""
 
@@ -68,7 +81,39 @@ class PullService:
 
     def register(self, table: HandlerTable) -> None:
         """PULL_MESSAGE and LITE_PULL_MESSAGE are the same."""
-        table.register(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, is_prompt=True)(self.pull)
+        codes = RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE
+        table.register(*codes, is_prompt=True, at_once=self.pull_in_hand)(self.pull)
+
+    def pull_in_hand(self, request: Request) -> Response | None:
+        """Answer a plain pull of messages that its group has in hand; None for any other. What consumers ask most."""
+        get = request.command.ext_fields.get
+        asked = _plain_of(
+            get("topic"), get("consumerGroup"), get("queueId"), get("sysFlag"), get("maxMsgNums"), get("maxMsgBytes"),
+            get("expressionType"), get("subVersion"),
+        )  # fmt: skip
+        if asked is None:
+            return None
+        topic, group, queue_id, flags = asked.topic, asked.group, asked.queue_id, asked.flags
+        if flags & SUBSCRIPTION:
+            expression: str | None = get("subscription", ANY_TAG)
+        else:
+            known = self._clients.subscription(group, topic)
+            is_known = known is not None and known.version >= asked.version and known.expression_type == TAG
+            expression = known.expression if known is not None and is_known else None
+        config = self._routes.find(topic)
+        if expression != ANY_TAG or config is None or queue_id >= max(config.read_queues, 1):
+            return None
+        limits = self._limits
+        wish = PullWish(
+            topic, queue_id, request.number("queueOffset"), min(asked.count, limits.count_max),
+            min(asked.max_bytes or limits.bytes_default, limits.bytes_max), group,
+        )  # fmt: skip
+        found = self._archive.pull_in_hand(wish) if wish.offset >= 0 else None
+        if found is None or found.status is not _FOUND:
+            return None
+        if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
+            self._offsets.note(group, topic, queue_id, committed)
+        return pull_response(SUCCESS, found.next_offset, found.bounds, _FOUND_NAME, found.body)
 
     async def pull(self, request: Request) -> Response:
         """Answer one pull; may take as long as the client said it would wait."""
@@ -113,6 +158,37 @@ class PullService:
                 ResponseCode.SYSTEM_ERROR, remark=f"queueOffset {request.number('queueOffset')} is negative"
             )
         return None
+
+
+@dataclass(slots=True)
+class _Plain:
+    """What a client repeats with each of its pulls of a queue. ``max_bytes`` 0: the default."""
+
+    topic: str
+    group: str
+    queue_id: int
+    flags: int
+    count: int
+    max_bytes: int
+    version: int
+
+
+@lru_cache(maxsize=PLAIN_KEPT)
+def _plain_of(
+    topic: str | None, group: str | None, queue_id: str | None, flags: str | None, count: str | None,
+    max_bytes: str | None, expression_type: str | None, version: str | None,
+) -> _Plain | None:  # fmt: skip
+    """Fields of a pull as numbers, or None where anything is unusual: ``wish_of`` judges that."""
+    numbers = (
+        "" if queue_id is None else queue_id, "0" if flags is None else flags, "32" if count is None else count,
+        "0" if max_bytes is None else max_bytes, "0" if version is None else version,
+    )  # fmt: skip
+    if not topic or not group or len(topic) + len(group) > NAME_CHARS_MAX or expression_type not in _TAGS:
+        return None
+    if not all(text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX for text in numbers):
+        return None
+    queue, flag, most, size, sub_version = map(int, numbers)
+    return _Plain(topic, group, queue, flag, max(1, most), size, sub_version)
 
 
 class Subscriptions(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 
 from fetcher.access import ArchiveAccess
 from fetcher.batch import GetResult, GetStatus
+from fetcher.pulls.tag_filter import ANY_TAG
 from fetcher.queries.by_key import KeyKind
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig, Unit
 from fetcher.serving.subscription_filter import filter_of
@@ -29,6 +30,7 @@ from tiered.object_store.protocol import ObjectStore
 
 logger = logging.getLogger(__name__)
 
+_FOUND = PullStatus.FOUND
 STATE_KIND = b"RMQTSTAT"
 _STATUSES = {
     GetStatus.FOUND: PullStatus.FOUND,
@@ -187,6 +189,18 @@ class ServedArchive:
             )
         )
         return found_of(result)
+
+    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
+        """See ArchiveSide: a slice of the block the group has in hand."""
+        if wish.expression != ANY_TAG:
+            return None
+        found = self._access.fetcher.in_hand(
+            wish.topic, wish.queue_id, wish.offset, wish.count, wish.max_bytes, wish.group
+        )
+        if found is None:
+            return None
+        body, records, next_offset, minimum, maximum = found
+        return PullFound(_FOUND, next_offset, Bounds(minimum, maximum), (body,), records)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
         """See ArchiveSide."""

@@ -53,7 +53,7 @@ class ServingService:
         self._made: dict[str, TopicConfig] = {}
         self._proxy_topic = ProxyTopic(self._made, lambda: time.time_ns() // 1_000_000)
         self._archive, self._settings = ArchiveWithRetries(archive, retries, self._proxy_topic), settings
-        self.clients = ClientTable(time.monotonic)
+        self.clients = ClientTable(time.monotonic, bytes_max=settings.session_bytes_max)
         self.locks = LockTable(time.monotonic)
         self.offsets, self.retries = offsets, retries
         self._expiring: list[Callable[[], None]] = [self.clients.expire, self.locks.expire]

@@ -13,9 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
-from fetcher.serving.wire.request import HandlerTable, Peer, Request, Response, json_response
+from fetcher.serving.wire.request import (
+    NAME_CHARS_MAX,
+    BadRequestError,
+    HandlerTable,
+    Peer,
+    Request,
+    Response,
+    json_response,
+)
 
 EXPIRY_S = 120.0
+BYTES_MAX = 64 * 1024 * 1024
+ENTRY_BYTES, CHAR_BYTES = 400, 4
+"""An entry of a table with its objects; a character of text at most."""
 TAG, SQL92 = "TAG", "SQL92"
 
 
@@ -27,6 +38,11 @@ class Subscription:
     expression: str
     expression_type: str = TAG
     version: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory, about."""
+        return ENTRY_BYTES + CHAR_BYTES * (len(self.topic) + len(self.expression))
 
     def document(self) -> dict[str, Any]:
         """SubscriptionData as Java writes it, without what a reader derives from the expression."""
@@ -50,6 +66,11 @@ class Member:
     version: int
     seen_s: float
 
+    @property
+    def nbytes(self) -> int:
+        """Memory, about."""
+        return ENTRY_BYTES + CHAR_BYTES * len(self.client_id)
+
 
 @dataclass
 class Group:
@@ -62,13 +83,24 @@ class Group:
     members: dict[str, Member] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the group alone, about."""
+        return 3 * ENTRY_BYTES + CHAR_BYTES * len(self.name)
+
 
 class ClientTable:
-    """All groups with members. Belongs to one event loop. ``now_s``: a monotonic clock."""
+    """All groups with members. Belongs to one event loop. ``now_s``: a monotonic clock.
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    Clients name groups, members and subscriptions as they like: all of them have at most about ``bytes_max``.
+    """
+
+    def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
         self._now_s = now_s
+        self._bytes_max = bytes_max
         self._groups: dict[str, Group] = {}
+        self.held_bytes = 0
+        """What is remembered, about."""
 
     def group(self, name: str) -> Group | None:
         """The group, if anybody is in it."""
@@ -84,51 +116,67 @@ class ClientTable:
         return found.subscriptions.get(topic) if found is not None else None
 
     def heartbeat(self, request: Request) -> bool:
-        """Take one heartbeat; whether any group's members or subscriptions changed."""
+        """Take one heartbeat; whether any group's members or subscriptions changed. Raises BadRequestError for what
+        is none, or would make all that is remembered too much."""
+        try:
+            return self._heartbeat(request)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise BadRequestError(f"the body is no heartbeat: {error}") from error
+
+    def _heartbeat(self, request: Request) -> bool:
         document = request.document()
-        client_id = str(document.get("clientID", ""))
+        client_id = _name(document.get("clientID", ""), "clientID")
         without_subscriptions = bool(document.get("withoutSub", False))
         changed = False
         for data in document.get("consumerDataSet") or []:
-            name = str(data.get("groupName", ""))
+            name = _name(data.get("groupName", ""), "groupName")
             if not name:
                 continue
-            group = self._groups.setdefault(name, Group(name))
-            group.consume_type = str(data.get("consumeType", group.consume_type))
-            group.message_model = str(data.get("messageModel", group.message_model))
-            group.consume_from = str(data.get("consumeFromWhere", group.consume_from))
-            is_new = client_id not in group.members
-            command = request.command
-            group.members[client_id] = Member(
-                client_id, request.peer, command.language, command.version, self._now_s()
+            member = Member(
+                client_id, request.peer, request.command.language[:16], request.command.version, self._now_s()
             )
+            group = self._groups.get(name) or Group(name)
+            subscriptions = group.subscriptions
             if not without_subscriptions:
-                changed |= self._subscribe(group, data.get("subscriptionDataSet") or [])
+                subscriptions = _merged(subscriptions, data.get("subscriptionDataSet") or [])
+            consume_type = _name(data.get("consumeType", group.consume_type), "consumeType")
+            message_model = _name(data.get("messageModel", group.message_model), "messageModel")
+            consume_from = _name(data.get("consumeFromWhere", group.consume_from), "consumeFromWhere")
+            self._hold(group, member, subscriptions)
+            group.consume_type, group.message_model, group.consume_from = (
+                consume_type,
+                message_model,
+                consume_from,
+            )
+            is_new = client_id not in group.members
+            group.members[client_id] = member
+            changed |= is_new or subscriptions != group.subscriptions
+            group.subscriptions = subscriptions
+            self._groups[name] = group
             if is_new:
-                changed = True
                 self._notify(group)
         return changed
 
-    def _subscribe(self, group: Group, documents: list[dict[str, Any]]) -> bool:
-        changed = False
-        wanted: dict[str, Subscription] = {}
-        for document in documents:
-            found = Subscription(
-                str(document.get("topic", "")),
-                str(document.get("subString") or "*"),
-                str(document.get("expressionType") or TAG),
-                int(document.get("subVersion") or 0),
+    def _hold(self, group: Group, member: Member, subscriptions: dict[str, Subscription]) -> None:
+        """Count what is about to be remembered. Raises BadRequestError if that is too much."""
+        known = group.members.get(member.client_id)
+        more_bytes = member.nbytes - (0 if known is None else known.nbytes)
+        if group.name not in self._groups:
+            more_bytes += group.nbytes
+        if subscriptions is not group.subscriptions:
+            more_bytes += _bytes_of(subscriptions) - _bytes_of(group.subscriptions)
+        if more_bytes > 0 and self.held_bytes + more_bytes > self._bytes_max:
+            raise BadRequestError(
+                f"groups, members and subscriptions of all clients have {self.held_bytes} bytes; no more than "
+                f"{self._bytes_max} are remembered (serve.session_bytes_max)"
             )
-            known = group.subscriptions.get(found.topic)
-            wanted[found.topic] = known if known is not None and known.version > found.version else found
-        if wanted != group.subscriptions:
-            group.subscriptions, changed = wanted, True
-        return changed
+        self.held_bytes += more_bytes
 
     def leave(self, client_id: str, group_name: str) -> None:
         """A client says that it leaves a group."""
         group = self._groups.get(group_name)
-        if group is not None and group.members.pop(client_id, None) is not None:
+        if group is not None and client_id in group.members:
+            self._forget(group, client_id)
             self._left(group)
 
     def closed(self, peer: Peer) -> None:
@@ -144,19 +192,49 @@ class ClientTable:
         for group in list(self._groups.values()):
             gone = [name for name, member in group.members.items() if is_gone(member)]
             for name in gone:
-                del group.members[name]
+                self._forget(group, name)
             if gone:
                 self._left(group)
+
+    def _forget(self, group: Group, client_id: str) -> None:
+        self.held_bytes -= group.members.pop(client_id).nbytes
 
     def _left(self, group: Group) -> None:
         if group.members:
             self._notify(group)
         else:
             del self._groups[group.name]
+            self.held_bytes -= group.nbytes + _bytes_of(group.subscriptions)
 
     def _notify(self, group: Group) -> None:
         for member in group.members.values():
             member.peer.push(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
+
+
+def _name(value: Any, field_name: str) -> str:
+    name = str(value)
+    if len(name) > NAME_CHARS_MAX:
+        raise BadRequestError(f"{field_name} has {len(name)} characters, at most {NAME_CHARS_MAX} are a name")
+    return name
+
+
+def _merged(known: dict[str, Subscription], documents: list[dict[str, Any]]) -> dict[str, Subscription]:
+    """``known``, if a heartbeat with ``documents`` says nothing else."""
+    wanted: dict[str, Subscription] = {}
+    for document in documents:
+        found = Subscription(
+            _name(document.get("topic", ""), "topic"),
+            str(document.get("subString") or "*"),
+            _name(document.get("expressionType") or TAG, "expressionType"),
+            int(document.get("subVersion") or 0),
+        )
+        before = known.get(found.topic)
+        wanted[found.topic] = before if before is not None and before.version > found.version else found
+    return known if wanted == known else wanted
+
+
+def _bytes_of(subscriptions: dict[str, Subscription]) -> int:
+    return sum(one.nbytes for one in subscriptions.values())
 
 
 def register_session_handlers(table: HandlerTable, clients: ClientTable) -> None:

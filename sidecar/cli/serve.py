@@ -52,7 +52,9 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     archive = ServedArchive(access)
     await archive.load()
     log = GroupLog(access.store, own_name(), _now_ms, is_gone=is_gone)
-    offsets = GroupOffsets(log, lease_ms=settings.serve.lease_ms, take_over=take_over)
+    offsets = GroupOffsets(
+        log, lease_ms=settings.serve.lease_ms, take_over=take_over, bytes_max=settings.serve.offsets_bytes_max
+    )
     limits = RetryLimits(settings.serve.retry_bytes_max, settings.serve.dead_letter_keep_ms)
     retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, _now_ms)
     service = ServingService(archive, offsets, retries, settings.serve)

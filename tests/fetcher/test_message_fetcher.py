@@ -279,6 +279,51 @@ def test_walks_deliver_every_row_once_in_order(seed: int, count: int, tag: str |
         assert found == [row for row in rows if codes is None or (row.tags_code in codes and tag != "")]
 
 
+@settings(max_examples=40)
+@given(seed=st.integers(0, 15), data=st.data())
+def test_what_is_in_hand_is_what_a_pull_answers(seed: int, data: st.DataObject) -> None:
+    builder = mixed_archive(seed)
+    one, other = plain_fetcher(builder.store), plain_fetcher(builder.store)
+    for queue in builder.truth:
+        reader = QueueReader(builder.store, builder.state, queue)
+        offset = reader.min_offset
+        for _ in range(60):
+            if offset == reader.max_offset or data.draw(st.integers(0, 9)) == 0:
+                offset = data.draw(st.integers(0, reader.max_offset + 1))
+            count, max_bytes = (
+                data.draw(st.integers(1, 9)),
+                data.draw(st.sampled_from([1, 400, 3000, NO_LIMIT])),
+            )
+            found = one.in_hand(queue.topic, queue.queue_id, offset, count, max_bytes, "g")
+            result = pull(other, queue, offset, count=count, max_bytes=max_bytes, group="g")
+            if found is None:
+                pull(one, queue, offset, count=count, max_bytes=max_bytes, group="g")
+            else:
+                assert (result.status, result.gap) == (GetStatus.FOUND, None)
+                assert (found.records, found.next_offset) == (len(result.batch), result.next_offset)
+                assert (found.min_offset, found.max_offset) == (result.min_offset, result.max_offset)
+                assert bytes(found.body) == b"".join(result.batch.buffers())
+            offset = result.next_offset
+        assert one.counters.pulls == other.counters.pulls
+        assert one.counters.messages == other.counters.messages
+
+
+def test_a_sequential_reader_finds_most_in_hand() -> None:
+    builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
+    for begin in range(100, 200, 25):
+        builder.commit([Sent(PLAIN, b"x" * 50, offset=offset) for offset in range(begin, begin + 25)])
+    fetcher = plain_fetcher(builder.store)
+    assert fetcher.in_hand("plain", 0, 100, 5, NO_LIMIT, "g") is None
+    offset, found = 100, 0
+    while offset < 200:
+        in_hand = fetcher.in_hand("plain", 0, offset, 5, NO_LIMIT, "g")
+        found += in_hand is not None
+        at_hand = in_hand or pull(fetcher, PLAIN, offset, count=5, group="g")
+        offset = at_hand.next_offset
+    assert found == 16  # of 20: each of four runs begins a block
+    assert fetcher.in_hand("plain", 0, 195, 5, NO_LIMIT, "another") is None
+
+
 def test_a_pull_inside_an_inner_batch_returns_the_whole_record() -> None:
     builder = ArchiveBuilder(MemoryStore())
     builder.commit([Sent(BATCHED, b"%d" % number, inner_num=3) for number in range(4)])

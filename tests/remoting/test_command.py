@@ -65,7 +65,19 @@ def test_a_header_as_java_writes_it() -> None:
 @pytest.mark.parametrize("length", [0, 3, -1, FRAME_BYTES_MAX, 0x7FFFFFFF])
 def test_an_impossible_length_is_refused_before_anything_is_kept(length: int) -> None:
     with pytest.raises(ProtocolError, match="claims"):
-        FrameDecoder().feed(struct.pack(">i", length))
+        list(FrameDecoder().feed(struct.pack(">i", length)))
+
+
+@pytest.mark.parametrize(
+    "garbage", [bytes(64), b"\xff" * 64, encode(RemotingCommand(1, 1))[:4] + b"\x07" * 500]
+)
+def test_frames_before_a_broken_one_are_delivered(garbage: bytes) -> None:
+    good = [RemotingCommand(code, code) for code in range(3)]
+    received = []
+    with pytest.raises(ProtocolError):
+        for command in FrameDecoder().feed(b"".join(map(encode, good)) + garbage):
+            received.append(command)
+    assert received == good
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -49,6 +49,10 @@ class SerializeType(IntEnum):
     ROCKETMQ = 1
 
 
+_JSON, _ROCKETMQ = SerializeType.JSON, SerializeType.ROCKETMQ
+"""Looking a member up in its enum costs as much as a call."""
+
+
 @dataclass(slots=True)
 class RemotingCommand:
     """A request or a response; never changed once made. ``ext_fields`` values are always text, as in Java."""
@@ -81,7 +85,7 @@ def encode(command: RemotingCommand) -> bytes:
 
 def encode_head(command: RemotingCommand, body_bytes: int) -> bytes:
     """Everything of the frame before a body of ``body_bytes``, which is sent behind it. Raises as ``encode``."""
-    is_json = command.serialize_type == SerializeType.JSON
+    is_json = command.serialize_type == _JSON
     header = _json_header(command) if is_json else _binary_header(command)
     header_bytes = len(header)
     length = 4 + header_bytes + body_bytes
@@ -103,13 +107,13 @@ class FrameDecoder:
         """Bytes that no command was made of yet."""
         return len(self._data) - self._at
 
-    def feed(self, data: bytes) -> list[RemotingCommand]:
-        """Take what a connection delivered; the commands that are complete now. Keeps less than one frame."""
+    def feed(self, data: bytes) -> Iterator[RemotingCommand]:
+        """Take what a connection delivered; the commands that are complete now, to be taken before the next call.
+
+        Raises ProtocolError where a frame breaks a rule, after those before it.
+        """
         self.push(data)
-        commands = []
-        while (command := self.pop()) is not None:
-            commands.append(command)
-        return commands
+        return iter(self.pop, None)
 
     def push(self, data: bytes) -> None:
         """Take what a connection delivered."""
@@ -150,9 +154,9 @@ def decode(frame: bytes) -> RemotingCommand:
         raise ProtocolError(f"a header of {header_length} bytes in a frame of {len(frame)}")
     header, body = frame[4 : 4 + header_length], frame[4 + header_length :]
     try:
-        if kind == SerializeType.JSON:
+        if kind == _JSON:
             return _from_json(header, body)
-        if kind == SerializeType.ROCKETMQ:
+        if kind == _ROCKETMQ:
             return _from_binary(header, body)
     except (
         ValueError,
@@ -211,7 +215,7 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
         remark=None if document.get("remark") is None else str(document["remark"]),
         ext_fields=fields,
         body=body,
-        serialize_type=SerializeType.JSON,
+        serialize_type=_JSON,
     )
 
 
@@ -244,7 +248,7 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
         remark=remark.decode() if remark else None,
         ext_fields=_binary_fields(fields),
         body=body,
-        serialize_type=SerializeType.ROCKETMQ,
+        serialize_type=_ROCKETMQ,
     )
 
 

@@ -325,6 +325,18 @@ class ServeSettings:
         64 * MIB, "answers that clients have not read, all together; above it the oldest are closed",
         minimum=MIB, restart=True,
     )  # fmt: skip
+    session_bytes_max: int = setting(
+        64 * MIB,
+        "groups, members and subscriptions that heartbeats name, in memory; above it new ones are refused",
+        minimum=MIB,
+        restart=True,
+    )
+    offsets_bytes_max: int = setting(
+        64 * MIB,
+        "offsets of groups that commit here, in memory; above it groups and queues that have none yet are refused",
+        minimum=MIB,
+        restart=True,
+    )
     unfinished_bytes_max: int = setting(
         64 * MIB,
         "requests half received, all together; above it the oldest are closed",

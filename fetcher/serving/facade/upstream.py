@@ -109,20 +109,22 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            commands = self._decoder.feed(data)
+            for command in self._decoder.feed(data):
+                self._take(command)
         except ProtocolError as error:
             self.close(str(error))
             return
-        for command in commands:
-            if not command.is_response:
-                self._events.on_request(command)
-                continue
-            waiting = self._pending.pop(command.opaque, None)
-            if waiting is not None and not waiting.done():
-                self._untaken_bytes += len(command.body)
-                waiting.set_result(command)
         if self._untaken_bytes > UNTAKEN_BYTES_MAX and self._transport is not None:
             self._transport.pause_reading()
+
+    def _take(self, command: RemotingCommand) -> None:
+        if not command.is_response:
+            self._events.on_request(command)
+            return
+        waiting = self._pending.pop(command.opaque, None)
+        if waiting is not None and not waiting.done():
+            self._untaken_bytes += len(command.body)
+            waiting.set_result(command)
 
     def taken(self, byte_count: int) -> None:
         """A client took an answer of this size."""

@@ -7,7 +7,8 @@ the archive's.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from fetcher.pulls.tag_filter import tags_code
 from fetcher.serving.archive_side import (
@@ -25,12 +26,37 @@ from fetcher.serving.retries.retry_state import RetryQueue
 from tiered.formats.record import decode_record
 
 
+class _Topics(NamedTuple):
+    """Merged topics and what they were made of. Queues that grow here are added one by one, or all are new."""
+
+    merged: dict[str, TopicConfig]
+    archived: dict[str, TopicConfig]
+    grown: list[tuple[dict[str, RetryQueue], int]]
+
+    @classmethod
+    def of(cls, archived: dict[str, TopicConfig], grown: Sequence[DeliveredQueues]) -> _Topics:
+        """As of now."""
+        names = (name for queues in grown for name in queues.topics())
+        ours = {name: TopicConfig(name, 1, 1) for name in names if name not in archived}
+        sizes = [(queues.state.queues, len(queues.state.queues)) for queues in grown]
+        return cls(archived | ours if ours else archived, archived, sizes)
+
+    def is_of(self, grown: Sequence[DeliveredQueues]) -> bool:
+        """Whether nothing grew meanwhile."""
+        for queues, (known, count) in zip(grown, self.grown, strict=True):
+            now = queues.state.queues
+            if now is not known or len(now) != count:
+                return False
+        return True
+
+
 class ArchiveWithRetries:
     """See ArchiveSide."""
 
     def __init__(self, archive: ArchiveSide, *grown: DeliveredQueues) -> None:
         self.cluster, self.broker = archive.cluster, archive.broker
         self._archive, self._grown = archive, grown
+        self._known: _Topics | None = None
         for queues in grown:
             queues.archived_end = self._archived_end
 
@@ -49,9 +75,10 @@ class ArchiveWithRetries:
     def topics(self) -> dict[str, TopicConfig]:
         """See ArchiveSide."""
         archived = self._archive.topics()
-        names = (name for queues in self._grown for name in queues.topics())
-        ours = {name: TopicConfig(name, 1, 1) for name in names if name not in archived}
-        return archived | ours if ours else archived
+        known = self._known
+        if known is None or known.archived is not archived or not known.is_of(self._grown):
+            known = self._known = _Topics.of(archived, self._grown)
+        return known.merged
 
     def subscription_groups(self) -> dict[str, dict[str, Any]]:
         """See ArchiveSide."""
@@ -95,6 +122,12 @@ class ArchiveWithRetries:
         if found.status in (PullStatus.OFFSET_TOO_SMALL, PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
             return PullFound(found.status, following, bounds, found.body, found.records)
         return PullFound(PullStatus.NO_MATCHED_MESSAGE, queue.first_offset, bounds)
+
+    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
+        """See ArchiveSide: of queues that do not grow here."""
+        if wish.queue_id == 0 and self._holder(wish.topic, 0) is not None:
+            return None
+        return self._archive.pull_in_hand(wish)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
         """See ArchiveSide."""

@@ -230,7 +230,20 @@ class Connection(asyncio.BufferedProtocol):
             if self.on_answer is not None:
                 self.on_answer(command)
             return
-        work = self._serve(command)
+        request = Request(command, self)
+        at_once = self._handlers.at_once(command.code)
+        if at_once is not None:
+            try:
+                response = self._judged(request) or at_once(request)
+            except TieredError as error:
+                response = self._refused(request, error)
+            except Exception as error:
+                self._failed(error)
+                return
+            if response is not None:
+                self._respond(request, response)
+                return
+        work = self._serve(request, is_judged=at_once is not None)
         if self._handlers.is_prompt(command.code):
             try:
                 task = begin(work)
@@ -254,45 +267,62 @@ class Connection(asyncio.BufferedProtocol):
         logger.error("a request failed unexpectedly: %r", error, extra={"client": self._address})
         self.close("internal error")
 
-    async def _serve(self, command: RemotingCommand) -> None:
-        request = Request(command, self)
-        response = await self._answer(request)
-        if response is None or command.flag & ONEWAY_FLAG or response.is_withheld:
+    def _judged(self, request: Request) -> Response | None:
+        """What to answer instead of serving the request, or None. Asked once."""
+        return None if self._door is None else self._door.refusal(request)
+
+    def _respond(self, request: Request, response: Response) -> None:
+        """Send an answer; nothing waits before it."""
+        if request.command.flag & ONEWAY_FLAG or response.is_withheld:
             return
         pieces = [memoryview(piece).cast("B") for piece in response.body]
         body_bytes = sum(map(len, pieces))
-        if not self._is_writable:
-            self._waiting_bytes += body_bytes
-            self._count_unread()
-            try:
-                while not self._is_writable:
-                    await self._can_write.wait()
-            finally:
-                self._waiting_bytes -= body_bytes
-        self._send(command, response, pieces, body_bytes)
+        self._send(request.command, response, pieces, body_bytes)
         if self._door is not None:
             self._door.note(request, response, body_bytes)
 
-    async def _answer(self, request: Request) -> Response | None:
+    async def _serve(self, request: Request, *, is_judged: bool) -> None:
+        command = request.command
+        response = await self._answer(request, is_judged=is_judged)
+        if response is None or command.flag & ONEWAY_FLAG or response.is_withheld:
+            return
+        if self._is_writable:
+            self._respond(request, response)
+            return
+        body_bytes = sum(memoryview(piece).nbytes for piece in response.body)
+        self._waiting_bytes += body_bytes
+        self._count_unread()
+        try:
+            while not self._is_writable:
+                await self._can_write.wait()
+        finally:
+            self._waiting_bytes -= body_bytes
+        self._respond(request, response)
+
+    async def _answer(self, request: Request, *, is_judged: bool) -> Response | None:
         handler = self._handlers.find(request.command.code)
         if handler is None:
             remark = f"request code {request.code} is not supported"
             return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         try:
-            if self._door is not None and (refusal := self._door.refusal(request)) is not None:
+            if not is_judged and (refusal := self._judged(request)) is not None:
                 return refusal
             return await handler(request)
-        except BadRequestError as error:
+        except TieredError as error:
+            return self._refused(request, error)
+
+    def _refused(self, request: Request, error: TieredError) -> Response:
+        """What a client is told of an error."""
+        if isinstance(error, BadRequestError):
             return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
-        except UnavailableError as error:
+        if isinstance(error, UnavailableError):
             # The client asks again by itself; never an answer that could move an offset.
             logger.warning(
                 "not available now: %s", error, extra={"client": self._address, "code": request.code}
             )
             return Response(ResponseCode.SYSTEM_BUSY, remark=f"temporarily unavailable: {error}")
-        except TieredError as error:
-            logger.error("%s", error, extra={"client": self._address, "code": request.code})
-            return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
+        logger.error("%s", error, extra={"client": self._address, "code": request.code})
+        return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
 
     # -- sending ----------------------------------------------------------------------------------------------
 

@@ -43,13 +43,17 @@ class Peer(Protocol):
         ...
 
 
+SUCCESS = int(ResponseCode.SUCCESS)
+"""Looking up a member of an enum costs as much as a call."""
+NUMBER_CHARS_MAX = 20
+"""A sign and the digits of a 64-bit number."""
 NAME_CHARS_MAX = 1024
 """Brokers allow 255 for groups and fewer for topics; names they derive from those are a little longer."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Request:
-    """One request and where it came from."""
+    """One request and where it came from. Never changed once made."""
 
     command: RemotingCommand
     peer: Peer
@@ -83,7 +87,7 @@ class Request:
                 raise BadRequestError(f"the request has no field {name}")
             return default
         try:
-            number = int(value)
+            number = int(value) if len(value) <= NUMBER_CHARS_MAX else _NUMBER_MAX + 1
         except ValueError as error:
             raise BadRequestError(f"field {name} is no number: {value[:40]!r}") from error
         if not _NUMBER_MIN <= number <= _NUMBER_MAX:
@@ -105,11 +109,11 @@ class Request:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Response:
-    """An answer; ``body`` are consecutive pieces, sent without joining them."""
+    """An answer; ``body`` are consecutive pieces, sent without joining them. Never changed once made."""
 
-    code: int = ResponseCode.SUCCESS
+    code: int = SUCCESS
     ext: Mapping[str, str] = field(default_factory=dict)
     body: Sequence[Buffer] = ()
     remark: str | None = None
@@ -124,6 +128,8 @@ def json_response(document: Any) -> Response:
     return Response(body=(json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode(),))
 
 
+AtOnce = Callable[[Request], "Response | None"]
+"""Answers what needs no waiting; None: ask the handler."""
 Handler = Callable[[Request], Awaitable[Response | None]]
 """None: no answer at all; the client's own time limit ends its wait."""
 
@@ -134,11 +140,15 @@ class HandlerTable:
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
         self._prompt: set[int] = set()
+        self._at_once: dict[int, AtOnce] = {}
 
-    def register(self, *codes: int, is_prompt: bool = False) -> Callable[[Handler], Handler]:
+    def register(
+        self, *codes: int, is_prompt: bool = False, at_once: AtOnce | None = None
+    ) -> Callable[[Handler], Handler]:
         """``table.register(code, …)(handler)``; a code has one handler.
 
         ``is_prompt``: it mostly answers without waiting, and is begun where its request was read (eager.py).
+        ``at_once`` is asked before it, and answers what needs no coroutine.
         """
 
         def add(handler: Handler) -> Handler:
@@ -148,6 +158,8 @@ class HandlerTable:
                 self._handlers[int(code)] = handler
                 if is_prompt:
                     self._prompt.add(int(code))
+                if at_once is not None:
+                    self._at_once[int(code)] = at_once
             return handler
 
         return add
@@ -155,6 +167,10 @@ class HandlerTable:
     def find(self, code: int) -> Handler | None:
         """The handler of ``code``, or None."""
         return self._handlers.get(code)
+
+    def at_once(self, code: int) -> AtOnce | None:
+        """What is asked before the handler of ``code``, if anything."""
+        return self._at_once.get(code)
 
     def is_prompt(self, code: int) -> bool:
         """Whether requests of ``code`` are begun at once."""

@@ -17,7 +17,7 @@ from fetcher.serving.pull import SUBSCRIPTION, SUSPEND, PullLimits, PullService,
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
-from fetcher.serving.wire.request import Response
+from fetcher.serving.wire.request import BadRequestError, Request, Response
 from tests.fetcher.serving.serving_peer import request
 from tiered.object_store.memory import MemoryStore
 
@@ -53,6 +53,10 @@ class ScriptedArchive:
     def topics(self) -> dict[str, TopicConfig]:
         return {"t": TopicConfig("t", 4, 4)}
 
+    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
+        self.wishes.append(wish)
+        return self._answers[0]
+
     async def pull(self, wish: PullWish) -> PullFound:
         self.wishes.append(wish)
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
@@ -61,20 +65,96 @@ class ScriptedArchive:
         await asyncio.sleep(min(timeout_s, 0.01))
 
 
+class Scene:
+    """A service over a scripted archive; a group ``known`` subscribes to tag a, ``all`` to everything."""
+
+    def __init__(self, answers: Sequence[PullFound]) -> None:
+        archive: Any = ScriptedArchive(answers)
+        self.archive: ScriptedArchive = archive
+        self.offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        clients = ClientTable(lambda: 0.0)
+        for group, expression in (("known", "a"), ("all", "*")):
+            data = {"topic": "t", "subString": expression, "expressionType": "TAG", "subVersion": 5}
+            document = {
+                "clientID": "c",
+                "consumerDataSet": [{"groupName": group, "subscriptionDataSet": [data]}],
+            }
+            clients.heartbeat(request(RequestCode.HEART_BEAT, body=document))
+        routes = RouteTable(archive, "h:1")
+        self.service = PullService(archive, routes, clients, self.offsets, PullLimits(hold_s_max=0.2))
+
+
+def asked(**ext: object) -> Request:
+    fields = {
+        "topic": "t", "queueId": 0, "queueOffset": 10, "consumerGroup": "g", "maxMsgNums": 32, "sysFlag": SUSPEND,
+        "suspendTimeoutMillis": 50,
+    } | ext  # fmt: skip
+    given: Any = {name: value for name, value in fields.items() if value is not None}
+    return request(RequestCode.PULL_MESSAGE, **given)
+
+
 def pull(answers: Sequence[PullFound], **ext: object) -> tuple[Response, ScriptedArchive]:
     async def run() -> tuple[Response, ScriptedArchive]:
-        archive: Any = ScriptedArchive(answers)
-        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
-        service = PullService(
-            archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets, PullLimits(hold_s_max=0.2)
-        )
-        fields = {
-            "topic": "t", "queueId": 0, "queueOffset": 10, "consumerGroup": "g", "maxMsgNums": 32, "sysFlag": SUSPEND,
-            "suspendTimeoutMillis": 50,
-        } | ext  # fmt: skip
-        return await service.pull(request(RequestCode.PULL_MESSAGE, **fields)), archive
+        scene = Scene(answers)
+        return await scene.service.pull(asked(**ext)), scene.archive
 
     return asyncio.run(run())
+
+
+ODD = st.sampled_from([
+    None, "", "0", "1", "3", "4", "-1", "00", "+2", " 1", "\u0663", "1e3", "x", "5", "9" * 19, "9" * 30, "t", "g", "*",
+    "a", "all", "known", "other", "TAG", "SQL92", "nothing",
+])  # fmt: skip
+
+
+@given(st.data())
+def test_what_is_answered_at_once_is_what_the_handler_answers(data: st.DataObject) -> None:
+    usual: dict[str, list[object]] = {
+        "topic": ["t"], "consumerGroup": ["g", "all", "known"], "queueId": [0, 3], "queueOffset": [10],
+        "sysFlag": [0, 4, 6, 7], "subscription": ["*", None, "a"], "maxMsgNums": [32, None, 0],
+        "maxMsgBytes": [None, 1000], "expressionType": ["TAG", None], "subVersion": [0, 5, 6],
+        "commitOffset": [4, None],
+    }  # fmt: skip
+    ext = {name: data.draw(st.sampled_from(values)) for name, values in usual.items()}
+    for name in data.draw(st.lists(st.sampled_from(sorted(usual)), max_size=2)):
+        ext[name] = data.draw(ODD)
+
+    async def run() -> None:
+        scene, other = Scene([FOUND]), Scene([FOUND])
+        await scene.offsets.claim()
+        await other.offsets.claim()
+        try:
+            at_once = scene.service.pull_in_hand(asked(**ext))
+        except BadRequestError:
+            with pytest.raises(BadRequestError):
+                await other.service.pull(asked(**ext))
+            return
+        if at_once is not None:
+            assert await other.service.pull(asked(**ext)) == at_once
+            assert scene.archive.wishes == other.archive.wishes
+            assert scene.archive.wishes[0].expression == "*"
+        group = str(ext["consumerGroup"])
+        if at_once is not None:
+            assert scene.offsets.of_group(group) == other.offsets.of_group(group)
+        else:
+            assert scene.offsets.groups() == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "ext", [{"consumerGroup": "all", "subVersion": 5}, {"sysFlag": 4}, {"sysFlag": 4, "maxMsgNums": None}]
+)
+def test_plain_pulls_are_answered_at_once(ext: dict[str, object]) -> None:
+    response = Scene([FOUND]).service.pull_in_hand(asked(**ext))
+    assert response is not None
+    assert (response.code, response.ext["nextBeginOffset"]) == (0, "12")
+    for unusual in (
+        {"sysFlag": 4, "subscription": "a"},
+        {"consumerGroup": "known"},
+        {"consumerGroup": "all", "subVersion": 6},
+    ):
+        assert Scene([FOUND]).service.pull_in_hand(asked(**unusual)) is None
 
 
 AT_END = PullFound(S.OFFSET_OVERFLOW_ONE, 10, Bounds(0, 10))

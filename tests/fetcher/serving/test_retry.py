@@ -441,3 +441,24 @@ def test_the_bound_is_an_error_of_its_own() -> None:
         await one.die()
 
     asyncio.run(scene())
+
+
+def test_topics_are_merged_once_for_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        one = Scene(MemoryStore(), Clock())
+        await one.start()
+        await one.send_back(maxReconsumeTimes=0)
+        await one.until_end(1, DEAD)
+        archived = one.archive._archive.topics()
+        monkeypatch.setattr(one.archive._archive, "topics", lambda: archived)
+        merged = one.archive.topics()
+        assert merged.keys() == {"t", RETRY, DEAD}
+        assert one.archive.topics() is merged
+        await one.send_back(group="h", maxReconsumeTimes=0)
+        await one.until_end(1, DEAD.replace("g", "h"))
+        assert one.archive.topics().keys() - merged.keys() == {DEAD.replace("g", "h")}
+        archived = {"another": TopicConfig("another", 1, 1)}
+        assert "another" in one.archive.topics()
+        await one.die()
+
+    asyncio.run(scene())
