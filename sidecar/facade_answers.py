@@ -13,6 +13,7 @@ from fetcher.access import ArchiveAccess
 from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.policy_line import PolicyLine, ReadCounters
 from fetcher.serving.facade.broker_view import BrokerViews
+from fetcher.serving.facade.group_resets import GroupResets
 from fetcher.serving.facade.merged_lookups import MergedLookups
 from fetcher.serving.facade.merged_offsets import MergedOffsets
 from fetcher.serving.facade.protocol import FacadeHandlers
@@ -53,9 +54,11 @@ class MergedAnswers:
         )
         self.reads: ReadCounters = self.line.counters
         self.pulls: PullCounters = context.counters
+        offsets = MergedOffsets(self.line, archive, views)
         self.handlers: FacadeHandlers = {
             **FacadePulls(self.line, context, limits).handlers(),
-            **MergedOffsets(self.line, archive, views).handlers(),
+            **offsets.handlers(),
+            **GroupResets(self.line, offsets, clients, checks_clients=checks_clients).handlers(),
             **MergedLookups(self.line, archive, checks_clients=checks_clients).handlers(),
         }
         self._watching = asyncio.create_task(archive.watch(WATCH_S))

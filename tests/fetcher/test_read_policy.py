@@ -162,9 +162,7 @@ FORCED_BEYOND = Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=T
         ),
         (
             S.OFFSET_TOO_SMALL,
-            Situation(
-                5, archived=OffsetRange(10, 100), broker=BrokerSide.UNREADABLE, is_broker_older=False
-            ),
+            Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNREADABLE, is_broker_older=False),
             Follow.KEEP,
         ),
         (S.OFFSET_OVERFLOW_BADLY, FORCED_BEYOND, Follow.LOCAL),

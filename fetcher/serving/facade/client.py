@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream, as_answer
+from fetcher.serving.wire.codes import RequestCode
 from fetcher.serving.wire.connection import Connection
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
@@ -26,7 +27,7 @@ ASKED_MAX = 256
 
 
 class QuietPeer:
-    """A client as the table of subscriptions knows it: notices to it are the broker's business."""
+    """A client as the table of subscriptions knows it: that a group's members changed is the broker's to tell it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -42,7 +43,9 @@ class QuietPeer:
         return self._connection.id
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        """Nothing."""
+        """See Peer."""
+        if code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            self._connection.push(code, ext, body)
 
 
 class FacadeClient:

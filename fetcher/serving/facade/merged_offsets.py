@@ -89,7 +89,7 @@ class MergedOffsets:
         answer = await self._asked(request.command, upstream, archived)
         if answer is None:
             return Response(ext={"offset": "0"})
-        told = _number(answer, "offset")
+        told = named_number(answer, "offset")
         if archived is None or told is None:
             return relayed(answer)
         return Response(ext={"offset": str(joined_min(archived, told))})
@@ -98,7 +98,7 @@ class MergedOffsets:
         """GET_MAX_OFFSET."""
         archived = (await self._situation(request.command, upstream)).archived
         answer = await upstream.call(request.command, ANSWER_S)
-        told = _number(answer, "offset")
+        told = named_number(answer, "offset")
         if archived is None or told is None or told >= archived.max_offset:
             return relayed(answer)
         return Response(ext={"offset": str(archived.max_offset)})
@@ -107,7 +107,7 @@ class MergedOffsets:
         """GET_EARLIEST_MSG_STORETIME."""
         archived = (await self._situation(request.command, upstream)).archived
         answer = await self._asked(request.command, upstream, archived)
-        told = -1 if answer is None else _number(answer, "timestamp")
+        told = -1 if answer is None else named_number(answer, "timestamp")
         if answer is not None and (archived is None or told is None):
             return relayed(answer)
         assert archived is not None and told is not None
@@ -148,7 +148,7 @@ class MergedOffsets:
             return None
         if first.is_refused:
             told_off = await upstream.call(request.command, ANSWER_S)
-            if _number(told_off, "offset") is None:
+            if named_number(told_off, "offset") is None:
                 return relayed(told_off)
         found = await self._archive.offset_by_time(
             request.text("topic"), request.number("queueId"), time_ms, upper=is_upper
@@ -157,7 +157,7 @@ class MergedOffsets:
             raise UnavailableError("the broker is away: it may have earlier messages than the archive")
         if not is_upper and found >= archived.max_offset:
             answer = await upstream.call(request.command, ANSWER_S)
-            told = _number(answer, "offset")
+            told = named_number(answer, "offset")
             if told is None:
                 return relayed(answer)
             found = lower_by_time(found, archived, told, situation.local)
@@ -166,7 +166,7 @@ class MergedOffsets:
     async def _broker_first(self, command: RemotingCommand, upstream: Upstream) -> _First:
         asked = replace(command, code=int(RequestCode.GET_EARLIEST_MSG_STORETIME))
         try:
-            told = _number(await upstream.call(asked, ANSWER_S), "timestamp")
+            told = named_number(await upstream.call(asked, ANSWER_S), "timestamp")
         except UnavailableError:
             return _First(is_away=True)
         return _First(is_refused=True) if told is None else _First(told)
@@ -174,7 +174,7 @@ class MergedOffsets:
     async def topic_stats(self, request: Request, upstream: Upstream) -> Response:
         """GET_TOPIC_STATS_INFO."""
         answer = await upstream.call(request.command, ANSWER_S)
-        table, others = _offset_table(answer)
+        table, others = offset_table(answer)
         for queue, row in table.items():
             archived = (await self._situation(_naming(request.command, queue), upstream)).archived
             low = row.get("minOffset")
@@ -185,7 +185,7 @@ class MergedOffsets:
     async def consume_stats(self, request: Request, upstream: Upstream) -> Response:
         """GET_CONSUME_STATS."""
         answer = await upstream.call(request.command, ANSWER_S)
-        table, others = _offset_table(answer)
+        table, others = offset_table(answer)
         looked_up = 0
         for queue, row in table.items():
             offset, time_ms = row.get("consumerOffset"), row.get("lastTimestamp")
@@ -222,7 +222,8 @@ def _begins_earlier(local: OffsetRange | None, archived: OffsetRange) -> bool:
     return has_messages and local is not None and local.min_offset < archived.min_offset
 
 
-def _number(answer: RemotingCommand, name: str) -> int | None:
+def named_number(answer: RemotingCommand, name: str) -> int | None:
+    """A field of a good answer; None where it does not tell one."""
     text = answer.ext_fields.get(name, "")
     is_number = answer.code == ResponseCode.SUCCESS and text.removeprefix("-").isdecimal()
     return int(text) if is_number else None
@@ -236,8 +237,8 @@ def _naming(command: RemotingCommand, queue: MessageQueue) -> RemotingCommand:
 Table = dict[MessageQueue, dict[str, Any]]
 
 
-def _offset_table(answer: RemotingCommand) -> tuple[Table, dict[str, Any]]:
-    """The map keyed by queues in a statistics body, and what else is in it; empty for any other answer."""
+def offset_table(answer: RemotingCommand) -> tuple[Table, dict[str, Any]]:
+    """The map keyed by queues in a statistics body (202, 208), and what else is in it; empty for any other answer."""
     if answer.code != ResponseCode.SUCCESS or not answer.body:
         return {}, {}
     try:

@@ -44,7 +44,7 @@ EXPIRE_EVERY_S = 5.0
 MERGED_CODES = frozenset({
     RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET,
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_EARLIEST_MSG_STORETIME, RequestCode.VIEW_MESSAGE_BY_ID,
-    RequestCode.QUERY_MESSAGE,
+    RequestCode.QUERY_MESSAGE, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
 })  # fmt: skip
 """Answers of the broker alone would be wrong for these: until the archive is open they are put off."""
 

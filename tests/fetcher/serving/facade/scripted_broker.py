@@ -40,6 +40,8 @@ class ScriptedBroker:
         self.before: Callable[[RemotingCommand], None] = lambda command: None
         self.refuses: dict[int, tuple[int, str]] = {}
         """Request code to (code, remark)."""
+        self.says: dict[int, RemotingCommand] = {}
+        """Request code to its answer."""
         self.silent: set[int] = set()
         self.tag = ""
         """The only tag its consumers subscribed to."""
@@ -106,6 +108,8 @@ class ScriptedBroker:
         if code in self.refuses:
             refused, remark = self.refuses[code]
             return RemotingCommand(refused, 0, remark=remark)
+        if code in self.says:
+            return self.says[code]
         if code in (R.PULL_MESSAGE, R.LITE_PULL_MESSAGE):
             return await self._pull(fields)
         if code == R.UPDATE_CONSUMER_OFFSET:

@@ -1,0 +1,164 @@
+"""Groups that begin again beside a live broker, also where only the archive has the message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fetcher.serving.facade.group_resets import GroupResets
+from fetcher.serving.session import ClientTable
+from fetcher.serving.wire.codes import RequestCode as R
+from fetcher.serving.wire.request import Response
+from tests.fetcher.serving.facade.beside_a_broker import STORED, Scene, run
+from tests.fetcher.serving.facade.scripted_broker import stored_ms_of
+from tests.fetcher.serving.serving_peer import RecordingPeer, request
+from tiered.formats import fastjson
+from tiered.remoting.command import RemotingCommand
+
+BROKERS_OWN = RemotingCommand(0, 0, remark="the broker's own", body=b"{}")
+
+
+class Case:
+    """A broker that has deleted the first messages, and one member of a group, if any."""
+
+    def __init__(self, scene: Scene, *, checks_clients: bool = False) -> None:
+        self.scene = scene
+        self.clients = ClientTable(lambda: 0.0)
+        self.peer = RecordingPeer()
+        self.minimum = scene.expire(150)
+        self.resets = GroupResets(scene.line, scene.offsets, self.clients, checks_clients=checks_clients)
+        row = f'{{"maxOffset":{STORED},"minOffset":{self.minimum},"lastUpdateTimestamp":0}}'
+        queue = '{"brokerName":"b","queueId":0,"topic":"t"}'
+        scene.broker.says[R.GET_TOPIC_STATS_INFO] = _answer(f'{{"offsetTable":{{{queue}:{row}}}}}')
+        scene.broker.says[R.INVOKE_BROKER_TO_RESET_OFFSET] = BROKERS_OWN
+        scene.broker.says[R.QUERY_CONSUMER_OFFSET] = RemotingCommand(0, 0, ext_fields={"offset": "7"})
+        self.listed()
+
+    def listed(self, *client_ids: str) -> None:
+        """Members as the broker knows them."""
+        found = _answer(json.dumps({"consumerIdList": client_ids})) if client_ids else RemotingCommand(1, 0)
+        self.scene.broker.says[R.GET_CONSUMER_LIST_BY_GROUP] = found
+
+    def join(self, consume_type: str = "CONSUME_PASSIVELY") -> None:
+        """A member "c" here."""
+        data = {
+            "groupName": "g",
+            "consumeType": consume_type,
+            "messageModel": "CLUSTERING",
+            "subscriptionDataSet": [],
+        }
+        self.clients.heartbeat(request(R.HEART_BEAT, self.peer, {"clientID": "c", "consumerDataSet": [data]}))
+        self.listed("c")
+        self.peer.pushed.clear()
+
+    async def reset(self, **fields: object) -> Response:
+        """222."""
+        ext = {"topic": "t", "group": "g", "timestamp": 0, "isForce": "true"} | fields
+        return await self.resets.reset(request(R.INVOKE_BROKER_TO_RESET_OFFSET, **ext), self.scene.upstream)
+
+    def told(self) -> list[int]:
+        """Where the member was told to begin."""
+        found = []
+        for code, ext, body in self.peer.pushed:
+            assert code == R.RESET_CONSUMER_CLIENT_OFFSET
+            assert (ext["topic"], ext["group"]) == ("t", "g")
+            found += _table(body).values()
+        return found
+
+
+def _answer(body: str) -> RemotingCommand:
+    return RemotingCommand(0, 0, body=body.encode())
+
+
+def _table(body: bytes) -> dict[int, int]:
+    document: Any = fastjson.loads(body)
+    return {fastjson.loads(key)["queueId"]: value for key, value in document["offsetTable"].items()}
+
+
+def _moved(response: Response) -> dict[int, int]:
+    return _table(b"".join(map(bytes, response.body)))
+
+
+def is_brokers(response: Response) -> bool:
+    return response.remark == BROKERS_OWN.remark
+
+
+def test_members_are_told_to_begin_again_in_the_archive(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        case = Case(scene)
+        case.join()
+        time_ms = stored_ms_of(scene.store.records["t", 0][60])
+        cases: list[tuple[dict[str, object], int]] = [
+            ({}, 0),
+            ({"timestamp": time_ms}, 60),
+            ({"offset": 17, "queueId": 0}, 17),
+            ({"offset": 3, "queueId": -1}, 3),
+            ({"isForce": "false", "timestamp": time_ms}, 7),  # never further on than it is
+        ]
+        for fields, offset in cases:
+            case.peer.pushed.clear()
+            assert _moved(await case.reset(**fields)) == {0: offset}
+            assert case.told() == [offset]
+        assert scene.broker.commits == [], "they commit it themselves"
+
+    run(tmp_path, story)
+
+
+def test_a_group_without_members_is_moved_by_commits(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        case = Case(scene)
+        assert _moved(await case.reset(offset=20, queueId=0)) == {0: 20}
+        assert scene.broker.commits == [20]
+        scene.broker.refuses[R.UPDATE_CONSUMER_OFFSET] = (16, "no")
+        assert (await case.reset()).code == 16
+
+    run(tmp_path, story)
+
+
+def members_elsewhere(case: Case) -> None:
+    case.join()
+    case.listed("c", "another")
+
+
+def members_only_elsewhere(case: Case) -> None:
+    case.listed("another")
+
+
+def lite_members(case: Case) -> None:
+    case.join("CONSUME_ACTIVELY")
+
+
+def a_topic_for_the_broker_alone(case: Case) -> None:
+    case.join()
+    case.scene.policy("DISABLE")
+
+
+@pytest.mark.parametrize(
+    "prepare", [members_elsewhere, members_only_elsewhere, lite_members, a_topic_for_the_broker_alone]
+)
+def test_the_broker_s_to_do(tmp_path: Path, prepare: Callable[[Case], None]) -> None:
+    async def story(scene: Scene) -> None:
+        case = Case(scene)
+        prepare(case)
+        assert is_brokers(await case.reset())
+        assert case.peer.pushed == [] and scene.broker.commits == []
+
+    run(tmp_path, story)
+
+
+def test_within_what_the_broker_has_it_does_it_itself(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        case = Case(scene)
+        case.join()
+        for fields in ({"timestamp": -1}, {"offset": case.minimum, "queueId": 0}, {"offset": STORED + 9}):
+            assert is_brokers(await case.reset(**fields))
+        checking = Case(scene, checks_clients=True)
+        checking.join()
+        assert is_brokers(await checking.reset())
+        assert case.peer.pushed == checking.peer.pushed == []
+
+    run(tmp_path, story)
