@@ -92,7 +92,9 @@ def slave_port(settings: Settings, conf: BrokerConf | None, names: BrokerNames) 
     async def answers(access: ArchiveAccess) -> SlaveAnswers:
         as_slave = replace(settings, read=slave_policies(settings.read))
         merged = await MergedAnswers.opened(access, service.clients, as_slave, conf)
-        around = Surroundings(place.broker_id, lambda: service.watch.is_well)
+        around = Surroundings(
+            place.broker_id, lambda: service.watch.is_well, settings.serve.hold_ms_max / 1000
+        )
         return SlaveAnswers(merged, around)
 
     return service, Port(service, bind, "slave.bind", answers)

@@ -7,19 +7,30 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
 from fetcher.serving.wire.codes import RequestCode
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker
-from tests.servers.child import free_port
+from tests.servers.child import ChildServer, free_port, free_port_block
 from tests.servers.install import NotInstallableError
-from tests.servers.rocketmq import BROKER, CLUSTER, MQADMIN, RocketMq, java_classes, java_command, run_java
+from tests.servers.rocketmq import (
+    BROKER,
+    CLUSTER,
+    JAVA_OPENS,
+    MQADMIN,
+    RocketMq,
+    java_classes,
+    java_command,
+    run_java,
+)  # fmt: skip
 from tests.servers.running_store import RunningStore
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
@@ -54,23 +65,25 @@ class Slave:
         load = Load(messages, per_second=per_second, body_bytes=1000)
         return Producer(self.broker, self.scene, load, self.directory / f"producer{time.monotonic_ns()}.out")
 
-    def client(self, program: str, *arguments: str, version: str = "5.3.3") -> Client:
-        """Start a Java consumer; its output file is the argument "OUT"."""
+    def client(self, program: str, *arguments: str, flags: Sequence[str] = ()) -> Client:
+        """Start a Java consumer of the broker's version; its output file is the argument "OUT"."""
         output = self.directory / f"client{len(self.children)}.txt"
         arguments = tuple(str(output) if argument == "OUT" else argument for argument in arguments)
-        command = java_command(version, self.directory, program, self.broker.name_server_address, *arguments)
+        names, version = self.broker.name_server_address, self.broker.version
+        command = java_command(version, self.directory, program, names, *arguments, flags=flags)
         with (self.directory / "clients.out").open("ab") as log:
             child = subprocess.Popen(command, stdout=log, stderr=log)
         self.children.append(child)
         return Client(child, output)
 
-    def pinned(self, mode: str, group: str, wanted: int, **others: str) -> Client:
+    def pinned(self, mode: str, group: str, wanted: int) -> Client:
         """A consumer whose user says which broker id it asks."""
-        return self.client("Pinned", mode, group, "live0", str(SLAVE_ID), str(wanted), "30", "OUT", **others)
+        return self.client("Pinned", mode, group, "live0", str(SLAVE_ID), str(wanted), "30", "OUT")
 
-    def push(self, group: str, topic: str, wanted: int) -> Client:
-        """An ordinary push consumer."""
-        return self.client("Consume", "push", group, topic, "*", str(wanted), "30", "OUT")
+    def push(self, group: str, topic: str, wanted: int, pause_ms: int = 0) -> Client:
+        """An ordinary push consumer that takes so long for a message, in each of its twenty threads."""
+        arguments = "push", group, topic, "*", str(wanted), "30", "OUT"
+        return self.client("Consume", *arguments, flags=[f"-Dconsume.pause.ms={pause_ms}"])
 
     def mqadmin(self, *arguments: str) -> str:
         """One command of mqadmin."""
@@ -107,8 +120,11 @@ class Slave:
 
     def committed(self, group: str) -> list[int]:
         """The group's offset of every queue of live0, as the master has it."""
-        code, fields = RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": group, "topic": "live0"}
-        answers = [self.ask(self.broker.broker_address, code, queueId=q, **fields) for q in range(QUEUES)]
+        code = RequestCode.QUERY_CONSUMER_OFFSET
+        fields: dict[str, object] = {"consumerGroup": group, "topic": "live0"}
+        answers = [
+            self.ask(self.broker.broker_address, code, b"", **fields, queueId=q) for q in range(QUEUES)
+        ]
         return [int(answer.ext_fields.get("offset", "-1")) for answer in answers]
 
     def configure(self, **settings: object) -> None:
@@ -178,9 +194,11 @@ def slave(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> 
         java_classes("5.3.3")
     except NotInstallableError as error:
         pytest.skip(f"Java clients: {error}")
-    yield from standing("5.3.3", tmp_path_factory.mktemp("slave"), minio_url)
+    with standing("5.3.3", tmp_path_factory.mktemp("slave"), minio_url) as found:
+        yield found
 
 
+@contextmanager
 def standing(version: str, directory: Path, minio: RunningStore, **config: object) -> Iterator[Slave]:
     """A broker with 2,000 messages of each topic, all archived, and a slave beside it."""
     address = f"127.0.0.1:{free_port()}"
@@ -316,7 +334,7 @@ def test_name_server_and_sidecar_come_and_go_and_producers_do_not_notice(slave: 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
 def test_the_same_beside_other_versions(version: str, tmp_path: Path, minio_url: RunningStore) -> None:
-    for slave in standing(version, tmp_path, minio_url):
+    with standing(version, tmp_path, minio_url) as slave:
         read_all_of_it(slave)
         told = slave.mqadmin("clusterList")
         assert [line.split()[:4] for line in told.splitlines() if line.startswith(CLUSTER)] == [
@@ -325,3 +343,102 @@ def test_the_same_beside_other_versions(version: str, tmp_path: Path, minio_url:
         assert "brokerVersionDesc" in slave.mqadmin("brokerStatus", "-b", slave.address)
         redirect_and_return(slave)
         come_and_go(slave)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_without_the_master_a_group_reads_on_and_loses_nothing(
+    tmp_path: Path, minio_url: RunningStore
+) -> None:
+    """The master is killed while a redirected group reads: it goes on here, as far as the archive goes. When the master
+    is back the group's offsets are true."""
+    with standing("5.3.3", tmp_path, minio_url) as slave:
+        slave.sidecar.start()
+        slave.wait_until_listed()
+        with slave.produce(40_000, per_second=1500) as producer:
+            assert producer.finish(120).failed == 0
+        slave.sidecar.wait_until_archived(60)
+        slave.create_slow_group("G-alone")
+        slave.configure(accessMessageInMemoryMaxRatio=0)
+        ends = slave.ends("live0", RequestCode.GET_MAX_OFFSET)
+        consumer = slave.push("G-alone", "live0", 10**6, pause_ms=20)
+        until(
+            lambda: len(consumer.messages()) > 2000 and slave.answered("G-alone")[0] > 0,
+            "nobody came here",
+            60,
+        )
+        slave.broker.broker.kill()
+        seen = len(consumer.messages())
+        until(lambda: slave.listed() == {str(SLAVE_ID): slave.address}, "the master is still listed", 30)
+        wanted = everything([0] * QUEUES, ends)
+        until(lambda: len(set(consumer.messages())) >= wanted.total(), "it does not go on", 120)
+        assert seen < wanted.total() / 2
+        time.sleep(5)  # at the archive's end, with nothing to read
+        slave.broker.broker.start()
+        with slave.produce(400, per_second=100) as producer:
+            assert producer.finish(60).failed == 0
+        ends = slave.ends("live0", RequestCode.GET_MAX_OFFSET)
+        wanted = everything([0] * QUEUES, ends)
+        until(lambda: len(set(consumer.messages())) >= wanted.total(), "new messages do not come", 120)
+        assert set(places(consumer.messages())) == set(wanted)
+        until(lambda: slave.committed("G-alone") == ends, "its offsets do not come to the master", 60)
+        consumer.child.kill()
+
+
+@pytest.fixture(params=["4.9.7", "5.3.3", "5.5.0"])
+def replicated(request: pytest.FixtureRequest, tmp_path: Path, minio_url: RunningStore) -> Iterator[Slave]:
+    """A SYNC_MASTER with a real slave, and ours."""
+    version = str(request.param)
+    port = free_port_block(6)
+    with standing(version, tmp_path, minio_url, brokerRole="SYNC_MASTER", inSyncReplicas=2) as found:
+        mq, directory = found.broker, tmp_path / "real-slave"
+        (directory / "conf").mkdir(parents=True)
+        (directory / "conf" / "logback_broker.xml").write_text("<configuration/>")
+        conf = {
+            "brokerClusterName": CLUSTER, "brokerName": BROKER, "brokerId": 1, "brokerRole": "SLAVE",
+            "brokerIP1": "127.0.0.1", "listenPort": port + 4, "haListenPort": port + 5,
+            "namesrvAddr": mq.name_server_address, "mappedFileSizeCommitLog": 1 << 20,
+            "mappedFileSizeConsumeQueue": 20 * 200, "storePathRootDir": directory / "store",
+            "storePathCommitLog": directory / "store" / "commitlog",
+        }  # fmt: skip
+        (directory / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in conf.items()))
+        log = directory / "out"
+        server = ChildServer(
+            "slave broker",
+            ["java", "-Xmx512m", *JAVA_OPENS, f"-Duser.home={directory}", "-cp", f"{mq.jars}/*",
+             "org.apache.rocketmq.broker.BrokerStartup", "-c", str(directory / "broker.conf")],
+            {"ROCKETMQ_HOME": str(directory)}, log, lambda: b"boot success" in log.read_bytes(),
+        )  # fmt: skip
+        server.start()
+        try:
+            until(lambda: "1" in found.listed(), "the real slave is not listed", 60)
+            yield found
+        finally:
+            server.stop()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_producers_of_a_sync_master_do_not_notice(replicated: Slave) -> None:
+    """Sends wait for the real slave; ours acknowledges nothing and takes no part, listed or killed."""
+    slave = replicated
+    with slave.produce(10**6, per_second=300) as producer:
+        time.sleep(15)
+        without = producer.p99_us_by_second()[5:]
+        slave.sidecar.start()
+        until(lambda: str(SLAVE_ID) in slave.listed(), "not listed")
+        at = len(producer.p99_us_by_second())
+        time.sleep(15)
+        beside = producer.p99_us_by_second()[at + 5 :]
+        slave.sidecar.kill()
+        until(lambda: str(SLAVE_ID) not in slave.listed(), "still listed", 5)
+        at = len(producer.p99_us_by_second())
+        time.sleep(10)
+        killed = producer.p99_us_by_second()[at:]
+        sent = producer.finish(30, now=True)
+    figures = [int(np.median(seconds)) for seconds in (without, beside, killed)]
+    print(f"{slave.broker.version}: {sent}, median p99 of a second in us without, beside, killed: {figures}")
+    assert sent.failed == 0
+    assert set(slave.listed()) == {"0", "1"}
+    # Sends take milliseconds; who waits for a replica that never acknowledges waits three seconds.
+    assert max(figures[1:]) < 1_000_000

@@ -20,9 +20,10 @@ from typing import Final, NamedTuple
 
 from fetcher.policy.policy_line import PolicyLine
 from fetcher.policy.read_policy import BrokerSide, LocalView, ReadPolicy, Residency, Situation
+from fetcher.serving.archive_side import Bounds
 from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.protocol import FacadeHandler, FacadeHandlers, Upstream
-from fetcher.serving.pull import SUSPEND
+from fetcher.serving.pull import SUSPEND, pull_response
 from fetcher.serving.slave.registration import MASTER_ID
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import Request, Response
@@ -31,6 +32,7 @@ from tiered.remoting.command import RemotingCommand
 REPEAT_S: Final = 1.0
 """The same question of the same client is told "nothing" at most once in this time."""
 REPEATS_MAX: Final = 20_000
+LOOK_AGAIN_S: Final = 0.5
 _NOTHING: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY})
 
 
@@ -109,6 +111,7 @@ class Surroundings:
 
     own_id: int
     is_master_well: Callable[[], bool]
+    hold_s_max: float = 20.0
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
@@ -131,9 +134,32 @@ class SlavePulls:
 
     def _wrapped(self, handler: FacadeHandler) -> FacadeHandler:
         async def pull(request: Request, upstream: Upstream) -> Response | None:
-            return await self._finished(request, upstream, await handler(request, upstream))
+            response = await self._held(request, upstream) or await handler(request, upstream)
+            return await self._finished(request, upstream, response)
 
         return pull
+
+    async def _held(self, request: Request, upstream: Upstream) -> Response | None:
+        """While the master is away: the answer to a pull of what only it can have, after as long as its client offered
+        to wait. None: it may be answered now."""
+        if self._around.is_master_well() or not request.number("sysFlag", 0) & SUSPEND:
+            return None
+        topic, queue_id = request.text("topic"), request.number("queueId")
+        offset, hold_ms = request.number("queueOffset"), request.number("suspendTimeoutMillis", 0)
+        ends_s = self._around.now_s() + min(hold_ms / 1000, self._around.hold_s_max)
+        look = _Look(self._views, request.command, upstream, offset, has_broker=False)
+        while not self._around.is_master_well():
+            archived = (await self._line.situation(look, topic, queue_id, offset)).archived
+            if archived is not None and offset < archived.max_offset:
+                return None
+            left_s = ends_s - self._around.now_s()
+            if left_s <= 0:
+                bounds = (
+                    Bounds(archived.min_offset, archived.max_offset) if archived is not None else Bounds(0, 0)
+                )
+                return pull_response(ResponseCode.PULL_NOT_FOUND, offset, bounds, "the master is away")
+            await self._around.sleep(min(LOOK_AGAIN_S, left_s))
+        return None
 
     async def _finished(
         self, request: Request, upstream: Upstream, response: Response | None
