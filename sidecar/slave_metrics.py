@@ -44,6 +44,12 @@ class SlaveCollector(Collector):
         )
         dropped = "offsets of groups that came while the master was away"
         yield CounterMetricFamily(f"{PREFIX}_slave_commits_dropped", dropped, counters.commits_dropped)
+        pulls = {"here": counters.pulls.kept, "master": counters.pulls.handed_back}
+        yield counted(
+            "slave_pulls", "pulls answered, by where their clients were told to go on", "goes", pulls
+        )
+        put_off = "answers without news that waited, so that their clients ask once a second at most"
+        yield CounterMetricFamily(f"{PREFIX}_slave_put_off", put_off, counters.pulls.put_off)
         answered = {str(code): count for code, count in list(counters.answered.items())}
         relayed = {str(code): count for code, count in list(counters.relayed.items())}
         yield counted("slave_answered", "requests to the slave answered here", "code", answered)

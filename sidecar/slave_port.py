@@ -12,7 +12,7 @@ from dataclasses import replace
 from fetcher.access import ArchiveAccess
 from fetcher.serving.facade.protocol import FacadeHandlers
 from fetcher.serving.options import parse_address
-from fetcher.serving.slave.hand_back import HandBackCounters, SlavePulls, Surroundings
+from fetcher.serving.slave.hand_back import SlavePulls, Surroundings
 from fetcher.serving.slave.registration import SlavePlace
 from fetcher.serving.slave.service import SlaveService, SlaveSide
 from sidecar.facade_answers import MergedAnswers
@@ -63,7 +63,6 @@ class SlaveAnswers:
     def __init__(self, merged: MergedAnswers, around: Surroundings) -> None:
         self._merged = merged
         pulls = SlavePulls(merged.handlers, merged.line, merged.views, around)
-        self.counters: HandBackCounters = pulls.counters
         self.handlers: FacadeHandlers = {**merged.handlers, **pulls.handlers()}
 
     def apply(self, settings: ReadSettings) -> None:
@@ -93,7 +92,10 @@ def slave_port(settings: Settings, conf: BrokerConf | None, names: BrokerNames) 
         as_slave = replace(settings, read=slave_policies(settings.read))
         merged = await MergedAnswers.opened(access, service.clients, as_slave, conf)
         around = Surroundings(
-            place.broker_id, lambda: service.watch.is_well, settings.serve.hold_ms_max / 1000
+            place.broker_id,
+            lambda: service.watch.is_well,
+            settings.serve.hold_ms_max / 1000,
+            counters=service.counters.pulls,
         )
         return SlaveAnswers(merged, around)
 

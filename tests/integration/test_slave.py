@@ -82,7 +82,7 @@ class Slave:
 
     def push(self, group: str, topic: str, wanted: int, pause_ms: int = 0) -> Client:
         """An ordinary push consumer that takes so long for a message, in each of its twenty threads."""
-        arguments = "push", group, topic, "*", str(wanted), "30", "OUT"
+        arguments = "push", group, topic, "*", str(wanted), "300", "OUT"
         return self.client("Consume", *arguments, flags=[f"-Dconsume.pause.ms={pause_ms}"])
 
     def mqadmin(self, *arguments: str) -> str:

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import orjson
 import pytest
 
+from fetcher.access import ArchiveAccess
 from fetcher.serving.facade.group_reads import GroupReading
+from fetcher.serving.facade.service import FacadePlace, FacadeService
+from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
 from fetcher.serving.slave.registrar import Standing
 from fetcher.serving.slave.registration import SlavePlace, Stand
 from fetcher.serving.slave.service import SlaveCounters, SlaveStatus
 from sidecar.cli import status as status_command
+from sidecar.facade_thread import FacadeOrder, facade_port
 from sidecar.report import decode_report, encode_report
+from sidecar.serving_thread import ServingThread
 from sidecar.slave_metrics import SlaveCollector, slave_report
-from sidecar.slave_port import slave_place, slave_policies
-from tests.sidecar.test_facade_thread import REPORT
+from sidecar.slave_port import slave_place, slave_policies, slave_port
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.fetcher.serving.slave.master_double import MasterDouble
+from tests.fetcher.serving.slave.name_server_double import NameServerDouble
+from tests.fetcher.serving.slave.test_registrar import until
+from tests.sidecar.test_facade_thread import REPORT, Answers
 from tiered.broker_store.conf import broker_conf
+from tiered.broker_store.names import BrokerNames
 from tiered.errors import UsageError
-from tiered.settings.sections import ReadSettings, ServeSettings, Settings, SlaveSettings, contradictions
+from tiered.object_store.file import FileStore
+from tiered.remoting.command import RemotingCommand
+from tiered.settings.sections import (
+    ArchiveSettings,
+    BrokerSettings,
+    ReadSettings,
+    ServeSettings,
+    Settings,
+    SlaveSettings,
+    contradictions,
+)  # fmt: skip
 
 CONF = {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
 STATUS = SlaveStatus(
@@ -92,3 +115,58 @@ def test_it_is_part_of_the_status_document_and_of_the_metrics(capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert "id 7 at h:10931, 3 connected; the master sends nobody here (slaveReadEnable)" in printed
     assert "name server 10.0.0.9:9876: not registered: id 7 is taken" in printed
+
+
+def test_facade_and_slave_share_one_thread_and_one_archive(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Two ports; the slave is registered once the archive is open, and no longer when they close."""
+
+    async def whole() -> None:
+        name_server, master = NameServerDouble(), MasterDouble()
+        name_server.addresses = {0: "127.0.0.1:1"}
+        await name_server.start()
+        await master.start()
+        # Nobody says that it does not check its clients: it is asked whether this one may pull.
+        told = {"nextBeginOffset": "9", "minOffset": "9", "maxOffset": "9", "suggestWhichBrokerId": "0"}
+        master.answers[11] = RemotingCommand(21, 0, ext_fields=told)
+        url, broker = f"file://{tmp_path}/archive", BrokerSettings(store_path=str(real_store("A") / "store"))
+        wanted = Settings(
+            archive=ArchiveSettings(url=url), serve=ServeSettings(bind="127.0.0.1:0", advertise="127.0.0.1:9"),
+            slave=SlaveSettings(broker_id=7, advertise="127.0.0.1:8", bind="127.0.0.1:0"),
+            broker=replace(broker, address=master.address, name_servers=(name_server.address,)),
+        )  # fmt: skip
+        backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
+        names = BrokerNames(CLUSTER, BROKER)
+        name_server.names = BROKER, CLUSTER
+
+        async def facade_answers(access: ArchiveAccess, service: FacadeService) -> Answers:
+            accesses.append(access)
+            return Answers()
+
+        accesses: list[ArchiveAccess] = []
+        place = FacadePlace(BROKER, master.address, (name_server.address,), "127.0.0.1:9")
+        facade, first = facade_port(FacadeOrder(place, facade_answers), wanted)
+        slave, second = slave_port(wanted, None, names)
+        thread = ServingThread(names, wanted, [first, second])
+        bound = await asyncio.to_thread(thread.start)
+        assert len({port for _, port in bound}) == 2
+        try:
+            await until(lambda: name_server.addresses.get(7) == "127.0.0.1:8", 20)
+            assert facade.status().is_archive_open and slave.status().is_archive_open and len(accesses) == 1
+            client = RemotingUpstream(f"{bound[1][0]}:{bound[1][1]}", FlightGate())
+            fields = {
+                "topic": "t_four", "queueId": "0", "queueOffset": "0", "consumerGroup": "g", "maxMsgNums": "5",
+                "sysFlag": "4", "subscription": "*", "suspendTimeoutMillis": "0", "commitOffset": "0",
+                "subVersion": "0",
+            }  # fmt: skip
+            found = await client.call(RemotingCommand(11, 0, ext_fields=fields), 10)
+            assert found.code == 0 and found.ext_fields["suggestWhichBrokerId"] == "7", found.remark
+            client.close()
+        finally:
+            await asyncio.to_thread(thread.close, 0.1)
+        assert 7 not in name_server.addresses and not thread.is_alive
+        await name_server.stop()
+        await master.stop()
+
+    asyncio.run(whole())

@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from fetcher.policy.policy_line import PolicyLine
@@ -114,6 +114,7 @@ class Surroundings:
     hold_s_max: float = 20.0
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    counters: HandBackCounters = field(default_factory=HandBackCounters)
 
 
 class SlavePulls:
@@ -124,7 +125,7 @@ class SlavePulls:
     ) -> None:
         self._pulls, self._line, self._views, self._around = pulls, line, views, around
         self._repeats = Repeats()
-        self.counters = HandBackCounters()
+        self._counters = around.counters
 
     def handlers(self) -> FacadeHandlers:
         """By request code."""
@@ -174,7 +175,7 @@ class SlavePulls:
             now_s = self._around.now_s()
             wait_s = self._repeats.wait_s(request.peer.id, topic, queue_id, offset, now_s)
             if wait_s > 0:
-                self.counters.put_off += 1
+                self._counters.put_off += 1
                 await self._around.sleep(wait_s)
         # Looked at last: what is true when the answer leaves.
         look = _Look(self._views, request.command, upstream, next_offset)
@@ -186,7 +187,7 @@ class SlavePulls:
             is_master_well=self._around.is_master_well(),
         )
         if goes_to == MASTER_ID:
-            self.counters.handed_back += 1
+            self._counters.handed_back += 1
         else:
-            self.counters.kept += 1
+            self._counters.kept += 1
         return replace(response, ext={**response.ext, "suggestWhichBrokerId": str(goes_to)})

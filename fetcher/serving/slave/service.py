@@ -31,6 +31,7 @@ from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream, TimedO
 from fetcher.serving.options import server_options
 from fetcher.serving.routes import runtime_table
 from fetcher.serving.session import ClientTable, register_session_handlers
+from fetcher.serving.slave.hand_back import HandBackCounters
 from fetcher.serving.slave.master import MasterWatch
 from fetcher.serving.slave.registrar import Registrar, Standing
 from fetcher.serving.slave.registration import SlavePlace
@@ -70,6 +71,7 @@ class SlaveCounters:
     relayed: Counter[int] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     commits_dropped: int = 0
+    pulls: HandBackCounters = field(default_factory=HandBackCounters)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class NameServerDouble:
 
     def __init__(self, *, is_5: bool = True, master: str | None = "10.0.0.1:10911") -> None:
         self.is_5 = is_5
+        self.names = BROKER, CLUSTER
         self.addresses: dict[int, str] = {} if master is None else {0: master}
         self.extra: dict[str, object] = {}
         """Other members of the broker's data."""
@@ -86,7 +87,7 @@ class NameServerDouble:
             return 1, "register broker failed"
         if self.ignores:
             return 0, None
-        assert fields["brokerName"] == BROKER and fields["clusterName"] == CLUSTER
+        assert (fields["brokerName"], fields["clusterName"]) == self.names
         address = fields["brokerAddr"]
         self.addresses = {number: at for number, at in self.addresses.items() if at != address}
         self.addresses[int(fields["brokerId"])] = address
@@ -100,5 +101,6 @@ class NameServerDouble:
             return b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
         addresses = ",".join(f'{number}:"{at}"' for number, at in self.addresses.items())
         others = "".join(f',"{name}":{orjson.dumps(value).decode()}' for name, value in self.extra.items())
-        data = f'{{"brokerAddrs":{{{addresses}}},"brokerName":"{BROKER}","cluster":"{CLUSTER}"{others}}}'
-        return f'{{"brokerAddrTable":{{"{BROKER}":{data}}},"clusterAddrTable":{{"{CLUSTER}":["{BROKER}"]}}}}'.encode()
+        name, cluster = self.names
+        data = f'{{"brokerAddrs":{{{addresses}}},"brokerName":"{name}","cluster":"{cluster}"{others}}}'
+        return f'{{"brokerAddrTable":{{"{name}":{data}}},"clusterAddrTable":{{"{cluster}":["{name}"]}}}}'.encode()

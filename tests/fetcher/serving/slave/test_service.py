@@ -195,10 +195,10 @@ def test_what_is_the_master_s_is_its_answer(code: int) -> None:
 def test_nothing_is_written_through_it() -> None:
     async def tell(stage: Stage) -> None:
         client = stage.client()
-        for code in sorted(READ_ONLY):
-            assert (await client.ask(code, {})).code == 16, code
-        for code in sorted(ACKNOWLEDGED):
-            assert (await client.ask(code)).code == 0, "or mqadmin would not go on to the next broker"
+        for change in sorted(READ_ONLY):
+            assert (await client.ask(change, {})).code == 16, change
+        for change in sorted(ACKNOWLEDGED):
+            assert (await client.ask(change)).code == 0, "or mqadmin would not go on to the next broker"
         for code in (41, 42, 60, 103, 104, 105, 106, 400, 401, 907, 200_050, 12_345):
             assert (await client.ask(code)).code == 3, code
         assert json.loads((await client.ask(43)).body) == {"offsetTable": {}}
