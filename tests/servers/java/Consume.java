@@ -15,6 +15,9 @@ import org.apache.rocketmq.common.message.*;
  * A message consumed fewer than failures times before is given back, to come again after a second.
  * output: one line a message: queueId offset bodyCrc32 bodyLength uniqKey tags storeTimestamp reconsumeTimes
  *         outcome(ok, back) topic RETRY_TOPIC ORIGIN_MESSAGE_ID msgId
+ * With -Dconsume.everything=true one field more: all that a message says of itself, URL-encoded.
+ * With -Dconsume.pause.ms=n push and orderly consumers take n ms for a message.
+ * mode light: the pull API on a light queue, whose parent topic is the expression.
  */
 public class Consume {
     final AtomicLong count = new AtomicLong();
@@ -67,6 +70,32 @@ public class Consume {
         System.out.println("consumed " + count.get());
     }
 
+    static final boolean EVERYTHING = Boolean.getBoolean("consume.everything");
+
+    static final long PAUSE_MS = Long.getLong("consume.pause.ms", 0);
+
+    static void pause() {
+        try {
+            if (PAUSE_MS > 0) Thread.sleep(PAUSE_MS);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    /** What the broker stored, without what clients add when they get it; a 5.x client clears "compressed". */
+    static String everything(MessageExt m) {
+        Map<String, String> properties = new TreeMap<>(m.getProperties());
+        for (String added : new String[] {"MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME"}) properties.remove(added);
+        String all = properties + "|" + m.getFlag() + "|" + (m.getSysFlag() & ~1) + "|" + m.getBornTimestamp() + "|" + m.getBornHost()
+            + "|" + m.getStoreHost() + "|" + m.getCommitLogOffset() + "|" + m.getStoreSize() + "|" + m.getBodyCRC()
+            + "|" + m.getPreparedTransactionOffset();
+        try {
+            return java.net.URLEncoder.encode(all, "UTF-8");
+        } catch (java.io.UnsupportedEncodingException e) {
+            throw new IllegalStateException(e);
+        }
+    }
+
     /** Whether all are consumed; otherwise they are to come again. */
     synchronized boolean took(List<? extends MessageExt> messages) {
         boolean ok = true;
@@ -78,7 +107,8 @@ public class Consume {
             out.println(m.getQueueId() + " " + m.getQueueOffset() + " " + crc.getValue() + " " + body.length + " "
                 + m.getProperty("UNIQ_KEY") + " " + m.getTags() + " " + m.getStoreTimestamp() + " "
                 + m.getReconsumeTimes() + " " + (ok ? "ok" : "back") + " " + m.getTopic() + " "
-                + m.getProperty("RETRY_TOPIC") + " " + m.getProperty("ORIGIN_MESSAGE_ID") + " " + m.getMsgId());
+                + m.getProperty("RETRY_TOPIC") + " " + m.getProperty("ORIGIN_MESSAGE_ID") + " " + m.getMsgId()
+                + (EVERYTHING ? " " + everything(m) : ""));
         }
         out.flush();
         if (ok) count.addAndGet(messages.size());
@@ -90,6 +120,7 @@ public class Consume {
         String mode = a[1], group = a[2], topic = a[3], expression = a[4];
         if (mode.equals("lite") || mode.equals("assign")) return lite(a[0], mode, group, topic, expression);
         if (mode.equals("pull")) return pull(a[0], group, topic, expression);
+        if (mode.equals("light")) return light(a[0], group, topic, expression);
         DefaultMQPushConsumer c = new DefaultMQPushConsumer(group);
         c.setNamesrvAddr(a[0]);
         c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -102,11 +133,13 @@ public class Consume {
         else c.subscribe(topic, expression);
         if (mode.equals("orderly")) {
             c.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                pause();
                 took(messages);
                 return ConsumeOrderlyStatus.SUCCESS;
             });
         } else {
             c.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                pause();
                 context.setDelayLevelWhenNextConsume(mode.equals("pop") ? 0 : 1); // 10 s when popped, else 1 s
                 return took(messages) ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS
                     : ConsumeConcurrentlyStatus.RECONSUME_LATER;
@@ -151,15 +184,28 @@ public class Consume {
         DefaultMQPullConsumer c = new DefaultMQPullConsumer(group);
         c.setNamesrvAddr(name);
         c.start();
-        for (MessageQueue q : c.fetchSubscribeMessageQueues(topic)) {
-            long offset = c.minOffset(q), end = c.maxOffset(q);
-            while (offset < end) {
-                PullResult found = c.pull(q, expression, offset, 32);
-                if (found.getPullStatus() == PullStatus.FOUND) took(found.getMsgFoundList());
-                if (found.getNextBeginOffset() <= offset) throw new IllegalStateException("no progress: " + found);
-                offset = found.getNextBeginOffset();
-            }
-        }
+        for (MessageQueue q : c.fetchSubscribeMessageQueues(topic)) pullAll(c, q, expression);
         return c::shutdown;
+    }
+
+    /** A light queue has no route: its broker is its parent's. */
+    Runnable light(String name, String group, String topic, String parent) throws Exception {
+        DefaultMQPullConsumer c = new DefaultMQPullConsumer(group);
+        c.setNamesrvAddr(name);
+        c.start();
+        MessageQueue any = c.fetchSubscribeMessageQueues(parent).iterator().next();
+        c.minOffset(any); // now it knows the broker's address
+        pullAll(c, new MessageQueue(topic, any.getBrokerName(), 0), "*");
+        return c::shutdown;
+    }
+
+    void pullAll(DefaultMQPullConsumer c, MessageQueue q, String expression) throws Exception {
+        long offset = c.minOffset(q), end = c.maxOffset(q);
+        while (offset < end) {
+            PullResult found = c.pull(q, expression, offset, 32);
+            if (found.getPullStatus() == PullStatus.FOUND) took(found.getMsgFoundList());
+            if (found.getNextBeginOffset() <= offset) throw new IllegalStateException("no progress: " + found);
+            offset = found.getNextBeginOffset();
+        }
     }
 }

@@ -58,11 +58,12 @@ class Case:
     async def reset(self, **fields: object) -> Response:
         """222."""
         ext = {"topic": "t", "group": "g", "timestamp": 0, "isForce": "true"} | fields
-        return await self.resets.reset(request(R.INVOKE_BROKER_TO_RESET_OFFSET, **ext), self.scene.upstream)
+        asked = request(R.INVOKE_BROKER_TO_RESET_OFFSET, None, None, **ext)
+        return await self.resets.reset(asked, self.scene.upstream)
 
     def told(self) -> list[int]:
         """Where the member was told to begin."""
-        found = []
+        found: list[int] = []
         for code, ext, body in self.peer.pushed:
             assert code == R.RESET_CONSUMER_CLIENT_OFFSET
             assert (ext["topic"], ext["group"]) == ("t", "g")
