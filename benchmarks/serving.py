@@ -99,10 +99,8 @@ def measure(plan: Plan) -> Iterator[Row]:
         broker.broker.start()
         hot = Target("broker", broker.broker_address, broker.name_server_address, broker.broker.pid)
         for run in range(plan.runs):
-            yield from (row | {"run": run} for row in _warm_rows(plan, hot))
             with _Served(plan, url) as served:
-                yield from (row | {"run": run} for row in _warm_rows(plan, served.target))
-            yield from (row | {"run": run} for row in _cold_rows(plan, url))
+                yield from (row | {"run": run} for row in _read_rows(plan, hot, served.target, url))
     finally:
         broker.stop()
     if plan.slow:
@@ -151,21 +149,24 @@ class _Served:
         return Target("warm", self._address, self._address, self._server.pid)
 
 
-def _warm_rows(plan: Plan, target: Target) -> Iterator[Row]:
+def _read_rows(plan: Plan, hot: Target, warm: Target, url: str) -> Iterator[Row]:
+    """What is compared is measured one right after the other: the machine changes meanwhile as little as it can."""
     for client in plan.clients:
         for queues in plan.queues:
-            await_quiet(plan.quiet_wait_s)
-            yield _row(plan, client, target, queues, [])
+            for target in (hot, warm):
+                await_quiet(plan.quiet_wait_s)
+                yield _row(plan, client, target, queues, [])
+            if client.startswith("bare"):
+                yield _cold_row(plan, queues, url)
 
 
-def _cold_rows(plan: Plan, url: str) -> Iterator[Row]:
-    for queues in plan.queues:
-        with _Served(plan, url) as served:
-            await_quiet(plan.quiet_wait_s)
-            target = served.target
-            cold = Target("cold", target.address, target.name_server, target.pid)
-            end = plan.messages // QUEUES // BATCH * BATCH
-            yield _row(plan, "bare", cold, queues, ["--once", "--end", str(end)])
+def _cold_row(plan: Plan, queues: int, url: str) -> Row:
+    with _Served(plan, url) as served:
+        await_quiet(plan.quiet_wait_s)
+        target = served.target
+        cold = Target("cold", target.address, target.name_server, target.pid)
+        end = plan.messages // QUEUES // BATCH * BATCH
+        return _row(plan, "bare", cold, queues, ["--once", "--end", str(end)])
 
 
 def _row(plan: Plan, client: str, target: Target, queues: int, more: list[str]) -> Row:

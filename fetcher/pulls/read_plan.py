@@ -8,9 +8,10 @@ Owns which rows a pull takes. Does not own requests (row_reader.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,7 @@ class BlockRows:
         """The row that spans ``offset``, which lies in [base, end)."""
         if self.is_plain:
             return offset - self.base
-        return int(self.queue_offsets.searchsorted(offset, side="right")) - 1
+        return bisect_right(cast("Sequence[int]", self.queue_offsets), offset) - 1
 
     def end_offset(self, end_row: int) -> int:
         """The queue offset behind row ``end_row - 1``."""
@@ -220,7 +221,7 @@ def take(
     end = min(len(sizes), first + limits.rows)
     is_full = first + limits.rows <= len(sizes)
     if int(ends[end - 1]) - before > limits.bytes:
-        end = max(int(ends.searchsorted(before + limits.bytes, side="right")), first + limits.is_first)
+        end = max(bisect_right(cast("Sequence[int]", ends), before + limits.bytes), first + limits.is_first)
         is_full = True
     if end <= first:
         return Taken(slice(first, first), 0, 0, first, True)

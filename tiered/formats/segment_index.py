@@ -9,9 +9,11 @@ Owns decoding. Does not own fetching (tiered.flat_file.segment_reader) nor encod
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import fastcrc
 import numpy as np
@@ -249,7 +251,7 @@ class SegmentIndex:
         return self._rows(first_row, end_row)
 
     def _rows(self, first: int, end: int) -> tuple[NDArray[Any], ...]:
-        page = int(np.searchsorted(self._page_row, first, side="right")) - 1
+        page = bisect_right(cast("Sequence[int]", self._page_row), first) - 1
         parts: list[tuple[NDArray[Any], ...]] = []
         while first < end:
             begin, last = int(self._page_row[page]), min(end, int(self._page_row[page + 1]))
@@ -290,8 +292,9 @@ class SegmentIndex:
         if not 0 <= first_row < end_row <= rows:
             raise ValueError(f"rows [{first_row}, {end_row}) of a run of {rows}")
         row_base = int(self._run_row[run])
-        first = int(np.searchsorted(self._block_row, row_base + first_row, side="right")) - 1
-        end = int(np.searchsorted(self._block_row, row_base + end_row, side="left"))
+        # Not numpy's: that lets go of the interpreter lock, and getting it back costs more than the search.
+        blocks = cast("Sequence[int]", self._block_row)
+        first, end = bisect_right(blocks, row_base + first_row) - 1, bisect_left(blocks, row_base + end_row)
         return self.span_of_blocks(run, first, end)
 
     def span_of_blocks(self, run: int, first: int, end: int) -> BlockSpan:
