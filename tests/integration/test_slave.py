@@ -199,11 +199,14 @@ def slave(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> 
 
 
 @contextmanager
-def standing(version: str, directory: Path, minio: RunningStore, **config: object) -> Iterator[Slave]:
-    """A broker with 2,000 messages of each topic, all archived, and a slave beside it."""
+def standing(
+    version: str, directory: Path, minio: RunningStore, messages: int = 4000, **config: object
+) -> Iterator[Slave]:  # fmt: skip
+    """A broker with ``messages`` in two topics, and a sidecar beside it that is not started yet."""
     address = f"127.0.0.1:{free_port()}"
     config = {
         "mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20 * 200, "slaveReadEnable": "true",
+        "registerNameServerPeriod": 10_000,
         "deleteWhen": f"{(time.localtime().tm_hour + 12) % 24:02d}", **config,
     }  # fmt: skip
     settings = {
@@ -214,8 +217,9 @@ def standing(version: str, directory: Path, minio: RunningStore, **config: objec
     with beside_broker(scene, directory, minio) as sidecar:
         found = Slave(sidecar, address, scene, directory)
         # A broker that has only just begun refuses sends that come too fast, and every queue is to hold as many.
-        with found.produce(4000, per_second=500) as producer:
-            assert producer.finish(120).failed == 0
+        if messages:
+            with found.produce(messages, per_second=500) as producer:
+                assert producer.finish(120).failed == 0
         yield found
         for child in found.children:
             if child.poll() is None:
@@ -385,12 +389,26 @@ def test_without_the_master_a_group_reads_on_and_loses_nothing(
         consumer.child.kill()
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_it_stays_out_of_a_cluster_with_acting_masters(tmp_path: Path, minio_url: RunningStore) -> None:
+    with standing("5.3.3", tmp_path, minio_url, 0, enableSlaveActingMaster="true") as slave:
+        slave.sidecar.start()
+        slave.sidecar.wait_until_following(60)
+
+        def told() -> str:
+            return str(slave.status()["name_servers"])
+
+        until(lambda: "enableSlaveActingMaster" in told(), "it does not say why it stays out")
+        assert slave.listed() == {"0": slave.broker.broker_address}
+
+
 @pytest.fixture(params=["4.9.7", "5.3.3", "5.5.0"])
 def replicated(request: pytest.FixtureRequest, tmp_path: Path, minio_url: RunningStore) -> Iterator[Slave]:
     """A SYNC_MASTER with a real slave, and ours."""
     version = str(request.param)
     port = free_port_block(6)
-    with standing(version, tmp_path, minio_url, brokerRole="SYNC_MASTER", inSyncReplicas=2) as found:
+    with standing(version, tmp_path, minio_url, 0, brokerRole="SYNC_MASTER", inSyncReplicas=2) as found:
         mq, directory = found.broker, tmp_path / "real-slave"
         (directory / "conf").mkdir(parents=True)
         (directory / "conf" / "logback_broker.xml").write_text("<configuration/>")
