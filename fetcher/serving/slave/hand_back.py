@@ -178,16 +178,18 @@ class SlavePulls:
                 self._counters.put_off += 1
                 await self._around.sleep(wait_s)
         # Looked at last: what is true when the answer leaves.
-        look = _Look(self._views, request.command, upstream, next_offset)
-        situation = await self._line.situation(look, topic, queue_id, next_offset)
-        goes_to = next_id(
-            self._around.own_id,
-            self._line.policy_of(topic),
-            situation,
-            is_master_well=self._around.is_master_well(),
-        )
+        goes_to = await self._next_id(request, upstream, next_offset)
         if goes_to == MASTER_ID:
             self._counters.handed_back += 1
         else:
             self._counters.kept += 1
         return replace(response, ext={**response.ext, "suggestWhichBrokerId": str(goes_to)})
+
+    async def _next_id(self, request: Request, upstream: Upstream, next_offset: int) -> int:
+        around, topic = self._around, request.text("topic")
+        if not around.is_master_well():
+            return around.own_id  # it need not be asked
+        look = _Look(self._views, request.command, upstream, next_offset)
+        situation = await self._line.situation(look, topic, request.number("queueId"), next_offset)
+        policy = self._line.policy_of(topic)
+        return next_id(around.own_id, policy, situation, is_master_well=around.is_master_well())
