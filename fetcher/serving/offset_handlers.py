@@ -96,7 +96,7 @@ class GroupOffsets:
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Take an offset; durable soon. Nothing happens while the groups are another's, or for a new queue of a group
         when there is no room: a client learns that when it commits."""
-        if self.is_owner and self._has_room(group, topic, queue_id):
+        if self.is_owner and self.has_room(group, topic, queue_id):
             self._take(group, topic, queue_id, offset)
 
     def _take(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -110,7 +110,8 @@ class GroupOffsets:
             queues[queue_id] = offset
             self._changed.set()
 
-    def _has_room(self, group: str, topic: str, queue_id: int) -> bool:
+    def has_room(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether an offset of this queue is kept, or could be."""
         queues = self._offsets.get((group, topic))
         if queues is not None and queue_id in queues:
             return True
@@ -128,7 +129,7 @@ class GroupOffsets:
             and not self._changed.is_set()
         ):
             return
-        if not self._has_room(group, topic, queue_id):
+        if not self.has_room(group, topic, queue_id):
             raise BadRequestError(
                 f"offsets of all groups have {self._held_bytes} bytes, no new ones are kept (serve.offsets_bytes_max)"
             )

@@ -182,6 +182,8 @@ class PopHandlers:
         if known is None:
             known = self._archive.archived_offset(*key)
         place = self._places.get(key)
+        if not self._offsets.has_room(*key):  # its offset would be lost, and everything come again
+            raise BadRequestError("no offsets of new groups are kept (serve.offsets_bytes_max)")
         if place is None or (known is not None and known != place.noted):  # new, or the group was moved
             if known is None:
                 bounds = self._archive.bounds(wish.topic, queue_id)

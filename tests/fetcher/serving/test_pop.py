@@ -368,6 +368,24 @@ def test_an_acknowledgement_of_very_many_messages_costs_what_is_in_hand() -> Non
     asyncio.run(scene())
 
 
+def test_a_group_whose_offsets_find_no_room_is_refused_and_others_go_on() -> None:
+    async def scene() -> None:
+        one = Scene()
+        await one.offsets.claim()
+        _, before = await one.pop()
+        one.offsets._bytes_max = one.offsets._held_bytes
+        for number in range(100):
+            with pytest.raises(BadRequestError, match="offsets_bytes_max"):
+                await one.pop(consumerGroup=f"hostile{number}")
+        assert len(one.handlers._places) == 1
+        await one.ack(before[0][1])
+        _, after = await one.pop()
+        assert set(after).isdisjoint(before)
+        assert one.offsets.find("g", "t", 0) == before[0][1] + 1
+
+    asyncio.run(scene())
+
+
 def test_refusals_and_the_bound() -> None:
     async def scene() -> None:
         store = MemoryStore()
