@@ -444,9 +444,16 @@ def replicated(request: pytest.FixtureRequest, tmp_path: Path, minio_url: Runnin
         server.start()
         try:
             until(lambda: "1" in found.listed(), "the real slave is not listed", 60)
+            until(lambda: is_replicated(found), "the real slave does not follow", 60)
             yield found
         finally:
             server.stop()
+
+
+def is_replicated(slave: Slave) -> bool:
+    """Whether sends are acknowledged: the real slave follows."""
+    with slave.produce(20, per_second=20) as producer:
+        return producer.finish(60).failed == 0
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import replace
 
@@ -106,6 +107,25 @@ def test_what_name_servers_of_both_lines_list_is_understood() -> None:
     for broken in (b"[1]", b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{"x":"m"}}}}', b"{"):
         with pytest.raises(CorruptionError):
             listed_in(broken, BROKER)
+
+
+names = st.sampled_from([BROKER, "brokerAddrs", "0", "x"])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner),
+    max_leaves=8,
+)
+
+
+@given(
+    st.binary(max_size=40) | st.builds(lambda table: json.dumps({"brokerAddrTable": table}).encode(), values)
+)
+def test_whatever_a_name_server_says_is_a_listing_or_a_corruption(body: bytes) -> None:
+    try:
+        found = listed_in(body, BROKER)
+    except CorruptionError:
+        return
+    assert all(isinstance(number, int) and isinstance(at, str) for number, at in found.addresses.items())
 
 
 def test_after_the_first_registration_comes_a_second_soon_then_one_a_period() -> None:
