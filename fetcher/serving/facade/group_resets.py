@@ -2,9 +2,10 @@
 
 A broker moves a group only within what it still has. Where an offset wanted is below that, the members connected here
 are told (220), as a broker of before 5.0 does: each begins again there and commits it, through the queue of its pulls.
-A group without members is moved by commits. All else is the broker's own to do: resets within what it has; groups with
-members elsewhere, who would not be told; lite pull consumers, who do not listen; brokers that check their clients, as
-what is asked here would not bear the signature of who wants it.
+A group without members is moved by commits. Refused is what the broker would do wrong, moving the group to its own
+minimum: groups with members elsewhere, who would not be told; lite pull consumers, who do not listen. All else is the
+broker's own to do: resets within what it has, and all of a broker that checks its clients, as what is asked here would
+not bear the signature of who wants it.
 
 Owns where each queue begins again and who is told. Does not own offsets by time (merged_offsets.py).
 Sources: AdminBrokerProcessor.resetOffset, Broker2Client.resetOffset, MQClientInstance.resetOffset.
@@ -63,9 +64,12 @@ class GroupResets:
         if self._checks_clients or self._line.policy_of(topic) is ReadPolicy.DISABLE:
             return relayed(await upstream.call(request.command, ANSWER_S))
         moves = await self._moves(request, upstream, topic)
-        members = await self._listeners(group, upstream, request.command)
-        if members is None or all(move.offset >= move.broker_min for move in moves):
+        if all(move.offset >= move.broker_min for move in moves):
             return relayed(await upstream.call(request.command, ANSWER_S))
+        members = await self._listeners(group, upstream, request.command)
+        if members is None:
+            words = "only the archive has it, and not all members can be told: stop the group's consumers and repeat"
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"{group} is not moved: {words}")
         table = {move.queue: move.offset for move in moves}
         if members:
             ext = {

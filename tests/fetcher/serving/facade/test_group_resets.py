@@ -133,19 +133,16 @@ def lite_members(case: Case) -> None:
     case.join("CONSUME_ACTIVELY")
 
 
-def a_topic_for_the_broker_alone(case: Case) -> None:
-    case.join()
-    case.scene.policy("DISABLE")
+@pytest.mark.parametrize("prepare", [members_elsewhere, members_only_elsewhere, lite_members])
+def test_who_cannot_be_told_is_not_moved(tmp_path: Path, prepare: Callable[[Case], None]) -> None:
+    """The broker would move the group to its own minimum, past what only the archive has."""
 
-
-@pytest.mark.parametrize(
-    "prepare", [members_elsewhere, members_only_elsewhere, lite_members, a_topic_for_the_broker_alone]
-)
-def test_the_broker_s_to_do(tmp_path: Path, prepare: Callable[[Case], None]) -> None:
     async def story(scene: Scene) -> None:
         case = Case(scene)
         prepare(case)
-        assert is_brokers(await case.reset())
+        refused = await case.reset()
+        assert refused.code == 1 and "stop the group's consumers" in (refused.remark or "")
+        assert is_brokers(await case.reset(timestamp=-1))
         assert case.peer.pushed == [] and scene.broker.commits == []
 
     run(tmp_path, story)
@@ -160,6 +157,8 @@ def test_within_what_the_broker_has_it_does_it_itself(tmp_path: Path) -> None:
         checking = Case(scene, checks_clients=True)
         checking.join()
         assert is_brokers(await checking.reset())
+        scene.policy("DISABLE")
+        assert is_brokers(await case.reset())
         assert case.peer.pushed == checking.peer.pushed == []
 
     run(tmp_path, story)
