@@ -177,8 +177,11 @@ class SlavePulls:
             if wait_s > 0:
                 self._counters.put_off += 1
                 await self._around.sleep(wait_s)
-        # Looked at last: what is true when the answer leaves.
-        goes_to = await self._next_id(request, upstream, next_offset)
+        if _goes_on_in_archive(response, next_offset):
+            goes_to = self._around.own_id
+        else:
+            # Looked at last: what is true when the answer leaves.
+            goes_to = await self._next_id(request, upstream, next_offset)
         if goes_to == MASTER_ID:
             self._counters.handed_back += 1
         else:
@@ -193,3 +196,11 @@ class SlavePulls:
         situation = await self._line.situation(look, topic, request.number("queueId"), next_offset)
         policy = self._line.policy_of(topic)
         return next_id(around.own_id, policy, situation, is_master_well=around.is_master_well())
+
+
+def _goes_on_in_archive(response: Response, next_offset: int) -> bool:
+    """Whether messages came from the archive (what is relayed carries the broker's version) and more follow: the end
+    it names is its own."""
+    end = response.ext.get("maxOffset", "")
+    is_archived = response.code == ResponseCode.SUCCESS and response.version is None
+    return is_archived and end.isdecimal() and next_offset < int(end)
