@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
-from tiered.catalog.pages import Page
+from tiered.catalog.pages import sorted_page
 from tiered.catalog.protocol import CatalogLimits
 from tiered.errors import NotFoundError, UnavailableError
-from tiered.flat_file.verify import AnomalyKind, VerifyReport, _check_queues, verify_archive
+from tiered.flat_file.verify import Anomaly, AnomalyKind, VerifyReport, verify_archive
+from tiered.flat_file.verify_queues import check_queues
 from tiered.formats.keys import catalog_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
@@ -136,21 +137,18 @@ def test_page_damaged_or_missing_root() -> None:
 def test_hole_and_overlap_in_a_queue() -> None:
     state = _archive().state
     memory = state.memory
-    page = Page(state.directory.keys, memory)
-    report = VerifyReport()
-    _check_queues(state, [page], report)
-    assert report.anomalies == []
+
+    def found(runs: Table) -> list[Anomaly]:
+        return list(check_queues(state, [sorted_page(state.directory.keys, replace(memory, runs=runs))]))
+
+    assert found(memory.runs) == []
     run = memory.runs[2]
-    without = replace(memory, runs=np.delete(memory.runs, 2))
-    _check_queues(state, [Page(page.queues, without)], report)
-    (hole,) = report.anomalies
+    (hole,) = found(np.delete(memory.runs, 2))
     assert hole.kind == AnomalyKind.HOLE
     assert hole.range == (run["base_queue_offset"], run["end_queue_offset"])
     assert hole.key.startswith(state.key_of(int(run["queue"])).topic)
-    twice = replace(memory, runs=np.concatenate([memory.runs, memory.runs[2:3]]))
-    report = VerifyReport()
-    _check_queues(state, [Page(page.queues, twice)], report)
-    assert {anomaly.kind for anomaly in report.anomalies} == {AnomalyKind.OVERLAP}
+    twice = found(np.concatenate([memory.runs, memory.runs[2:3]]))
+    assert {anomaly.kind for anomaly in twice} == {AnomalyKind.OVERLAP}
 
 
 def test_missing_object() -> None:

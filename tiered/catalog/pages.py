@@ -160,19 +160,31 @@ def merge(
     """
     level = sequences[0][0].level + 1
     versions = (min(s[0].from_version for s in sequences), max(s[0].to_version for s in sequences))
-    return write_pages(_merged(index, state, sequences, runs_max), level, versions, put)
+    streams = [
+        (index.living(state, index.read_page(ref)) for ref in sequence)  # one page at a time
+        for sequence in sequences
+    ]
+    return write_pages(merged_pages(streams, runs_max), level, versions, put)
 
 
-def _merged(
-    index: RunIndex, state: CatalogState, sequences: Sequence[Sequence[PageRef]], runs_max: int
-) -> Iterator[Page]:
-    streams = [iter(sequence) for sequence in sequences]
+def sequences_of(pages: Sequence[PageRef]) -> list[list[PageRef]]:
+    """The sorted sequences that ``pages``, a state's, are. Pure."""
+    found: dict[tuple[int, int, int], list[PageRef]] = {}
+    for page in pages:
+        found.setdefault((page.level, page.from_version, page.to_version), []).append(page)
+    return list(found.values())
+
+
+def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[Page]:
+    """All runs of ``streams``, each in order, as one sequence in order, in pages of up to ``runs_max`` runs.
+
+    Holds a page of each stream, and up to three of the result.
+    """
     heads: list[Page | None] = [None] * len(streams)
     pending: list[Page] = []
     while True:
         for number, stream in enumerate(streams):
-            while heads[number] is None and (ref := next(stream, None)) is not None:
-                page = index.living(state, index.read_page(ref))
+            while heads[number] is None and (page := next(stream, None)) is not None:
                 heads[number] = page if len(page.chunk.runs) else None
         full = [page for page in heads if page is not None]
         if not full:
@@ -185,8 +197,8 @@ def _merged(
                 continue
             taken = _count_up_to(head, limit)
             if taken:
-                # A copy: a view would keep its whole page in memory.
-                pending.append(_slice(head, 0, taken, copy=True))
+                # With its own objects only: else each piece would carry along those of its whole page.
+                pending.append(Page(head.queues, selected(head.chunk, np.arange(taken))))
                 rest = _slice(head, taken, len(head.chunk.runs))
                 heads[number] = rest if len(rest.chunk.runs) else None
         if sum(len(page.chunk.runs) for page in pending) >= 2 * runs_max:
@@ -210,9 +222,8 @@ def union(pages: Sequence[Page]) -> Page:
     return sorted_page(names, joined(tuple(chunks)))
 
 
-def _slice(page: Page, begin: int, end: int, *, copy: bool = False) -> Page:
-    runs = page.chunk.runs[begin:end]
-    return Page(page.queues, replace(page.chunk, runs=runs.copy() if copy else runs))
+def _slice(page: Page, begin: int, end: int) -> Page:
+    return Page(page.queues, replace(page.chunk, runs=page.chunk.runs[begin:end]))
 
 
 def _at(page: Page, index: int) -> tuple[QueueKey, int]:

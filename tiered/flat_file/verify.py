@@ -16,16 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.reading import follow, head_version, load, read_commit, refresh
 from tiered.catalog.snapshot import describe
-from tiered.catalog.state import CatalogState, RunChunk, selected
+from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.flat_file.verify_index import check_indexes
+from tiered.flat_file.verify_queues import check_queues
+from tiered.flat_file.verify_runs import LivingRuns, WindowObjects
 from tiered.flat_file.verify_segment import Anomaly, AnomalyKind, SegmentCheck, SegmentResult, check_segment
 from tiered.formats.keys import (
     DATA_PREFIX,
@@ -36,8 +39,6 @@ from tiered.formats.keys import (
     STATE_PREFIX,
     catalog_key,
 )
-from tiered.model.queue import QueueKey
-from tiered.model.tables import Table
 from tiered.object_store.protocol import ObjectStore
 
 __all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_archive"]
@@ -46,7 +47,7 @@ READ_THREADS = 4
 """Segments checked side by side; each holds some tens of megabytes at most."""
 
 SegmentChecker = Callable[[CatalogState, Mapping[str, SegmentCheck]], Iterable[tuple[str, SegmentResult]]]
-"""Checks objects of one catalog version, by key: who has more than one machine brings its own."""
+"""Checks objects of one catalog version, given in order of their keys: who has more than one machine brings its own."""
 
 _PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX)
 
@@ -73,9 +74,10 @@ def verify_archive(
 ) -> VerifyReport:
     """Check the archive at ``store``, which is its own prefix. ``full`` reads every byte.
 
-    ``progress(done_bytes, total_bytes)`` is called as objects are finished. ``segments`` replaces the threads that
-    check objects here. Raises NotFoundError when there is no
-    archive, and UnavailableError and the like when the store cannot be asked.
+    ``progress(done_bytes, total_bytes)``, of messages, is called as objects are finished. ``segments`` replaces the
+    threads that check objects here; it is given some of the objects at a time. Memory follows the live queues, not
+    the length of history. Raises NotFoundError when there is no archive, and UnavailableError and the like when the
+    store cannot be asked.
     """
     report = VerifyReport()
     head = head_version(store)
@@ -84,19 +86,19 @@ def verify_archive(
     state = _check_chain(store, head, report)
     if state is None:
         return report
-    pages = _readable_pages(store, state, report)
-    _check_queues(state, pages, report)
-    objects = _objects(pages)
-    checker = segments or _threaded(store, full=full)
-    _check_segments(state, objects, report, checker, full=full, progress=progress)
-    found, items = check_indexes(store, state, pages, full=full)
+    runs = LivingRuns(store, state)
+    report.anomalies += check_queues(state, runs.in_order())
+    objects = _Objects(runs, segments or _threaded(store, full=full))
+    objects.check(report, progress)
+    found, items = check_indexes(store, state, runs.between, full=full)
     report.anomalies += found
     report.counts["keys"] = items
     _forgive_what_moved(store, state, report)
-    _check_named(store, state, objects, report)
+    for key, reason in runs.unreadable.items():
+        report.add(AnomalyKind.PAGE, key, reason)
+    _check_named(store, state, objects.referenced(), report)
     report.counts = {
-        "versions": head, "queues": state.queue_count, "objects": len(objects),
-        "runs": sum(len(page.chunk.runs) for page in pages), **report.counts,
+        "versions": head, "queues": state.queue_count, "objects": objects.count, **report.counts,
     }  # fmt: skip
     return report
 
@@ -133,99 +135,54 @@ def _check_chain(store: ObjectStore, head: int, report: VerifyReport) -> Catalog
     return state
 
 
-def _readable_pages(store: ObjectStore, state: CatalogState, report: VerifyReport) -> list[Page]:
-    """Living runs, page by page. An unreadable page is an anomaly; what it held will show as holes too."""
-    index = RunIndex(store)
-    pages: list[Page] = []
-    for ref in state.pages:
-        try:
-            pages.append(index.living(state, index.page(ref)))
-        except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
-            report.add(AnomalyKind.PAGE, ref.key, error.message)
-    if state.memory_runs:
-        pages.append(Page(state.directory.keys, state.memory))
-    return pages
-
-
-# -- queues ---------------------------------------------------------------------------------------------------
-
-
-def _check_queues(state: CatalogState, pages: list[Page], report: VerifyReport) -> None:
-    """Runs and gaps of a queue, sorted, must lead from its minimum to its end without hole or overlap."""
-    pieces = [np.zeros((0, 3), np.int64)]
-    for page in pages:
-        rows = np.array([_row(state, queue) for queue in page.queues], np.int64)
-        pieces.append(_intervals(rows[page.chunk.runs["queue"]], page.chunk.runs, "base_queue_offset"))
-    pieces.append(_intervals(state.gaps["queue"].astype(np.int64), state.gaps, "begin_queue_offset"))
-    found = np.concatenate(pieces)
-    found = found[np.lexsort((found[:, 1], found[:, 0]))]
-    starts = np.searchsorted(found[:, 0], np.arange(len(state.table) + 1))
-    for row in range(len(state.table)):
-        minimum, end = int(state.table["min_queue_offset"][row]), int(state.table["end_queue_offset"][row])
-        mine = found[starts[row] : starts[row + 1]]
-        expected = np.concatenate([[minimum], mine[:, 2]])
-        begins = np.concatenate([mine[:, 1], [end]])
-        for at in np.flatnonzero(expected != begins).tolist():
-            kind = AnomalyKind.HOLE if expected[at] < begins[at] else AnomalyKind.OVERLAP
-            low, high = sorted((int(expected[at]), int(begins[at])))
-            what = "in no run and no gap" if kind == AnomalyKind.HOLE else "in two runs or gaps"
-            report.anomalies.append(
-                Anomaly(kind, _name(state.key_of(row)), (low, high), f"offsets [{low}, {high}) are {what}")
-            )
-
-
-def _row(state: CatalogState, queue: QueueKey) -> int:
-    row = state.row_of(queue)
-    return -1 if row is None else row
-
-
-def _intervals(rows: np.ndarray[tuple[int], np.dtype[np.int64]], table: Table, begin: str) -> Table:
-    return np.stack([rows, table[begin], table["end_queue_offset"]], axis=1).astype(np.int64)
-
-
-def _name(queue: QueueKey) -> str:
-    return f"{queue.topic}/{queue.queue_id}" + (f" generation {queue.generation}" if queue.generation else "")
-
-
 # -- segments -------------------------------------------------------------------------------------------------
 
 
-def _objects(pages: list[Page]) -> dict[str, SegmentCheck]:
-    """Every object the living runs are in, with the runs the catalog expects in it."""
-    found: dict[str, SegmentCheck] = {}
-    for page in pages:
-        chunk = page.chunk
-        order = np.argsort(chunk.runs["object"], kind="stable")
-        numbers = chunk.runs["object"][order]
-        for mine in np.split(order, np.flatnonzero(np.diff(numbers)) + 1) if len(order) else []:
-            place = chunk.objects[int(chunk.runs["object"][mine[0]])]
-            key = chunk.object_keys[int(place["key"])]
-            check = found.setdefault(key, SegmentCheck(key, place, [], []))
-            part: RunChunk = selected(chunk, mine)
-            check.runs.append(part.runs)
-            check.queues.extend(page.queues[queue] for queue in part.runs["queue"].tolist())
-    return found
+class _Objects:
+    """All objects, a window of versions at a time. Of each only eight bytes stay: that it was referred to."""
+
+    def __init__(self, runs: LivingRuns, checker: SegmentChecker) -> None:
+        self._runs, self._checker = runs, checker
+        self._hashes: list[NDArray[np.uint64]] = []
+        self.count = 0
+
+    def check(self, report: VerifyReport, progress: Callable[[int, int], None]) -> None:
+        """Each of them."""
+        counts = {"runs": 0, "rows": 0, "blocks": 0, "bytes": 0}
+        windows, total = self._runs.windows()
+        done = 0
+        for window in windows:
+            objects = self._runs.objects(window)
+            self._remember(objects, report)
+            counts["runs"] += objects.runs
+            for key, result in self._checker(self._runs.state, objects):
+                report.anomalies += result.anomalies
+                for name, count in result.counts.items():
+                    counts[name] += count
+                done += objects.cost(key)
+                progress(done, total)
+        report.counts |= counts
+
+    def _remember(self, objects: WindowObjects, report: VerifyReport) -> None:
+        for key in sorted(self._runs.state.doomed.keys() & objects.keys()):
+            report.add(AnomalyKind.DOOMED, key, "given up for deletion, but still needed")
+        self.count += len(objects)
+        self._hashes.append(np.fromiter(map(_hash, objects), np.uint64, len(objects)))
+
+    def referenced(self) -> Callable[[str], bool]:
+        """Whether a key is one of theirs; wrongly so for one key in 10¹² or fewer."""
+        hashes = np.unique(np.concatenate([np.zeros(0, np.uint64), *self._hashes]))
+
+        def is_referenced(key: str) -> bool:
+            wanted = np.uint64(_hash(key))
+            at = int(np.searchsorted(hashes, wanted))
+            return at < len(hashes) and bool(hashes[at] == wanted)
+
+        return is_referenced
 
 
-def _check_segments(
-    state: CatalogState,
-    objects: dict[str, SegmentCheck],
-    report: VerifyReport,
-    checker: SegmentChecker,
-    *,
-    full: bool,
-    progress: Callable[[int, int], None],
-) -> None:
-    cost = {key: int(check.place["size_bytes" if full else "tail_bytes"]) for key, check in objects.items()}
-    total, done = sum(cost.values()), 0
-    counts = {"rows": 0, "blocks": 0, "bytes": 0}
-    for key, result in checker(state, objects):
-        report.anomalies += result.anomalies
-        for name in counts:
-            counts[name] += result.counts.get(name, 0)
-        done += cost[key]
-        progress(done, total)
-    report.counts |= counts
+def _hash(key: str) -> int:
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
 
 
 def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
@@ -237,7 +194,7 @@ def _threaded(store: ObjectStore, *, full: bool) -> SegmentChecker:
         with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
             pending = (
                 (key, pool.submit(check_segment, store, state, check, full=full))
-                for key, check in sorted(objects.items())
+                for key, check in ((key, objects[key]) for key in objects)
             )
             for key, outcome in _few_at_a_time(pending):
                 yield key, outcome.result()
@@ -260,7 +217,12 @@ def _forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyR
     newest = refresh(store, state) if missing else state
     if newest.version == state.version:
         return
-    named = _objects(_readable_pages(store, newest, VerifyReport())).keys()
+    runs = LivingRuns(store, newest)
+    named = {
+        key
+        for page in runs.between(0, newest.version)
+        for key in missing.intersection(page.chunk.object_keys)
+    }
     report.anomalies = [
         anomaly for anomaly in report.anomalies if anomaly.kind != AnomalyKind.MISSING or anomaly.key in named
     ]
@@ -270,15 +232,20 @@ def _forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyR
 
 
 def _check_named(
-    store: ObjectStore, state: CatalogState, objects: dict[str, SegmentCheck], report: VerifyReport
+    store: ObjectStore, state: CatalogState, is_referenced: Callable[[str], bool], report: VerifyReport
 ) -> None:
-    listed = (info for prefix in _PREFIXES for info in store.list(prefix))
-    present = {info.key: info.size_bytes for info in listed if not info.key.startswith(SERVE_PREFIX)}
     wanted = state.catalog_keys()
-    for key in sorted(wanted - present.keys()):
+    missing = set(wanted)
+    doomed = 0
+    for info in (info for prefix in _PREFIXES for info in store.list(prefix)):
+        missing.discard(info.key)
+        if info.key in state.doomed:
+            doomed += 1
+        elif not (info.key in wanted or info.key.startswith(SERVE_PREFIX) or is_referenced(info.key)):
+            report.leftovers.append(info.key)
+    for key in sorted(missing):
         report.add(AnomalyKind.MISSING, key, "the catalog names it, but it does not exist")
-    referenced = wanted | objects.keys()
-    for key in sorted(state.doomed.keys() & referenced):
+    for key in sorted(state.doomed.keys() & wanted):
         report.add(AnomalyKind.DOOMED, key, "given up for deletion, but still needed")
-    report.counts["doomed"] = len(present.keys() & state.doomed.keys())
-    report.leftovers = sorted(present.keys() - referenced - state.doomed.keys())
+    report.counts["doomed"] = doomed
+    report.leftovers.sort()

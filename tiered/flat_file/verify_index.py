@@ -6,7 +6,7 @@ that each entry is found. Entries of messages that are gone are no anomaly: quer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,8 +42,12 @@ class _Segment:
     ordinals: list[int] = field(default_factory=list)
 
 
+PagesBetween = Callable[[int, int], Iterable[Page]]
+"""(from version, to version) -> pages with the living runs that these versions, both included, added."""
+
+
 def check_indexes(
-    store: ObjectStore, state: CatalogState, pages: Sequence[Page], *, full: bool
+    store: ObjectStore, state: CatalogState, pages: PagesBetween, *, full: bool
 ) -> tuple[list[Anomaly], int]:
     """(anomalies, items in all files). Raises what the store raises, but not for a file itself."""
     anomalies: list[Anomaly] = []
@@ -65,12 +69,10 @@ class _IncompleteError(CorruptionError):
     """The file is whole, but does not say what it should."""
 
 
-def _segments(pages: Sequence[Page], ref: IndexRef) -> list[_Segment]:
+def _segments(pages: PagesBetween, ref: IndexRef) -> list[_Segment]:
     found: dict[str, _Segment] = {}
-    for page in pages:
-        runs = page.chunk.runs
-        mine = runs[(runs["version"] >= ref.from_version) & (runs["version"] <= ref.to_version)]
-        for run in mine:
+    for page in pages(ref.from_version, ref.to_version):
+        for run in page.chunk.runs:
             place = page.chunk.objects[int(run["object"])]
             key = page.chunk.object_keys[int(place["key"])]
             found.setdefault(key, _Segment(key, place)).ordinals.append(int(run["ordinal"]))
