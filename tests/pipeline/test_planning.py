@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline
+from benchmarks.synthetic_store import StoreSpec, write_store
 from pipeline.archive_plan import pinned_versions, plan
 from pipeline.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices, cut
 from pipeline.predicate import Predicate
@@ -79,6 +80,36 @@ def test_a_version_is_planned_the_same_again_whatever_came_since(
     rows = sum(int((part.table["end"] - part.table["begin"]).sum()) for part in before)
     every = plan(options, newest, Predicate(), is_header_only=False)
     assert 0 < rows < sum(int((part.table["end"] - part.table["begin"]).sum()) for part in every)
+
+
+@pytest.mark.xdist_group("spark")
+def test_a_queue_that_holds_almost_everything_is_read_by_many_tasks(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One queue of 30,000 messages beside others of a few: no task gets much more than any other."""
+    store, archive = tmp_path / "store", tmp_path / "archive"
+    write_store(store, StoreSpec(1, 1, 512), messages=30_000)
+    archive_store(store, archive, "skewed")
+    write_store(tmp_path / "small", StoreSpec(2, 8, 512), messages=160)
+    archive_store(tmp_path / "small", archive, "small")
+    frame = pipeline.read(
+        spark,
+        f"file://{archive}",
+        columns=["brokerName", "queueId", "queueOffset", "recCrc32"],
+        partitionBytes=2 << 20,
+    )
+    counted = frame.selectExpr("*", "spark_partition_id() AS task").cache()
+    try:
+        tasks = {row["task"]: row["count"] for row in counted.groupBy("task").count().collect()}
+        (large,) = counted.where("brokerName = 'skewed'").selectExpr(
+            "count(*) AS rows", "count(DISTINCT queueOffset) AS offsets", "count(DISTINCT task) AS tasks"
+        ).collect()  # fmt: skip
+        assert (large["rows"], large["offsets"]) == (30_000, 30_000)
+        assert large["tasks"] >= 8
+        assert sum(tasks.values()) == 30_160
+        assert max(tasks.values()) <= 2 * 30_000 / large["tasks"]
+    finally:
+        counted.unpersist()
 
 
 @pytest.mark.xdist_group("spark")
