@@ -72,6 +72,9 @@ public class Consume {
 
     static final boolean EVERYTHING = Boolean.getBoolean("consume.everything");
 
+    /** The clients' own is 3 s, after which starting fails: too little where the whole test shares two busy cores. */
+    static final int API_TIMEOUT_MS = 15000;
+
     static final long PAUSE_MS = Long.getLong("consume.pause.ms", 0);
 
     static void pause() {
@@ -123,6 +126,7 @@ public class Consume {
         if (mode.equals("light")) return light(a[0], group, topic, expression);
         DefaultMQPushConsumer c = new DefaultMQPushConsumer(group);
         c.setNamesrvAddr(a[0]);
+        c.setMqClientApiTimeout(API_TIMEOUT_MS);
         c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         c.setPollNameServerInterval(1000);
         c.setPersistConsumerOffsetInterval(500);
@@ -159,6 +163,7 @@ public class Consume {
     Runnable lite(String name, String mode, String group, String topic, String expression) throws Exception {
         DefaultLitePullConsumer c = new DefaultLitePullConsumer(group);
         c.setNamesrvAddr(name);
+        c.setMqClientApiTimeout(API_TIMEOUT_MS);
         c.setAutoCommit(true);
         c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         c.setAutoCommitIntervalMillis(1000);
@@ -183,6 +188,7 @@ public class Consume {
     Runnable pull(String name, String group, String topic, String expression) throws Exception {
         DefaultMQPullConsumer c = new DefaultMQPullConsumer(group);
         c.setNamesrvAddr(name);
+        c.setMqClientApiTimeout(API_TIMEOUT_MS);
         c.start();
         for (MessageQueue q : c.fetchSubscribeMessageQueues(topic)) pullAll(c, q, expression);
         return c::shutdown;
@@ -192,6 +198,7 @@ public class Consume {
     Runnable light(String name, String group, String topic, String parent) throws Exception {
         DefaultMQPullConsumer c = new DefaultMQPullConsumer(group);
         c.setNamesrvAddr(name);
+        c.setMqClientApiTimeout(API_TIMEOUT_MS);
         c.start();
         MessageQueue any = c.fetchSubscribeMessageQueues(parent).iterator().next();
         c.minOffset(any); // now it knows the broker's address
