@@ -89,7 +89,9 @@ class Slave:
 
     def mqadmin(self, *arguments: str) -> str:
         """One command of mqadmin."""
-        names = self.broker.name_server_address
+        names, logging = self.broker.name_server_address, self.directory / "conf" / "logback_tools.xml"
+        logging.parent.mkdir(exist_ok=True)
+        logging.write_text("<configuration/>")  # 4.9's does nothing without it
         return run_java(self.broker.version, self.directory, MQADMIN, *arguments, "-n", names)
 
     def ask(self, address: str, code: int, body: bytes = b"", **fields: object) -> RemotingCommand:
@@ -444,7 +446,7 @@ def replicated(request: pytest.FixtureRequest, tmp_path: Path, minio_url: Runnin
         server.start()
         try:
             until(lambda: "1" in found.listed(), "the real slave is not listed", 60)
-            until(lambda: is_replicated(found), "the real slave does not follow", 60)
+            until(lambda: is_replicated(found), "the real slave does not follow", 180)
             yield found
         finally:
             server.stop()
