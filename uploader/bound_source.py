@@ -7,6 +7,9 @@ which answers None when the broker does not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from threading import Thread
 
 from tiered.broker_store.bound import Bound, BoundFacts, BrokerWord, decide_bound
 from tiered.broker_store.damage import accepted_size, find_next_record, proven_phys
@@ -14,6 +17,8 @@ from tiered.broker_store.store import BrokerStore
 from uploader.log_feed import FeedBound
 
 WordSource = Callable[[], BrokerWord | None]
+LastRecords = dict[tuple[str, int], tuple[int, int]]
+"""(topic, queue id) -> (physical offset, size) of its last record: ConsumeQueueIndex.last_records."""
 
 
 def no_word() -> BrokerWord | None:
@@ -28,6 +33,8 @@ class BoundSource:
         self._store = store
         self._word_source = word_source
         self.last: Bound | None = None
+        self._facts: BoundFacts
+        self._ends: Future[LastRecords] | None = None
         self.feed = FeedBound(0, 0)
         """``last`` as the reader of the log wants it; read by all threads."""
         self.shown_queues: set[tuple[str, int]] | None = None
@@ -35,6 +42,14 @@ class BoundSource:
 
     def ask(self, cursor_phys: int) -> Bound:
         """The bound now. Costs a lock query, one request to a live broker, and a look at the consume queues."""
+        bound = self.ask_early(cursor_phys)
+        return self.settle() or bound
+
+    def ask_early(self, cursor_phys: int) -> Bound:
+        """As ``ask``, but for a dead broker the ends of its queues are still being looked at: 10,000 take a second.
+
+        Until ``settle`` no byte counts as proven: valid records are taken, up to the first that is not one.
+        """
         liveness = self._store.liveness()
         word = None if liveness.is_dead else self._word_source()
         index = self._store.consume_queues()
@@ -45,22 +60,36 @@ class BoundSource:
             frontier = index.frontier_phys(at_least=said)
         log = self._store.commit_log
         log.refresh()
-        proven = 0
+        self._ends = None
         if index is not None and liveness.is_dead:
-            units = index.last_records()
-            proven = proven_phys(log, units.values())
-            self.shown_queues = set(units)
-        self.last = decide_bound(
-            BoundFacts(
-                liveness=liveness.liveness,
-                word=word,
-                frontier_phys=frontier,
-                log_end_phys=log.max_file_end,
-                cursor_phys=cursor_phys,
-                proven_phys=proven,
-                previous=self.last,
-            )
+            self._ends = Future()
+            Thread(
+                target=_fill, args=(self._ends, index.last_records), name="queue-ends", daemon=True
+            ).start()
+        self._facts = BoundFacts(
+            liveness=liveness.liveness,
+            word=word,
+            frontier_phys=frontier,
+            log_end_phys=log.max_file_end,
+            cursor_phys=cursor_phys,
+            previous=self.last,
         )
+        return self._decide(self._facts)
+
+    def settle(self) -> Bound | None:
+        """Wait for what ``ask_early`` left open; None when nothing was. Raises what the look at the queues raised."""
+        if self._ends is None:
+            return None
+        units = self._ends.result()
+        self._ends = None
+        self.shown_queues = set(units)
+        return self._decide(
+            replace(self._facts, proven_phys=proven_phys(self._store.commit_log, units.values()))
+        )
+
+    def _decide(self, facts: BoundFacts) -> Bound:
+        self._facts = facts
+        self.last = decide_bound(facts)
         self.feed = FeedBound(self.last.phys, self.last.proven_phys)
         return self.last
 
@@ -73,3 +102,10 @@ class BoundSource:
     def accepted_size(self, phys: int) -> int | None:
         """Size of a record whose own checksum is wrong but which the broker took: see tiered.broker_store.damage."""
         return accepted_size(self._store.commit_log, phys, index=self._store.consume_queues())
+
+
+def _fill(outcome: Future[LastRecords], work: Callable[[], LastRecords]) -> None:
+    try:
+        outcome.set_result(work())
+    except BaseException as error:  # raised again where it is waited for
+        outcome.set_exception(error)

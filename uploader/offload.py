@@ -368,14 +368,18 @@ class Offloader:
         self._index_builder.run(self._stop_parts)
 
     def _read_to_the_end(self, stop: threading.Event) -> None:
-        self._bound_source.ask(self._dispatcher.cursor)
+        self._bound_source.ask_early(self._dispatcher.cursor)
         while not stop.is_set():
             self._check_failure()
             before = self._dispatcher.cursor
             result = self._dispatcher.compensate(self._bound_source.feed)
             if result == StepResult.BUSY:
                 stop.wait(SHORT_WAIT_S / 5)
-            elif result == StepResult.CAUGHT_UP and self._dispatcher.cursor == before:
+            elif (
+                result == StepResult.CAUGHT_UP
+                and self._dispatcher.cursor == before
+                and self._bound_source.settle() is None
+            ):
                 break
 
     def _drain(self) -> None:

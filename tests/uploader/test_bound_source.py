@@ -1,0 +1,90 @@
+"""A back-fill reads the log while it still looks for the ends of its queues, and judges damage only after."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
+from tiered.broker_store.file_consume_queue import FileConsumeQueues
+from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import OffloadSettings
+from uploader.bound_source import BoundSource, no_word
+from uploader.offload import Environment, Offloader, OffloadIdentity
+
+SMALL = OffloadSettings(batch_bytes=256 << 10, split_bytes=64 << 10, block_bytes=64 << 10)
+Records = dict[tuple[str, int], tuple[int, int]]
+
+
+@pytest.fixture
+def slow_ends(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Looking at the ends of queues takes until the event is set."""
+    ready = threading.Event()
+    look = FileConsumeQueues.last_records
+
+    def wait(index: FileConsumeQueues) -> Records:
+        assert ready.wait(30), "nothing was committed before the ends were known"
+        return look(index)
+
+    monkeypatch.setattr(FileConsumeQueues, "last_records", wait)
+    return ready
+
+
+def _offloader(store: BrokerStore, environment: Environment) -> Offloader:
+    identity = OffloadIdentity(CLUSTER, BROKER, "test", "backfill")
+    return Offloader(
+        store,
+        MemoryStore(),
+        identity,
+        SMALL,
+        topic_filter=FILTER,
+        word_source=no_word,
+        environment=environment,
+    )
+
+
+def test_messages_are_committed_before_all_queue_ends_are_known(
+    real_store: Callable[[str], Path], slow_ends: threading.Event
+) -> None:
+    with open_broker_store(real_store("A") / "store") as store:
+        environment = Environment(committed=lambda _state: slow_ends.set())
+        result = _offloader(store, environment).run(threading.Event(), follow=False)
+    assert slow_ends.is_set()
+    assert result.commits > 2
+    assert result.damaged == 0
+
+
+def test_damage_is_judged_once_the_ends_are_known(
+    real_store: Callable[[str], Path], tmp_path: Path, slow_ends: threading.Event
+) -> None:
+    """Before, an invalid record could be the end of the log as well: nothing is decided about it."""
+    directory = tmp_path / "store"
+    shutil.copytree(real_store("A") / "store", directory)
+    log = min((directory / "commitlog").iterdir())
+    with log.open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"\xff" * 200)
+    with open_broker_store(directory) as store:
+        environment = Environment(committed=lambda _state: slow_ends.set())
+        result = _offloader(store, environment).run(threading.Event(), follow=False)
+    assert result.damaged == 1
+    assert result.to_phys > 2 << 20
+
+
+def test_what_cannot_be_looked_at_ends_the_back_fill(
+    real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_index: FileConsumeQueues) -> Records:
+        raise PermissionError("consumequeue")
+
+    monkeypatch.setattr(FileConsumeQueues, "last_records", fail)
+    with open_broker_store(real_store("A") / "store") as store:
+        with pytest.raises(PermissionError):
+            BoundSource(store, no_word).ask(0)
+        with pytest.raises(PermissionError):
+            _offloader(store, Environment()).run(threading.Event(), follow=False)
