@@ -6,13 +6,14 @@ Flags are spelled as those of ``tiered``. Owns no verb.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fetcher.span import milliseconds
 from pipeline.session import session
-from pipeline.source_options import Mode, Source, SourceOptions
+from pipeline.source_options import Mode, Source, SourceOptions, parse_options
 from tiered.errors import UsageError
 from tiered.settings.load import flag_assignments, load_settings
 from tiered.settings.sections import ObjectStoreSettings, Settings
@@ -28,6 +29,9 @@ _TOPIC_SETTINGS = {
     "topics.include": ("--include", "patterns of topics to archive, comma-separated"),
     "topics.exclude": ("--exclude", "patterns of topics not to archive, comma-separated"),
 }
+_OPTIONS = ("addressingStyle", "batchBytes", "brokerConf", "generation", "mode", "partitionBytes", "version")
+"""Options of the data source that ``--option`` takes."""
+_KEY_OPTIONS = ("accesskey", "secretkey", "sessiontoken")
 _QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 
 
@@ -69,6 +73,10 @@ def add_source(parser: argparse.ArgumentParser, *, columns: bool = False) -> Non
         "--partition-bytes", metavar="BYTES", type=int, help="message bytes a task reads, about"
     )
     parser.add_argument("--permissive", action="store_true", help="skip and report damage instead of failing")
+    parser.add_argument(
+        "--option", dest="source_options", metavar="NAME=VALUE", action="append", default=[],
+        help=f"an option of the data source: {', '.join(_OPTIONS)}; may be repeated",
+    )  # fmt: skip
     if columns:
         parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
 
@@ -107,6 +115,8 @@ def session_of(options: argparse.Namespace, verb: str, **conf: str) -> SparkSess
         given[name] = value
     if options.master:
         given["spark.master"] = options.master
+    if not options.debug:  # what PySpark logs of an error is pages of JSON; the error itself is said anyway
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     return session(f"rocketmq-tiered {verb}", **(_QUIET | conf | given))
 
 
@@ -114,28 +124,41 @@ def source_of(
     options: argparse.Namespace, url: str, store: ObjectStoreSettings, *, source: Source = Source.ARCHIVE
 ) -> SourceOptions:
     """What the command line chooses at ``url``. Keys come from the SDK's own chain, here and on executors."""
-    generation = getattr(options, "generation", None)
-    try:
-        number = None if generation in (None, "all") else int(generation)
-    except ValueError as error:
-        raise UsageError(
-            f"--generation {generation}: no number", hint="a number from 0 on, or all"
-        ) from error
-    return SourceOptions(
-        path=url,
-        source=source,
-        topics=_list(getattr(options, "topic", "")),
-        cluster=options.cluster,
-        broker=options.broker,
-        generation=number,
-        all_generations=generation == "all",
-        columns=_list(getattr(options, "columns", "")),
-        mode=Mode.PERMISSIVE if getattr(options, "permissive", False) else Mode.FAILFAST,
-        partition_bytes=getattr(options, "partition_bytes", None) or SourceOptions.partition_bytes,
-        endpoint=store.endpoint_url,
-        region=store.region,
-        addressing_style=store.addressing_style,
-    )
+    given = {
+        "path": url,
+        "source": source.value,
+        "topic": getattr(options, "topic", ""),
+        "cluster": options.cluster,
+        "broker": options.broker,
+        "generation": getattr(options, "generation", None),
+        "columns": getattr(options, "columns", ""),
+        "mode": Mode.PERMISSIVE.value if getattr(options, "permissive", False) else None,
+        "partitionBytes": getattr(options, "partition_bytes", None),
+        "endpoint": store.endpoint_url,
+        "region": store.region,
+        "addressingStyle": store.addressing_style,
+    }
+    texts = {name: str(value) for name, value in given.items() if value is not None}
+    return parse_options(texts | _named_options(getattr(options, "source_options", [])))
+
+
+def _named_options(assignments: list[str]) -> dict[str, str]:
+    """``NAME=VALUE`` of each ``--option``, by the names that parse_options knows."""
+    known = {name.lower(): name for name in _OPTIONS}
+    found = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if name.lower() in _KEY_OPTIONS:
+            raise UsageError(
+                f"--option {name}: everybody on this machine could read it",
+                hint="keys come from AWS_PROFILE, AWS_ACCESS_KEY_ID … or the machine's role",
+            )
+        if name.lower() not in known:
+            raise UsageError(f"no --option {name!r}", hint=f"there are {', '.join(_OPTIONS)}")
+        if not equals:
+            raise UsageError(f"--option {name}: no value", hint=f"--option {name}=VALUE")
+        found[known[name.lower()]] = value
+    return found
 
 
 def parse_instant(text: str) -> int:
@@ -150,5 +173,8 @@ def parse_instant(text: str) -> int:
         ) from error
 
 
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(item.strip() for item in text.split(",") if item.strip())
+def whole_number(text: str) -> int:
+    """A number from 0 on."""
+    if not text.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)

@@ -14,6 +14,8 @@ from html import escape
 WIDTH = 960
 SERIES_MAX = 7
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
+_COLUMNS_MIN = 12
+"""Columns there is room for at least: a single one does not fill the chart."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ def stacked_columns(times_ms: Sequence[int], width_ms: int, series: Sequence[Ser
     height = 260
     if not times_ms:
         return ""
-    first, last = times_ms[0], times_ms[-1] + width_ms
+    first, last = times_ms[0], max(times_ms[-1] + width_ms, times_ms[0] + _COLUMNS_MIN * width_ms)
     totals = [sum(one.values[i] for one in series) for i in range(len(times_ms))]
     ticks = nice_ticks(max(totals, default=0.0))
     top = ticks[-1] or 1.0
@@ -85,7 +87,7 @@ def histogram(rows: Sequence[tuple[str, float]], unit: str) -> str:
     ticks = nice_ticks(max(value for _, value in rows))
     top = ticks[-1] or 1.0
     plot_w, plot_h = WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM
-    step = plot_w / len(rows)
+    step = plot_w / max(len(rows), _COLUMNS_MIN)
     parts = [_axis_y(ticks, plot_h, unit)]
     for number, (label, value) in enumerate(rows):
         bar = value / top * plot_h

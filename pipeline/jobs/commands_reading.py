@@ -17,6 +17,7 @@ from pipeline.jobs.arguments import (
     session_of,
     settings_of,
     source_of,
+    whole_number,
 )
 from pipeline.jobs.audit import AuditReport, audit
 from pipeline.jobs.diff import DiffReport, diff
@@ -29,7 +30,8 @@ from pipeline.jobs.output import (
     size_text,
     time_text,
 )
-from pipeline.jobs.search import SHOWN, Question, search
+from pipeline.jobs.search import SHOWN, Question, fault_of_the_question, search
+from pipeline.jobs.stage_progress import stage_progress
 from pipeline.jobs.stats import Stats, stats
 from pipeline.jobs.stats_report import page
 from pipeline.source_options import Source, SourceOptions
@@ -98,7 +100,11 @@ def add_stats(parser: argparse.ArgumentParser) -> None:
 def run_stats(options: argparse.Namespace) -> int:
     """Print a table, or JSON; write the page."""
     source = source_of(options, options.url, settings_of(options).object_store, source=Source(options.source))
-    found = stats(session_of(options, "stats"), source, headers_only=options.headers_only)
+    if options.html and not Path(options.html).absolute().parent.is_dir():
+        raise UsageError(f"--html {options.html}: its directory does not exist")
+    spark = session_of(options, "stats")
+    with stage_progress(spark, "stats", quiet=options.json):
+        found = stats(spark, source, headers_only=options.headers_only)
     if options.html:
         try:
             Path(options.html).write_text(page(found, time.time_ns() // 1_000_000), "utf-8")
@@ -131,7 +137,9 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topic", metavar="PATTERNS", default="", help="topics, comma-separated (default: all)"
     )
-    parser.add_argument("--examples", metavar="N", type=int, default=100, help="differences to print")
+    parser.add_argument(
+        "--examples", metavar="N", type=whole_number, default=100, help="differences to print"
+    )
     add_names(parser)
     add_spark(parser)
 
@@ -146,7 +154,9 @@ def run_diff(options: argparse.Namespace) -> int:
         broker=options.broker,
         broker_conf=options.broker_conf,
     )
-    report = diff(session_of(options, "diff"), archive, store, examples=options.examples)
+    spark = session_of(options, "diff")
+    with stage_progress(spark, "diff", quiet=options.json):
+        report = diff(spark, archive, store, examples=options.examples)
     if options.json:
         print_json(asdict(report) | {"ok": not report.counts})
     else:
@@ -182,7 +192,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--until", metavar="TIME", type=parse_instant, help="stored before")
     parser.add_argument(
-        "--limit", metavar="N", type=int, default=1000, help="rows at most; 0: all (default: 1000)"
+        "--limit", metavar="N", type=whole_number, default=1000, help="rows at most; 0: all (default: 1000)"
     )
     add_source(parser)
     add_spark(parser)
@@ -200,14 +210,26 @@ def run_search(options: argparse.Namespace) -> int:
         until_ms=options.until,
         limit=options.limit,
     )
-    answer = search(session_of(options, "search"), replace(source, columns=()), question)
-    for row in answer.toLocalIterator(prefetchPartitions=True):
-        document = {name: _plain(value) for name, value in row.asDict(recursive=True).items()}
-        if options.json:
-            print_json_line(document)
-        else:
-            print_line("\t".join("" if value is None else _one_line(value) for value in document.values()))
+    spark = session_of(options, "search")
+    answer = search(spark, replace(source, columns=()), question)
+    try:
+        with stage_progress(spark, "search", quiet=options.json):
+            for row in answer.toLocalIterator(prefetchPartitions=True):
+                _print_match(row.asDict(recursive=True), as_json=options.json)
+    except Exception as error:
+        fault = fault_of_the_question(error)
+        if fault is None:
+            raise
+        raise fault from error
     return 0
+
+
+def _print_match(row: dict[str, Any], *, as_json: bool) -> None:
+    document = {name: _plain(value) for name, value in row.items()}
+    if as_json:
+        print_json_line(document)
+    else:
+        print_line("\t".join("" if value is None else _one_line(value) for value in document.values()))
 
 
 def _plain(value: Any) -> Any:

@@ -135,7 +135,7 @@ def run_export(options: argparse.Namespace) -> int:
     """Export what is new."""
     settings = settings_of(options)
     conf = DELTA_CONF if options.format == DELTA else {}
-    progress = Progress("export", as_text=lambda parts: f"{parts:.0f} parts", quiet=options.json)
+    progress = Progress("export, parts:", as_text=lambda parts: f"{parts:.3g}", quiet=options.json)
     report = export(
         session_of(options, "export", **conf),
         source_of(options, options.url, settings.object_store),

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.archive_plan import pinned_versions, plan
 from pipeline.columns import Column, Cost, chosen, cost_of
-from pipeline.partition_reader import read_partition
+from pipeline.partition_reader import read_in_worker
 from pipeline.partitions import Slices
 from pipeline.predicate import Predicate
 from pipeline.source_options import Source, SourceOptions
@@ -101,4 +101,4 @@ class PartsReader(DataSourceReader):
             return iter(())
         schema = to_arrow_schema(self._schema, timezone="UTC")
         columns = columns_of(self._schema)
-        return read_partition(partition.value, self._options, self._predicate, columns, schema)
+        return read_in_worker(partition.value, self._options, self._predicate, columns, schema)

@@ -23,6 +23,11 @@ TEXT = "text"
 """The body as text; bytes that are no UTF-8 are replaced."""
 SHOWN = ("topic", "queueId", "queueOffset", "storeTimestamp", "tags", "keys", TEXT)
 
+_WRONG_DATA = re.compile(
+    r"\[[A-Z_.]+\] [^\[]{1,500}? SQLSTATE: (?:22|42|P0)\w{3}|(?<=PatternSyntaxException: )[^\n]+"
+)
+"""An error of Spark's whose class is the query's or its values' fault."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -68,8 +73,15 @@ def search(spark: SparkSession, source: SourceOptions, question: Question) -> Da
                 frame = frame.where(question.where)
             answer = frame.select(*question.select)
     except (AnalysisException, ParseException) as error:
-        raise UsageError(f"Spark does not understand it: {str(error).splitlines()[0]}") from error
+        said = next(line for line in (*str(error).splitlines(), "no reason") if line.strip())
+        raise UsageError(f"Spark does not understand it: {said.strip()}") from error
     return answer.limit(question.limit) if question.limit else answer
+
+
+def fault_of_the_question(error: Exception) -> UsageError | None:
+    """What rows revealed to be wrong with the question, such as a division by zero; None for any other error."""
+    found = _WRONG_DATA.search(str(error))
+    return None if found is None else UsageError(f"Spark cannot compute it: {' '.join(found[0].split())}")
 
 
 def _time_range(question: Question) -> Predicate:

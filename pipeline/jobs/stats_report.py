@@ -16,6 +16,8 @@ from pipeline.jobs.stats import NamedCount, Stats, TopicStats
 TOPICS_CHARTED = 20
 TOPICS_LISTED = 500
 QUEUE_BARS_MAX = 64
+STRIP_PX = 140
+"""As wide as the bars of a topic's queues may be together."""
 
 _STYLE = """
 :root{--bg:#fafafa;--card:#fff;--ink:#1b1f24;--dim:#5c6670;--line:#e3e6ea;
@@ -26,7 +28,7 @@ body{margin:0;background:var(--bg);color:var(--ink);font:14px/1.45 system-ui,san
 main{max-width:1240px;margin:0 auto;padding:28px 20px 60px}
 h1{font-size:22px;margin:0 0 2px;overflow-wrap:anywhere}h2{font-size:16px;margin:0 0 10px}
 .dim{color:var(--dim)}section{background:var(--card);border:1px solid var(--line);border-radius:8px;
-padding:16px 18px;margin-top:18px}
+padding:16px 18px;margin-top:18px;overflow-x:auto}section>svg{min-width:680px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin-top:18px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 14px}
 .tile b{display:block;font-size:20px;font-weight:600}
@@ -39,7 +41,7 @@ svg text{font:12px system-ui,sans-serif;fill:var(--ink)}svg .t{fill:var(--dim)}s
 .s0{fill:var(--c0)}.s1{fill:var(--c1)}.s2{fill:var(--c2)}.s3{fill:var(--c3)}.s4{fill:var(--c4)}
 .s5{fill:var(--c5)}.s6{fill:var(--c6)}
 .strip{display:inline-flex;align-items:flex-end;gap:1px;height:22px;vertical-align:bottom}
-.strip i{display:block;width:6px;background:var(--c0)}
+.strip i{display:block;background:var(--c0)}
 .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:18px}
 .two section{margin-top:0;min-width:0}
 .two th.l,.two td.l{min-width:80px}
@@ -114,7 +116,8 @@ def _rates(stats: Stats) -> str:
     series = [Series(name, values[name]) for name in named]
     if rest:
         series.append(Series(f"{rest} other topics", values[""]))
-    note = f'<div class="dim">messages per second, in steps of {duration_text(stats.bucket_ms / 1000)}</div>'
+    steps = f"messages per second, in steps of {duration_text(stats.bucket_ms / 1000)}"
+    note = f'<div class="dim">{steps}, from {time_text(times[0])} on</div>' if times else ""
     chart = stacked_columns(times, stats.bucket_ms, series, "messages/s")
     return legend([one.name for one in series]) + note + chart if times else ""
 
@@ -142,14 +145,14 @@ def _topics(stats: Stats) -> str:
     for queue in stats.queues:
         queues[queue.topic].append(queue.messages)
     head = ("queues", "balance", "messages", "records", "stored", "ratio", "p50", "p90", "p99", "largest",
-            "first", "last")  # fmt: skip
+            "first and last")  # fmt: skip
     rows = []
     for one in stats.topics[:TOPICS_LISTED]:
         cells = [
             str(one.queues), _strip(queues[one.topic]), f"{one.messages:,}", size_text(one.message_bytes),
             size_text(one.stored_bytes) if one.stored_bytes else "–", f"{one.ratio:.1f}" if one.ratio else "–",
             *(size_text(size) for size in (one.p50_bytes, one.p90_bytes, one.p99_bytes, one.max_bytes)),
-            time_text(one.first_ms), time_text(one.last_ms),
+            f"{time_text(one.first_ms)}<br>{time_text(one.last_ms)}",
         ]  # fmt: skip
         rows.append(
             f'<tr><td class="l">{escape(one.topic)}</td>' + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"
@@ -173,9 +176,10 @@ def _strip(messages: Sequence[int]) -> str:
         return f"{short(min(messages))} … {short(max(messages))}"
     most = max(messages, default=0) or 1
     heights = (max(2, round(22 * count / most)) for count in messages)
+    width = min(6, STRIP_PX // max(len(messages), 1) - 1)
     return (
         '<span class="strip">'
-        + "".join(f'<i style="height:{height}px"></i>' for height in heights)
+        + "".join(f'<i style="width:{width}px;height:{height}px"></i>' for height in heights)
         + "</span>"
     )
 

@@ -283,6 +283,9 @@ def test_verbs_and_exit_codes(
         (("stats", f"file://{tmp_path / 'nothing'}"), 3, "no archive"),
         (("stats", url, "--topic", "nowhere"), 3, "nowhere"),
         (("search", url, "--where", "nonsense = 1"), 2, "nonsense"),
+        (("search", url, "--sql", "SELEC"), 2, "SYNTAX_ERROR"),
+        (("search", url, "--where", "queueId / 0 = 1", "--json"), 2, "DIVIDE_BY_ZERO"),
+        (("search", url, "--body", "[", "--json"), 2, "["),
         (("offload", url), 2, "which store"),
         (("audit", "nonsense://"), 2, "nonsense"),
     ):

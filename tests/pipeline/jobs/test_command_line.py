@@ -1,0 +1,148 @@
+"""The command line of the jobs before Spark starts: what is wrong usage, in one line, and how progress is said."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.__main__ import VERBS, main
+from pipeline.jobs import stage_progress as subject
+from pipeline.jobs.arguments import settings_of, source_of
+from pipeline.jobs.search import fault_of_the_question
+from pipeline.source_options import Mode, Source, SourceOptions
+
+URL = "s3://bucket/archives"
+SECRET = "c2VjcmV0LWtleQ"
+
+
+def parsed(verb: str, *arguments: str) -> Any:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    VERBS[verb].add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def chosen(*arguments: str) -> SourceOptions:
+    options = parsed("stats", URL, *arguments)
+    return source_of(options, options.url, settings_of(options).object_store)
+
+
+def test_flags_and_options_become_those_of_the_data_source() -> None:
+    found = chosen(
+        "--endpoint-url", "http://127.0.0.1:9000", "--region", "eu-west-1", "--topic", "a,b*", "--permissive",
+        "--generation", "all", "--option", "batchbytes=100000", "--option", "addressingStyle=path",
+        "--option", "version=7", "--partition-bytes", "2000000",
+    )  # fmt: skip
+    assert found == SourceOptions(
+        URL, Source.ARCHIVE, ("a", "b*"), all_generations=True, version=7, mode=Mode.PERMISSIVE,
+        partition_bytes=2_000_000, batch_bytes=100_000, endpoint="http://127.0.0.1:9000", region="eu-west-1",
+        addressing_style="path",
+    )  # fmt: skip
+    assert chosen() == SourceOptions(URL)
+    assert chosen("--option", "mode=PERMISSIVE", "--partition-bytes", "1048576").mode is Mode.PERMISSIVE
+
+
+def test_every_verb_reaches_stores_that_are_not_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIERED_CONFIG", raising=False)
+    places = {"offload": ["/store", URL], "export": [URL, URL], "diff": [URL, "/store"]}
+    for verb in VERBS:
+        options = parsed(
+            verb, *places.get(verb, [URL]), "--endpoint-url", "http://minio:9000", "--region", "r"
+        )
+        store = settings_of(options).object_store
+        assert (store.endpoint_url, store.region) == ("http://minio:9000", "r"), verb
+        assert options.json is False, verb
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--option", "nonsense=1"], "nonsense"),
+        (["--option", "version"], "no value"),
+        (["--option", "topic=x"], "topic"),
+        (["--option", "version=x"], "version is 'x'"),
+        (["--option", "partitionBytes=5"], "partitionBytes is '5'"),
+        (["--partition-bytes", "5"], "partitionBytes is '5'"),
+        (["--generation", "x"], "generation is 'x'"),
+        (["--option", f"secretKey={SECRET}"], "AWS_PROFILE"),
+        (["--option", f"ACCESSKEY={SECRET}"], "AWS_PROFILE"),
+        (["--conf", "spark.x"], "no value"),
+        (["--set", "nonsense.key=1"], "nonsense"),
+        (["--html", "/no/such/directory/page.html"], "directory"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_starts_no_spark(
+    arguments: list[str], word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.jobs.arguments.session", lambda *_, **__: pytest.fail("Spark was started"))
+    assert main(["stats", URL, *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert word in said.err
+    assert SECRET not in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["search", URL, "--limit", "-1"], ["diff", URL, "/store", "--examples", "x"], ["nonsense"], []],
+)
+def test_arguments_that_cannot_be_meant_are_wrong_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("o1.getResult.\n: SparkException: x\nCaused by: [DIVIDE_BY_ZERO] Division by zero.\nUse y. SQLSTATE: 22012\n",
+         "Spark cannot compute it: [DIVIDE_BY_ZERO] Division by zero. Use y. SQLSTATE: 22012"),
+        ("Caused by: java.util.regex.PatternSyntaxException: Unclosed character class near index 0\n[\n^",
+         "Spark cannot compute it: Unclosed character class near index 0"),
+        ("[TASK_FAILED] lost. SQLSTATE: 58030", None),
+    ],
+)  # fmt: skip
+def test_what_only_rows_show_to_be_wrong_is_the_question_s_fault(text: str, said: str | None) -> None:
+    found = fault_of_the_question(RuntimeError(text))
+    assert (found and found.message) == said
+
+
+@dataclass
+class Tracker:
+    """Spark's, with one stage that goes on by one task whenever it is asked."""
+
+    enough: threading.Event
+    done: int = 0
+
+    def getActiveStageIds(self) -> list[int]:  # noqa: N802 - Spark's name
+        return [3]
+
+    def getStageInfo(self, stage: int) -> Any:  # noqa: N802 - Spark's name
+        self.done = min(self.done + 1, 4)
+        if self.done == 4:
+            self.enough.set()
+        return SimpleNamespace(numCompletedTasks=self.done, numTasks=4)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_tasks_are_counted_while_a_query_runs(
+    quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "PROGRESS_S", 0.001)
+    monkeypatch.setattr("pipeline.jobs.output.PROGRESS_S", 0.0)
+    tracker = Tracker(enough=threading.Event())
+    spark: Any = SimpleNamespace(_jsc=1, sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    with subject.stage_progress(spark, "stats", quiet=quiet):
+        assert tracker.enough.wait(5) is not quiet or quiet
+    said = capsys.readouterr().err
+    assert ("stats, tasks: 25% 1 of 4" in said) is not quiet
+    assert said == "" if quiet else said.count("\n") >= 1
