@@ -16,9 +16,9 @@ M_ARENA_MAX: Final = -8
 ARENAS: Final = 2
 MMAP_THRESHOLD_BYTES: Final = 4 << 20
 """Larger buffers are mapped, and so unmapped when freed; left alone, glibc moves this up to 32 MiB."""
-KEPT_BYTES: Final = 16 << 20
-"""Free memory at an arena's end that is kept, about a cycle's compressed blocks: at the 128 KiB that setting the
-threshold above fixes, each block's memory would be given back and faulted in again."""
+KEPT_BYTES: Final = 6 << 20
+"""Free memory at an arena's end that is kept: at the 128 KiB that setting the threshold above fixes, each block's
+memory would be given back and faulted in again."""
 
 
 def return_freed_memory() -> None:

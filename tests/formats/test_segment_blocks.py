@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 
 import fastcrc
 import numpy as np
@@ -47,19 +48,33 @@ def _content(records: Records, block: int, rows: list[int]) -> bytes:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_block_is_stored_whole_whatever_the_threads(threads: int) -> None:
-    rows = [1, 3, 7, 40, 1, 1, 15, 2]  # a block larger than a piece, and than what a thread keeps, among them
+    rows = [
+        1,
+        3,
+        7,
+        40,
+        1,
+        1,
+        1,
+        1,
+        1,
+        1,
+        15,
+        2,
+    ]  # a block larger than a piece, and than what a thread keeps, among them
     assert rows[2] * RECORD_BYTES < PIECE_BYTES < KEPT_BYTES < rows[3] * RECORD_BYTES
     records, blocks = _arena(sum(rows)), _blocks(rows)
     packer = BlockPacker(1, threads)
     with packer.packing(blocks, records) as packed:
-        stored = packed.stored()
+        data = b"".join(packed.stored())
     packer.close()
-    assert len(stored) == len(rows)
-    for number, block in enumerate(stored):
-        raw = _content(records, number, rows)
+    assert len(data) == int(blocks["stored_bytes"].sum())
+    ends = np.cumsum(blocks["stored_bytes"]).tolist()
+    for number, (begin, end) in enumerate(pairwise([0, *ends])):
+        block, raw = data[begin:end], _content(records, number, rows)
         is_raw = blocks["codec"][number] == CODEC_RAW
         assert raw == (block if is_raw else zstandard.ZstdDecompressor().decompress(block))
-        assert len(block) == blocks["stored_bytes"][number] <= len(raw)
+        assert len(block) <= len(raw)
         assert fastcrc.crc32.iscsi(block) == blocks["crc32c"][number]
     assert set(blocks["codec"].tolist()) == {CODEC_RAW, CODEC_ZSTD}
 

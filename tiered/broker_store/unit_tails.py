@@ -42,7 +42,8 @@ def _last_valid(data: bytes, dtype: np.dtype[Any]) -> Table | None:
     units = np.frombuffer(data, dtype, len(data) // dtype.itemsize)
     valid = (units["phys"] >= 0) & (units["size"] > 0)
     count = len(units) if valid.all() else int(np.argmin(valid))
-    return units[count - 1 : count] if count else None
+    # A copy: a view would keep a page for each of very many queues.
+    return units[count - 1 : count].copy() if count else None
 
 
 def _bytes_before_hole(directory: str, unit_bytes: int) -> bytes:

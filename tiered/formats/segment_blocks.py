@@ -2,7 +2,7 @@
 
 The work is cut into pieces of about a megabyte, so that what was just gathered is still in the cache of the core that
 compresses it. Each thread keeps its compressor and its buffer: making them anew costs as much in page faults as a
-tenth of the compression. Compressed blocks stay where the compressor put them; nothing is copied together.
+tenth of the compression.
 
 Owns threads and buffers. Does not own where blocks are cut (kernels.gather), nor where they lie (segment.py).
 """
@@ -52,15 +52,15 @@ class Records:
 class PackedBlocks:
     """Blocks on their way."""
 
-    def __init__(self, pieces: Sequence[Future[list[bytes]]]) -> None:
+    def __init__(self, pieces: Sequence[Future[bytes]]) -> None:
         self._pieces = pieces
 
     def stored(self) -> list[bytes]:
-        """What the object holds of each block, once all are done; the block table is filled in then.
+        """What the object holds of the blocks, one after the other, once all are done; their table is filled in then.
 
         Raises ValueError when a record lies outside the arena.
         """
-        return [block for piece in self._pieces for block in piece.result()]
+        return [piece.result() for piece in self._pieces]
 
 
 class BlockPacker:
@@ -78,7 +78,7 @@ class BlockPacker:
 
         ``blocks`` has its rows and raw bytes.
         """
-        pieces: list[Future[list[bytes]]] = []
+        pieces: list[Future[bytes]] = []
         try:
             rows = records.first_rows(blocks).tolist()
             for first, last in _pieces(blocks["raw_bytes"]):
@@ -89,14 +89,14 @@ class BlockPacker:
                 piece.cancel()
             wait(pieces)
 
-    def _submit(self, blocks: Table, records: Records, row: int) -> Future[list[bytes]]:
+    def _submit(self, blocks: Table, records: Records, row: int) -> Future[bytes]:
         if self._threads is not None:
             return self._threads.submit(self._pack, blocks, records, row)
-        done: Future[list[bytes]] = Future()
+        done: Future[bytes] = Future()
         done.set_result(self._pack(blocks, records, row))
         return done
 
-    def _pack(self, blocks: Table, records: Records, row: int) -> list[bytes]:
+    def _pack(self, blocks: Table, records: Records, row: int) -> bytes:
         """One piece: neighbouring blocks that begin with ``row``."""
         compress, buffer = self._tools(int(blocks["raw_bytes"].sum()))
         raw_bytes = blocks["raw_bytes"].tolist()
@@ -116,7 +116,9 @@ class BlockPacker:
             begin += length
         blocks["stored_bytes"], blocks["codec"] = list(map(len, stored)), codecs
         blocks["crc32c"] = list(map(fastcrc.crc32.iscsi, stored))
-        return stored
+        return b"".join(
+            stored
+        )  # apart they would leave holes in memory, where each was made larger than it is
 
     def _tools(self, buffer_bytes: int) -> tuple[Any, NDArray[np.uint8]]:
         """This thread's compressor, and at least so many bytes."""
