@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import pipeline
+from tests.end_to_end.ground_truth import load_truth
+from tests.end_to_end.offloading import FILTER
+from tests.pipeline.conftest import STORES
+from tests.pipeline.row_truth import EVERY_COLUMN, differences, rows_by_place
 from tests.servers.running_store import REGION, RunningStore
 from tiered.object_store.url import open_store
 
@@ -27,25 +32,33 @@ COLUMNS = [
 ]
 
 
+def uploaded(archives: Path, server: RunningStore) -> str:
+    """The archives in a bucket of their own."""
+    url = f"{server.fresh_bucket()}/archives"
+    store = open_store(url, server.options())
+    for path in sorted(path for path in archives.rglob("*") if path.is_file()):
+        store.put_if_absent(path.relative_to(archives).as_posix(), [path.read_bytes()])
+    store.close()
+    return url
+
+
+def access(server: RunningStore) -> dict[str, str]:
+    """Options of the data source that reach the server."""
+    return {
+        "endpoint": server.endpoint,
+        "region": REGION,
+        "accessKey": server.access_key,
+        "secretKey": server.secret_key,
+    }
+
+
 @pytest.mark.integration
 @pytest.mark.xdist_group("spark")
 def test_every_store_reads_the_same_from_minio(
     spark: SparkSession, all_archives: Path, minio_url: RunningStore
 ) -> None:
-    bucket = minio_url.fresh_bucket()
-    store = open_store(f"{bucket}/archives", minio_url.options())
-    for path in sorted(path for path in all_archives.rglob("*") if path.is_file()):
-        store.put_if_absent(path.relative_to(all_archives).as_posix(), [path.read_bytes()])
-    store.close()
-    remote = pipeline.read(
-        spark,
-        f"{bucket}/archives",
-        columns=COLUMNS,
-        endpoint=minio_url.endpoint,
-        region=REGION,
-        accessKey=minio_url.access_key,
-        secretKey=minio_url.secret_key,
-    )
+    url = uploaded(all_archives, minio_url)
+    remote = pipeline.read(spark, url, columns=COLUMNS, **access(minio_url))
     local = pipeline.read(spark, f"file://{all_archives}", columns=COLUMNS)
     keys = ["brokerName", "topic", "queueId", "queueOffset"]
     found, expected = (
@@ -56,3 +69,32 @@ def test_every_store_reads_the_same_from_minio(
     assert found.count() == expected.count() > 300_000
     plan_text = found._jdf.queryExecution().toString()  # type: ignore[operator]
     assert minio_url.secret_key not in plan_text
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize("where", ["file", "minio"])
+def test_every_field_of_the_dataframe_equals_the_truth_of_every_store(
+    where: str,
+    spark: SparkSession,
+    all_archives: Path,
+    real_store: Callable[[str], Path],
+    request: pytest.FixtureRequest,
+) -> None:
+    url, options = f"file://{all_archives}", {}
+    if where == "minio":
+        server: RunningStore = request.getfixturevalue("minio_url")
+        url, options = uploaded(all_archives, server), access(server)
+    compared = 0
+    for name in STORES:
+        frame = pipeline.read(spark, url, columns=EVERY_COLUMN, broker=name, **options)
+        rows = rows_by_place(frame.toArrow().to_batches())
+        truth = load_truth(real_store(name), name, FILTER)
+        for (topic, queue_id), lines in truth.queues.items():
+            for line in lines:
+                row = rows.pop((name, topic, queue_id, line["queueOffset"]))
+                assert differences(row, line) == {}, line
+                compared += 1
+        assert {topic for _, topic, _, _ in rows} <= truth.compaction_topics
+    assert compared > 260_000
