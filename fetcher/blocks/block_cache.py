@@ -126,13 +126,14 @@ class BlockCache:
     # -- blocks -----------------------------------------------------------------------------------------------
 
     def get(self, key: BlockKey, *, is_read: bool) -> Block | None:
-        """The block, its checksum verified, or None. ``is_read``: a reader takes it (not a prefetch that looks)."""
+        """The block or None. ``is_read``: a reader takes it, its checksum verified; a prefetch only looks if it is
+        there."""
         with self._lock:
             entry = self._read.get(key) or self._unread.get(key)
             if entry is None:
                 self.counts.misses += 1
                 return None
-        if fastcrc.crc32.iscsi(entry.block) != entry.crc32c:
+        if is_read and fastcrc.crc32.iscsi(entry.block) != entry.crc32c:
             with self._lock:
                 self.counts.corrupt += 1
                 self.counts.misses += 1

@@ -29,6 +29,7 @@ LANGUAGES = (
 )  # fmt: skip
 VERSION = 409
 """4.9.8: understood by every broker since 4.9."""
+_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 _RESPONSE = 1
 _ONEWAY = 2
 _LENGTH = struct.Struct(">i")
@@ -206,16 +207,17 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
         if type(value) is not str:
             fields = {name: _text(other) for name, other in fields.items() if other is not None}
             break
+    remark = document.get("remark")
     return RemotingCommand(
-        code=_int32(document["code"]),
-        opaque=_int32(document["opaque"]),
-        flag=_int32(document.get("flag", 0)),
-        language=_language(language) if isinstance(language, int) else str(language),
-        version=_int32(document.get("version", 0)),
-        remark=None if document.get("remark") is None else str(document["remark"]),
-        ext_fields=fields,
-        body=body,
-        serialize_type=_JSON,
+        _int32(document["code"]),
+        _int32(document["opaque"]),
+        _int32(document.get("flag", 0)),
+        _language(language) if isinstance(language, int) else str(language),
+        _int32(document.get("version", 0)),
+        None if remark is None else str(remark),
+        fields,
+        body,
+        _JSON,
     )
 
 
@@ -283,7 +285,7 @@ def _language(number: int) -> str:
 
 def _int32(value: Any) -> int:
     number = value if type(value) is int else int(value)
-    if not -(1 << 31) <= number < 1 << 31:
+    if not _INT_MIN <= number <= _INT_MAX:
         raise ValueError(f"{number} is no 32-bit number")
     return number
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 
 _COMMA_OUTSIDE_BRACES = re.compile(r",(?![^{]*\})")
 
 
+@lru_cache(maxsize=4096)
 def host_of(address: str) -> str:
     """The host of ``host:port`` or ``[host]:port``."""
     return address.rpartition(":")[0].strip("[]")
