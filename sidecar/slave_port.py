@@ -82,7 +82,13 @@ def slave_port(settings: Settings, conf: BrokerConf | None, names: BrokerNames) 
     """The slave and its port, not started. Raises UsageError."""
     place = slave_place(settings, conf, names.broker)
     bind = settings.slave.bind
-    parse_address(bind, "slave.bind")
+    host, _ = parse_address(bind, "slave.bind")
+    if _is_loopback(host) and not _is_loopback(parse_address(place.advertise, "slave.advertise")[0]):
+        # Listed, but out of reach: consumers that are sent here would wait for ever.
+        raise UsageError(
+            f"nobody reaches slave.advertise = {place.advertise!r} while slave.bind is {bind!r}",
+            hint="bind to an address of the host, such as 0.0.0.0:10931",
+        )
     serve = replace(settings.serve, bind=bind)
     file = conf.properties if conf is not None else None
     side = SlaveSide(place, names.cluster, serve, settings.slave.register_ms / 1000, file)

@@ -86,6 +86,14 @@ def test_a_loopback_address_is_one_where_everybody_is_on_it() -> None:
     assert slave_place(settings("127.0.0.1:10931"), conf, "b").advertise == "127.0.0.1:10931"
 
 
+def test_nobody_is_led_to_a_port_that_only_this_host_reaches() -> None:
+    names = BrokerNames(CLUSTER, BROKER)
+    with pytest.raises(UsageError, match=r"slave\.bind is '127\.0\.0\.1:10931'"):
+        slave_port(settings("sidecar-host:10931"), broker_conf(CONF), names)
+    reached = Settings(slave=SlaveSettings(broker_id=7, advertise="sidecar-host:10931", bind="0.0.0.0:0"))
+    assert slave_port(reached, broker_conf(CONF), names)[1].bind == "0.0.0.0:0"
+
+
 def test_an_id_without_an_address_and_an_address_without_an_id_are_contradictions() -> None:
     for slave, key in (
         (SlaveSettings(advertise="h:1"), "slave.broker_id"), (SlaveSettings(broker_id=3), "slave.advertise"),

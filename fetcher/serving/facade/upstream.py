@@ -276,7 +276,7 @@ class RemotingUpstream:
                 ),
                 CONNECT_TIMEOUT_S,
             )
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, UnicodeError) as error:  # the last of a name that none can have
             self._refused_at_s = time.monotonic()
             raise ThrottledError(f"{self.address} cannot be reached: {error or 'no answer'}") from error
         finally:

@@ -49,7 +49,8 @@ def next_id(own_id: int, policy: ReadPolicy, situation: Situation, *, is_master_
         # Nothing is known of the master's queue: an archived one is followed from here.
         return MASTER_ID if archived is None and not situation.is_archive_behind else own_id
     # The master moves whoever is below its minimum, to where it begins: also who is so only when he arrives.
-    if offset < local.min_offset or situation.is_leaving:
+    # One whose log was cut back moves whoever is above its maximum, too, back to its end.
+    if offset < local.min_offset or offset > local.max_offset or situation.is_leaving:
         return own_id
     return MASTER_ID
 
@@ -64,11 +65,12 @@ class Repeats:
 
     def __init__(self, limit: int = REPEATS_MAX) -> None:
         self._limit = limit
-        self._told: OrderedDict[tuple[int, str, int], _Asked] = OrderedDict()
+        self._told: OrderedDict[tuple[int, str, str, int], _Asked] = OrderedDict()
 
-    def wait_s(self, peer: int, topic: str, queue_id: int, offset: int, now_s: float) -> float:
-        """For an answer that leaves ``peer`` at ``offset``; it counts as told after that wait."""
-        key = peer, topic, queue_id
+    def wait_s(self, reader: tuple[int, str], topic: str, queue_id: int, offset: int, now_s: float) -> float:
+        """For an answer that leaves ``reader`` (connection and group: a client has one connection for all its groups)
+        at ``offset``; it counts as told after that wait."""
+        key = *reader, topic, queue_id
         before = self._told.pop(key, None)
         is_repeat = before is not None and before.offset == offset
         left_s = before.at_s + REPEAT_S - now_s if before is not None and is_repeat else 0.0
@@ -173,7 +175,8 @@ class SlavePulls:
         is_waiting = bool(request.number("sysFlag", 0) & SUSPEND)  # else it is its user who asks again
         if response.code in _NOTHING and next_offset == offset and is_waiting:
             now_s = self._around.now_s()
-            wait_s = self._repeats.wait_s(request.peer.id, topic, queue_id, offset, now_s)
+            reader = request.peer.id, request.text("consumerGroup", "")
+            wait_s = self._repeats.wait_s(reader, topic, queue_id, offset, now_s)
             if wait_s > 0:
                 self._counters.put_off += 1
                 await self._around.sleep(wait_s)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream
-from fetcher.serving.slave.registration import refusal_of_master
+from fetcher.serving.slave.registration import SlavePlace, refusal_of_master
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from tiered.errors import UnavailableError
 from tiered.remoting.command import VERSION, RemotingCommand
@@ -29,13 +29,14 @@ ANSWER_S = 3.0
 class MasterWatch:
     """Belongs to one event loop. ``file``: the properties of its broker.conf, None where there is none."""
 
-    def __init__(self, address: str, file: Mapping[str, str] | None) -> None:
-        self._file = file
-        self._link = RemotingUpstream(address, FlightGate(), LinkEvents(on_lost=self._lost))
+    def __init__(self, place: SlavePlace, file: Mapping[str, str] | None) -> None:
+        self._broker, self._file = place.broker, file
+        self._link = RemotingUpstream(place.broker_address, FlightGate(), LinkEvents(on_lost=self._lost))
         self._task: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
         self._has_gone = asyncio.Event()
         self._refusal: str | None = "the master has not answered yet"
+        self._suspicion: str | None = None
         self._expelled: str | None = None
         self.config: Mapping[str, str] = {}
         """As it last told; empty where it does not."""
@@ -43,6 +44,8 @@ class MasterWatch:
         """Of its answers: what consumers are told, too."""
         self.is_well = False
         """Whether it answered last."""
+        self.on_refusal: Callable[[], None] = lambda: None
+        """There is another reason to stay out than before."""
 
     def start(self) -> None:
         """Ask from now on."""
@@ -64,11 +67,11 @@ class MasterWatch:
         """Why there is no place for us beside it, or None. What it said last holds while it is away."""
         return self._expelled or self._refusal
 
-    def expel(self, why: str) -> None:
-        """Somebody treats us as a replica: never again until the next start."""
-        if self._expelled is None:
-            logger.error("slave mode ends: %s", why)
-        self._expelled = why
+    def suspect(self, why: str) -> None:
+        """Somebody, who may be the master, treats us as a replica. What the master tells of its configuration decides;
+        where it does not tell, it ends slave mode until the next start."""
+        self._suspicion = why
+        self._has_gone.set()
 
     def redirects(self) -> bool | None:
         """Whether it sends slow consumers away at all (slaveReadEnable); None: it does not tell."""
@@ -84,6 +87,9 @@ class MasterWatch:
                 continue
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_gone.wait(), ASK_EVERY_S)
+                if self.is_well:
+                    # Whoever makes us suspicious does not make us ask all the time.
+                    await asyncio.sleep(ASK_AGAIN_S)
 
     async def _ask(self) -> None:
         try:
@@ -93,14 +99,24 @@ class MasterWatch:
             return
         self._enter(True, "")
         self.version = answer.version
+        before, suspicion = self.refusal(), self._suspicion
+        self._suspicion = None
         if answer.code == ResponseCode.SUCCESS:
             self.config = _properties(answer.body)
-            self._refusal = refusal_of_master(self.config)
-        elif self._file is not None:
-            self._refusal = refusal_of_master(self._file)
+            self._refusal = refusal_of_master(self.config, self._broker)
         else:
-            self._refusal = "the master does not tell its configuration: name its file in broker.conf_path"
+            if suspicion is not None and self._expelled is None:
+                logger.error("slave mode ends: %s", suspicion)
+                self._expelled = suspicion
+            if self._file is not None:
+                self._refusal = refusal_of_master(self._file, self._broker)
+            else:
+                self._refusal = (
+                    "the master does not tell its configuration: name its file in broker.conf_path"
+                )
         self._heard.set()
+        if self.refusal() not in (None, before):
+            self.on_refusal()
 
     def _lost(self, why: str, had_requests: bool) -> None:
         self._enter(False, why)

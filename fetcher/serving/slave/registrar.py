@@ -81,6 +81,10 @@ class Registrar:
         """See the class."""
         return self._refusal()
 
+    def taken(self) -> str | None:
+        """Who has our id where a name server last listed somebody else, or None."""
+        return next((desk.taken_by for desk in self._desks if desk.taken_by is not None), None)
+
     @property
     def was_registered(self) -> bool:
         """Whether any name server has listed us since the start."""
@@ -99,6 +103,8 @@ class _Desk:
         self._link = RemotingUpstream(address, FlightGate(), LinkEvents(on_lost=self._lost))
         self._progress = Progress()
         self._awake = asyncio.Event()
+        self.taken_by: str | None = None
+        """Who else has our id here, as far as is known."""
 
     @property
     def standing(self) -> Standing:
@@ -132,9 +138,7 @@ class _Desk:
         before = self._progress
         try:
             listed = await self._look()
-            why = self._registrar.refusal() or refusal_of_place(
-                listed, self._place, was_registered=self._registrar.was_registered
-            )
+            why = self._refusal(listed)
             if why is not None:
                 await self._unregister(listed)
                 return before.refused(why)
@@ -148,10 +152,20 @@ class _Desk:
             # Newer name servers answer so, too, when they have ignored it.
             holder = (await self._look()).addresses.get(self._place.broker_id)
         except (UnavailableError, CorruptionError) as error:
+            self.taken_by = None
             return before.failed(str(error))
         if holder != self._place.advertise:
             return before.refused(f"the name server lists {holder or 'nobody'} as id {self._place.broker_id}")
         return before.registered()
+
+    def _refusal(self, listed: Listed) -> str | None:
+        place, registrar = self._place, self._registrar
+        holder = listed.addresses.get(place.broker_id)
+        self.taken_by = holder if holder != place.advertise else None
+        why = registrar.refusal() or refusal_of_place(listed, place, was_registered=registrar.was_registered)
+        taken = registrar.taken() if why is None and holder is None else None
+        # Its owner is only on the way to a name server that has just started.
+        return why or (f"id {place.broker_id} belongs to {taken} at another name server" if taken else None)
 
     async def _unregister(self, listed: Listed) -> None:
         command = unregister_command(self._place, listed)

@@ -99,9 +99,13 @@ def refusal_of_place(listed: Listed, place: SlavePlace, *, was_registered: bool)
     holder = listed.addresses.get(place.broker_id)
     if holder is not None and holder != place.advertise:
         return f"id {place.broker_id} of {place.broker} belongs to {holder}: set slave.broker_id to one that is free"
-    highest = max(
-        (number for number, address in listed.addresses.items() if address != place.advertise), default=0
-    )
+    for number, address in listed.addresses.items():
+        if address == place.advertise and number != place.broker_id:
+            # Registering an address takes it from every other id, the master's too.
+            return (
+                f"{address} is listed as id {number} of {place.broker}: slave.advertise must be our own alone"
+            )
+    highest = max(listed.addresses, default=0)
     if holder is None and highest > place.broker_id:
         return f"{place.broker} has a slave with id {highest}: slave.broker_id must be larger than every real slave's"
     if MASTER_ID not in listed.addresses and not was_registered:
@@ -109,8 +113,10 @@ def refusal_of_place(listed: Listed, place: SlavePlace, *, was_registered: bool)
     return None
 
 
-def refusal_of_master(config: Mapping[str, str]) -> str | None:
-    """Why the master's configuration leaves no place for us, or None."""
+def refusal_of_master(config: Mapping[str, str], broker: str) -> str | None:
+    """Why the configuration of the master of ``broker`` leaves no place for us, or None."""
+    if (name := config.get("brokerName", "").strip() or broker) != broker:
+        return f"the broker at broker.address is {name}, not {broker}"
     for name, what in (
         ("enableSlaveActingMaster", "slaves act as master"),
         ("enableControllerMode", "a controller elects masters"),

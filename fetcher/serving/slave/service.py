@@ -121,8 +121,9 @@ class SlaveService:
 
     def __init__(self, side: SlaveSide, now_s: Callable[[], float] = time.monotonic) -> None:
         self._side, self._now_s = side, now_s
-        self.watch = MasterWatch(side.place.broker_address, side.file)
+        self.watch = MasterWatch(side.place, side.file)
         self._registrar = Registrar(side.place, side.register_s, self.watch.refusal)
+        self.watch.on_refusal = self._registrar.wake
         self._gate = FlightGate()
         self._members: dict[int, _Client] = {}
         self._handlers: FacadeHandlers = {}
@@ -131,7 +132,7 @@ class SlaveService:
         self._tasks: list[asyncio.Task[None]] = []
         self._listed_s: float | None = None
         self._started_ms = time.time_ns() // 1_000_000
-        self.clients = ClientTable(now_s)
+        self.clients = ClientTable(now_s, bytes_max=side.serve.session_bytes_max)
         """Members of groups and what they subscribe to, from their heartbeats."""
         self.counters = SlaveCounters()
         self._reads = GroupReads()
@@ -151,7 +152,9 @@ class SlaveService:
 
     def open_archive(self, handlers: FacadeHandlers) -> None:
         """From now on these answer their codes, and clients are asked to come."""
-        self._handlers, self._is_open = handlers, True
+        # What is relayed is so with an archive, too: a reset there tells members by us, and here the master does that.
+        self._handlers = {code: handler for code, handler in handlers.items() if code not in RELAYED}
+        self._is_open = True
         self._tasks.append(asyncio.create_task(self._register()))
 
     def apply(self, policies: ReadSettings) -> None:
@@ -250,10 +253,9 @@ class SlaveService:
         if code in READ_ONLY:
             return Response(ResponseCode.NO_PERMISSION, remark="this is a slave, and it takes nothing")
         if code in AMONG_REPLICAS:
-            self.watch.expel(
+            self.watch.suspect(
                 f"the master takes this process for a replica (code {code}): its slaves may act as master"
             )
-            self._registrar.wake()
         if not self._is_open and code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
             raise ThrottledError("the archive is not open yet")
         return Response(

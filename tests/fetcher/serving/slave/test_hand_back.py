@@ -44,6 +44,7 @@ def test_nobody_is_sent_where_he_would_be_moved(
     assert situation.archived is None or situation.offset not in situation.archived
     assert not (situation.local is not None and situation.offset < situation.local.min_offset)
     assert not (situation.local is not None and situation.is_leaving)
+    assert not (situation.local is not None and situation.offset > situation.local.max_offset), "moved back"
 
 
 @given(situations)
@@ -65,7 +66,7 @@ def test_the_same_is_told_once_a_second_at_most(asked: list[tuple[float, int, in
     told: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
     for after_s, peer, offset in asked:
         now_s += after_s
-        now_s += (wait_s := repeats.wait_s(peer, "t", 0, offset, now_s))
+        now_s += (wait_s := repeats.wait_s((1, f"g{peer}"), "t", 0, offset, now_s))
         assert 0 <= wait_s <= REPEAT_S
         told[peer].append((offset, now_s))
     for answers in told.values():
@@ -76,7 +77,7 @@ def test_the_same_is_told_once_a_second_at_most(asked: list[tuple[float, int, in
 def test_what_is_remembered_of_clients_is_bounded() -> None:
     repeats = Repeats(limit=10)
     for number in range(100):
-        repeats.wait_s(number, "t", 0, 5, 0.0)
+        repeats.wait_s((number, "g"), "t", 0, 5, 0.0)
     assert len(repeats._told) == 10
 
 

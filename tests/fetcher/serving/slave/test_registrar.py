@@ -103,6 +103,34 @@ def test_an_id_that_is_taken_is_never_registered_until_it_is_free() -> None:
     story(tell, taken)
 
 
+def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one() -> None:
+    """One that has just started has heard of the master, and not yet of its slave."""
+
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        knows, starts = servers
+        await until(lambda: {standing.stand for standing in registrar.standings()} == {Stand.REFUSED})
+        del starts.addresses[7]
+        at = len(starts.requests)
+        await until(lambda: len(starts.requests) > at + 3)
+        assert starts.codes() == [] and "another name server" in registrar.standings()[1].why
+        del knows.addresses[7]
+        await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
+
+    knows, starts = NameServerDouble(), NameServerDouble()
+    knows.addresses[7] = starts.addresses[7] = OTHER
+    story(tell, knows, starts)
+
+
+def test_a_name_that_no_host_can_have_is_a_name_server_out_of_reach() -> None:
+    async def tell() -> None:
+        registrar = Registrar(SlavePlace(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, lambda: None)
+        registrar.start()
+        await until(lambda: registrar.standings()[0].stand is Stand.UNREACHABLE)
+        await registrar.leave()
+
+    asyncio.run(tell())
+
+
 @pytest.mark.parametrize("is_5", [False, True])
 def test_whoever_takes_its_id_keeps_it(is_5: bool) -> None:
     """Two that register over each other would flap; 4.9 unregisters whoever has the id."""

@@ -38,7 +38,6 @@ def test_it_registers_beside_a_master_under_a_free_id_and_again_under_its_own() 
         {1: "10.0.0.2:1", 6: "10.0.0.3:1"},
         {7: OURS},
         {7: OURS, 8: "10.0.0.4:1"},
-        {9: OURS},
     ):
         listed = replace(MASTER, addresses={**MASTER.addresses, **addresses})
         assert refusal_of_place(listed, PLACE, was_registered=False) is None, addresses
@@ -50,6 +49,9 @@ def test_it_registers_beside_a_master_under_a_free_id_and_again_under_its_own() 
         (Listed({0: "10.0.0.1:10911", 7: "10.0.0.2:1"}, CLUSTER), "belongs to 10.0.0.2:1"),
         (Listed({0: "10.0.0.1:10911", 8: "10.0.0.2:1"}, CLUSTER), "a slave with id 8"),
         (Listed({0: "10.0.0.1:10911"}, CLUSTER, is_acting=True), "enableSlaveActingMaster"),
+        (Listed({0: OURS}, CLUSTER), "is listed as id 0"),
+        (Listed({0: "10.0.0.1:10911", 2: OURS}, CLUSTER), "is listed as id 2"),
+        (Listed({0: "10.0.0.1:10911", 7: OURS, 9: OURS}, CLUSTER), "is listed as id 9"),
         (Listed({1: "10.0.0.2:1"}, CLUSTER), "no master"),
         (Listed(), "no master"),
     ],
@@ -74,15 +76,23 @@ def test_nobody_else_s_id_is_ever_taken(
     place, listed = replace(PLACE, broker_id=broker_id), Listed(addresses, CLUSTER)
     if refusal_of_place(listed, place, was_registered=was_registered) is None:
         assert addresses.get(broker_id, OURS) == OURS
+        assert all(number == broker_id for number, at in addresses.items() if at == OURS), (
+            "it would lose that one"
+        )
     if unregister_command(place, listed) is not None:
         assert addresses[broker_id] == OURS
 
 
 @pytest.mark.parametrize("name", ["enableSlaveActingMaster", "enableControllerMode", "enableDLegerCommitLog"])
 def test_clusters_whose_slaves_can_become_master_have_no_place(name: str) -> None:
-    assert name in (refusal_of_master({name: "true"}) or "")
-    assert refusal_of_master({name: "false", "brokerRole": "SYNC_MASTER"}) is None
-    assert "slave itself" in (refusal_of_master({"brokerRole": "SLAVE"}) or "")
+    assert name in (refusal_of_master({name: "true"}, BROKER) or "")
+    assert refusal_of_master({name: "false", "brokerRole": "SYNC_MASTER"}, BROKER) is None
+    assert "slave itself" in (refusal_of_master({"brokerRole": "SLAVE"}, BROKER) or "")
+
+
+def test_another_broker_s_master_is_none_to_stand_beside() -> None:
+    assert refusal_of_master({"brokerName": BROKER}, BROKER) is None
+    assert "is broker-z, not" in (refusal_of_master({"brokerName": "broker-z"}, BROKER) or "")
 
 
 def test_a_registration_has_no_topics_a_right_checksum_and_says_nothing_of_acting_masters() -> None:

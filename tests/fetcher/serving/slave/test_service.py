@@ -152,13 +152,39 @@ def test_without_any_word_of_the_configuration_it_stays_out_and_says_what_to_do(
     story(tell, master)
 
 
-def test_a_master_that_waits_for_it_as_a_replica_gets_it_out_of_the_way() -> None:
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_master_that_waits_for_it_as_a_replica_gets_it_out_of_the_way(is_told: bool) -> None:
+    """Where it does not tell its configuration its file may be out of date."""
+
     async def tell(stage: Stage) -> None:
         await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
+        if is_told:
+            stage.master.answers[26] = RemotingCommand(0, 0, body=b"enableSlaveActingMaster=true\n")
         assert (await stage.client().ask(906)).code == 3
         await until(lambda: 7 not in stage.name_server.addresses)
         await asyncio.sleep(0.2)
         assert stand(stage)[0] is Stand.REFUSED and 7 not in stage.name_server.addresses
+
+    master = MasterDouble()
+    if not is_told:
+        master.answers[26] = RemotingCommand(1, 0, remark="AclException")
+    story(tell, master, None if is_told else {"brokerRole": "ASYNC_MASTER"})
+
+
+def test_nobody_but_the_master_ends_slave_mode() -> None:
+    """Whoever reaches the port can send such a request, as often as he likes."""
+
+    async def tell(stage: Stage) -> None:
+        await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
+        client, looks = stage.client(), len(stage.name_server.requests)
+        for _ in range(200):
+            assert (await client.ask(906)).code == 3
+        await until(lambda: sum(command.code == 26 for command in stage.master.seen) >= 2)
+        await asyncio.sleep(0.1)
+        assert stage.service.watch.refusal() is None
+        assert stand(stage)[0] is Stand.REGISTERED and stage.name_server.addresses[7] == ADVERTISED
+        assert sum(command.code == 26 for command in stage.master.seen) <= 4
+        assert len(stage.name_server.requests) - looks < 200, "only what every round asks"
 
     story(tell)
 
@@ -190,6 +216,19 @@ def test_what_is_the_master_s_is_its_answer(code: int) -> None:
     master = MasterDouble()
     master.answers[code] = RemotingCommand(0, 0, ext_fields={"offset": "17"})
     story(tell, master)
+
+
+def test_a_reset_is_the_master_s_with_an_archive_too() -> None:
+    """Members are told by the master here: what the archive's handlers would say reaches nobody."""
+
+    async def tell(stage: Stage) -> None:
+        stage.service.open_archive({222: pulled})
+        assert (await stage.client().ask(222, group="g", topic="t")).code == 17
+        assert stage.master.codes() == [222]
+
+    master = MasterDouble()
+    master.answers[222] = RemotingCommand(17, 0)
+    story(tell, master, is_open=False)
 
 
 def test_nothing_is_written_through_it() -> None:
