@@ -285,7 +285,7 @@ def test_verbs_and_exit_codes(
         (("search", url, "--where", "nonsense = 1"), 2, "nonsense"),
         (("search", url, "--sql", "SELEC"), 2, "SYNTAX_ERROR"),
         (("search", url, "--where", "queueId / 0 = 1", "--json"), 2, "DIVIDE_BY_ZERO"),
-        (("search", url, "--body", "[", "--json"), 2, "["),
+        (("search", url, "--body", "[", "--json"), 2, "Unclosed character class"),
         (("offload", url), 2, "which store"),
         (("audit", "nonsense://"), 2, "nonsense"),
     ):
