@@ -80,7 +80,12 @@ class MasterWatch:
 
     async def _run(self) -> None:
         while True:
-            await self._ask()
+            try:
+                await self._ask()
+            except Exception as error:
+                # Unforeseen: nobody may be handed back by what was known before.
+                logger.exception("a look at the master failed unexpectedly")
+                self._enter(False, repr(error))
             self._has_gone.clear()
             if not self.is_well:
                 await asyncio.sleep(ASK_AGAIN_S)

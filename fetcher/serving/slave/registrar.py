@@ -115,7 +115,13 @@ class _Desk:
 
     async def run(self) -> None:
         while True:
-            self._enter(await self._round())
+            try:
+                progress = await self._round()
+            except Exception as error:
+                # Unforeseen, and no reason to be listed on without being looked after.
+                logger.exception("a round at a name server failed unexpectedly")
+                progress = self._progress.failed(repr(error))
+            self._enter(progress)
             try:
                 await asyncio.wait_for(self._awake.wait(), wait_s(self._progress, self._period_s))
             except TimeoutError:

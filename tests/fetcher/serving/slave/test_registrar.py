@@ -121,6 +121,25 @@ def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one()
     story(tell, knows, starts)
 
 
+def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
+    async def tell() -> None:
+        server, errors = NameServerDouble(), [RuntimeError("unforeseen")]
+
+        def refusal() -> str | None:
+            if errors:
+                raise errors.pop()
+            return None
+
+        await server.start()
+        registrar = Registrar(SlavePlace(BROKER, "m:1", (server.address,), OURS, 7), 0.05, refusal)
+        registrar.start()
+        await until(lambda: server.addresses.get(7) == OURS)
+        await registrar.leave()
+        await server.stop()
+
+    asyncio.run(tell())
+
+
 def test_a_name_that_no_host_can_have_is_a_name_server_out_of_reach() -> None:
     async def tell() -> None:
         registrar = Registrar(SlavePlace(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, lambda: None)

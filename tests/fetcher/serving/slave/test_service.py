@@ -303,6 +303,24 @@ def test_without_the_master_members_are_listed_once_all_are_known() -> None:
     story(tell)
 
 
+def test_an_unforeseen_error_does_not_end_the_watch() -> None:
+    async def tell(stage: Stage) -> None:
+        watch, errors = stage.service.watch, [RuntimeError("unforeseen")]
+        await until(lambda: watch.is_well)
+
+        def fails() -> None:
+            if errors:
+                raise errors.pop()
+
+        watch.on_refusal = fails
+        stage.master.answers[26] = RemotingCommand(0, 0, body=b"brokerRole=SLAVE\n")
+        watch.suspect("look again")
+        await until(lambda: not watch.is_well)
+        await until(lambda: watch.is_well)
+
+    story(tell)
+
+
 def test_a_master_s_restart_is_noticed_and_its_slave_stays_listed() -> None:
     async def tell(stage: Stage) -> None:
         await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
