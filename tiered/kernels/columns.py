@@ -131,7 +131,7 @@ def _unzigzag(word: Int) -> Int:
 
 @kernel
 def _take_sizes(data: NDArray[np.uint8], position: Int, end: Int, size: NDArray[np.int32]) -> Int:
-    """Differences of sizes, all of them above 0. Returns where they end; beyond ``end`` when they are not well-formed."""
+    """Differences of sizes, all above 0. Returns where they end; beyond ``end`` when they are not well-formed."""
     before = np.int64(0)
     for i in range(len(size)):
         word, position = _take(data, position, end)
