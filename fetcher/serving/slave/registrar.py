@@ -103,6 +103,7 @@ class _Desk:
         self._link = RemotingUpstream(address, FlightGate(), LinkEvents(on_lost=self._lost))
         self._progress = Progress()
         self._awake = asyncio.Event()
+        self._registering: asyncio.Task[RemotingCommand] | None = None
         self.taken_by: str | None = None
         """Who else has our id here, as far as is known."""
 
@@ -133,7 +134,10 @@ class _Desk:
     async def leave(self) -> None:
         try:
             async with asyncio.timeout(LEAVE_S):
-                if self._progress.stand is Stand.REGISTERED:
+                if self._registering is not None:
+                    # Taken after we have hung up, it would list us for two minutes.
+                    await asyncio.wait({self._registering})
+                if self._registering is not None and self._link.is_connected:
                     await self._unregister(await self._look())
         except (TimeoutError, UnavailableError, CorruptionError) as error:
             logger.info("a name server was not told that the slave ends: %s", error)
@@ -152,7 +156,9 @@ class _Desk:
                 self._registrar.last = listed
             else:
                 listed = self._registrar.last
-            answer = await self._told(register_command(self._place, listed))
+            self._registering = asyncio.create_task(self._told(register_command(self._place, listed)))
+            self._registering.add_done_callback(_seen)
+            answer = await asyncio.shield(self._registering)
             if answer.code != ResponseCode.SUCCESS:
                 return before.refused(f"registering: {answer.remark or answer.code}")
             # Newer name servers answer so, too, when they have ignored it.
@@ -202,3 +208,9 @@ class _Desk:
             level, "slave %s", progress.stand.value,
             extra={"name_server": self._address, "id": self._place.broker_id, "why": progress.why},
         )  # fmt: skip
+
+
+def _seen(task: asyncio.Task[RemotingCommand]) -> None:
+    """Its failure is told to who waits; who leaves does not ask."""
+    if not task.cancelled():
+        task.exception()

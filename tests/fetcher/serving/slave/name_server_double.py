@@ -27,6 +27,8 @@ class NameServerDouble:
         self.ignores = False
         """Answers registrations with success and lists nobody, as 5.x does for an older stateVersion."""
         self.is_silent = False
+        self.takes_s = 0.0
+        """How long a registration takes; it is done whether its sender still waits or not."""
         self._channels: dict[str, Writer] = {}
         """By what connection an address registered last."""
         self._writers: set[Writer] = set()
@@ -56,6 +58,9 @@ class NameServerDouble:
             while data := await reader.read(1 << 16):
                 for command in decoder.feed(data):
                     self.requests.append(command)
+                    if command.code == 103 and self.takes_s:
+                        asyncio.get_running_loop().call_later(self.takes_s, self._late, command, writer)
+                        continue
                     if not self.is_silent:
                         writer.write(encode(self._answer(command, writer)))
         except ConnectionError:
@@ -65,6 +70,9 @@ class NameServerDouble:
             gone = {at for at, channel in self._channels.items() if channel is writer}
             self.addresses = {number: at for number, at in self.addresses.items() if at not in gone}
             writer.close()
+
+    def _late(self, command: RemotingCommand, writer: Writer) -> None:
+        writer.write(encode(self._answer(command, writer)))
 
     def _answer(self, command: RemotingCommand, writer: Writer) -> RemotingCommand:
         code, remark, body, fields = 0, None, b"", command.ext_fields

@@ -121,6 +121,19 @@ def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one()
     story(tell, knows, starts)
 
 
+def test_a_registration_under_way_when_it_ends_is_taken_back() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.codes() == [103])
+        await registrar.leave()
+        await asyncio.sleep(2 * slow.takes_s)
+        assert server.codes() == [103, 104] and 7 not in server.addresses
+
+    slow = NameServerDouble()
+    slow.takes_s = 0.3
+    story(tell, slow)
+
+
 def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
     async def tell() -> None:
         server, errors = NameServerDouble(), [RuntimeError("unforeseen")]
