@@ -241,3 +241,30 @@ def test_an_answer_that_names_no_offset_stays_as_it_is(tmp_path: Path) -> None:
         assert found.code == 26 and "suggestWhichBrokerId" not in found.ext
 
     run(tmp_path, story)
+
+
+def test_nobody_is_handed_to_a_master_whose_log_was_cut_back(tmp_path: Path) -> None:
+    """It would move him back to its end, and give him again what he has."""
+
+    async def story(scene: Scene) -> None:
+        sent = sent_to(scene)
+        for number in range(ARCHIVED - 20, STORED):
+            del scene.store.records["t", 0][number]
+        found = await sent.pull(ARCHIVED - 40)
+        assert where(found)[1:] == (ARCHIVED - 8, OWN)
+        assert where(await sent.pull(ARCHIVED - 8)) == (0, ARCHIVED, OWN)
+        assert where(await sent.pull(ARCHIVED))[1:] == (ARCHIVED, OWN)
+
+    run(tmp_path, story, with_files=False)
+
+
+def test_groups_of_one_client_are_put_off_each_on_its_own() -> None:
+    repeats = Repeats()
+    assert [repeats.wait_s((1, group), "t", 0, offset, 5.0) for group, offset in (("a", 7), ("b", 9))] == [
+        0,
+        0,
+    ]
+    assert [repeats.wait_s((1, group), "t", 0, offset, 5.0) for group, offset in (("a", 7), ("b", 9))] == [
+        REPEAT_S,
+        REPEAT_S,
+    ]
