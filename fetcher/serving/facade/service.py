@@ -108,7 +108,7 @@ class FacadeService:
         self._expiry: asyncio.Task[None] | None = None
         self._broker_version: int | None = None
         self._told_loopback = self._told_away = False
-        self.clients = ClientTable(time.monotonic)
+        self.clients = ClientTable(time.monotonic, bytes_max=settings.session_bytes_max)
         """What consumers subscribe to, from their heartbeats."""
         self.counters = FacadeCounters()
         self._reads = GroupReads()

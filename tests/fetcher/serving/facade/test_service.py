@@ -13,8 +13,9 @@ import pytest
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
 from fetcher.serving.facade.service import FacadePlace, FacadeService
 from fetcher.serving.wire.connection import Connection
-from fetcher.serving.wire.request import HandlerTable, Request, Response
+from fetcher.serving.wire.request import BadRequestError, HandlerTable, Request, Response
 from fetcher.serving.wire.server import ServerOptions, ServingServer
+from tests.fetcher.serving.serving_peer import RecordingPeer, request
 from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
 from tiered.settings.sections import ReadSettings, ServeSettings
 
@@ -352,6 +353,15 @@ def test_heartbeats_of_consumers_are_noted_those_of_producers_relayed() -> None:
                 await producer.receive()
 
     run(story())
+
+
+def test_groups_and_members_have_the_memory_that_is_set() -> None:
+    place = FacadePlace("b", "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED)
+    settings = ServeSettings(session_bytes_max=1_000)
+    clients = FacadeService(place, settings, ReadSettings()).clients
+    body = {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]}
+    with pytest.raises(BadRequestError, match=r"serve\.session_bytes_max"):
+        clients.heartbeat(request(34, RecordingPeer(), body=body))
 
 
 def test_a_consumer_gets_no_second_notice_from_us() -> None:

@@ -17,7 +17,8 @@ from fetcher.serving.pull import pull_response
 from fetcher.serving.slave.registration import SlavePlace, Stand
 from fetcher.serving.slave.requests import ACKNOWLEDGED, READ_ONLY, RELAYED
 from fetcher.serving.slave.service import MEMBERS_KNOWN_S, SlaveService, SlaveSide
-from fetcher.serving.wire.request import Request, Response
+from fetcher.serving.wire.request import BadRequestError, Request, Response
+from tests.fetcher.serving.serving_peer import RecordingPeer, request
 from tests.fetcher.serving.slave.master_double import VERSION, MasterDouble
 from tests.fetcher.serving.slave.name_server_double import BROKER, CLUSTER, NameServerDouble
 from tests.fetcher.serving.slave.test_registrar import until
@@ -244,6 +245,13 @@ def test_nothing_is_written_through_it() -> None:
         assert stage.master.codes() == []
 
     story(tell)
+
+
+def test_groups_and_members_have_the_memory_that_is_set() -> None:
+    place = SlavePlace(BROKER, "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED, 7)
+    service = SlaveService(SlaveSide(place, CLUSTER, ServeSettings(session_bytes_max=1_000)))
+    with pytest.raises(BadRequestError, match=r"serve\.session_bytes_max"):
+        service.clients.heartbeat(request(34, RecordingPeer(), body=HEARTBEAT))
 
 
 def test_tools_see_a_slave() -> None:
