@@ -144,9 +144,8 @@ class GroupOffsets:
         while True:
             try:
                 wait_s = self._lease_ms / 3000
-                await asyncio.wait_for(
-                    self._changed.wait(), wait_s if self.is_owner else min(wait_s, LOOK_AGAIN_S)
-                )
+                async with asyncio.timeout(wait_s if self.is_owner else min(wait_s, LOOK_AGAIN_S)):
+                    await self._changed.wait()
                 await asyncio.sleep(FLUSH_EVERY_S)
             except TimeoutError:
                 pass  # nothing changed: the snapshot renews the lease

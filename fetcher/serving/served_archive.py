@@ -9,6 +9,7 @@ Owns that translation. Does not own reading (message_fetcher.py), searching (tim
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -108,10 +109,10 @@ class ServedArchive:
 
     async def changed(self, timeout_s: float) -> None:
         """See ArchiveSide."""
-        try:
-            await asyncio.wait_for(self._grown.wait(), timeout_s)
-        except TimeoutError:
-            return
+        grown = self._grown
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await grown.wait()
 
     # -- tables -----------------------------------------------------------------------------------------------
 

@@ -122,7 +122,8 @@ def test_a_coroutine_given_up_by_its_driver_runs_its_finally() -> None:
             left.append(True)
 
     async def main() -> None:
-        await asyncio.wait_for(run_async(reader()), 0.01)
+        async with asyncio.timeout(0.01):
+            await run_async(reader())
 
     with pytest.raises(TimeoutError):
         asyncio.run(main())

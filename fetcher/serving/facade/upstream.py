@@ -172,7 +172,8 @@ class _Link(asyncio.Protocol):
         self._pending[command.opaque] = waiting
         try:
             await self.write(command)
-            return await asyncio.wait_for(waiting, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await waiting
         except TimeoutError as error:
             raise TimedOutError(f"{self._address} did not answer within {timeout_s:g} s") from error
         finally:
@@ -270,12 +271,10 @@ class RemotingUpstream:
         host, _, port = self.address.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
-            transport, link = await asyncio.wait_for(
-                loop.create_connection(
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                transport, link = await loop.create_connection(
                     lambda: _Link(self.address, self._events), host.strip("[]"), int(port)
-                ),
-                CONNECT_TIMEOUT_S,
-            )
+                )
         except (OSError, TimeoutError, UnicodeError) as error:  # the last of a name that none can have
             self._refused_at_s = time.monotonic()
             raise ThrottledError(f"{self.address} cannot be reached: {error or 'no answer'}") from error

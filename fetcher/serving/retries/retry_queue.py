@@ -99,7 +99,8 @@ class RetryQueues(DeliveredQueues):
         if due_ms is not None:
             wait_s = min(wait_s, max(0.0, (due_ms - self._clock_ms()) / 1000))
         with contextlib.suppress(TimeoutError):  # what is due is looked at then
-            await asyncio.wait_for(self._wake.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
         self._wake.clear()
 
     def _disown(self, error: FencedError) -> None:

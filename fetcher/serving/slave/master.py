@@ -91,7 +91,8 @@ class MasterWatch:
                 await asyncio.sleep(ASK_AGAIN_S)
                 continue
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_gone.wait(), ASK_EVERY_S)
+                async with asyncio.timeout(ASK_EVERY_S):
+                    await self._has_gone.wait()
                 if self.is_well:
                     # Whoever makes us suspicious does not make us ask all the time.
                     await asyncio.sleep(ASK_AGAIN_S)

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream
 from fetcher.serving.slave.registration import (
     GET_BROKER_CLUSTER_INFO,
+    MASTER_ID,
     Listed,
     Progress,
     SlavePlace,
     Stand,
     listed_in,
+    refusal_of_another_master,
     refusal_of_place,
     register_command,
     unregister_command,
@@ -46,10 +48,20 @@ class Standing:
 
 
 class Registrar:
-    """Belongs to one event loop. ``refusal``: why the master leaves no place for us, asked in every round."""
+    """Belongs to one event loop. ``refusal``: why the master leaves no place for us, asked in every round, as is
+    ``is_master_well``: whether it answers."""
 
-    def __init__(self, place: SlavePlace, period_s: float, refusal: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        place: SlavePlace,
+        period_s: float,
+        refusal: Callable[[], str | None],
+        is_master_well: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._refusal = refusal
+        self.is_master_well = is_master_well
+        self.master: str | None = None
+        """As name servers listed the master while it answered."""
         self.last = Listed()
         """What a name server listed when we registered last: one that has just started knows no cluster."""
         self._was_registered = False
@@ -124,7 +136,8 @@ class _Desk:
                 progress = self._progress.failed(repr(error))
             self._enter(progress)
             try:
-                await asyncio.wait_for(self._awake.wait(), wait_s(self._progress, self._period_s))
+                async with asyncio.timeout(wait_s(self._progress, self._period_s)):
+                    await self._awake.wait()
             except TimeoutError:
                 continue
             self._awake.clear()
@@ -174,7 +187,14 @@ class _Desk:
         place, registrar = self._place, self._registrar
         holder = listed.addresses.get(place.broker_id)
         self.taken_by = holder if holder != place.advertise else None
-        why = registrar.refusal() or refusal_of_place(listed, place, was_registered=registrar.was_registered)
+        is_master_well = registrar.is_master_well()
+        if is_master_well:
+            registrar.master = listed.addresses.get(MASTER_ID, registrar.master)
+        why = (
+            registrar.refusal()
+            or refusal_of_another_master(listed, registrar.master, is_master_well=is_master_well)
+            or refusal_of_place(listed, place, was_registered=registrar.was_registered)
+        )
         taken = registrar.taken() if why is None and holder is None else None
         # Its owner is only on the way to a name server that has just started.
         return why or (f"id {place.broker_id} belongs to {taken} at another name server" if taken else None)

@@ -113,6 +113,17 @@ def refusal_of_place(listed: Listed, place: SlavePlace, *, was_registered: bool)
     return None
 
 
+def refusal_of_another_master(listed: Listed, known: str | None, *, is_master_well: bool) -> str | None:
+    """Why the master listed is not the one beside us, or None. ``known``: as it was listed while that one answered.
+
+    Readers behind the archive's end would wait here for a master that is gone, while the new one has their messages.
+    """
+    now = listed.addresses.get(MASTER_ID)
+    if is_master_well or known is None or now in (None, known):
+        return None
+    return f"{now} is the master now: {known}, the one beside us, does not answer"
+
+
 def refusal_of_master(config: Mapping[str, str], broker: str) -> str | None:
     """Why the configuration of the master of ``broker`` leaves no place for us, or None."""
     if (name := config.get("brokerName", "").strip() or broker) != broker:

@@ -34,7 +34,7 @@ from fetcher.serving.session import ClientTable, register_session_handlers
 from fetcher.serving.slave.hand_back import HandBackCounters
 from fetcher.serving.slave.master import MasterWatch
 from fetcher.serving.slave.registrar import Registrar, Standing
-from fetcher.serving.slave.registration import SlavePlace
+from fetcher.serving.slave.registration import SlavePlace, Stand
 from fetcher.serving.slave.requests import ACKNOWLEDGED, AMONG_REPLICAS, READ_ONLY, RELAYED
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.connection import Connection
@@ -122,7 +122,9 @@ class SlaveService:
     def __init__(self, side: SlaveSide, now_s: Callable[[], float] = time.monotonic) -> None:
         self._side, self._now_s = side, now_s
         self.watch = MasterWatch(side.place, side.file)
-        self._registrar = Registrar(side.place, side.register_s, self.watch.refusal)
+        self._registrar = Registrar(
+            side.place, side.register_s, self.watch.refusal, lambda: self.watch.is_well
+        )
         self.watch.on_refusal = self._registrar.wake
         self._gate = FlightGate()
         self._members: dict[int, _Client] = {}
@@ -195,8 +197,11 @@ class SlaveService:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
             self.clients.expire()
-            if self._listed_s is None and self._registrar.was_registered:
-                self._listed_s = self._now_s()
+            stands = {standing.stand for standing in self._registrar.standings()}
+            if Stand.REGISTERED in stands:
+                self._listed_s = self._now_s() if self._listed_s is None else self._listed_s
+            elif Stand.UNREACHABLE not in stands:
+                self._listed_s = None  # members that came meanwhile have not heard of us
 
     # -- clients ----------------------------------------------------------------------------------------------
 

@@ -127,7 +127,8 @@ class ServingServer:
 
     async def _open(self, client: socket.socket) -> None:
         try:
-            is_tls = await asyncio.wait_for(_begins_tls(client), FIRST_BYTE_S) if self._options.tls else False
+            async with asyncio.timeout(FIRST_BYTE_S):
+                is_tls = self._options.tls is not None and await _begins_tls(client)
             if self._options.tls_only and not is_tls:
                 client.close()
                 return

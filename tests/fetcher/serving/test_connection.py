@@ -73,7 +73,8 @@ class Client:
 
     async def receive(self) -> RemotingCommand:
         while not self._found:
-            data = await asyncio.wait_for(self.reader.read(1 << 16), 10)
+            async with asyncio.timeout(10):
+                data = await self.reader.read(1 << 16)
             if not data:
                 raise EOFError
             self._found += self._decoder.feed(data)

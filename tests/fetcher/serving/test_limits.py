@@ -38,7 +38,8 @@ def short_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 async def is_closed(client: Client) -> bool:
     """Whether the server hangs up within 3 s."""
     try:
-        return await asyncio.wait_for(client.reader.read(1), 3) == b""
+        async with asyncio.timeout(3):
+            return await client.reader.read(1) == b""
     except ConnectionError:
         return True
 

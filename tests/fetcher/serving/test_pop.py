@@ -283,7 +283,8 @@ def test_in_order_a_queue_waits_for_what_is_in_hand() -> None:
         waiting = asyncio.create_task(one.pop(order="true", pollTime=10_000, maxMsgNums=2))
         await asyncio.sleep(0.05)
         await one.ack(12)
-        assert (await asyncio.wait_for(waiting, 5))[1] == [(0, 13), (0, 14)]
+        async with asyncio.timeout(5):
+            assert (await waiting)[1] == [(0, 13), (0, 14)]
 
     asyncio.run(scene())
 

@@ -388,7 +388,8 @@ def test_nothing_is_taken_for_a_group_of_another_server() -> None:
         await one.start()
         await two.start()  # takes over
         assert (await two.send_back()).code == 0
-        answer = await asyncio.wait_for(one.send_back(), 5)
+        async with asyncio.timeout(5):
+            answer = await one.send_back()
         assert answer.code == ResponseCode.NO_PERMISSION
         unknown = await two.send_back(778)
         assert (unknown.code, "look message by offset failed" in (unknown.remark or "")) == (1, True)

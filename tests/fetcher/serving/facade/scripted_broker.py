@@ -161,7 +161,8 @@ class ScriptedBroker:
             self.commits.append(int(fields["commitOffset"]))
         if flags & 2 and offset == self.queue(fields)[2] and offset:
             try:
-                await asyncio.wait_for(self._grown.wait(), int(fields["suspendTimeoutMillis"]) / 1000)
+                async with asyncio.timeout(int(fields["suspendTimeoutMillis"]) / 1000):
+                    await self._grown.wait()
             except TimeoutError:
                 return self._said(NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, fields)
         records, minimum, maximum, kept_from = self.queue(fields)

@@ -38,7 +38,8 @@ class Client:
 
     async def receive(self) -> RemotingCommand:
         while not self._found:
-            data = await asyncio.wait_for(self.reader.read(1 << 16), 10)
+            async with asyncio.timeout(10):
+                data = await self.reader.read(1 << 16)
             if not data:
                 raise EOFError
             self._found += self._decoder.feed(data)
@@ -141,7 +142,8 @@ def addresses(answer: RemotingCommand) -> dict[str, str]:
 
 def run(story: Awaitable[None]) -> None:
     async def whole() -> None:
-        await asyncio.wait_for(story, 30)
+        async with asyncio.timeout(30):
+            await story
 
     asyncio.run(whole())
 

@@ -21,7 +21,8 @@ ANSWER_BYTES = 1 << 20
 
 def run(story: Awaitable[None]) -> None:
     async def whole() -> None:
-        await asyncio.wait_for(story, 30)
+        async with asyncio.timeout(30):
+            await story
 
     asyncio.run(whole())
 

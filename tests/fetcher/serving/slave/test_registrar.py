@@ -18,6 +18,7 @@ class Told:
     """What the master leaves us."""
 
     refusal: str | None = None
+    is_well = True
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
@@ -36,7 +37,7 @@ def story(
         addresses = tuple(server.address for server in servers)
         told = Told()
         place = SlavePlace(BROKER, "10.0.0.1:10911", addresses, OURS, 7)
-        registrar = Registrar(place, period_s, lambda: told.refusal)
+        registrar = Registrar(place, period_s, lambda: told.refusal, lambda: told.is_well)
         registrar.start()
         try:
             async with asyncio.timeout(20):
@@ -231,3 +232,32 @@ def test_the_zone_stays_the_master_s_and_acting_masters_are_not_switched_off() -
     zoned, acting = NameServerDouble(), NameServerDouble()
     zoned.extra["zoneName"], acting.extra["enableActingMaster"] = "z1", True
     story(tell, zoned, acting)
+
+
+def test_beside_a_master_that_was_replaced_it_goes_so_that_clients_find_the_new_one() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        told.is_well = False
+        rounds = server.codes().count(103)
+        await until(lambda: server.codes().count(103) > rounds + 2)  # it may only be starting again
+        server.addresses[0] = OTHER
+        await until(lambda: 7 not in server.addresses)
+        assert OTHER in registrar.standings()[0].why
+        told.is_well = True  # it is the same broker at a new address
+        await until(lambda: server.addresses.get(7) == OURS)
+
+    story(tell, NameServerDouble())
+
+
+def test_it_ends_also_when_it_is_woken_at_the_same_moment() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        await until(lambda: servers[0].addresses.get(7) == OURS)
+        await until(lambda: registrar.standings()[0].stand is Stand.REGISTERED)  # it waits for the next round
+        await asyncio.sleep(0.05)
+        registrar.wake()
+        async with asyncio.timeout(10):
+            await registrar.leave()
+        assert registrar.standings()[0].stand is Stand.LEFT
+
+    story(tell, NameServerDouble(), period_s=60)
