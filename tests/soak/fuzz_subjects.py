@@ -302,4 +302,4 @@ def _odd_header(samples: Sequence[bytes], number: int, mutations: Sequence[Mutat
 def _decode_frames(_: int, data: bytes) -> Any:
     decoder = FrameDecoder(frame_bytes_max=1 << 16)
     half = len(data) // 2
-    return len(decoder.feed(data[:half]) + decoder.feed(data[half:]))
+    return len([*decoder.feed(data[:half]), *decoder.feed(data[half:])])
