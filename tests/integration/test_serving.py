@@ -40,7 +40,7 @@ class Job(NamedTuple):
     wanted: int
     group: str
     expression: str = "*"
-    idle_s: int = 20
+    idle_s: int = 50
     failures: int = 0
     times_max: int = 16
 
