@@ -82,6 +82,9 @@ class Served:
              self.directory / f"consumed-{number}.txt", job.failures, job.times_max)
             for number, job in enumerate(jobs)
         ]  # fmt: skip
+        # Who watches the outputs must not take an earlier test's lines for these jobs'.
+        for number in range(len(jobs)):
+            (self.directory / f"consumed-{number}.txt").unlink(missing_ok=True)
         path = self.directory / "jobs.txt"
         path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows), "utf-8")
         return self.address, f"@{path}"
