@@ -106,7 +106,7 @@ class PullService:
         limits = self._limits
         wish = PullWish(
             topic, queue_id, request.number("queueOffset"), min(asked.count, limits.count_max),
-            min(asked.max_bytes or limits.bytes_default, limits.bytes_max), group,
+            min(limits.bytes_default if asked.max_bytes is None else asked.max_bytes, limits.bytes_max), group,
         )  # fmt: skip
         found = self._archive.pull_in_hand(wish) if wish.offset >= 0 else None
         if found is None or found.status is not _FOUND:
@@ -162,14 +162,14 @@ class PullService:
 
 @dataclass(slots=True)
 class _Plain:
-    """What a client repeats with each of its pulls of a queue. ``max_bytes`` 0: the default."""
+    """What a client repeats with each of its pulls of a queue. ``max_bytes`` None: the default."""
 
     topic: str
     group: str
     queue_id: int
     flags: int
     count: int
-    max_bytes: int
+    max_bytes: int | None
     version: int
 
 
@@ -188,7 +188,8 @@ def _plain_of(
     if not all(text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX for text in numbers):
         return None
     queue, flag, most, size, sub_version = map(int, numbers)
-    return _Plain(topic, group, queue, flag, max(1, most), size, sub_version)
+    bytes_asked = None if max_bytes is None else max(1, size)
+    return _Plain(topic, group, queue, flag, max(1, most), bytes_asked, sub_version)
 
 
 class Subscriptions(Protocol):

@@ -112,7 +112,7 @@ def test_what_is_answered_at_once_is_what_the_handler_answers(data: st.DataObjec
     usual: dict[str, list[object]] = {
         "topic": ["t"], "consumerGroup": ["g", "all", "known"], "queueId": [0, 3], "queueOffset": [10],
         "sysFlag": [0, 4, 6, 7], "subscription": ["*", None, "a"], "maxMsgNums": [32, None, 0],
-        "maxMsgBytes": [None, 1000], "expressionType": ["TAG", None], "subVersion": [0, 5, 6],
+        "maxMsgBytes": [None, 1000, 0], "expressionType": ["TAG", None], "subVersion": [0, 5, 6],
         "commitOffset": [4, None],
     }  # fmt: skip
     ext = {name: data.draw(st.sampled_from(values)) for name, values in usual.items()}
