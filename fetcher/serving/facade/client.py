@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -27,10 +27,11 @@ ASKED_MAX = 256
 
 
 class QuietPeer:
-    """A client as the table of subscriptions knows it: that a group's members changed is the broker's to tell it."""
+    """A client as a table of members knows it, who is told only what ``tells`` says by the notice's code: the rest is
+    its broker's to tell."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, tells: Callable[[int], bool]) -> None:
+        self._connection, self._tells = connection, tells
 
     @property
     def address(self) -> str:
@@ -44,7 +45,7 @@ class QuietPeer:
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
         """See Peer."""
-        if code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+        if self._tells(code):
             self._connection.push(code, ext, body)
 
 
@@ -53,7 +54,7 @@ class FacadeClient:
 
     def __init__(self, connection: Connection, broker_address: str, gate: FlightGate) -> None:
         self.connection = connection
-        self.quiet = QuietPeer(connection)
+        self.quiet = QuietPeer(connection, lambda code: code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
         self.upstream = RemotingUpstream(broker_address, gate, LinkEvents(self._down, self._lost))
         self.is_registered = False
         """Whether the broker knows this client by our connection to it."""

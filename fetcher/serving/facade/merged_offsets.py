@@ -17,16 +17,17 @@ Owns these merges. What of the archive belongs to the line is policy_line.py's t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fetcher.policy.policy_line import PolicyLine
 from fetcher.policy.query_policy import earliest_time
-from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Situation
+from fetcher.policy.read_policy import OffsetRange, Situation
 from fetcher.serving.archive_side import ArchiveSide
 from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.continuous_line import joined_min, lower_by_time
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
+from fetcher.serving.facade.queue_look import QueueLook
 from fetcher.serving.locks import MessageQueue
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.fastjson_text import queue_map
@@ -47,23 +48,6 @@ class _First(NamedTuple):
     stored_ms: int = -1
     is_away: bool = False
     is_refused: bool = False
-
-
-@dataclass(frozen=True)
-class _QueueLook:
-    """The broker's side of the queue that ``command`` names; see policy_line.BrokerLook."""
-
-    views: BrokerViews
-    command: RemotingCommand
-    upstream: Upstream
-    offset: int
-    has_broker: bool = True
-
-    async def look(self) -> LocalView:
-        return await self.views.look(self.command, self.upstream, self.offset)
-
-    async def residency(self) -> Residency:
-        return Residency.NOT_ASKED
 
 
 class MergedOffsets:
@@ -199,7 +183,7 @@ class MergedOffsets:
         return _with_table(answer, table, others)
 
     async def _situation(self, command: RemotingCommand, upstream: Upstream) -> Situation:
-        look = _QueueLook(self._views, command, upstream, 0)
+        look = QueueLook(self._views, command, upstream, 0)
         topic, queue_id = command.ext_fields.get("topic", ""), command.ext_fields.get("queueId", "")
         if not topic or not queue_id.isdecimal():
             return Situation(0)  # the broker says what is wrong with it

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from fetcher.policy.policy_line import PolicyLine
-from fetcher.policy.read_policy import BrokerSide, LocalView, ReadPolicy, Residency, Situation
+from fetcher.policy.read_policy import BrokerSide, ReadPolicy, Situation
 from fetcher.serving.archive_side import Bounds
 from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.protocol import FacadeHandler, FacadeHandlers, Upstream
+from fetcher.serving.facade.queue_look import QueueLook
 from fetcher.serving.pull import SUSPEND, pull_response
 from fetcher.serving.slave.registration import MASTER_ID
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import Request, Response
-from tiered.remoting.command import RemotingCommand
 
 REPEAT_S: Final = 1.0
 """The same question of the same client is told "nothing" at most once in this time."""
@@ -91,23 +91,6 @@ class HandBackCounters:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """The broker's side of the queue that ``command`` names, at another offset; see policy_line.BrokerLook."""
-
-    views: BrokerViews
-    command: RemotingCommand
-    upstream: Upstream
-    offset: int
-    has_broker: bool = True
-
-    async def look(self) -> LocalView:
-        return await self.views.look(self.command, self.upstream, self.offset)
-
-    async def residency(self) -> Residency:
-        return Residency.NOT_ASKED
-
-
-@dataclass(frozen=True)
 class Surroundings:
     """What a hand-over depends on beside the two sides. ``now_s``, ``sleep``: monotonic."""
 
@@ -150,7 +133,7 @@ class SlavePulls:
         topic, queue_id = request.text("topic"), request.number("queueId")
         offset, hold_ms = request.number("queueOffset"), request.number("suspendTimeoutMillis", 0)
         ends_s = self._around.now_s() + min(hold_ms / 1000, self._around.hold_s_max)
-        look = _Look(self._views, request.command, upstream, offset, has_broker=False)
+        look = QueueLook(self._views, request.command, upstream, offset, has_broker=False)
         while not self._around.is_master_well():
             archived = (await self._line.situation(look, topic, queue_id, offset)).archived
             if archived is not None and offset < archived.max_offset:
@@ -195,7 +178,7 @@ class SlavePulls:
         around, topic = self._around, request.text("topic")
         if not around.is_master_well():
             return around.own_id  # it need not be asked
-        look = _Look(self._views, request.command, upstream, next_offset)
+        look = QueueLook(self._views, request.command, upstream, next_offset)
         situation = await self._line.situation(look, topic, request.number("queueId"), next_offset)
         policy = self._line.policy_of(topic)
         return next_id(around.own_id, policy, situation, is_master_well=around.is_master_well())

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from fetcher.serving.facade.client import QuietPeer
 from fetcher.serving.facade.group_reads import GroupReading, GroupReads
 from fetcher.serving.facade.protocol import FacadeHandlers, relayed
 from fetcher.serving.facade.relay_rules import Failure, failure_of, patience_s
@@ -88,31 +89,13 @@ class SlaveStatus:
     readings: tuple[GroupReading, ...] = ()
 
 
-class _MutedPeer:
-    """A client as the table of members knows it. Notices are the master's business while it is there."""
-
-    def __init__(self, connection: Connection, is_master_well: Callable[[], bool]) -> None:
-        self._connection, self._is_master_well = connection, is_master_well
-
-    @property
-    def address(self) -> str:
-        return self._connection.address
-
-    @property
-    def id(self) -> int:
-        return self._connection.id
-
-    def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        if not self._is_master_well():
-            self._connection.push(code, ext, body)
-
-
 class _Client:
     """One connection, and its own one to the master, made when first needed."""
 
     def __init__(self, connection: Connection, master: str, gate: FlightGate, watch: MasterWatch) -> None:
         self.connection = connection
-        self.peer = _MutedPeer(connection, lambda: watch.is_well)
+        # Notices are the master's business while it is there.
+        self.peer = QuietPeer(connection, lambda code: not watch.is_well)
         self.upstream = RemotingUpstream(master, gate)
 
 

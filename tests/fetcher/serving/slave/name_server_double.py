@@ -7,23 +7,23 @@ import zlib
 
 import orjson
 
-from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
+from tests.fetcher.serving.slave.remoting_double import RemotingDouble
+from tiered.remoting.command import RemotingCommand, encode
 
 BROKER, CLUSTER = "broker-a", "C"
 Writer = asyncio.StreamWriter
 
 
-class NameServerDouble:
+class NameServerDouble(RemotingDouble):
     """Lists what registers; forgets it when the connection ends."""
 
     def __init__(self, *, is_5: bool = True, master: str | None = "10.0.0.1:10911") -> None:
+        super().__init__()
         self.is_5 = is_5
         self.names = BROKER, CLUSTER
         self.addresses: dict[int, str] = {} if master is None else {0: master}
         self.extra: dict[str, object] = {}
         """Other members of the broker's data."""
-        self.requests: list[RemotingCommand] = []
-        self.address = ""
         self.ignores = False
         """Answers registrations with success and lists nobody, as 5.x does for an older stateVersion."""
         self.is_silent = False
@@ -31,45 +31,22 @@ class NameServerDouble:
         """How long a registration takes; it is done whether its sender still waits or not."""
         self._channels: dict[str, Writer] = {}
         """By what connection an address registered last."""
-        self._writers: set[Writer] = set()
-        self._server: asyncio.Server | None = None
 
     def codes(self) -> list[int]:
         """What was asked, in order, without looks at the cluster."""
-        return [command.code for command in self.requests if command.code != 106]
+        return self.codes_but(106)
 
-    async def start(self, port: int = 0) -> None:
-        """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+    def asked(self, command: RemotingCommand, writer: Writer) -> None:
+        """See RemotingDouble."""
+        if command.code == 103 and self.takes_s:
+            asyncio.get_running_loop().call_later(self.takes_s, self._late, command, writer)
+        elif not self.is_silent:
+            writer.write(encode(self._answer(command, writer)))
 
-    async def stop(self) -> None:
-        """As kill -9; it forgets everybody but the brokers put in by hand."""
-        assert self._server is not None
-        self._server.close()
-        for writer in list(self._writers):
-            writer.transport.abort()
-        await asyncio.sleep(0.02)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
-        self._writers.add(writer)
-        decoder = FrameDecoder()
-        try:
-            while data := await reader.read(1 << 16):
-                for command in decoder.feed(data):
-                    self.requests.append(command)
-                    if command.code == 103 and self.takes_s:
-                        asyncio.get_running_loop().call_later(self.takes_s, self._late, command, writer)
-                        continue
-                    if not self.is_silent:
-                        writer.write(encode(self._answer(command, writer)))
-        except ConnectionError:
-            pass
-        finally:
-            self._writers.discard(writer)
-            gone = {at for at, channel in self._channels.items() if channel is writer}
-            self.addresses = {number: at for number, at in self.addresses.items() if at not in gone}
-            writer.close()
+    def gone(self, writer: Writer) -> None:
+        """It forgets who registered by this connection, but not the brokers put in by hand."""
+        gone = {at for at, channel in self._channels.items() if channel is writer}
+        self.addresses = {number: at for number, at in self.addresses.items() if at not in gone}
 
     def _late(self, command: RemotingCommand, writer: Writer) -> None:
         writer.write(encode(self._answer(command, writer)))

@@ -94,7 +94,7 @@ def test_an_id_that_is_taken_is_never_registered_until_it_is_free() -> None:
         (server,) = servers
         await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
         assert "belongs to" in registrar.standings()[0].why
-        await until(lambda: len(server.requests) > 3)
+        await until(lambda: len(server.seen) > 3)
         assert server.codes() == [] and server.addresses[7] == OTHER
         del server.addresses[7]
         await until(lambda: server.addresses.get(7) == OURS)
@@ -111,8 +111,8 @@ def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one()
         knows, starts = servers
         await until(lambda: {standing.stand for standing in registrar.standings()} == {Stand.REFUSED})
         del starts.addresses[7]
-        at = len(starts.requests)
-        await until(lambda: len(starts.requests) > at + 3)
+        at = len(starts.seen)
+        await until(lambda: len(starts.seen) > at + 3)
         assert starts.codes() == [] and "another name server" in registrar.standings()[1].why
         del knows.addresses[7]
         await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
@@ -226,7 +226,7 @@ def test_the_zone_stays_the_master_s_and_acting_masters_are_not_switched_off() -
         zoned, acting = servers
         await until(lambda: zoned.addresses.get(7) == OURS)
         assert zoned.extra["zoneName"] == "z1"
-        await until(lambda: len(acting.requests) > 2)
+        await until(lambda: len(acting.seen) > 2)
         assert acting.extra == {"enableActingMaster": True} and 7 not in acting.addresses
 
     zoned, acting = NameServerDouble(), NameServerDouble()

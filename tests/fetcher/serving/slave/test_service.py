@@ -119,7 +119,7 @@ def test_it_registers_when_the_archive_is_open_and_not_before() -> None:
     async def tell(stage: Stage) -> None:
         await until(lambda: stage.service.watch.is_well)
         await asyncio.sleep(0.1)
-        assert stage.name_server.requests == []
+        assert stage.name_server.seen == []
         assert (await stage.client().ask(11)).code == 2, "come again"
         stage.service.open_archive({11: pulled})
         await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
@@ -177,7 +177,7 @@ def test_nobody_but_the_master_ends_slave_mode() -> None:
 
     async def tell(stage: Stage) -> None:
         await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
-        client, looks = stage.client(), len(stage.name_server.requests)
+        client, looks = stage.client(), len(stage.name_server.seen)
         for _ in range(200):
             assert (await client.ask(906)).code == 3
         await until(lambda: sum(command.code == 26 for command in stage.master.seen) >= 2)
@@ -185,7 +185,7 @@ def test_nobody_but_the_master_ends_slave_mode() -> None:
         assert stage.service.watch.refusal() is None
         assert stand(stage)[0] is Stand.REGISTERED and stage.name_server.addresses[7] == ADVERTISED
         assert sum(command.code == 26 for command in stage.master.seen) <= 4
-        assert len(stage.name_server.requests) - looks < 200, "only what every round asks"
+        assert len(stage.name_server.seen) - looks < 200, "only what every round asks"
 
     story(tell)
 
