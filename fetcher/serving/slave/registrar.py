@@ -17,12 +17,16 @@ from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpst
 from fetcher.serving.slave.registration import (
     GET_BROKER_CLUSTER_INFO,
     MASTER_ID,
+    Claims,
     Listed,
     Progress,
     SlavePlace,
     Stand,
+    claims_in,
     listed_in,
+    refusal_of_address,
     refusal_of_another_master,
+    refusal_of_claims,
     refusal_of_place,
     register_command,
     unregister_command,
@@ -93,9 +97,9 @@ class Registrar:
         """See the class."""
         return self._refusal()
 
-    def taken(self) -> str | None:
-        """Who has our id where a name server last listed somebody else, or None."""
-        return next((desk.taken_by for desk in self._desks if desk.taken_by is not None), None)
+    def claims(self) -> tuple[Claims, ...]:
+        """Of every name server, as far as is known."""
+        return tuple(desk.claims for desk in self._desks)
 
     @property
     def was_registered(self) -> bool:
@@ -116,8 +120,8 @@ class _Desk:
         self._progress = Progress()
         self._awake = asyncio.Event()
         self._registering: asyncio.Task[RemotingCommand] | None = None
-        self.taken_by: str | None = None
-        """Who else has our id here, as far as is known."""
+        self.claims = Claims()
+        """As it was listed last; none while it is away."""
 
     @property
     def standing(self) -> Standing:
@@ -175,9 +179,14 @@ class _Desk:
             if answer.code != ResponseCode.SUCCESS:
                 return before.refused(f"registering: {answer.remark or answer.code}")
             # Newer name servers answer so, too, when they have ignored it.
-            holder = (await self._look()).addresses.get(self._place.broker_id)
+            listed = await self._look()
+            if (why := refusal_of_address(listed, self._place)) is not None:
+                # It came between the look and the registration.
+                await self._unregister(listed)
+                return before.refused(why)
+            holder = listed.addresses.get(self._place.broker_id)
         except (UnavailableError, CorruptionError) as error:
-            self.taken_by = None
+            self.claims = Claims()
             return before.failed(str(error))
         if holder != self._place.advertise:
             return before.refused(f"the name server lists {holder or 'nobody'} as id {self._place.broker_id}")
@@ -185,19 +194,16 @@ class _Desk:
 
     def _refusal(self, listed: Listed) -> str | None:
         place, registrar = self._place, self._registrar
-        holder = listed.addresses.get(place.broker_id)
-        self.taken_by = holder if holder != place.advertise else None
+        self.claims = claims_in(listed, place)
         is_master_well = registrar.is_master_well()
         if is_master_well:
             registrar.master = listed.addresses.get(MASTER_ID, registrar.master)
-        why = (
+        return (
             registrar.refusal()
             or refusal_of_another_master(listed, registrar.master, is_master_well=is_master_well)
             or refusal_of_place(listed, place, was_registered=registrar.was_registered)
+            or refusal_of_claims(listed, place, registrar.claims())
         )
-        taken = registrar.taken() if why is None and holder is None else None
-        # Its owner is only on the way to a name server that has just started.
-        return why or (f"id {place.broker_id} belongs to {taken} at another name server" if taken else None)
 
     async def _unregister(self, listed: Listed) -> None:
         command = unregister_command(self._place, listed)

@@ -1,13 +1,15 @@
 """Whether, as what and when to register at a name server. Pure: what it lists in, verdicts and waits out.
 
 A name server believes whoever registers: an id used twice silently replaces the other broker's address, id 0 takes over
-as master, a wrong cluster name lists the broker twice. So every registration follows a look at what is listed, and is
-believed only when it is seen there.
+as master, a wrong cluster name lists the broker twice. It knows who lives by address alone (4.9) or by cluster and
+address (5.x), whatever the name: who registers the address of a broker of another name takes over that broker's entry,
+and when he hangs up, the first of the names that have the address is taken off the list. So every registration follows
+a look at all that is listed, and is believed only when it is seen there.
 
 In clusters where slaves act as masters, or where a controller elects them, every registered member takes part in the
 master's start: such a cluster has no place for somebody who is no replica.
 
-Sources: RouteInfoManager.registerBroker, unregisterBroker; DefaultRequestProcessor.registerBroker;
+Sources: RouteInfoManager.registerBroker, unregisterBroker, onChannelDestroy; DefaultRequestProcessor.registerBroker;
 BrokerController.startProcessorByHa, BrokerPreOnlineService; BrokerOuterAPI.registerBrokerAll.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -63,25 +65,33 @@ class SlavePlace:
 
 @dataclass(frozen=True)
 class Listed:
-    """What a name server lists of the broker's name. ``addresses`` by id; empty: it does not know the name."""
+    """What a name server lists of the broker's name. ``addresses`` by id; empty: it does not know the name.
+    ``others``: by address, which id of which other name has it, in any cluster."""
 
     addresses: Mapping[int, str] = field(default_factory=dict)
     cluster: str = ""
     zone: str = ""
     is_acting: bool = False
     """A slave of it may act as its master."""
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
 def listed_in(body: bytes, broker: str) -> Listed:
-    """The part about ``broker`` of a GET_BROKER_CLUSTER_INFO answer. Raises CorruptionError for what does not parse."""
+    """What a GET_BROKER_CLUSTER_INFO answer says, for ``broker``. Raises CorruptionError for what does not parse."""
     document = fastjson.loads(body) if body else {}
     try:
-        data = ((document or {}).get("brokerAddrTable") or {}).get(broker)
+        table = (document or {}).get("brokerAddrTable") or {}
+        others = {
+            str(address): f"id {number} of {name}"
+            for name, data in table.items() if name != broker
+            for number, address in ((data or {}).get("brokerAddrs") or {}).items()
+        }  # fmt: skip
+        data = table.get(broker)
         if data is None:
-            return Listed()
+            return Listed(others=others)
         addresses = {int(number): str(address) for number, address in (data.get("brokerAddrs") or {}).items()}
         cluster, zone = str(data.get("cluster") or ""), str(data.get("zoneName") or "")
-        return Listed(addresses, cluster, zone, data.get("enableActingMaster") is True)
+        return Listed(addresses, cluster, zone, data.get("enableActingMaster") is True, others)
     except (AttributeError, TypeError, ValueError) as error:
         raise CorruptionError(f"the cluster information does not parse: {error}") from error
 
@@ -96,6 +106,8 @@ def refusal_of_place(listed: Listed, place: SlavePlace, *, was_registered: bool)
         return (
             "slaves of this broker may act as master (enableSlaveActingMaster): slave mode cannot join them"
         )
+    if (why := refusal_of_address(listed, place)) is not None:
+        return why
     holder = listed.addresses.get(place.broker_id)
     if holder is not None and holder != place.advertise:
         return f"id {place.broker_id} of {place.broker} belongs to {holder}: set slave.broker_id to one that is free"
@@ -111,6 +123,40 @@ def refusal_of_place(listed: Listed, place: SlavePlace, *, was_registered: bool)
     if MASTER_ID not in listed.addresses and not was_registered:
         return f"the name server lists no master of {place.broker}"
     return None
+
+
+def refusal_of_address(listed: Listed, place: SlavePlace) -> str | None:
+    """Why our address is not ours to register: a broker of another name has it. None: none has."""
+    other = listed.others.get(place.advertise)
+    if other is None:
+        return None
+    return f"{place.advertise} is listed as {other}: slave.advertise must be our own alone"
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What one name server lists as somebody else's: ``holder``, the address that has our id, and ``namesake``, who has
+    our address under another name."""
+
+    holder: str | None = None
+    namesake: str | None = None
+
+
+def claims_in(listed: Listed, place: SlavePlace) -> Claims:
+    """The claims of a name server that lists this."""
+    holder = listed.addresses.get(place.broker_id)
+    return Claims(holder if holder != place.advertise else None, listed.others.get(place.advertise))
+
+
+def refusal_of_claims(listed: Listed, place: SlavePlace, elsewhere: Iterable[Claims]) -> str | None:
+    """Why not to register at a name server that lists nobody in our place, or None: ``elsewhere`` somebody is listed
+    there, who is only on the way to a name server that has just started."""
+    claims = tuple(elsewhere)
+    holder = next((claim.holder for claim in claims if claim.holder is not None), None)
+    if holder is not None and place.broker_id not in listed.addresses:
+        return f"id {place.broker_id} belongs to {holder} at another name server"
+    namesake = next((claim.namesake for claim in claims if claim.namesake is not None), None)
+    return f"{place.advertise} is {namesake} at another name server" if namesake is not None else None
 
 
 def refusal_of_another_master(listed: Listed, known: str | None, *, is_master_well: bool) -> str | None:
@@ -155,7 +201,11 @@ def register_command(place: SlavePlace, listed: Listed) -> RemotingCommand:
 
 
 def unregister_command(place: SlavePlace, listed: Listed) -> RemotingCommand | None:
-    """UNREGISTER_BROKER; None unless the id is ours: 4.9 removes whoever has it."""
+    """UNREGISTER_BROKER; None unless the id is ours: 4.9 removes whoever has it.
+
+    Sent also where a broker of another name has our address by now. It loses its entry among the living to this, until
+    it registers again (30 s), but no route; who hangs up without it may take that broker's route away.
+    """
     if listed.addresses.get(place.broker_id) != place.advertise:
         return None
     return RemotingCommand(UNREGISTER_BROKER, 0, ext_fields=_identity(place, listed.cluster))

@@ -22,6 +22,8 @@ class NameServerDouble(RemotingDouble):
         self.is_5 = is_5
         self.names = BROKER, CLUSTER
         self.addresses: dict[int, str] = {} if master is None else {0: master}
+        self.others: dict[str, dict[int, str]] = {}
+        """Brokers of other names, by name and id."""
         self.extra: dict[str, object] = {}
         """Other members of the broker's data."""
         self.ignores = False
@@ -44,9 +46,15 @@ class NameServerDouble(RemotingDouble):
             writer.write(encode(self._answer(command, writer)))
 
     def gone(self, writer: Writer) -> None:
-        """It forgets who registered by this connection, but not the brokers put in by hand."""
-        gone = {at for at, channel in self._channels.items() if channel is writer}
-        self.addresses = {number: at for number, at in self.addresses.items() if at not in gone}
+        """It forgets who registered by this connection, but not the brokers put in by hand. It knows them by address
+        alone: of two names that have one, it takes the first it finds."""
+        for gone in [at for at, channel in self._channels.items() if channel is writer]:
+            del self._channels[gone]
+            for table in (*self.others.values(), self.addresses):
+                numbers = [number for number, at in table.items() if at == gone]
+                if numbers:
+                    del table[numbers[0]]
+                    break
 
     def _late(self, command: RemotingCommand, writer: Writer) -> None:
         writer.write(encode(self._answer(command, writer)))
@@ -57,6 +65,7 @@ class NameServerDouble(RemotingDouble):
             code, remark = self._register(command, writer)
         elif command.code == 104:
             number = int(fields["brokerId"])
+            self._channels.pop(fields["brokerAddr"], None)
             if not self.is_5 or self.addresses.get(number) == fields["brokerAddr"]:
                 self.addresses.pop(number, None)
         elif command.code == 106:
@@ -82,10 +91,15 @@ class NameServerDouble(RemotingDouble):
         return 0, None
 
     def _cluster(self) -> bytes:
-        if not self.addresses:
-            return b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
-        addresses = ",".join(f'{number}:"{at}"' for number, at in self.addresses.items())
-        others = "".join(f',"{name}":{orjson.dumps(value).decode()}' for name, value in self.extra.items())
         name, cluster = self.names
-        data = f'{{"brokerAddrs":{{{addresses}}},"brokerName":"{name}","cluster":"{cluster}"{others}}}'
-        return f'{{"brokerAddrTable":{{"{name}":{data}}},"clusterAddrTable":{{"{cluster}":["{name}"]}}}}'.encode()
+        tables = {name: self.addresses, **self.others} if self.addresses else self.others
+        rows = []
+        for broker, table in tables.items():
+            addresses = ",".join(f'{number}:"{at}"' for number, at in table.items())
+            more = self.extra.items() if broker == name else ()
+            others = "".join(f',"{key}":{orjson.dumps(value).decode()}' for key, value in more)
+            rows.append(
+                f'"{broker}":{{"brokerAddrs":{{{addresses}}},"brokerName":"{broker}","cluster":"{cluster}"{others}}}'
+            )
+        names = orjson.dumps({cluster: list(tables)} if tables else {}).decode()
+        return f'{{"brokerAddrTable":{{{",".join(rows)}}},"clusterAddrTable":{names}}}'.encode()

@@ -122,6 +122,69 @@ def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one()
     story(tell, knows, starts)
 
 
+@pytest.mark.parametrize("is_5", [False, True])
+def test_an_address_of_a_broker_of_another_name_is_not_registered_until_it_is_free(is_5: bool) -> None:
+    """Name servers know who lives by address: that broker's entry would be ours, and end with us."""
+
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert f"{OURS} is listed as id 0 of broker-z" in registrar.standings()[0].why
+        await until(lambda: len(server.seen) > 3)
+        assert server.codes() == [] and server.others == {"broker-z": {0: OURS}}
+        server.others.clear()
+        await until(lambda: server.addresses.get(7) == OURS)
+
+    shared = NameServerDouble(is_5=is_5)
+    shared.others["broker-z"] = {0: OURS}
+    story(tell, shared)
+
+
+@pytest.mark.parametrize("is_5", [False, True])
+def test_when_a_broker_of_another_name_comes_to_its_address_it_goes_and_takes_nothing_along(
+    is_5: bool,
+) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        server.others["broker-z"] = {0: OURS}
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert server.codes()[-1] == 104 and 7 not in server.addresses
+        await registrar.leave()
+        await asyncio.sleep(0.05)
+        assert server.others == {"broker-z": {0: OURS}}, "it is not listed any more"
+
+    story(tell, NameServerDouble(is_5=is_5))
+
+
+def test_one_that_comes_to_its_address_while_it_registers_is_seen_before_the_next_round() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.codes() == [103])
+        server.others["broker-z"] = {0: OURS}
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert server.codes() == [103, 104] and "id 0 of broker-z" in registrar.standings()[0].why
+
+    slow = NameServerDouble()
+    slow.takes_s = 0.1
+    story(tell, slow, period_s=60)
+
+
+def test_an_address_that_one_name_server_gives_to_another_broker_is_registered_nowhere() -> None:
+    """That broker is on the way to the other one."""
+
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        await until(lambda: {standing.stand for standing in registrar.standings()} == {Stand.REFUSED})
+        assert "broker-z at another name server" in registrar.standings()[1].why
+        assert 7 not in servers[1].addresses
+        servers[0].others.clear()
+        await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
+
+    knows = NameServerDouble()
+    knows.others["broker-z"] = {1: OURS}
+    story(tell, knows, NameServerDouble())
+
+
 def test_a_registration_under_way_when_it_ends_is_taken_back() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         (server,) = servers

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from fetcher.serving.slave.registration import (
     RETRY_MAX_S,
+    Claims,
     Listed,
     Progress,
     SlavePlace,
     Stand,
+    claims_in,
     listed_in,
+    refusal_of_claims,
     refusal_of_master,
     refusal_of_place,
     register_command,
@@ -52,6 +55,11 @@ def test_it_registers_beside_a_master_under_a_free_id_and_again_under_its_own() 
         (Listed({0: OURS}, CLUSTER), "is listed as id 0"),
         (Listed({0: "10.0.0.1:10911", 2: OURS}, CLUSTER), "is listed as id 2"),
         (Listed({0: "10.0.0.1:10911", 7: OURS, 9: OURS}, CLUSTER), "is listed as id 9"),
+        (
+            Listed({0: "10.0.0.1:10911"}, CLUSTER, others={OURS: "id 0 of z"}),
+            f"{OURS} is listed as id 0 of z",
+        ),
+        (Listed(others={OURS: "id 2 of z"}), f"{OURS} is listed as id 2 of z"),
         (Listed({1: "10.0.0.2:1"}, CLUSTER), "no master"),
         (Listed(), "no master"),
     ],
@@ -59,6 +67,18 @@ def test_it_registers_beside_a_master_under_a_free_id_and_again_under_its_own() 
 def test_it_stays_out_where_it_would_do_harm(listed: Listed, why: str) -> None:
     refusal = refusal_of_place(listed, PLACE, was_registered=False)
     assert refusal is not None and why in refusal
+
+
+def test_what_is_another_s_at_one_name_server_is_registered_at_none() -> None:
+    """But an id that is ours here stays so: whoever has it there finds us."""
+    fresh, ours = MASTER, replace(MASTER, addresses={**MASTER.addresses, 7: OURS})
+    assert refusal_of_claims(fresh, PLACE, [Claims(), Claims()]) is None
+    holder = claims_in(Listed({7: "10.0.0.2:1"}), PLACE)
+    assert "belongs to 10.0.0.2:1" in (refusal_of_claims(fresh, PLACE, [Claims(), holder]) or "")
+    assert refusal_of_claims(ours, PLACE, [holder]) is None and claims_in(ours, PLACE) == Claims()
+    namesake = claims_in(Listed(others={OURS: "id 0 of z"}), PLACE)
+    for listed in (fresh, ours):
+        assert f"{OURS} is id 0 of z" in (refusal_of_claims(listed, PLACE, [namesake]) or "")
 
 
 def test_a_name_server_that_has_just_started_need_not_know_the_master_yet() -> None:
@@ -69,12 +89,14 @@ def test_a_name_server_that_has_just_started_need_not_know_the_master_yet() -> N
     st.dictionaries(st.integers(0, 20), st.sampled_from([OURS, "a:1", "b:1", "c:1"])),
     st.integers(1, 20),
     st.booleans(),
+    st.dictionaries(st.sampled_from([OURS, "d:1"]), st.just("id 0 of z")),
 )
-def test_nobody_else_s_id_is_ever_taken(
-    addresses: dict[int, str], broker_id: int, was_registered: bool
+def test_nobody_else_s_id_or_address_is_ever_taken(
+    addresses: dict[int, str], broker_id: int, was_registered: bool, others: dict[str, str]
 ) -> None:
-    place, listed = replace(PLACE, broker_id=broker_id), Listed(addresses, CLUSTER)
+    place, listed = replace(PLACE, broker_id=broker_id), Listed(addresses, CLUSTER, others=others)
     if refusal_of_place(listed, place, was_registered=was_registered) is None:
+        assert OURS not in others
         assert addresses.get(broker_id, OURS) == OURS
         assert all(number == broker_id for number, at in addresses.items() if at == OURS), (
             "it would lose that one"
@@ -113,7 +135,8 @@ def test_what_name_servers_of_both_lines_list_is_understood() -> None:
     assert listed_in(old, BROKER) == Listed({0: "m:1", 7: "s:1"}, "C")
     new = old.replace(b'"cluster":"C"', b'"cluster":"C","enableActingMaster":true,"zoneName":"z"')
     assert listed_in(new, BROKER) == Listed({0: "m:1", 7: "s:1"}, "C", "z", True)
-    assert listed_in(b"{}", BROKER) == listed_in(b"", BROKER) == listed_in(old, "other") == Listed()
+    assert listed_in(b"{}", BROKER) == listed_in(b"", BROKER) == Listed()
+    assert listed_in(old, "other") == Listed(others={"m:1": "id 0 of broker-a", "s:1": "id 7 of broker-a"})
     for broken in (b"[1]", b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{"x":"m"}}}}', b"{"):
         with pytest.raises(CorruptionError):
             listed_in(broken, BROKER)
