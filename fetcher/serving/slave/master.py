@@ -42,10 +42,22 @@ class MasterWatch:
         """As it last told; empty where it does not."""
         self.version = VERSION
         """Of its answers: what consumers are told, too."""
-        self.is_well = False
-        """Whether it answered last."""
+        self.answers = 0
+        """So many came."""
+        self._has_answered = False
         self.on_refusal: Callable[[], None] = lambda: None
         """There is another reason to stay out than before."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it answered last, by a connection that still stands. Callable from any thread.
+
+        A master that vanishes without a word (its host loses power, its process is stopped) counts as well until it
+        leaves a question open: ASK_EVERY_S + ANSWER_S at most. Nothing is lost by that: a consumer is handed back only
+        after a look at its queue over there, which fails (hand_back.next_id); what is relayed meanwhile gets no answer,
+        and its client asks again; and who replaced that master is not taken for it (registrar.Registrar.heard_of).
+        """
+        return self._has_answered and self._link.is_connected
 
     def start(self) -> None:
         """Ask from now on."""
@@ -56,7 +68,7 @@ class MasterWatch:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self.is_well = False  # nothing to warn of
+        self._has_answered = False  # nothing to warn of
         self._link.close("the slave ends")
 
     async def heard(self) -> None:
@@ -104,6 +116,7 @@ class MasterWatch:
             self._enter(False, str(error))
             return
         self._enter(True, "")
+        self.answers += 1
         self.version = answer.version
         before, suspicion = self.refusal(), self._suspicion
         self._suspicion = None
@@ -128,11 +141,11 @@ class MasterWatch:
         self._enter(False, why)
         self._has_gone.set()
 
-    def _enter(self, is_well: bool, why: str) -> None:
-        if is_well != self.is_well:
-            logger.log(logging.INFO if is_well else logging.WARNING, "the master %s",
-                       "answers" if is_well else "does not answer", extra={"why": why})  # fmt: skip
-        self.is_well = is_well
+    def _enter(self, has_answered: bool, why: str) -> None:
+        if has_answered != self._has_answered:
+            logger.log(logging.INFO if has_answered else logging.WARNING, "the master %s",
+                       "answers" if has_answered else "does not answer", extra={"why": why})  # fmt: skip
+        self._has_answered = has_answered
 
 
 def _properties(body: bytes) -> dict[str, str]:

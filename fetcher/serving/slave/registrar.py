@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream
 from fetcher.serving.slave.registration import (
@@ -51,21 +51,32 @@ class Standing:
     why: str
 
 
-class Registrar:
-    """Belongs to one event loop. ``refusal``: why the master leaves no place for us, asked in every round, as is
-    ``is_master_well``: whether it answers."""
+class Master(Protocol):
+    """What is known of the master beside us: see master.MasterWatch."""
 
-    def __init__(
-        self,
-        place: SlavePlace,
-        period_s: float,
-        refusal: Callable[[], str | None],
-        is_master_well: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._refusal = refusal
-        self.is_master_well = is_master_well
+    @property
+    def is_well(self) -> bool:
+        """Whether it answers, as far as is known."""
+        ...
+
+    @property
+    def answers(self) -> int:
+        """So many answers of it came."""
+        ...
+
+    def refusal(self) -> str | None:
+        """Why it leaves no place for us, or None."""
+        ...
+
+
+class Registrar:
+    """Belongs to one event loop. ``watch`` is asked in every round."""
+
+    def __init__(self, place: SlavePlace, period_s: float, watch: Master) -> None:
+        self.watch = watch
         self.master: str | None = None
         """As name servers listed the master while it answered."""
+        self._heard_of: tuple[str, int] | None = None
         self.last = Listed()
         """What a name server listed when we registered last: one that has just started knows no cluster."""
         self._was_registered = False
@@ -93,9 +104,15 @@ class Registrar:
         """Of every name server. Callable from any thread."""
         return tuple(desk.standing for desk in self._desks)
 
-    def refusal(self) -> str | None:
-        """See the class."""
-        return self._refusal()
+    def heard_of(self, master: str | None) -> None:
+        """A name server lists this ``master`` while the one beside us counts as well. One that was not listed before is
+        taken for it when it has answered since: it may have vanished unnoticed, and been replaced."""
+        if master is None:
+            return
+        if self._heard_of is None or self._heard_of[0] != master:
+            self._heard_of = master, self.watch.answers
+        if self.master is None or self.watch.answers > self._heard_of[1]:
+            self.master = master
 
     def claims(self) -> tuple[Claims, ...]:
         """Of every name server, as far as is known."""
@@ -195,11 +212,11 @@ class _Desk:
     def _refusal(self, listed: Listed) -> str | None:
         place, registrar = self._place, self._registrar
         self.claims = claims_in(listed, place)
-        is_master_well = registrar.is_master_well()
+        is_master_well = registrar.watch.is_well
         if is_master_well:
-            registrar.master = listed.addresses.get(MASTER_ID, registrar.master)
+            registrar.heard_of(listed.addresses.get(MASTER_ID))
         return (
-            registrar.refusal()
+            registrar.watch.refusal()
             or refusal_of_another_master(listed, registrar.master, is_master_well=is_master_well)
             or refusal_of_place(listed, place, was_registered=registrar.was_registered)
             or refusal_of_claims(listed, place, registrar.claims())

@@ -105,9 +105,7 @@ class SlaveService:
     def __init__(self, side: SlaveSide, now_s: Callable[[], float] = time.monotonic) -> None:
         self._side, self._now_s = side, now_s
         self.watch = MasterWatch(side.place, side.file)
-        self._registrar = Registrar(
-            side.place, side.register_s, self.watch.refusal, lambda: self.watch.is_well
-        )
+        self._registrar = Registrar(side.place, side.register_s, self.watch)
         self.watch.on_refusal = self._registrar.wake
         self._gate = FlightGate()
         self._members: dict[int, _Client] = {}

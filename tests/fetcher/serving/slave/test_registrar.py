@@ -15,10 +15,16 @@ OURS, OTHER = "10.0.0.5:10931", "10.0.0.6:10931"
 
 
 class Told:
-    """What the master leaves us."""
+    """What is known of the master. ``is_heard``: its answers go on."""
 
-    refusal: str | None = None
+    why: str | None = None
     is_well = True
+    is_heard = True
+    answers = 0
+
+    def refusal(self) -> str | None:
+        self.answers += self.is_heard
+        return self.why
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
@@ -37,7 +43,7 @@ def story(
         addresses = tuple(server.address for server in servers)
         told = Told()
         place = SlavePlace(BROKER, "10.0.0.1:10911", addresses, OURS, 7)
-        registrar = Registrar(place, period_s, lambda: told.refusal, lambda: told.is_well)
+        registrar = Registrar(place, period_s, told)
         registrar.start()
         try:
             async with asyncio.timeout(20):
@@ -202,13 +208,14 @@ def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
     async def tell() -> None:
         server, errors = NameServerDouble(), [RuntimeError("unforeseen")]
 
-        def refusal() -> str | None:
-            if errors:
-                raise errors.pop()
-            return None
+        class Failing(Told):
+            def refusal(self) -> str | None:
+                if errors:
+                    raise errors.pop()
+                return None
 
         await server.start()
-        registrar = Registrar(SlavePlace(BROKER, "m:1", (server.address,), OURS, 7), 0.05, refusal)
+        registrar = Registrar(SlavePlace(BROKER, "m:1", (server.address,), OURS, 7), 0.05, Failing())
         registrar.start()
         await until(lambda: server.addresses.get(7) == OURS)
         await registrar.leave()
@@ -219,7 +226,7 @@ def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
 
 def test_a_name_that_no_host_can_have_is_a_name_server_out_of_reach() -> None:
     async def tell() -> None:
-        registrar = Registrar(SlavePlace(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, lambda: None)
+        registrar = Registrar(SlavePlace(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, Told())
         registrar.start()
         await until(lambda: registrar.standings()[0].stand is Stand.UNREACHABLE)
         await registrar.leave()
@@ -248,12 +255,12 @@ def test_when_the_master_leaves_no_place_it_goes_and_comes_back() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
-        told.refusal = "slaves act as master"
+        told.why = "slaves act as master"
         registrar.wake()
         await until(lambda: 7 not in server.addresses)
         assert server.codes()[-1] == 104
         assert registrar.standings()[0].why == "slaves act as master"
-        told.refusal = None
+        told.why = None
         await until(lambda: server.addresses.get(7) == OURS)
 
     story(tell, NameServerDouble(), period_s=0.05)
@@ -309,6 +316,23 @@ def test_beside_a_master_that_was_replaced_it_goes_so_that_clients_find_the_new_
         assert OTHER in registrar.standings()[0].why
         told.is_well = True  # it is the same broker at a new address
         await until(lambda: server.addresses.get(7) == OURS)
+
+    story(tell, NameServerDouble())
+
+
+def test_a_master_that_vanished_without_a_word_is_not_taken_for_the_one_that_replaced_it() -> None:
+    """That it is gone is known only when it does not answer the next question."""
+
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        told.is_heard = False
+        server.addresses[0] = OTHER
+        rounds = server.codes().count(103)
+        await until(lambda: server.codes().count(103) > rounds + 2)
+        told.is_well = False
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert OTHER in registrar.standings()[0].why and 7 not in server.addresses
 
     story(tell, NameServerDouble())
 

@@ -329,6 +329,35 @@ def test_an_unforeseen_error_does_not_end_the_watch() -> None:
     story(tell)
 
 
+def test_a_master_that_ends_right_behind_its_answer_is_not_taken_for_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of the connection may be seen before the answer that came by it is looked at."""
+
+    async def tell(stage: Stage) -> None:
+        watch = stage.service.watch
+        await until(lambda: watch.is_well)
+        call, is_gone = watch._link.call, asyncio.Event()
+
+        async def answered_and_gone(command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+            answer = await call(command, timeout_s)
+            monkeypatch.undo()
+            await stage.master.stop()
+            await until(lambda: not watch._link.is_connected)
+            is_gone.set()
+            return answer
+
+        monkeypatch.setattr(watch._link, "call", answered_and_gone)
+        watch.suspect("look again")
+        await is_gone.wait()
+        await asyncio.sleep(0.05)
+        assert not watch.is_well and not stage.service.status().is_master_well
+        await stage.master.start(int(stage.master.address.rpartition(":")[2]))
+        await until(lambda: watch.is_well)
+
+    story(tell)
+
+
 def test_a_master_s_restart_is_noticed_and_its_slave_stays_listed() -> None:
     async def tell(stage: Stage) -> None:
         await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
