@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fetcher.serving.security.door import SecurityDoor
 from fetcher.serving.security.rules_file import RulesFile
-from fetcher.serving.wire.connection import ConnectionLimits
+from fetcher.serving.wire.limits import ConnectionLimits
 from fetcher.serving.wire.server import ServerOptions
 from tiered.errors import UsageError
 from tiered.settings.sections import ServeSettings

@@ -17,6 +17,7 @@ from tiered.remoting.command import (
     SerializeType,
     decode,
     encode,
+    encode_answer,
 )
 
 TEXT = st.text(max_size=30)
@@ -49,6 +50,19 @@ def test_commands_round_trip_however_the_stream_is_cut(sent: list[RemotingComman
     for begin in range(0, len(stream), piece):
         received += decoder.feed(stream[begin : begin + piece])
     assert received == sent
+
+
+@given(commands(SerializeType.JSON) | commands(SerializeType.ROCKETMQ), st.data())
+def test_an_answer_is_the_same_with_and_without_a_command_of_it(
+    request: RemotingCommand, data: st.DataObject
+) -> None:
+    answer = data.draw(commands(request.serialize_type))
+    answer.flag, answer.opaque, answer.language = 1, request.opaque, "PYTHON"
+    head = encode_answer(
+        request, answer.code, answer.version, answer.remark, answer.ext_fields, len(answer.body)
+    )
+    assert head + answer.body == encode(answer)
+    assert decode((head + answer.body)[4:]) == answer
 
 
 def test_a_header_as_java_writes_it() -> None:

@@ -86,13 +86,39 @@ def encode(command: RemotingCommand) -> bytes:
 
 def encode_head(command: RemotingCommand, body_bytes: int) -> bytes:
     """Everything of the frame before a body of ``body_bytes``, which is sent behind it. Raises as ``encode``."""
-    is_json = command.serialize_type == _JSON
-    header = _json_header(command) if is_json else _binary_header(command)
+    if command.serialize_type != _JSON:
+        return _framed(_binary_header(command), body_bytes, _ROCKETMQ)
+    header = _json_header(
+        command.code, command.flag, command.language, command.opaque, command.version, command.remark,
+        command.ext_fields,
+    )  # fmt: skip
+    return _framed(header, body_bytes, _JSON)
+
+
+def encode_answer(
+    request: RemotingCommand,
+    code: int,
+    version: int,
+    remark: str | None,
+    ext_fields: Mapping[str, str],
+    body_bytes: int,
+) -> bytes:
+    """``encode_head`` of the answer to ``request``, without making a command of it: what servers do most."""
+    if request.serialize_type == _JSON:
+        header = _json_header(code, _RESPONSE, "PYTHON", request.opaque, version, remark, ext_fields)
+        return _framed(header, body_bytes, _JSON)
+    answer = RemotingCommand(
+        code, request.opaque, _RESPONSE, "PYTHON", version, remark, ext_fields, b"", _ROCKETMQ
+    )
+    return _framed(_binary_header(answer), body_bytes, _ROCKETMQ)
+
+
+def _framed(header: bytes, body_bytes: int, kind: SerializeType) -> bytes:
     header_bytes = len(header)
     length = 4 + header_bytes + body_bytes
     if length + 4 > FRAME_BYTES_MAX or header_bytes >= 1 << 24:
         raise ValueError(f"a frame of {length + 4} bytes is larger than {FRAME_BYTES_MAX}")
-    return _HEAD.pack(length, command.serialize_type << 24 | header_bytes) + header
+    return _HEAD.pack(length, kind << 24 | header_bytes) + header
 
 
 class FrameDecoder:
@@ -115,6 +141,10 @@ class FrameDecoder:
         """
         self.push(data)
         return iter(self.pop, None)
+
+    def forget(self) -> None:
+        """Let go of what is held."""
+        self._data, self._at = b"", 0
 
     def push(self, data: bytes) -> None:
         """Take what a connection delivered."""
@@ -173,19 +203,22 @@ def decode(frame: bytes) -> RemotingCommand:
     raise ProtocolError(f"serialize type {kind} is unknown")
 
 
-def _json_header(command: RemotingCommand) -> bytes:
+def _json_header(
+    code: int,
+    flag: int,
+    language: str,
+    opaque: int,
+    version: int,
+    remark: str | None,
+    fields: Mapping[str, str],
+) -> bytes:
     document: dict[str, Any] = {
-        "code": command.code,
-        "flag": command.flag,
-        "language": command.language,
-        "opaque": command.opaque,
-        "serializeTypeCurrentRPC": "JSON",
-        "version": command.version,
-    }
-    if command.remark is not None:
-        document["remark"] = command.remark
-    if command.ext_fields:
-        fields = command.ext_fields
+        "code": code, "flag": flag, "language": language, "opaque": opaque, "serializeTypeCurrentRPC": "JSON",
+        "version": version,
+    }  # fmt: skip
+    if remark is not None:
+        document["remark"] = remark
+    if fields:
         document["extFields"] = fields if type(fields) is dict else dict(fields)
     try:
         return orjson.dumps(document)
@@ -199,22 +232,26 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
     document = fastjson.loads(header)
     if not isinstance(document, dict):
         raise ValueError("the header is no object")
-    language = document.get("language", "OTHER")
-    fields = document.get("extFields") or {}
+    get = document.get
+    fields = get("extFields") or {}
     if not isinstance(fields, dict):
         raise ValueError("extFields is no object")
     for value in fields.values():
         if type(value) is not str:
             fields = {name: _text(other) for name, other in fields.items() if other is not None}
             break
-    remark = document.get("remark")
+    language, remark = get("language", "OTHER"), get("remark")
+    if type(language) is not str:
+        language = _language(language) if isinstance(language, int) else str(language)
+    if remark is not None and type(remark) is not str:
+        remark = str(remark)
     return RemotingCommand(
         _int32(document["code"]),
         _int32(document["opaque"]),
-        _int32(document.get("flag", 0)),
-        _language(language) if isinstance(language, int) else str(language),
-        _int32(document.get("version", 0)),
-        None if remark is None else str(remark),
+        _int32(get("flag", 0)),
+        language,
+        _int32(get("version", 0)),
+        remark,
         fields,
         body,
         _JSON,

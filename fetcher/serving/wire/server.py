@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fetcher.serving.wire.connection import Connection, ConnectionLimits, ConnectionPlace, Door, Ledgers
+from fetcher.serving.wire.answering import Door
+from fetcher.serving.wire.connection import Connection, ConnectionPlace
+from fetcher.serving.wire.limits import ConnectionLimits, Ledgers
 from fetcher.serving.wire.request import HandlerTable
 
 logger = logging.getLogger(__name__)

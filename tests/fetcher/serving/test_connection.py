@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fetcher.serving.wire.connection import ConnectionLimits
+from fetcher.serving.wire.connection import TURN_REQUESTS
+from fetcher.serving.wire.limits import ConnectionLimits
 from fetcher.serving.wire.proxy_header import PROXY_V2
 from fetcher.serving.wire.request import HandlerTable, Request, Response
 from fetcher.serving.wire.server import ServerOptions, ServingServer
@@ -134,6 +135,38 @@ def test_answers_come_in_the_header_type_of_the_request(kind: SerializeType) -> 
         assert (answer.ext_fields, answer.body, answer.version) == ({"ä": "1"}, b"hello world", 409)
 
     play(story)
+
+
+def test_who_asks_much_at_once_leaves_others_their_turn() -> None:
+    order: list[int] = []
+    table = HandlerTable()
+
+    def at_once(request: Request) -> Response:
+        order.append(request.peer.id)
+        return Response()
+
+    @table.register(ECHO, at_once=at_once)
+    async def never(request: Request) -> Response:
+        raise AssertionError
+
+    async def story() -> None:
+        server = ServingServer(table, ServerOptions())
+        _, port = await server.start()
+        made = Scene(server, port, asyncio.Event())
+        eager, other = await made.client(), await made.client()
+        for client in (eager, other):
+            await client.ask(RemotingCommand(ECHO, 1))
+        order.clear()
+        await eager.send(*(RemotingCommand(ECHO, opaque) for opaque in range(100)))
+        await other.send(RemotingCommand(ECHO, 1))
+        assert [(await eager.receive()).opaque for _ in range(100)] == list(range(100))
+        await other.receive()
+        (others_id,) = (peer for peer in set(order) if order.count(peer) == 1)
+        assert len(order) == 101
+        assert order.index(others_id) <= TURN_REQUESTS
+        await made.close()
+
+    asyncio.run(story())
 
 
 def test_unknown_codes_and_failures_are_answered_and_the_connection_stays() -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from fetcher.serving.options import tls_context
 from fetcher.serving.wire import server as server_module
-from fetcher.serving.wire.connection import ConnectionLimits
 from fetcher.serving.wire.held_bytes import HeldBytes
+from fetcher.serving.wire.limits import ConnectionLimits
 from fetcher.serving.wire.server import ServerOptions
 from tests.fetcher.serving.test_connection import ECHO, LARGE, LARGE_BYTES, Client, Scene, play
 from tiered.errors import UsageError
