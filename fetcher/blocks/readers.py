@@ -16,7 +16,7 @@ from fetcher.blocks.lanes import Lane
 from fetcher.prefetch.prefetch_window import PrefetchWindow
 from fetcher.pulls.block_fetch import Block, Held
 from fetcher.pulls.queue_view import QueueView
-from fetcher.pulls.read_plan import BlockRows, Limits, Taken, take
+from fetcher.pulls.read_plan import Limits, RunRows, Taken, take
 from fetcher.pulls.stretch import WindowLimits
 from tiered.model.queue import QueueKey
 
@@ -66,7 +66,7 @@ class Reader:
         rows, block, part, next_offset = found
         return GetResult(
             GetStatus.FOUND,
-            rows.batch(part.rows, block),
+            rows.batch(part.rows, (block,)),
             next_offset,
             view.min_offset,
             view.max_offset,
@@ -86,7 +86,7 @@ class Reader:
 
     def _part(
         self, view: QueueView, offset: int, count: int, max_bytes: int
-    ) -> tuple[BlockRows, Block, Taken, int] | None:
+    ) -> tuple[RunRows, Block, Taken, int] | None:
         """Rows of the block in hand that are a whole answer, and the next offset."""
         held = self.held
         rows = held.rows
@@ -102,7 +102,7 @@ class Reader:
         next_offset = rows.end_offset(part.end_row)
         if not part.is_full and next_offset < view.max_offset:
             return None
-        return rows, held.blocks[rows.object_key, rows.block], part, next_offset
+        return rows, held.blocks[rows.object_key, rows.first_block], part, next_offset
 
 
 class Readers:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fetcher.blocks.lanes import Lane
 from fetcher.pulls.queue_view import RunPlace
-from fetcher.pulls.read_plan import BlockRows
+from fetcher.pulls.read_plan import RunRows
 from fetcher.waiting import gather
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
@@ -50,8 +50,8 @@ class Held:
     """What the last read of a reader had in hand: sequential reads find their block here, checked once."""
 
     blocks: dict[BlockId, Block] = field(default_factory=dict)
-    rows: BlockRows | None = None
-    """The rows read last, unless of a light queue; their block is among ``blocks``."""
+    rows: RunRows | None = None
+    """Rows of the block read last, unless of a light queue; it is among ``blocks``."""
     table: tuple[RunPlace, RowTable] | None = None
     """All rows of the run read last, where the run needs them: light queues."""
 
@@ -64,11 +64,12 @@ class Held:
 
 
 class Needed(NamedTuple):
-    """A block of ``place``, whose object's tail is ``segment``."""
+    """Blocks ``numbers`` of ``rows``, which are of ``place``, whose object's tail is ``segment``."""
 
     segment: SegmentIndex
     place: RunPlace
-    rows: BlockRows
+    rows: RunRows
+    numbers: range
 
 
 class BlockFetch:
@@ -105,14 +106,16 @@ class BlockFetch:
         """Have the blocks of ``needed`` in ``touched``."""
         missing: dict[str, dict[int, Needed]] = {}
         for need in needed:
-            block_id = need.segment.key, need.rows.block
-            if block_id in self.touched:
-                continue
-            found = self.held.blocks.get(block_id)
-            if found is not None:
-                self.touched[block_id] = found
-            else:
-                missing.setdefault(need.segment.key, {})[need.rows.block] = need
+            key = need.segment.key
+            for number in need.numbers:
+                block_id = key, number
+                if block_id in self.touched:
+                    continue
+                found = self.held.blocks.get(block_id)
+                if found is not None:
+                    self.touched[block_id] = found
+                else:
+                    missing.setdefault(key, {})[number] = need
         groups = list(missing.values())
         if len(groups) == 1:
             await self._fetch_group(groups[0])
@@ -125,12 +128,13 @@ class BlockFetch:
         index = needs[numbers[0]].segment
         blocks = await self._source.blocks_at(index, needs[numbers[0]].place.ordinal, numbers, self._lane)
         for number, block in zip(numbers, blocks, strict=True):
-            if len(block) != needs[number].rows.raw_bytes:
+            raw_bytes = needs[number].rows.block_raw_bytes(number)
+            if len(block) != raw_bytes:
                 raise CorruptionError(
-                    f"{index.key}: block {number} came with {len(block)} bytes, not {needs[number].rows.raw_bytes}"
+                    f"{index.key}: block {number} came with {len(block)} bytes, not {raw_bytes}"
                 )
             self.touched[index.key, number] = block
 
-    def block(self, rows: BlockRows) -> Block:
-        """The block of ``rows``, fetched before."""
-        return self.touched[rows.object_key, rows.block]
+    def blocks(self, need: Needed) -> list[Block]:
+        """The blocks of ``need``, fetched before."""
+        return [self.touched[need.segment.key, number] for number in need.numbers]

@@ -125,12 +125,12 @@ class LightReader:
         parts: list[NDArray[np.intp]] = []
         for number, (place, index) in enumerate(zip(places, indexes, strict=True)):
             for rows, wanted in blocks_of_rows(index, place, offsets[cuts[number] : cuts[number + 1]]):
-                needed.append(Needed(index, place, rows))
+                needed.append(Needed(index, place, rows, rows.blocks))
                 parts.append(wanted)
         await fetch.fetch(needed)
         found = list(zip((need.rows for need in needed), parts, strict=True))
         return _Records(
-            [fetch.block(rows) for rows, _ in found],
+            [block for need in needed for block in fetch.blocks(need)],
             np.repeat(np.arange(len(found), dtype=np.int32), [len(wanted) for wanted in parts]),
             np.concatenate([rows.starts[wanted] for rows, wanted in found]),
             np.concatenate([rows.sizes[wanted] for rows, wanted in found]),

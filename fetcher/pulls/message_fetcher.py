@@ -259,7 +259,7 @@ class TieredMessageFetcher:
         self.counters.messages += len(read.batch)
         self.readers.hold(reader, read.held, line)
         rows = read.held.rows
-        block_bytes = read.block_bytes if rows is None else rows.raw_bytes
+        block_bytes = read.block_bytes if rows is None else rows.block_bytes[-1]
         runs = await self.catalog.runs_of(view)
         per_offset = runs.bytes_per_offset(read.next_offset - 1)
         if per_offset == 0 and len(read.batch):

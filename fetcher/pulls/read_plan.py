@@ -1,7 +1,8 @@
-"""What to read: the rows of a run that lie in one block, and which of them a pull takes. Pure: no I/O.
+"""What to read: the rows of a run that lie in some blocks, and which of them a pull takes. Pure: no I/O.
 
-Rows are looked at block by block, so that neither memory nor time follows the length of a run. A filter by tag looks at
-columns, which come with the object's tail: blocks without a wanted row are never fetched.
+No more rows are looked at than a pull may take, so that neither memory nor time follows the length of a run; those of
+many blocks at once, because what is done with a block costs more than what is done with a row. A filter by tag looks at
+columns, which come with the object's tail, block by block: blocks without a wanted row are never fetched.
 
 Owns which rows a pull takes. Does not own requests (row_reader.py).
 """
@@ -29,25 +30,36 @@ _ROW_BYTES = 56
 _ZEROS = np.zeros(4096, np.int32)
 
 
-class BlockRows:
-    """Rows of one run that lie in one block, offsets [base, end): record i is bytes [starts[i], ends[i]) of it.
+class RunRows:
+    """Rows of one run that lie in consecutive blocks [first_block, end_block) of an object, offsets [base, end).
 
-    Records stand one behind the other. Columns are read-only; each has an entry per row.
+    Record i is bytes [starts[i], starts[i] + sizes[i]) of its block, ``piece[i]`` counted from the first; records stand
+    one behind the other, the i-th ends at ``ends[i]`` of all these blocks' bytes. Columns are read-only.
     """
 
     __slots__ = (
-        "base", "block", "end", "ends", "inner_num", "is_plain", "object_key", "phys", "queue_offsets",
-        "raw_bytes", "sizes", "starts", "store_timestamp", "tags_code",
+        "base", "block_bytes", "block_rows", "end", "end_block", "ends", "first_block", "inner_num", "is_plain",
+        "object_key", "phys", "piece", "queue_offsets", "sizes", "starts", "store_timestamp", "tags_code",
     )  # fmt: skip
 
     def __init__(self, index: SegmentIndex, place: RunPlace, span: BlockSpan, columns: RowTable) -> None:
-        """``span``: the one block. ``columns``: its rows of the run (position is not looked at)."""
+        """``columns``: the rows of ``span`` (position is not looked at)."""
         self.object_key = index.key
-        self.block = span.first_block
+        self.first_block, self.end_block = span.first_block, span.end_block
+        self.block_rows, self.block_bytes = index.bounds_of_blocks(place.ordinal, span)
+        """Where each block begins, and the last one ends: in rows of these, and in bytes of all blocks."""
         self.is_plain = place.kind == RunKind.PLAIN
         self.sizes = columns.size
-        self.ends = columns.size.cumsum(dtype=np.int64) + max(0, -span.raw_offset)
+        self.ends = columns.size.cumsum(dtype=np.int64)
+        if span.raw_offset < 0:
+            self.ends -= span.raw_offset
         self.starts = self.ends - columns.size
+        self.piece: NDArray[np.int32] | None = None
+        """None: all in one block."""
+        if span.end_block - span.first_block > 1:
+            rows_in = np.diff(self.block_rows)
+            self.piece = np.repeat(np.arange(len(rows_in), dtype=np.int32), rows_in)
+            self.starts -= np.array(self.block_bytes)[self.piece]
         self.queue_offsets = columns.queue_offset
         self.inner_num = columns.inner_num
         self.phys = columns.phys
@@ -55,14 +67,21 @@ class BlockRows:
         self.store_timestamp = columns.store_timestamp
         self.base = int(columns.queue_offset[0])
         self.end = int(columns.queue_offset[-1]) + int(columns.inner_num[-1])
-        self.raw_bytes = span.raw_bytes
-        last = int(self.ends[-1])
-        goes_on = span.end_row < place.rows
-        if int(columns.size.min()) <= 0 or last > span.raw_bytes or (goes_on and last != span.raw_bytes):
+        if not self._fit(span.end_row < place.rows):
             raise CorruptionError(
-                f"{index.key}: rows {span.first_row} to {span.end_row} of run {place.ordinal} do not fit block "
-                f"{span.first_block} [{span.offset}, {span.offset + span.length})"
+                f"{index.key}: rows {span.first_row} to {span.end_row} of run {place.ordinal} do not fit "
+                f"{_named(span)} [{span.offset}, {span.offset + span.length})"
             )
+
+    def _fit(self, goes_on: bool) -> bool:
+        """Whether each block ends with a row, the last one perhaps with other runs'."""
+        if int(self.sizes.min()) <= 0:
+            return False
+        for row, end_bytes in zip(self.block_rows[1:-1], self.block_bytes[1:-1], strict=True):
+            if int(self.ends[row - 1]) != end_bytes:
+                return False
+        last, end_bytes = int(self.ends[-1]), self.block_bytes[-1]
+        return last == end_bytes if goes_on else last <= end_bytes
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -71,6 +90,16 @@ class BlockRows:
     def nbytes(self) -> int:
         """Memory of the columns, about."""
         return 400 + _ROW_BYTES * len(self.sizes)
+
+    @property
+    def blocks(self) -> range:
+        """Numbers of the blocks."""
+        return range(self.first_block, self.end_block)
+
+    def block_raw_bytes(self, number: int) -> int:
+        """Raw bytes of block ``number``."""
+        at = number - self.first_block
+        return self.block_bytes[at + 1] - self.block_bytes[at]
 
     def row_of(self, offset: int) -> int:
         """The row that spans ``offset``, which lies in [base, end)."""
@@ -84,26 +113,66 @@ class BlockRows:
             return self.base + end_row
         return int(self.queue_offsets[end_row - 1]) + int(self.inner_num[end_row - 1])
 
+    def blocks_of(self, rows: slice | NDArray[np.intp]) -> range:
+        """Numbers of the blocks from the first to the last of ``rows``, which are not none."""
+        if self.piece is None:
+            return self.blocks
+        first, last = (rows.start, rows.stop - 1) if isinstance(rows, slice) else (rows[0], rows[-1])
+        return range(self.first_block + int(self.piece[first]), self.first_block + int(self.piece[last]) + 1)
+
+    def in_block_of(self, row: int) -> RunRows:
+        """Those of these rows that lie in the block of ``row``: what is kept in hand. Columns are views."""
+        if self.piece is None:
+            return self
+        at = int(self.piece[row])
+        first, end = self.block_rows[at : at + 2]
+        begin_bytes, end_bytes = self.block_bytes[at : at + 2]
+        part = object.__new__(RunRows)
+        part.object_key, part.is_plain, part.piece = self.object_key, self.is_plain, None
+        part.first_block, part.end_block = self.first_block + at, self.first_block + at + 1
+        part.block_rows, part.block_bytes = [0, end - first], [0, end_bytes - begin_bytes]
+        part.base, part.end = self.end_offset(first) if first else self.base, self.end_offset(end)
+        part.ends = self.ends[first:end] - begin_bytes
+        for name in ("sizes", "starts", "queue_offsets", "inner_num", "phys", "tags_code", "store_timestamp"):
+            setattr(part, name, getattr(self, name)[first:end])
+        return part
+
     def body(self, rows: slice, block: NDArray[np.uint8]) -> memoryview:
-        """The records of ``rows``, which are at least one, back to back."""
+        """The records of ``rows``, which are at least one and lie in the only block, back to back."""
         return block.data[int(self.starts[rows.start]) : int(self.ends[rows.stop - 1])]
 
-    def batch(self, rows: slice | NDArray[np.intp], block: NDArray[np.uint8]) -> MessageBatch:
-        """``rows`` with their records in ``block``, this block's decoded bytes."""
+    def batch(self, rows: slice | NDArray[np.intp], blocks: Sequence[NDArray[np.uint8]]) -> MessageBatch:
+        """``rows`` with their records in ``blocks``: the decoded bytes of ``blocks_of(rows)``."""
         starts = self.starts[rows]
         count = len(starts)
-        piece = _ZEROS[:count] if count <= len(_ZEROS) else np.zeros(count, np.int32)
+        if self.piece is None or len(blocks) == 1:
+            piece = _ZEROS[:count] if count <= len(_ZEROS) else np.zeros(count, np.int32)
+        else:
+            piece = self.piece[rows]
+            piece = piece - piece[0]
         return MessageBatch(
-            (block,), piece, starts, self.sizes[rows], self.queue_offsets[rows], self.inner_num[rows],
+            blocks, piece, starts, self.sizes[rows], self.queue_offsets[rows], self.inner_num[rows],
             self.phys[rows], self.tags_code[rows], self.store_timestamp[rows],
-            is_one_piece=isinstance(rows, slice),
+            is_one_piece=len(blocks) == 1 and isinstance(rows, slice),
         )  # fmt: skip
 
 
-def blocks_of_run(
-    index: SegmentIndex, place: RunPlace, offset: int, table: RowTable | None = None
-) -> Iterator[BlockRows]:
-    """Blocks of the run from the one that holds ``offset`` on, without their bytes. Not for light queues.
+def _named(span: BlockSpan) -> str:
+    count = span.end_block - span.first_block
+    return f"block {span.first_block}" if count == 1 else f"blocks {span.first_block} to {span.end_block - 1}"
+
+
+def rows_of_run(
+    index: SegmentIndex,
+    place: RunPlace,
+    offset: int,
+    table: RowTable | None = None,
+    *,
+    count: int = 1,
+    max_bytes: int = 0,
+) -> RunRows:
+    """Rows of the run from the block on that holds ``offset``, without their bytes: whole blocks, up to the one that
+    has the ``count``-th row or makes it ``max_bytes``. Not for light queues.
 
     ``table``: ``index.row_columns`` of the run; needed where rows span several offsets. Raises CorruptionError.
     """
@@ -112,24 +181,22 @@ def blocks_of_run(
     else:
         table = table or index.row_columns(place.ordinal)
         row = row_at(table, offset)
-    while row < place.rows:
-        span = index.block_span(place.ordinal, row, row + 1)
-        if table is None:
-            columns = _plain_columns(index, place, span)
-        else:
-            columns = rows_of(table, slice(span.first_row, span.end_row))
-        yield BlockRows(index, place, span, columns)
-        row = span.end_row
+    span = index.block_span(place.ordinal, row, min(row + count, place.rows), raw_bytes_max=max_bytes)
+    if table is None:
+        columns = _plain_columns(index, place, span)
+    else:
+        columns = rows_of(table, slice(span.first_row, span.end_row))
+    return RunRows(index, place, span, columns)
 
 
 def blocks_of_rows(
     index: SegmentIndex, place: RunPlace, offsets: NDArray[np.int64]
-) -> Iterator[tuple[BlockRows, NDArray[np.intp]]]:
+) -> Iterator[tuple[RunRows, NDArray[np.intp]]]:
     """The blocks that hold the rows at ``offsets`` (ascending, all in the run), each with its own of these rows."""
     table = None if place.kind == RunKind.PLAIN else index.row_columns(place.ordinal)
     at = 0
     while at < len(offsets):
-        rows = next(blocks_of_run(index, place, int(offsets[at]), table))
+        rows = rows_of_run(index, place, int(offsets[at]), table)
         end = int(offsets.searchsorted(rows.end))
         mine = offsets[at:end]
         yield (

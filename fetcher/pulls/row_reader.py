@@ -9,7 +9,6 @@ Owns the rules of reading on: limits, gaps, lost parents, filters. Does not own 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from fetcher.pulls.block_fetch import BlockFetch, BlockId, BlockSource, Held, Ne
 from fetcher.pulls.catalog_view import CatalogView
 from fetcher.pulls.light_rows import LightReader
 from fetcher.pulls.queue_view import QueueView, RunList, RunPlace
-from fetcher.pulls.read_plan import NO_END, BlockRows, Limits, Step, Taken, Wish, blocks_of_run, take
+from fetcher.pulls.read_plan import NO_END, Limits, RunRows, Step, Taken, Wish, rows_of_run, take
 from fetcher.pulls.tag_filter import MessageFilter
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.tables import RunKind
@@ -134,7 +133,8 @@ class RowReader:
             if step.is_last:
                 break
         if after.rows is not None:
-            after.blocks = {(after.rows.object_key, after.rows.block): fetch.block(after.rows)}
+            last = after.rows.object_key, after.rows.first_block
+            after.blocks = {last: fetch.touched[last]}
         else:
             after.blocks = fetch.touched
         gap = (offset, reply.begin) if reply.begin > offset else None
@@ -175,13 +175,15 @@ async def _stored_step(
     for place, index in zip(places, indexes, strict=True):
         if place.kind == RunKind.LMQ:
             break
-        for rows in _rows_from(fetch.held, index, place, at):
+        while at < place.end:
+            rows = _rows_at(fetch.held, index, place, at, limits, message_filter)
             mask = None if message_filter is None else message_filter.tags_mask(rows.tags_code)
             part = take(rows.sizes, rows.ends, rows.row_of(at), limits, mask)
             if part.row_count:
-                taken.append((Needed(index, place, rows), part))
+                taken.append((Needed(index, place, rows, rows.blocks_of(part.rows)), part))
                 limits = Limits(limits.rows - part.row_count, limits.bytes - part.bytes, False)
-                covered = rows.end
+                after.rows = rows.in_block_of(_last(part))
+                covered = after.rows.end
             is_full = part.is_full
             if part.end_row > rows.row_of(at):
                 at = rows.end_offset(part.end_row)
@@ -190,21 +192,30 @@ async def _stored_step(
         if is_full or at >= end or limits.rows <= 0 or at != place.end:
             break
     await fetch.fetch(need for need, _ in taken)
-    if taken:
-        after.rows = taken[-1][0].rows
-    batches = [need.rows.batch(part.rows, fetch.block(need.rows)) for need, part in taken]
+    batches = [need.rows.batch(part.rows, fetch.blocks(need)) for need, part in taken]
     is_last = is_full and (message_filter is None or not batches)
     return Step(joined_batch(batches), at, is_last, covered)
 
 
-def _rows_from(held: Held, index: SegmentIndex, place: RunPlace, at: int) -> Iterator[BlockRows]:
-    """As ``blocks_of_run``, beginning with what is in hand."""
+def _rows_at(
+    held: Held,
+    index: SegmentIndex,
+    place: RunPlace,
+    at: int,
+    limits: Limits,
+    message_filter: MessageFilter | None,
+) -> RunRows:
+    """What is in hand, if ``at`` is in it; else as many blocks as the limits allow, with a filter one."""
     rows = held.rows
     if rows is not None and rows.object_key == index.key and rows.base <= at < rows.end:
-        yield rows
-        at = rows.end
-    if at < place.end:
-        yield from blocks_of_run(index, place, at)
+        return rows
+    if message_filter is not None:
+        return rows_of_run(index, place, at)
+    return rows_of_run(index, place, at, count=limits.rows, max_bytes=limits.bytes)
+
+
+def _last(part: Taken) -> int:
+    return part.rows.stop - 1 if isinstance(part.rows, slice) else int(part.rows[-1])
 
 
 def _judged(

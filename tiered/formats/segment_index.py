@@ -286,8 +286,11 @@ class SegmentIndex:
 
     # -- blocks -----------------------------------------------------------------------------------------------
 
-    def block_span(self, run: int, first_row: int, end_row: int) -> BlockSpan:
-        """The blocks that hold rows [first_row, end_row) of ``run``, which is not empty and not a light queue's."""
+    def block_span(
+        self, run: int, first_row: int, end_row: int, *, raw_bytes_max: int | None = None
+    ) -> BlockSpan:
+        """The blocks that hold rows [first_row, end_row) of ``run``, which is not empty and not a light queue's; with
+        ``raw_bytes_max`` only the first of them, up to the one that makes it so many bytes."""
         rows = int(self._run_row[run + 1] - self._run_row[run])
         if not 0 <= first_row < end_row <= rows:
             raise ValueError(f"rows [{first_row}, {end_row}) of a run of {rows}")
@@ -295,6 +298,9 @@ class SegmentIndex:
         # Not numpy's: that lets go of the interpreter lock, and getting it back costs more than the search.
         blocks = cast("Sequence[int]", self._block_row)
         first, end = bisect_right(blocks, row_base + first_row) - 1, bisect_left(blocks, row_base + end_row)
+        if raw_bytes_max is not None:
+            raw = cast("Sequence[int]", self._block_raw)
+            end = max(first + 1, bisect_left(raw, raw[first] + raw_bytes_max, first, end))
         return self.span_of_blocks(run, first, end)
 
     def span_of_blocks(self, run: int, first: int, end: int) -> BlockSpan:
@@ -306,6 +312,16 @@ class SegmentIndex:
             max(0, int(self._block_row[first]) - row_base), min(rows, int(self._block_row[end]) - row_base),
             raw - int(self._run_raw[run]), int(self._block_raw[end]) - raw,
         )  # fmt: skip
+
+    def bounds_of_blocks(self, run: int, span: BlockSpan) -> tuple[list[int], list[int]]:
+        """Where each block of ``span`` begins, and the last ends: in rows of ``run``, counted from the span's first,
+        and in bytes, counted from its first block's."""
+        first, end = span.first_block, span.end_block
+        if end - first == 1:
+            return [0, span.end_row - span.first_row], [0, span.raw_bytes]
+        rows = self._block_row[first : end + 1] - (int(self._run_row[run]) + span.first_row)
+        rows[0], rows[-1] = 0, span.end_row - span.first_row  # both may hold rows of other runs too
+        return rows.tolist(), (self._block_raw[first : end + 1] - self._block_raw[first]).tolist()
 
     def spans_of_rows(self, run: int, rows: NDArray[np.int64]) -> list[BlockSpan]:
         """The blocks that hold these ``rows`` of ``run`` (ascending), neighbours together."""
