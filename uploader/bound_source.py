@@ -12,13 +12,14 @@ from dataclasses import replace
 from threading import Thread
 
 from tiered.broker_store.bound import Bound, BoundFacts, BrokerWord, decide_bound
+from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.damage import accepted_size, find_next_record, proven_phys
 from tiered.broker_store.store import BrokerStore
 from uploader.log_feed import FeedBound
 
 WordSource = Callable[[], BrokerWord | None]
-LastRecords = dict[tuple[str, int], tuple[int, int]]
-"""(topic, queue id) -> (physical offset, size) of its last record: ConsumeQueueIndex.last_records."""
+Queues = set[tuple[str, int]]
+"""(topic, queue id)"""
 
 
 def no_word() -> BrokerWord | None:
@@ -34,22 +35,53 @@ class BoundSource:
         self._word_source = word_source
         self.last: Bound | None = None
         self._facts: BoundFacts
-        self._ends: Future[LastRecords] | None = None
+        self._shown: Future[Queues] | None = None
+        self._unproven: ConsumeQueueIndex | None = None
+        """Of a broker proven dead, until the ends of its queues have been looked at."""
         self.feed = FeedBound(0, 0)
         """``last`` as the reader of the log wants it; read by all threads."""
-        self.shown_queues: set[tuple[str, int]] | None = None
-        """(topic, queue id) with units at a broker proven dead, as of the last ``ask``; None for a live one."""
 
     def ask(self, cursor_phys: int) -> Bound:
         """The bound now. Costs a lock query, one request to a live broker, and a look at the consume queues."""
-        bound = self.ask_early(cursor_phys)
+        bound = self._gather(cursor_phys)
         return self.settle() or bound
 
     def ask_early(self, cursor_phys: int) -> Bound:
-        """As ``ask``, but for a dead broker the ends of its queues are still being looked at: 10,000 take a second.
+        """As ``ask``, but the ends of a dead broker's queues, a disk access each, are not yet looked at.
 
-        Until ``settle`` no byte counts as proven: valid records are taken, up to the first that is not one.
+        Until ``settle`` no byte counts as proven: valid records are taken, up to the first that is not one. Which
+        queues the broker shows is looked up meanwhile.
         """
+        bound = self._gather(cursor_phys)
+        if self._unproven is not None:
+            self._shown = Future()
+            arguments = (self._shown, self._unproven.shown)
+            Thread(target=_fill, args=arguments, name="queues-shown", daemon=True).start()
+        return bound
+
+    def settle(self) -> Bound | None:
+        """Look at what ``ask_early`` left open; None when nothing was. Raises what the look at the queues raises."""
+        if self._unproven is None:
+            return None
+        units = self._unproven.last_records()
+        self._unproven = None
+        return self._decide(
+            replace(self._facts, proven_phys=proven_phys(self._store.commit_log, units.values()))
+        )
+
+    def proven_phys(self) -> int:
+        """Below it a broker proven dead has written all its units. Costs ``settle`` if that was left open."""
+        self.settle()
+        return self.feed.proven_phys
+
+    def shown_queues(self) -> Queues | None:
+        """Queues with units at the broker; None where no consume queue is visible."""
+        if self._shown is not None:
+            return self._shown.result()
+        index = self._store.consume_queues()
+        return None if index is None else index.shown()
+
+    def _gather(self, cursor_phys: int) -> Bound:
         liveness = self._store.liveness()
         word = None if liveness.is_dead else self._word_source()
         index = self._store.consume_queues()
@@ -60,12 +92,7 @@ class BoundSource:
             frontier = index.frontier_phys(at_least=said)
         log = self._store.commit_log
         log.refresh()
-        self._ends = None
-        if index is not None and liveness.is_dead:
-            self._ends = Future()
-            Thread(
-                target=_fill, args=(self._ends, index.last_records), name="queue-ends", daemon=True
-            ).start()
+        self._unproven = index if liveness.is_dead else None
         self._facts = BoundFacts(
             liveness=liveness.liveness,
             word=word,
@@ -75,17 +102,6 @@ class BoundSource:
             previous=self.last,
         )
         return self._decide(self._facts)
-
-    def settle(self) -> Bound | None:
-        """Wait for what ``ask_early`` left open; None when nothing was. Raises what the look at the queues raised."""
-        if self._ends is None:
-            return None
-        units = self._ends.result()
-        self._ends = None
-        self.shown_queues = set(units)
-        return self._decide(
-            replace(self._facts, proven_phys=proven_phys(self._store.commit_log, units.values()))
-        )
 
     def _decide(self, facts: BoundFacts) -> Bound:
         self._facts = facts
@@ -104,7 +120,7 @@ class BoundSource:
         return accepted_size(self._store.commit_log, phys, index=self._store.consume_queues())
 
 
-def _fill(outcome: Future[LastRecords], work: Callable[[], LastRecords]) -> None:
+def _fill(outcome: Future[Queues], work: Callable[[], Queues]) -> None:
     try:
         outcome.set_result(work())
     except BaseException as error:  # raised again where it is waited for

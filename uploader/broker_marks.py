@@ -62,22 +62,25 @@ class BrokerMarks:
         self._watch_deletions(now_ms)
         self._commit_when_idle()
 
-    def finish(self, with_units: set[tuple[str, int]], proven_phys: int) -> None:
+    def finish(self, with_units: set[tuple[str, int]], proven_phys: Callable[[], int]) -> None:
         """The end of a back-fill: show what the broker would show, and name its tables.
 
         ``with_units``: (topic, queue id) of queues the broker shows. Above ``proven_phys``, the end of the last unit, a
-        killed broker has units still to write: its recovery will show those queues.
+        killed broker has units still to write: its recovery will show those queues. Asked for only if a queue has none.
         """
         context = self._context
         state = context.writer.state_or_none
         if state is None:
             return
-        current = [
-            key
+        current = {
+            key: int(row["end_phys"])
             for key, row in state.current_queues()
-            if not row["flags"] & QUEUE_HIDDEN and row["end_phys"] <= proven_phys
-        ]
+            if not row["flags"] & QUEUE_HIDDEN
+        }
         hidden = hidden_queues(current, with_units)
+        if hidden:
+            limit_phys = proven_phys()
+            hidden = [key for key in hidden if current[key] <= limit_phys]
         self.hidden = len(hidden)
         if context.writer.is_claimed:
             self._refresh(following=False)

@@ -378,9 +378,13 @@ class Offloader:
             elif (
                 result == StepResult.CAUGHT_UP
                 and self._dispatcher.cursor == before
-                and self._bound_source.settle() is None
+                and self._is_end_of_log(before)
             ):
                 break
+
+    def _is_end_of_log(self, phys: int) -> bool:
+        """Whether nothing follows ``phys``: nothing was ever written there, or what was does not count."""
+        return self._log.is_blank_from(phys) or self._bound_source.settle() is None
 
     def _drain(self) -> None:
         """Close the open batch and wait until everything closed is committed."""
@@ -393,13 +397,9 @@ class Offloader:
 
     def _finish_backfill(self) -> None:
         """Show what the broker would show."""
-        index = self._store.consume_queues()
-        if index is None:
-            return
-        with_units = self._bound_source.shown_queues
-        if with_units is None:
-            with_units = set(index.last_records())
-        self._marks.finish(with_units, self._bound_source.feed.proven_phys)
+        with_units = self._bound_source.shown_queues()
+        if with_units is not None:
+            self._marks.finish(with_units, self._bound_source.proven_phys)
 
     def _finish_index(self, stop: threading.Event) -> None:
         """Make every key findable from index files, if that is wanted: few segments are searched as fast."""

@@ -11,7 +11,14 @@ import pytest
 
 from tests.broker_store.record_bytes import log_file, record, records
 from tests.broker_store.unprivileged import run_unprivileged
-from tiered.broker_store.commit_log import OPEN_FILES_MAX, CommitLog, LogFile, LogGap, LogGapReason
+from tiered.broker_store.commit_log import (
+    BLANK_BYTES_MAX,
+    OPEN_FILES_MAX,
+    CommitLog,
+    LogFile,
+    LogGap,
+    LogGapReason,
+)
 from tiered.errors import AccessDeniedError, NotFoundError
 
 SIZE = 64 * 1024
@@ -179,3 +186,33 @@ def test_other_names_are_not_files_of_the_log(tmp_path: Path) -> None:
     (tmp_path / "00000000000000131072").mkdir()
     files: list[Any] = list(CommitLog([tmp_path]).files)
     assert len(files) == 1
+
+
+def test_behind_the_last_record_nothing_was_ever_written(tmp_path: Path) -> None:
+    data = records(0, [b"x" * 500] * 8)
+    log_file(tmp_path, 0, data, 8 << 20)
+    log_file(tmp_path, 8 << 20, b"", 8 << 20)
+    log = CommitLog([tmp_path])
+    assert log.is_blank_from(len(data))
+    assert not log.is_blank_from(len(data) - 3)  # "t", then no properties
+    assert not log.is_blank_from(0)
+    assert log.is_blank_from(8 << 20)
+    assert log.is_blank_from(16 << 20)
+
+
+@pytest.mark.parametrize("at", [5001, 8191, 8192, (4 << 20) + 1, (8 << 20) - 1, 8 << 20, (12 << 20) - 1])
+def test_a_byte_anywhere_behind_the_last_record_is_found(tmp_path: Path, at: int) -> None:
+    for begin in (0, 8 << 20):
+        path = log_file(tmp_path, begin, b"\1" * 5000 if begin == 0 else b"", 8 << 20)
+        if begin <= at < begin + (8 << 20):
+            with path.open("r+b") as file:
+                file.seek(at - begin)
+                file.write(b"\1")
+    assert not CommitLog([tmp_path]).is_blank_from(5000)
+
+
+def test_without_holes_a_few_zeros_are_read_and_many_are_not(tmp_path: Path) -> None:
+    log_file(tmp_path, 0, b"\1" + bytes(2 * BLANK_BYTES_MAX), 2 * BLANK_BYTES_MAX + 1)
+    log = CommitLog([tmp_path])
+    assert log.is_blank_from(BLANK_BYTES_MAX + 1)
+    assert not log.is_blank_from(1)

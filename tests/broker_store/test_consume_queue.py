@@ -244,3 +244,17 @@ def test_frontier_looks_at_a_bounded_number_of_queues_and_finds_them_all_in_turn
     assert answers == [10, 10, 100]
     assert index.frontier_phys(100) == 100
     assert index.frontier_phys() == 100
+
+
+def test_queues_that_show_a_unit_with_and_without_holes_in_their_files(tmp_path: Path) -> None:
+    queue_file(tmp_path, "sparse", 0, units_for(0, 10), capacity=CAPACITY)
+    queue_file(tmp_path, "full", 0, units_for(0, CAPACITY), capacity=CAPACITY)
+    queue_file(tmp_path, "copied", 0, units_for(0, 10) + bytes(19_800), capacity=CAPACITY)
+    queue_file(tmp_path, "next", 0, units_for(0, CAPACITY), capacity=CAPACITY)
+    queue_file(tmp_path, "next", 0, b"", first=CAPACITY, capacity=CAPACITY)
+    queue_file(tmp_path, "never written", 0, b"", capacity=CAPACITY)
+    queue_file(tmp_path, "zeros", 0, bytes(20_000), capacity=CAPACITY)
+    (tmp_path / "consumequeue" / "no file" / "0").mkdir(parents=True)
+    index = index_of(tmp_path)
+    shown = {("sparse", 0), ("full", 0), ("copied", 0), ("next", 0)}
+    assert index.shown() == shown == set(index.last_records())

@@ -122,6 +122,7 @@ def test_last_units_and_frontier_lead_to_whole_records(opened: tuple[str, Path, 
         <= store.commit_log.max_file_end
     )
     assert index.frontier_phys(frontier - 1) >= frontier - 1
+    assert index.shown() == set(index.last_records())
     for queue in index.queues():
         for unit in index.last_unit(queue.topic, queue.queue_id):
             if unit["phys"] >= store.commit_log.broker_min_phys:

@@ -9,6 +9,7 @@ Owns the file list and a few open descriptors; reads only. Source: org.apache.ro
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
@@ -25,6 +26,8 @@ from tiered.errors import NotFoundError
 
 NAME_DIGITS: Final = 20
 OPEN_FILES_MAX: Final = 4
+BLANK_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes behind the last record looked at to see that they are zero: file systems allocate ahead."""
 RECORD_MAGICS: Final = (0xDAA320A7, 0xDAA320AB)
 """MessageVersion V1 (one byte of topic length) and V2 (two)."""
 BLANK_MAGIC: Final = 0xCBD43194
@@ -170,11 +173,38 @@ class CommitLog:
         size, magic = _SIZE_MAGIC.unpack(header)
         return size if magic in RECORD_MAGICS and size > 0 else None
 
+    def is_blank_from(self, phys: int) -> bool:
+        """Whether nothing was ever written at or above ``phys``, told by the holes of the files.
+
+        False also where that cannot be told cheaply: a file without holes. Raises what reading raises.
+        """
+        return all(
+            self._is_blank(file, max(phys, file.begin_phys)) for file in self._files if file.end_phys > phys
+        )
+
     def close(self) -> None:
         """Close all descriptors. The log can be read again afterwards."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
+
+    def _is_blank(self, file: LogFile, phys: int) -> bool:
+        offset = phys - file.begin_phys
+        try:
+            fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            hole = os.lseek(fd, offset, os.SEEK_HOLE)
+            is_last = hole >= file.size_bytes or not _has_data(fd, hole)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        allocated_bytes = hole - offset
+        if not is_last or allocated_bytes > BLANK_BYTES_MAX:
+            return False
+        return self.read(phys, allocated_bytes).count(0) == allocated_bytes
 
     def _read_file(self, file: LogFile, dest: memoryview, phys: int) -> int:
         room = dest[: file.end_phys - phys]
@@ -186,6 +216,16 @@ class CommitLog:
                 opened = self._open[file] = ColdReadFile(file.path)
             self._open.move_to_end(file)
             return opened.read_into(room, phys - file.begin_phys)
+
+
+def _has_data(fd: int, offset: int) -> bool:
+    try:
+        os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return False
+        raise
+    return True
 
 
 def _list_files(directory: Path) -> list[LogFile]:

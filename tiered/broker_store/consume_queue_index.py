@@ -71,6 +71,9 @@ class ConsumeQueueIndex(Protocol):
     def last_records(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(phys, size) of the last record that each queue shows; queues without units are left out."""
 
+    def shown(self) -> set[tuple[str, int]]:
+        """(topic, queue id) of the queues that show a unit. Costs no read of a file where its layout on disk tells."""
+
     def frontier_phys(self, at_least: int | None = None) -> int:
         """Physical end of the last record that any queue shows; 0 when nothing is shown.
 

@@ -22,7 +22,7 @@ from tiered.broker_store.consume_queue_index import UNIT_DTYPE, BrokerQueue, Que
 from tiered.broker_store.directory_changes import DirectoryChanges
 from tiered.broker_store.residency import open_failure
 from tiered.broker_store.unit_files import OpenFiles, UnitFiles, is_filler
-from tiered.broker_store.unit_tails import last_valid_units
+from tiered.broker_store.unit_tails import last_valid_units, surely_written
 from tiered.model.tables import Table
 
 OPEN_FILES_MAX: Final = 128
@@ -172,6 +172,15 @@ class FileConsumeQueues:
                 for key, queue, unit in self._quick_tails(kind, stored)
             }
         return {key: record for key, record in found.items() if record is not None}
+
+    def shown(self) -> set[_Key]:
+        """See ConsumeQueueIndex."""
+        with self._lock:
+            return {
+                key
+                for key, queue in self._queues.items()
+                if surely_written(queue.files.directory) or queue.last_record() is not None
+            }
 
     def _quick_tails(
         self, kind: QueueKind, stored: np.dtype[Any]

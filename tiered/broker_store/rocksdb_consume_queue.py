@@ -88,6 +88,10 @@ class RocksdbConsumeQueues:
         lasts = {key: self.last_unit(*key) for key in self._last}
         return {key: (int(last["phys"][0]), int(last["size"][0])) for key, last in lasts.items() if len(last)}
 
+    def shown(self) -> set[_Key]:
+        """See ConsumeQueueIndex."""
+        return set(self.last_records())
+
     def frontier_phys(self, at_least: int | None = None) -> int:
         """See ConsumeQueueIndex."""
         frontier = 0

@@ -34,6 +34,24 @@ def last_valid_units(directories: Sequence[Path], dtype: np.dtype[Any]) -> list[
         return [tail for tails in pool.map(lambda chunk: _tails(chunk, dtype), chunks) for tail in tails]
 
 
+def surely_written(directory: Path) -> bool:
+    """Whether units stand in the queue's last file, as far as the file system tells without a look at a byte.
+
+    A hole behind data says that what is before it was written. False where only its bytes can tell: nothing is
+    written, or the file has no hole because it is full, was copied, or its file system knows none. The filler before a
+    queue's first unit counts as well: a broker that died between the two shows the queue once it has recovered.
+    """
+    fd = _open_last(str(directory))
+    if fd is None:
+        return False
+    try:
+        return 0 < os.lseek(fd, 0, os.SEEK_HOLE) < os.lseek(fd, 0, os.SEEK_END)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
 def _tails(directories: Iterable[Path], dtype: np.dtype[Any]) -> list[Table | None]:
     return [_last_valid(_bytes_before_hole(str(path), dtype.itemsize), dtype) for path in directories]
 
@@ -48,13 +66,9 @@ def _last_valid(data: bytes, dtype: np.dtype[Any]) -> Table | None:
 
 def _bytes_before_hole(directory: str, unit_bytes: int) -> bytes:
     """Whole units that end where the last file was first not written; nothing where that is not to be had."""
-    try:
-        names = [name for name in os.listdir(directory) if len(name) == NAME_DIGITS and name.isdecimal()]
-        if not names:
-            return b""
-        fd = os.open(f"{directory}/{max(names)}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""  # the search will say what is wrong
+    fd = _open_last(directory)
+    if fd is None:
+        return b""
     try:
         end = -(-os.lseek(fd, 0, os.SEEK_HOLE) // unit_bytes) * unit_bytes
         begin = max(0, (end - PAGE_BYTES) // unit_bytes * unit_bytes)
@@ -63,6 +77,15 @@ def _bytes_before_hole(directory: str, unit_bytes: int) -> bytes:
         return b""
     finally:
         os.close(fd)
+
+
+def _open_last(directory: str) -> int | None:
+    """Descriptor of a queue's last file; None where that is not to be had: the search will say what is wrong."""
+    try:
+        names = [name for name in os.listdir(directory) if len(name) == NAME_DIGITS and name.isdecimal()]
+        return os.open(f"{directory}/{max(names)}", os.O_RDONLY | os.O_CLOEXEC) if names else None
+    except OSError:
+        return None
 
 
 def _read(fd: int, begin: int, length: int) -> bytes:
