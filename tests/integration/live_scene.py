@@ -31,13 +31,14 @@ class Scene:
     config: Mapping[str, object] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     endpoint: str = ""
+    name_servers: int = 1
 
 
 @contextmanager
 def beside_broker(scene: Scene, directory: Path, minio: RunningStore) -> Iterator[Sidecar]:
     """A running broker with its topics, and a sidecar that is not started yet. Everything ends with the context."""
     try:
-        broker = RocketMq(scene.version, directory / "mq", scene.config)
+        broker = RocketMq(scene.version, directory / "mq", scene.config, scene.name_servers)
         broker.start()
     except NotInstallableError as error:
         pytest.skip(f"RocketMQ {scene.version} is not available: {error}")

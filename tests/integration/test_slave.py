@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 import pytest
 
+from fetcher.serving.slave.registration import Listed, SlavePlace, register_command
 from fetcher.serving.wire.codes import RequestCode
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker
@@ -102,14 +103,16 @@ class Slave:
         finally:
             client.close()
 
-    def listed(self) -> dict[str, str]:
-        """Broker id to address, as the name server lists our broker; empty while it is away."""
+    def listed(self, name_server: str = "", name: str = BROKER) -> dict[str, str]:
+        """Broker id to address, as the (first) name server lists the broker ``name``; empty while it is away."""
         try:
-            answer = self.ask(self.broker.name_server_address, RequestCode.GET_BROKER_CLUSTER_INFO)
+            answer = self.ask(
+                name_server or self.broker.name_server_address, RequestCode.GET_BROKER_CLUSTER_INFO
+            )
         except UnavailableError:
             return {}
         table = fastjson.loads(answer.body)["brokerAddrTable"]
-        return dict(table[BROKER]["brokerAddrs"]) if BROKER in table else {}
+        return dict(table[name]["brokerAddrs"]) if name in table else {}
 
     def wait_until_listed(self, timeout_s: float = 60) -> float:
         """Until the name server lists master and slave; the seconds that took."""
@@ -212,7 +215,8 @@ def slave(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> 
 
 @contextmanager
 def standing(
-    version: str, directory: Path, minio: RunningStore, messages: int = 4000, **config: object
+    version: str, directory: Path, minio: RunningStore, messages: int = 4000, topics: int = 2, name_servers: int = 1,
+    **config: object,
 ) -> Iterator[Slave]:  # fmt: skip
     """A broker with ``messages`` in two topics, and a sidecar beside it that is not started yet."""
     address = f"127.0.0.1:{free_port()}"
@@ -225,7 +229,7 @@ def standing(
         "TIERED_SLAVE__BIND": address, "TIERED_SLAVE__ADVERTISE": address, "TIERED_SLAVE__BROKER_ID": SLAVE_ID,
         "TIERED_SLAVE__REGISTER_MS": REGISTER_MS, "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
     }  # fmt: skip
-    scene = Scene(version=version, topics=2, queues=QUEUES, config=config, settings=settings)
+    scene = Scene(version, topics, QUEUES, config, settings, name_servers=name_servers)
     with beside_broker(scene, directory, minio) as sidecar:
         found = Slave(sidecar, address, scene, directory)
         # A broker that has only just begun refuses sends that come too fast, and every queue is to hold as many.
@@ -239,6 +243,7 @@ def standing(
             child.wait()
         if sidecar.process is not None and sidecar.process.poll() is None:
             assert sidecar.stop() == 0, sidecar.log.read_text()[-2000:]
+        sidecar.broker.broker.kill()  # nobody looks at its files any more
 
 
 def delete_old_files(slave: Slave) -> int:
@@ -354,6 +359,55 @@ def test_a_slow_consumer_is_redirected_and_goes_back(slave: Slave) -> None:
 
 def test_name_server_and_sidecar_come_and_go_and_producers_do_not_notice(slave: Slave) -> None:
     come_and_go(slave)
+
+
+def several_name_servers(slave: Slave) -> None:
+    """It is listed at both or, beside a broker of another name at its address, at none; one may go and come back."""
+    mq, both = slave.broker, slave.broker.name_server_addresses
+    master, beside = {"0": mq.broker_address}, {"0": mq.broker_address, str(SLAVE_ID): slave.address}
+
+    def stands() -> dict[str, str]:
+        return dict(slave.status().get("name_servers", ()))
+
+    other = BrokerClient(both[1], 5)
+    command = register_command(SlavePlace("other-a", "", (), slave.address, 0), Listed(cluster="Other"))
+    assert other.call(command.code, dict(command.ext_fields), command.body).code == 0
+    slave.sidecar.start()
+    slave.sidecar.wait_until_following(60)
+    of_other = f"{slave.address} is listed as id 0 of other-a"
+    until(lambda: of_other in stands().get(both[1], ""), "it does not say who has its address")
+    until(lambda: "another name server" in stands()[both[0]], "it stays at the other one")
+    # 5.x answers before it takes who unregisters off its list.
+    until(lambda: [slave.listed(at) for at in both] == [master, master], "listed where it is refused", 5)
+    assert slave.listed(both[1], "other-a") == {"0": slave.address}
+    other.close()
+    until(lambda: [slave.listed(at) for at in both] == [beside, beside], "not listed at both", 30)
+
+    mq.name_servers[0].kill()
+    until(lambda: stands()[both[0]].startswith("not reachable"), "it does not notice", 15)
+    time.sleep(2 * REGISTER_MS / 1000)
+    assert slave.listed(both[1]) == beside and stands()[both[1]] == "registered"
+    mq.name_servers[0].start()
+    until(lambda: str(SLAVE_ID) in slave.listed(both[0]), "not listed again", 15)
+    until(lambda: slave.listed(both[0]) == beside, "the broker does not register again", 60)
+    assert slave.sidecar.stop() == 0, slave.sidecar.log.read_text()[-2000:]
+    until(lambda: [slave.listed(at) for at in both] == [master, master], "still listed", 5)
+
+
+@pytest.mark.timeout(120)
+def test_it_is_listed_at_all_name_servers_and_unregisters_from_all(
+    tmp_path: Path, minio_url: RunningStore
+) -> None:
+    with standing("5.3.3", tmp_path, minio_url, 0, 0, 2) as slave:
+        several_name_servers(slave)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_the_same_at_name_servers_of_4_9(tmp_path: Path, minio_url: RunningStore) -> None:
+    """They know brokers by address alone, and unregister an id whoever has it."""
+    with standing("4.9.7", tmp_path, minio_url, 0, 0, 2) as slave:
+        several_name_servers(slave)
 
 
 @pytest.mark.soak

@@ -132,11 +132,12 @@ MQADMIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
 
 @dataclass
 class RocketMq:
-    """One name server and one broker under ``directory``. Call ``start`` first and ``stop`` last."""
+    """A broker and its name servers, one or two, under ``directory``. Call ``start`` first and ``stop`` last."""
 
     version: str
     directory: Path
     config: Mapping[str, object] = field(default_factory=dict)
+    name_server_count: int = 1
 
     def __post_init__(self) -> None:
         self.jars = rocketmq_jars(self.version)
@@ -144,25 +145,32 @@ class RocketMq:
         self.broker_conf = self.directory / "broker.conf"
         # The broker also listens for replicas at its port + 1 and for "VIP" clients at its port - 2.
         first = free_port_block(6)
-        self.name_server_address = f"127.0.0.1:{first}"
+        ports = range(first, first + self.name_server_count)
+        self.name_server_addresses = [f"127.0.0.1:{port}" for port in ports]
+        self.name_server_address = self.name_server_addresses[0]
         self.broker_address = f"127.0.0.1:{first + 4}"
         self._write_configuration()
-        self.name_server = self._server("name server", "namesrv.NamesrvStartup", "namesrv.conf", "256m")
+        self.name_servers = [
+            self._server(f"name-server-{port}", "namesrv.NamesrvStartup", f"namesrv-{port}.conf", "256m")
+            for port in ports
+        ]
+        self.name_server = self.name_servers[0]
         self.broker = self._server("broker", "broker.BrokerStartup", "broker.conf", "768m")
 
     def start(self) -> None:
-        """Start both and wait until they serve."""
-        self.name_server.start()
+        """Start all and wait until they serve."""
         try:
-            self.broker.start()
+            for server in (*self.name_servers, self.broker):
+                server.start()
         except BaseException:
-            self.name_server.stop()
+            self.stop()
             raise
 
     def stop(self) -> None:
-        """Stop both, gracefully."""
+        """Stop all, gracefully."""
         self.broker.stop(patience_s=40)
-        self.name_server.stop()
+        for server in self.name_servers:
+            server.stop()
 
     def create_topic(self, topic: str, queues: int) -> None:
         """Create or update a topic at the broker."""
@@ -189,9 +197,10 @@ class RocketMq:
                 _LOGBACK.format(self.directory / f"{name}.log")
             )
         is_5 = self.version.startswith("5")
-        host, port = self.name_server_address.split(":")
-        bind = [f"bindAddress={host}"] if is_5 else []
-        (self.directory / "namesrv.conf").write_text("\n".join([f"listenPort={port}", *bind, ""]))
+        for address in self.name_server_addresses:
+            host, port = address.split(":")
+            bind = [f"bindAddress={host}"] if is_5 else []
+            (self.directory / f"namesrv-{port}.conf").write_text("\n".join([f"listenPort={port}", *bind, ""]))
         listen = int(self.broker_address.rpartition(":")[2])
         settings: dict[str, object] = {
             "brokerClusterName": CLUSTER, "brokerName": BROKER, "brokerId": 0, "brokerRole": "ASYNC_MASTER",
@@ -199,14 +208,14 @@ class RocketMq:
             "mappedFileSizeCommitLog": 64 << 20, "mappedFileSizeConsumeQueue": 600_000, "maxHashSlotNum": 50_000,
             "maxIndexNum": 200_000, "diskMaxUsedSpaceRatio": 95, "traceTopicEnable": "false",
             "waitTimeMillsInSendQueue": 5000, "osPageCacheBusyTimeOutMills": 5000,
-            "listenPort": listen, "haListenPort": listen + 1, "namesrvAddr": self.name_server_address,
+            "listenPort": listen, "haListenPort": listen + 1, "namesrvAddr": ";".join(self.name_server_addresses),
             "storePathRootDir": self.store, "storePathCommitLog": self.store / "commitlog",
             **({"bindAddress": "127.0.0.1"} if is_5 else {}), **self.config,
         }  # fmt: skip
         self.broker_conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
     def _server(self, name: str, main: str, conf: str, heap: str) -> ChildServer:
-        log = self.directory / f"{name.replace(' ', '-')}.out"
+        log = self.directory / f"{name}.out"
         command = [
             "java", "-Xms128m", f"-Xmx{heap}", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=512m", *JAVA_OPENS,
             f"-Duser.home={self.directory}", "-cp", f"{self.jars}/*", f"org.apache.rocketmq.{main}", "-c",
