@@ -4,7 +4,7 @@ Numbered snapshots under ``state/serve/``, newest first in a listing, each creat
 both write version n, so the loser knows that it no longer owns the groups. A snapshot is small (groups times queues)
 and written at most once a flush interval, by one task, for all commits that came meanwhile.
 
-Owns the snapshots and who may write them. Does not own the requests (offset_handlers.py).
+Owns the snapshots and who may write them. Does not own the table in memory (group_offsets.py).
 """
 
 from __future__ import annotations

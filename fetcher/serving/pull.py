@@ -17,7 +17,7 @@ from typing import Protocol
 
 from fetcher.pulls.tag_filter import ANY_TAG
 from fetcher.serving.archive_side import ArchiveSide, Bounds, PullFound, PullStatus, PullWish
-from fetcher.serving.offset_handlers import GroupOffsets
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import SQL92, TAG, ClientTable, Subscription
 from fetcher.serving.wire.codes import RequestCode, ResponseCode

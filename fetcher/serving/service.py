@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fetcher.serving.archive_side import ArchiveSide, TopicConfig
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.locks import LockTable, register_lock_handlers
 from fetcher.serving.lookups import LookupHandlers
-from fetcher.serving.offset_handlers import GroupOffsets, OffsetHandlers
+from fetcher.serving.offset_handlers import OffsetHandlers
 from fetcher.serving.options import server_options
 from fetcher.serving.pop.pop_assignment import AssignmentHandlers
 from fetcher.serving.pop.pop_handlers import PopHandlers

@@ -10,8 +10,8 @@ import sys
 import time
 
 from fetcher.access import ArchiveAccess, open_async_access
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import GroupLog
-from fetcher.serving.offset_handlers import GroupOffsets
 from fetcher.serving.retries.retry_log import RetryLog
 from fetcher.serving.retries.retry_queue import RetryLimits, RetryQueues
 from fetcher.serving.served_archive import ServedArchive

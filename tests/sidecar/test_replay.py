@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import fetcher
 from fetcher.access import open_async_access
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import GroupLog, load_snapshot
-from fetcher.serving.offset_handlers import GroupOffsets
 from fetcher.serving.retries.retry_log import RetryLog
 from fetcher.serving.retries.retry_queue import RetryLimits, RetryQueues
 from fetcher.serving.served_archive import ServedArchive

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from fetcher.serving.archive_side import ArchiveSide, PullStatus, PullWish
-from fetcher.serving.offset_handlers import GroupOffsets
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.pop.pop_messages import given_again, handle_of, offset_fields, records
 from fetcher.serving.pop.pop_state import PopQueue
 from fetcher.serving.routes import RouteTable

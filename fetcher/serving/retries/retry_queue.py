@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fetcher.serving.offset_handlers import GroupOffsets
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.retries.delivered_queues import DeliveredQueues
 from fetcher.serving.retries.retry_log import RetryLog
 from fetcher.serving.retries.retry_record import DEAD_PREFIX, RETRY_PREFIX, SentBack

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import GroupLog
 from fetcher.serving.locks import LockTable, MessageQueue
-from fetcher.serving.offset_handlers import GroupOffsets
 from fetcher.serving.session import ClientTable
 from fetcher.serving.wire.codes import RequestCode
 from fetcher.serving.wire.request import NAME_CHARS_MAX, BadRequestError

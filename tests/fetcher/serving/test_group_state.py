@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import (
     VERSIONS_KEPT,
     GroupLog,
@@ -16,7 +17,6 @@ from fetcher.serving.group_state import (
     encode_snapshot,
     load_snapshot,
 )
-from fetcher.serving.offset_handlers import GroupOffsets
 from tiered.errors import CorruptionError, FencedError, UnansweredError, UnsupportedFormatError
 from tiered.formats.keys import SERVE_PREFIX
 from tiered.object_store.memory import MemoryStore

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import GroupLog
-from fetcher.serving.offset_handlers import GroupOffsets
 from fetcher.serving.pop.pop_assignment import AssignmentHandlers, averagely, by_circle
 from fetcher.serving.pop.pop_handlers import COUNT_MAX, IN_HAND_MAX, PopHandlers
 from fetcher.serving.pop.pop_messages import given_again, handle_of, offset_fields, records

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import GroupLog
-from fetcher.serving.offset_handlers import GroupOffsets
 from fetcher.serving.pull import SUBSCRIPTION, SUSPEND, PullLimits, PullService, answer_of
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable

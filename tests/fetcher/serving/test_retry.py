@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import fetcher
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig
+from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import GroupLog, load_snapshot
-from fetcher.serving.offset_handlers import GroupOffsets
 from fetcher.serving.retries.retry_handlers import RetryHandlers
 from fetcher.serving.retries.retry_log import RETRY_KEYS, RetryLog, load_objects, object_key
 from fetcher.serving.retries.retry_queue import OBJECTS_MAX, RetryLimits, RetryQueues
