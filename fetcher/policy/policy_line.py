@@ -3,7 +3,8 @@
 The one place that puts archive and broker together (read_policy.py decides, purely). Two use it: PolicyReader, whose
 broker side are the broker's own files, and the façade, whose broker side is the broker itself.
 
-Owns the order of these steps and their counters. Knows neither how a side is read nor what drives the coroutines.
+Owns the order of these steps and their counters. Knows neither what the catalog has (archived_queues.py), how a side is
+read nor what drives the coroutines.
 Source: org.apache.rocketmq.tieredstore.TieredMessageStore.getMessageAsync.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from fetcher.batch import GetStatus
+from fetcher.policy.archived_queues import ArchivedQueue, ArchivedQueues, KnownCatalog
 from fetcher.policy.read_policy import (
     BrokerSide,
     Follow,
@@ -31,46 +33,11 @@ from fetcher.policy.read_policy import (
     decide,
     joined_line,
 )  # fmt: skip
-from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
-from tiered.model.queue import QueueKey, TopicFilter
-from tiered.model.tables import QUEUE_SUPERSEDED
+from tiered.model.queue import TopicFilter
 from tiered.settings.sections import ReadSettings
 
 logger = logging.getLogger(__name__)
-
-
-class KnownCatalog(Protocol):
-    """What of the catalog's view is needed; see catalog_view.CatalogView. An older version only holds more pulls."""
-
-    @property
-    def state(self) -> CatalogState:
-        """The newest version known."""
-
-    def look(self) -> None:
-        """Begin to read on if it is time; never waits."""
-
-
-class ArchivedQueue(NamedTuple):
-    """One queue as the catalog has it. ``queue`` is None when it does not."""
-
-    queue: OffsetRange | None
-    end_phys: int
-    """Physical end of its last archived record."""
-    dispatched_phys: int
-    """Below this everything of the commitlog is archived."""
-    first_phys: int = 0
-    """Physical offset of the first record that was ever archived of it."""
-
-
-def archived_queue(state: CatalogState, topic: str, queue_id: int) -> ArchivedQueue:
-    """The newest life of a queue. One that ended with its log line has no next offset for the broker's new one."""
-    generation = state.current_generation(topic, queue_id)
-    row = state.queue(QueueKey(topic, queue_id, generation)) if generation is not None else None
-    if row is None or int(row["flags"]) & QUEUE_SUPERSEDED:
-        return ArchivedQueue(None, 0, state.cursor.phys)
-    offsets = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
-    return ArchivedQueue(offsets, int(row["end_phys"]), state.cursor.phys, int(row["first_phys"]))
 
 
 class Answer(Protocol):
@@ -161,11 +128,10 @@ class PolicyLine:
         self, catalog: KnownCatalog, settings: ReadSettings | None = None, topics: TopicFilter | None = None
     ) -> None:
         """``topics``: what the uploader archives."""
-        self._catalog = catalog
+        self._queues = ArchivedQueues(catalog)
         self._topics = topics or TopicFilter()
         self._policies = ReadPolicies.of(settings or ReadSettings())
         self._told_of_residency = False
-        self._archived: tuple[CatalogState | None, dict[tuple[str, int], ArchivedQueue]] = None, {}
         self.counters = ReadCounters()
 
     def apply(self, settings: ReadSettings) -> None:
@@ -194,9 +160,7 @@ class PolicyLine:
         is_system, policy = self._topics.is_system(topic), self._policies.of_topic(topic)
         archived = ArchivedQueue(None, 0, 0)
         if not sides.has_broker or not (is_system or policy is ReadPolicy.DISABLE):
-            # Never waits: with the object store away, what the broker has is answered all the same.
-            self._catalog.look()
-            archived = self._archived_queue(topic, queue_id)
+            archived = self._queues.find(topic, queue_id)
         if not sides.has_broker:
             return Situation(offset, is_system, archived.queue, BrokerSide.ABSENT)
         # After the catalog: what the broker deletes in between is then missed here, and held, rather than skipped.
@@ -234,19 +198,6 @@ class PolicyLine:
             source = _SOURCES[follow]
         self.counters.held += 1
         return Outcome(Source.HOLD, None, held_line(situation))
-
-    def _archived_queue(self, topic: str, queue_id: int) -> ArchivedQueue:
-        state = self._catalog.state
-        known, queues = self._archived
-        if known is not state:
-            queues = {}
-            self._archived = state, queues
-        found = queues.get((topic, queue_id))
-        if found is None:
-            found = archived_queue(state, topic, queue_id)
-            if found.queue is not None:  # names that clients make up are not remembered
-                queues[topic, queue_id] = found
-        return found
 
     def _told(self, residency: Residency) -> Residency:
         if residency is Residency.UNKNOWN:

@@ -14,8 +14,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from fetcher.batch import EMPTY_BATCH, GetResult
+from fetcher.policy.archived_queues import KnownCatalog
 from fetcher.policy.hot_reader import HotReader
-from fetcher.policy.policy_line import KnownCatalog, PolicyLine, ReadCounters
+from fetcher.policy.policy_line import PolicyLine, ReadCounters
 from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source
 from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.waiting import Executor, InlineExecutor, Wait

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fetcher.batch import GetStatus
-from fetcher.policy.policy_line import ArchivedQueue, PolicyLine
+from fetcher.policy.archived_queues import ArchivedQueue
+from fetcher.policy.policy_line import PolicyLine
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, ReadPolicy, Residency, Source
 from fetcher.serving.facade.continuous_line import (
     Judged,
@@ -279,6 +280,6 @@ def test_no_walk_passes_what_somebody_has(world: World, policy: ReadPolicy, is_p
         return ArchivedQueue(OffsetRange(low, high), 1 << 40, 1 << 40)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fetcher.policy.policy_line.archived_queue", archived_queue)
+        patch.setattr("fetcher.policy.archived_queues.archived_queue", archived_queue)
         patch.setattr(NoCatalog, "state", None, raising=False)
         asyncio.run(walk())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.policy.policy_line import ArchivedQueue
+from fetcher.policy.archived_queues import ArchivedQueue
 from fetcher.policy.read_policy import OffsetRange
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish
 from fetcher.serving.wire.codes import RequestCode as R
@@ -35,7 +35,7 @@ def begin_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = ArchivedQueue(OffsetRange(BEGINS, ARCHIVED), 1 << 40, 1 << 40)
     monkeypatch.setattr(scene.archive, "pull", pull)
     monkeypatch.setattr(scene.archive, "offset_by_time", offset_by_time)
-    monkeypatch.setattr("fetcher.policy.policy_line.archived_queue", lambda *_: queue)
+    monkeypatch.setattr("fetcher.policy.archived_queues.archived_queue", lambda *_: queue)
 
 
 @pytest.mark.parametrize("flags", [SUSPEND, SUSPEND | SUBSCRIPTION])
@@ -110,7 +110,7 @@ def test_an_earlier_life_of_the_queue_is_not_given_out_for_the_one_that_is(
         scene.policy(policy)
         # All that the broker has of the queue lies behind what is archived of it.
         earlier = ArchivedQueue(OffsetRange(0, ARCHIVED), 0, 1 << 40)
-        monkeypatch.setattr("fetcher.policy.policy_line.archived_queue", lambda *_: earlier)
+        monkeypatch.setattr("fetcher.policy.archived_queues.archived_queue", lambda *_: earlier)
         response = await scene.pull(7)
         assert scene.broker.codes().count(R.PULL_MESSAGE) == 1, "the broker answers"
         assert response.ext["maxOffset"] == str(STORED)
@@ -147,7 +147,7 @@ def test_names_that_clients_make_up_are_not_all_remembered(tmp_path: Path) -> No
     async def story(scene: Scene) -> None:
         for number in range(50):
             await scene.pull(0, topic=f"made-up-{number}", hold_ms=1, flags=0)
-        _, known = scene.line._archived
+        _, known = scene.line._queues._found
         assert not [name for name, _ in known if name.startswith("made-up")]
 
     run(tmp_path, story)
