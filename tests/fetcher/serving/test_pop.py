@@ -18,7 +18,8 @@ from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish
 from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import GroupLog
 from fetcher.serving.pop.pop_assignment import AssignmentHandlers, averagely, by_circle
-from fetcher.serving.pop.pop_handlers import COUNT_MAX, IN_HAND_MAX, PopHandlers
+from fetcher.serving.pop.pop_giving import IN_HAND_MAX
+from fetcher.serving.pop.pop_handlers import COUNT_MAX, PopHandlers
 from fetcher.serving.pop.pop_messages import given_again, handle_of, offset_fields, records
 from fetcher.serving.pop.pop_state import InHand, PopQueue
 from fetcher.serving.routes import RouteTable
@@ -397,7 +398,9 @@ def test_refusals_and_the_bound() -> None:
         assert (await one.pop(topic="none"))[0].code == ResponseCode.TOPIC_NOT_EXIST
         assert (await one.pop(queueId=2))[0].code == ResponseCode.SYSTEM_ERROR
         await one.pop(consumerGroup="full", maxMsgNums=1)
-        state = one.handlers._places["full", "t", 0].state
+        place = one.handlers._places.find(("full", "t", 0))
+        assert place is not None
+        state = place.state
         for offset in range(11, 10 + IN_HAND_MAX):
             state.in_hand[offset] = InHand(one.clock.now_ms, one.clock.now_ms + 9_000)
         assert (await one.pop(consumerGroup="full"))[0].code == ResponseCode.POLLING_TIMEOUT
