@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fetcher.serving.facade.group_reads import GroupReading
-from fetcher.serving.facade.service import FacadeCounters, FacadeStatus
+from fetcher.serving.facade.status import FacadeCounters, FacadeStatus
 from sidecar.metrics import PREFIX
 from sidecar.report import GroupReport, ServingReport
 

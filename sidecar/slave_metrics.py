@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fetcher.serving.slave.registration import Stand
-from fetcher.serving.slave.service import SlaveCounters, SlaveStatus
+from fetcher.serving.slave.status import SlaveCounters, SlaveStatus
 from sidecar.facade_metrics import counted, group_reports
 from sidecar.metrics import PREFIX
 from sidecar.report import SlaveReport

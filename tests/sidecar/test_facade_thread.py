@@ -14,7 +14,8 @@ import pytest
 from fetcher.access import ArchiveAccess
 from fetcher.serving.facade.group_reads import GroupReading
 from fetcher.serving.facade.protocol import FacadeHandlers
-from fetcher.serving.facade.service import FacadePlace, FacadeService, FacadeStatus
+from fetcher.serving.facade.service import FacadePlace, FacadeService
+from fetcher.serving.facade.status import FacadeStatus
 from sidecar.facade_metrics import FacadeCollector, serving_report
 from sidecar.facade_place import facade_place
 from sidecar.facade_thread import FacadeOrder, facade_port

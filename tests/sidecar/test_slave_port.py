@@ -16,7 +16,7 @@ from fetcher.serving.facade.service import FacadePlace, FacadeService
 from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
 from fetcher.serving.slave.registrar import Standing
 from fetcher.serving.slave.registration import SlavePlace, Stand
-from fetcher.serving.slave.service import SlaveCounters, SlaveStatus
+from fetcher.serving.slave.status import SlaveCounters, SlaveStatus
 from sidecar.cli import status as status_command
 from sidecar.facade_thread import FacadeOrder, facade_port
 from sidecar.report import decode_report, encode_report

@@ -9,7 +9,7 @@
 Consumers' heartbeats are not relayed: a broker lists a member once for each connection it came by, and a client that
 is listed twice is given half of its queues only. Those of mere producers are: they dial id 0 only.
 
-Owns wiring and the relay. Does not own the socket (server.py) nor what is archived.
+Owns wiring. Does not own the socket (server.py), relaying (relay.py) nor what is archived.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fetcher.serving.facade.client import FacadeClient
-from fetcher.serving.facade.group_reads import GroupReading, GroupReads
+from fetcher.serving.facade.group_reads import GroupReads
 from fetcher.serving.facade.name_servers import NameServers
 from fetcher.serving.facade.protocol import FacadeHandler, FacadeHandlers, relayed
-from fetcher.serving.facade.relay_rules import Failure, Way, failure_of, patience_s, way_of
+from fetcher.serving.facade.relay import Relay
+from fetcher.serving.facade.relay_rules import Way, way_of
 from fetcher.serving.facade.routes import Published, may_dial, reads_anything, rewritten
-from fetcher.serving.facade.upstream import FlightGate, TimedOutError
+from fetcher.serving.facade.status import FacadeCounters, FacadeStatus
+from fetcher.serving.facade.upstream import FlightGate
 from fetcher.serving.options import parse_address, server_options
 from fetcher.serving.session import ClientTable
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
@@ -35,7 +36,6 @@ from fetcher.serving.wire.connection import Connection
 from fetcher.serving.wire.request import Handler, HandlerTable, Request, Response
 from fetcher.serving.wire.server import ServingServer
 from tiered.errors import CorruptionError, ThrottledError, UnavailableError
-from tiered.remoting.command import RemotingCommand
 from tiered.settings.sections import ReadSettings, ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -57,30 +57,6 @@ class FacadePlace:
     broker_address: str
     name_servers: Sequence[str]
     advertise: str
-
-
-@dataclass
-class FacadeCounters:
-    """Since the start. ``relayed`` and ``answered`` by request code, ``failed`` by what clients were told instead."""
-
-    relayed: Counter[int] = field(default_factory=Counter)
-    answered: Counter[int] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
-    routes: int = 0
-    """Routes given out with us in them."""
-
-
-@dataclass(frozen=True)
-class FacadeStatus:
-    """A moment's view. ``groups``: (name, members here)."""
-
-    address: str
-    connections: int
-    broker_connections: int
-    is_archive_open: bool
-    groups: list[tuple[str, int]]
-    readings: tuple[GroupReading, ...] = ()
-    """What those groups read."""
 
 
 class _Table(HandlerTable):
@@ -106,11 +82,11 @@ class FacadeService:
         self._members: dict[int, FacadeClient] = {}
         self._server: ServingServer | None = None
         self._expiry: asyncio.Task[None] | None = None
-        self._broker_version: int | None = None
-        self._told_loopback = self._told_away = False
+        self._told_loopback = False
         self.clients = ClientTable(time.monotonic, bytes_max=settings.session_bytes_max)
         """What consumers subscribe to, from their heartbeats."""
         self.counters = FacadeCounters()
+        self._relay = Relay(self.counters)
         self._reads = GroupReads()
 
     async def start(self) -> tuple[str, int]:
@@ -216,21 +192,9 @@ class FacadeService:
         if request.document().get("consumerDataSet"):
             self.clients.heartbeat(Request(request.command, client.quiet))
             self.counters.answered[request.code] += 1
-            return Response(version=await self._version(client))
+            return Response(version=await self._relay.version(client))
         client.is_registered = True
-        return await self._relay(request, client)
-
-    async def _version(self, client: FacadeClient) -> int | None:
-        """The broker's version, which consumers learn from heartbeats: they refuse SQL92 to an old one."""
-        if self._broker_version is None:
-            with_nothing = RemotingCommand(
-                RequestCode.GET_CONSUMER_LIST_BY_GROUP, 0, ext_fields={"consumerGroup": "-"}
-            )
-            try:
-                self._broker_version = (await client.upstream.call(with_nothing, 1.0)).version
-            except UnavailableError:
-                return None
-        return self._broker_version
+        return await self._relay.relay(request, client)
 
     async def _unregister(self, request: Request) -> Response | None:
         client = self._client(request)
@@ -238,7 +202,7 @@ class FacadeService:
         if group:
             self.clients.leave(request.text("clientID"), group)
         if client.is_registered:
-            return await self._relay(request, client)
+            return await self._relay.relay(request, client)
         return Response()
 
     # -- all the rest -----------------------------------------------------------------------------------------
@@ -263,7 +227,7 @@ class FacadeService:
         # Whoever does not take its answers gets no more of them made.
         await client.connection.writable()
         return await (
-            self._relay(request, client) if handler is None else self._merged(handler, request, client)
+            self._relay.relay(request, client) if handler is None else self._merged(handler, request, client)
         )
 
     async def _merged(
@@ -275,39 +239,3 @@ class FacadeService:
         response = await handler(request, client.upstream)
         self._reads.note(request, response)
         return response
-
-    async def _relay(self, request: Request, client: FacadeClient) -> Response | None:
-        command = request.command
-        self.counters.relayed[request.code] += 1
-        try:
-            if command.is_oneway:
-                await client.upstream.send(command)
-                return None
-            answer = await client.upstream.relay(
-                command, patience_s(command.ext_fields), client.connection.writable
-            )
-        except UnavailableError as error:
-            return self._failed(request, client, error)
-        self._broker_version = answer.version
-        if self._told_away:
-            self._told_away = False
-            logger.info("requests are relayed to the broker again")
-        return relayed(answer)
-
-    def _failed(self, request: Request, client: FacadeClient, error: UnavailableError) -> Response | None:
-        failure = failure_of(
-            request.code,
-            was_sent=not isinstance(error, ThrottledError),
-            timed_out=isinstance(error, TimedOutError),
-        )
-        self.counters.failed[failure.name] += 1
-        # Once, until something is relayed again: every client repeats its requests as long as the broker is away.
-        level = logging.DEBUG if self._told_away else logging.WARNING
-        self._told_away = True
-        where = {"client": client.connection.address, "code": request.code}
-        logger.log(level, "not relayed: %s", error, extra=where)
-        if failure is Failure.HANG_UP:
-            client.connection.close(f"request {request.code} cannot be answered: {error}")
-        if failure in (Failure.HANG_UP, Failure.SILENCE):
-            return None
-        return Response(failure.value, remark=f"the broker is not reachable: {error}")

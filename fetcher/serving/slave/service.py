@@ -1,18 +1,16 @@
-"""The slave's port: who answers which request, and the way of each client's own connection to the master.
+"""The slave's port: who answers which request, and the end of clients and their connections to the master.
 
     11, 361             the archive, or the master's answer relayed and judged, with where to go on (hand_back.py)
     34, 35              noted; clients tell the master themselves, as they tell every broker of a route
     26, 28              what this process is
     codes of handlers   archive and master together, as beside the façade
-    14, 15, 38, …       relayed to the master, never twice; while it is away see ``_unanswered``
+    14, 15, 38, …       relayed to the master, never twice (relay.py)
     sends, changes      refused, or acknowledged without effect (requests.py)
     everything else     not supported
 
-Nothing about groups is kept here. While the master is away no offset is told and none is taken: clients hold theirs and
-commit them again when it is back. Only who the members of a group are is told then, once all of them had time to send a
-heartbeat, so that the queues of a member that ends go to others.
+Nothing about groups is kept here but who their members are, by their heartbeats: that is told while the master is away.
 
-Owns wiring. Does not own registering (registrar.py).
+Owns wiring. Does not own registering (registrar.py) nor what is said without a master (relay.py).
 """
 
 from __future__ import annotations
@@ -20,28 +18,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from fetcher.serving.facade.client import QuietPeer
-from fetcher.serving.facade.group_reads import GroupReading, GroupReads
-from fetcher.serving.facade.protocol import FacadeHandlers, relayed
-from fetcher.serving.facade.relay_rules import Failure, failure_of, patience_s
-from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream, TimedOutError
+from fetcher.serving.facade.group_reads import GroupReads
+from fetcher.serving.facade.protocol import FacadeHandlers
+from fetcher.serving.facade.upstream import FlightGate
 from fetcher.serving.options import server_options
 from fetcher.serving.routes import runtime_table
-from fetcher.serving.session import ClientTable, register_session_handlers
-from fetcher.serving.slave.hand_back import HandBackCounters
+from fetcher.serving.session import ClientTable
 from fetcher.serving.slave.master import MasterWatch
-from fetcher.serving.slave.registrar import Registrar, Standing
+from fetcher.serving.slave.registrar import Registrar
 from fetcher.serving.slave.registration import SlavePlace, Stand
+from fetcher.serving.slave.relay import MasterRelay, SlaveClient
 from fetcher.serving.slave.requests import ACKNOWLEDGED, AMONG_REPLICAS, READ_ONLY, RELAYED
+from fetcher.serving.slave.status import SlaveCounters, SlaveStatus
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.connection import Connection
 from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
 from fetcher.serving.wire.server import ServingServer
-from tiered.errors import ThrottledError, UnavailableError
+from tiered.errors import ThrottledError
 from tiered.settings.sections import ReadSettings, ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -63,42 +59,6 @@ class SlaveSide:
     file: Mapping[str, str] | None = None
 
 
-@dataclass
-class SlaveCounters:
-    """Since the start. ``answered``, ``relayed`` by request code, ``failed`` by what clients were told instead;
-    ``commits_dropped``: offsets that came while the master was away."""
-
-    answered: Counter[int] = field(default_factory=Counter)
-    relayed: Counter[int] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
-    commits_dropped: int = 0
-    pulls: HandBackCounters = field(default_factory=HandBackCounters)
-
-
-@dataclass(frozen=True)
-class SlaveStatus:
-    """A moment's view. ``redirects``: whether the master sends slow consumers here; None: it does not tell."""
-
-    address: str
-    broker_id: int
-    connections: int
-    is_archive_open: bool
-    is_master_well: bool
-    redirects: bool | None
-    standings: tuple[Standing, ...]
-    readings: tuple[GroupReading, ...] = ()
-
-
-class _Client:
-    """One connection, and its own one to the master, made when first needed."""
-
-    def __init__(self, connection: Connection, master: str, gate: FlightGate, watch: MasterWatch) -> None:
-        self.connection = connection
-        # Notices are the master's business while it is there.
-        self.peer = QuietPeer(connection, lambda code: not watch.is_well)
-        self.upstream = RemotingUpstream(master, gate)
-
-
 class SlaveService:
     """Serves from ``start`` to ``close``, on the running event loop; registers once ``open_archive`` was called."""
 
@@ -108,7 +68,7 @@ class SlaveService:
         self._registrar = Registrar(side.place, side.register_s, self.watch)
         self.watch.on_refusal = self._registrar.wake
         self._gate = FlightGate()
-        self._members: dict[int, _Client] = {}
+        self._members: dict[int, SlaveClient] = {}
         self._handlers: FacadeHandlers = {}
         self._is_open = False
         self._server: ServingServer | None = None
@@ -119,9 +79,7 @@ class SlaveService:
         """Members of groups and what they subscribe to, from their heartbeats."""
         self.counters = SlaveCounters()
         self._reads = GroupReads()
-        # How members are listed while the master is away.
-        self._sessions = HandlerTable()
-        register_session_handlers(self._sessions, self.clients)
+        self._relay = MasterRelay(self.clients, self.counters, self._are_members_known)
 
     async def start(self) -> tuple[str, int]:
         """Listen; the address bound. Raises OSError when the port is taken, UsageError for bad settings."""
@@ -184,14 +142,17 @@ class SlaveService:
             elif Stand.UNREACHABLE not in stands:
                 self._listed_s = None  # members that came meanwhile have not heard of us
 
+    def _are_members_known(self) -> bool:
+        return self._listed_s is not None and self._now_s() - self._listed_s >= MEMBERS_KNOWN_S
+
     # -- clients ----------------------------------------------------------------------------------------------
 
-    def _client(self, request: Request) -> _Client:
+    def _client(self, request: Request) -> SlaveClient:
         peer = request.peer
         found = self._members.get(peer.id)
         if found is None:
             assert isinstance(peer, Connection)
-            found = _Client(peer, self._side.place.broker_address, self._gate, self.watch)
+            found = SlaveClient(peer, self._side.place.broker_address, self._gate, self.watch)
             self._members[peer.id] = found
         return found
 
@@ -218,7 +179,7 @@ class SlaveService:
             self._reads.note(request, response)
             return response
         if code in RELAYED:
-            return await self._relay(request, client)
+            return await self._relay.relay(request, client)
         if code == RequestCode.GET_BROKER_RUNTIME_INFO:
             return json_response({"table": runtime_table(self._started_ms)})
         if code == RequestCode.GET_BROKER_CONFIG:
@@ -248,7 +209,7 @@ class SlaveService:
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"a slave does not answer code {code}"
         )
 
-    async def _membership(self, request: Request, client: _Client) -> Response:
+    async def _membership(self, request: Request, client: SlaveClient) -> Response:
         self.counters.answered[request.code] += 1
         if request.code == RequestCode.UNREGISTER_CLIENT:
             group = request.text("consumerGroup", "")
@@ -257,44 +218,6 @@ class SlaveService:
             return Response()
         self.clients.heartbeat(Request(request.command, client.peer))
         return Response(version=self.watch.version)
-
-    async def _relay(self, request: Request, client: _Client) -> Response | None:
-        command = request.command
-        try:
-            if command.is_oneway:
-                await client.upstream.send(command)
-                self.counters.relayed[request.code] += 1
-                return None
-            answer = await client.upstream.relay(
-                command, patience_s(command.ext_fields), client.connection.writable
-            )
-        except UnavailableError as error:
-            return await self._unanswered(request, client, error)
-        self.counters.relayed[request.code] += 1
-        return relayed(answer)
-
-    async def _unanswered(
-        self, request: Request, client: _Client, error: UnavailableError
-    ) -> Response | None:
-        """The master is away. Any code would tell a 4.9 client that its group has no offset: it is hung up on."""
-        code = request.code
-        if code == RequestCode.UPDATE_CONSUMER_OFFSET:
-            # Told to the master later it could move the group back: its client commits again.
-            self.counters.commits_dropped += 1
-        if code in (RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.GET_CONSUMER_CONNECTION_LIST):
-            is_complete = self._listed_s is not None and self._now_s() - self._listed_s >= MEMBERS_KNOWN_S
-            listed = self._sessions.find(code)
-            if is_complete and listed is not None:
-                return await listed(request)
-        failure = failure_of(
-            code, was_sent=not isinstance(error, ThrottledError), timed_out=isinstance(error, TimedOutError)
-        )
-        self.counters.failed[failure.name] += 1
-        if failure is Failure.HANG_UP:
-            client.connection.close(f"request {code} cannot be answered: {error}")
-        if failure in (Failure.HANG_UP, Failure.SILENCE):
-            return None
-        return Response(failure.value, remark=f"the master is not reachable: {error}")
 
     def _config(self) -> str:
         side, place = self._side, self._side.place

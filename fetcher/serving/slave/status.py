@@ -1,0 +1,36 @@
+"""What a slave says of itself: its counters since the start, and a moment's view. Values only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from fetcher.serving.facade.group_reads import GroupReading
+from fetcher.serving.slave.hand_back import HandBackCounters
+from fetcher.serving.slave.registrar import Standing
+
+
+@dataclass
+class SlaveCounters:
+    """Since the start. ``answered``, ``relayed`` by request code, ``failed`` by what clients were told instead;
+    ``commits_dropped``: offsets that came while the master was away."""
+
+    answered: Counter[int] = field(default_factory=Counter)
+    relayed: Counter[int] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    commits_dropped: int = 0
+    pulls: HandBackCounters = field(default_factory=HandBackCounters)
+
+
+@dataclass(frozen=True)
+class SlaveStatus:
+    """A moment's view. ``redirects``: whether the master sends slow consumers here; None: it does not tell."""
+
+    address: str
+    broker_id: int
+    connections: int
+    is_archive_open: bool
+    is_master_well: bool
+    redirects: bool | None
+    standings: tuple[Standing, ...]
+    readings: tuple[GroupReading, ...] = ()
