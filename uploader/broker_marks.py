@@ -72,15 +72,15 @@ class BrokerMarks:
         state = context.writer.state_or_none
         if state is None:
             return
-        current = {
-            key: int(row["end_phys"])
-            for key, row in state.current_queues()
-            if not row["flags"] & QUEUE_HIDDEN
-        }
-        hidden = hidden_queues(current, with_units)
-        if hidden:
+        hidden: list[QueueKey] = []
+        if hidden_queues(state.visible_queues(), with_units):
             limit_phys = proven_phys()
-            hidden = [key for key in hidden if current[key] <= limit_phys]
+            current = [
+                key
+                for key, row in state.current_queues()
+                if not row["flags"] & QUEUE_HIDDEN and row["end_phys"] <= limit_phys
+            ]
+            hidden = hidden_queues(current, with_units)
         self.hidden = len(hidden)
         if context.writer.is_claimed:
             self._refresh(following=False)

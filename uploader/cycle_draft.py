@@ -15,7 +15,7 @@ from tiered.catalog.commit import CommitDraft
 from tiered.catalog.state import LogCheck
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import EncodedSegment
-from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import united
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason
 from uploader.cycle_plan import CyclePlan, ObjectPlan
 
@@ -52,13 +52,14 @@ def cycle_draft(
     plan: CyclePlan, keys: Sequence[str], encoded: Sequence[EncodedSegment], place: CycleRange
 ) -> CommitDraft:
     """The commit of a cycle whose objects are durable under ``keys``, without time, tables and garbage."""
-    queues: dict[QueueKey, int] = {}
+    gap_queues = [gap.queue for gap in plan.gaps]
+    lists = [item.queues for item in plan.objects]
+    queues, places = united([*lists, gap_queues] if gap_queues else lists)
     run_tables = []
     objects = np.zeros(len(keys), OBJECT_DTYPE)
     for number, (item, segment) in enumerate(zip(plan.objects, encoded, strict=True)):
-        positions = np.array([queues.setdefault(queue, len(queues)) for queue in item.queues], np.uint32)
         runs = item.runs.copy()
-        runs["queue"] = positions[item.runs["queue"]]
+        runs["queue"] = places[number][item.runs["queue"]]
         runs["object"] = number
         run_tables.append(runs)
         objects[number] = (
@@ -67,15 +68,14 @@ def cycle_draft(
         )  # fmt: skip
     gaps = np.zeros(len(plan.gaps), GAP_DTYPE)
     for i, gap in enumerate(plan.gaps):
-        index = queues.setdefault(gap.queue, len(queues))
-        gaps[i] = (index, gap.reason, gap.begin_queue_offset, gap.end_queue_offset)
+        gaps[i] = (places[-1][i], gap.reason, gap.begin_queue_offset, gap.end_queue_offset)
     return CommitDraft(
         kind="append",
         line=place.line,
         from_phys=place.from_phys,
         to_phys=place.to_phys,
         check=place.check,
-        queues=list(queues),
+        queues=queues,
         runs=np.concatenate(run_tables) if run_tables else np.zeros(0, RUN_DTYPE),
         objects=objects,
         object_keys=list(keys),

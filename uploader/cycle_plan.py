@@ -21,7 +21,9 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_BATCH, RecordColumns
 from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import QueueSelection, distinct
 from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table
+from uploader.queue_lives import QueueLives
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
 
 Ints = NDArray[Any]
@@ -42,7 +44,7 @@ class ObjectPlan:
     """One object to write: ``runs.queue`` and ``rows.parent`` index ``queues``."""
 
     is_set: bool
-    queues: list[QueueKey]
+    queues: Sequence[QueueKey]
     runs: Table
     rows: RowTable
 
@@ -88,14 +90,13 @@ class _Runs:
 
 
 class CyclePlanner:
-    """Plans cycles for one queue table; keeps only caches (queue order, queue names)."""
+    """Plans cycles for one queue table; keeps only the names of its queues."""
 
     def __init__(self, table: QueueTable, tails: QueueTails, *, split_bytes: int) -> None:
         self._table = table
         self._tails = tails
         self._split_bytes = split_bytes
-        self._rank: Ints = np.empty(0, np.int64)
-        self._keys: dict[tuple[int, int], QueueKey] = {}
+        self._lives = QueueLives(table)
         self._scratch = SplitScratch()
 
     def plan(self, columns: RecordColumns, *, gap_reason: GapReason) -> CyclePlan:
@@ -109,7 +110,7 @@ class CyclePlanner:
         runs = self._cut(columns, rows, order)
         gaps = self._chain(runs, gap_reason)
         change = self._change(runs)
-        by_queue = np.argsort(self._queue_rank()[runs.ordinal], kind="stable")
+        by_queue = np.argsort(self._lives.rank()[runs.ordinal], kind="stable")
         large = runs.byte_count[by_queue] >= self._split_bytes
         groups = [by_queue[i : i + 1] for i in np.flatnonzero(large)]
         small = by_queue[~large]
@@ -181,7 +182,7 @@ class CyclePlanner:
                 next_offset, byte, _, generation = (int(v) for v in tails[i])
             base = int(runs.base[i])
             if next_offset != UNKNOWN and base > next_offset:
-                gaps.append(PlannedGap(self._key(ordinal, generation), next_offset, base, reason))
+                gaps.append(PlannedGap(self._lives.key(ordinal, generation), next_offset, base, reason))
             elif base < next_offset:
                 generation, byte = generation + 1, 0
             runs.generation[i] = generation
@@ -222,7 +223,7 @@ class CyclePlanner:
         # Runs of one life of a queue stand together: a queue is new where the one before is another.
         is_new = np.ones(len(group), bool)
         is_new[1:] = (ordinal[1:] != ordinal[:-1]) | (generation[1:] != generation[:-1])
-        identities = list(zip(ordinal[is_new].tolist(), generation[is_new].tolist(), strict=True))
+        numbers = self._lives.numbers(ordinal[is_new], generation[is_new])
         parent = np.full(len(row), -1, np.int32)
         parent_offset = np.full(len(row), -1, np.int64)
         if is_light.any():
@@ -230,13 +231,12 @@ class CyclePlanner:
             row_of_record = np.full(columns.rows, -1, np.int64)
             row_of_record[rows.record[: rows.records]] = np.arange(rows.records)
             parent_generation = generation_of_row[row_of_record[record[is_light]]]
-            parents = list(
-                zip(columns.queue[record[is_light]].tolist(), parent_generation.tolist(), strict=True)
-            )
+            parents = self._lives.numbers(columns.queue[record[is_light]], parent_generation)
             parent_offset[is_light] = columns.queue_offset[record[is_light]]
-            identities = list(dict.fromkeys(identities + parents))
-            index = {identity: i for i, identity in enumerate(identities)}
-            parent[is_light] = [index[identity] for identity in parents]
+            numbers = distinct(np.concatenate([numbers, parents]))
+            place = np.empty(len(self._lives.roster), np.int32)
+            place[numbers] = np.arange(len(numbers))
+            parent[is_light] = place[parents]
         table = np.zeros(len(group), RUN_DTYPE)
         table["queue"] = np.cumsum(is_new) - 1
         table["ordinal"] = np.arange(len(group))
@@ -254,7 +254,7 @@ class CyclePlanner:
         )
         return ObjectPlan(
             is_set=len(group) > 1,
-            queues=self._keys_of(identities),
+            queues=QueueSelection(self._lives.roster, numbers),
             runs=table,
             rows=RowTable(
                 position=np.where(is_light, -1, columns.position[record]),
@@ -270,29 +270,6 @@ class CyclePlanner:
                 key_hashes=columns.key_hashes[_spans(key_start[record], key_count)],
             ),
         )
-
-    def _keys_of(self, identities: Sequence[tuple[int, int]]) -> list[QueueKey]:
-        try:
-            return list(map(self._keys.__getitem__, identities))
-        except KeyError:  # some are seen for the first time
-            return [self._key(*identity) for identity in identities]
-
-    def _key(self, ordinal: int, generation: int) -> QueueKey:
-        identity = (ordinal, generation)
-        key = self._keys.get(identity)
-        if key is None:
-            key = QueueKey(self._table.topic(ordinal), int(self._table.queue_id[ordinal]), generation)
-            self._keys[identity] = key
-        return key
-
-    def _queue_rank(self) -> Ints:
-        """Position of every ordinal in (topic, queue id) order; recomputed only when queues were added."""
-        count = len(self._table)
-        if len(self._rank) != count:
-            names = [(self._table.topic(i), int(self._table.queue_id[i])) for i in range(count)]
-            self._rank = np.empty(count, np.int64)
-            self._rank[sorted(range(count), key=names.__getitem__)] = np.arange(count)
-        return self._rank
 
 
 def _spans(start: Ints, length: Ints) -> Ints:

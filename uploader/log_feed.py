@@ -202,6 +202,9 @@ class LogFeed:
 
     def _decide_new_queues(self) -> None:
         count = len(self._table)
-        for ordinal in range(self._decided, count):
-            self._table.admitted[ordinal] = int(self._filter.admits(self._table.topic(ordinal)))
+        if self._decided == count:
+            return
+        topics = [self._table.topic(ordinal) for ordinal in range(self._decided, count)]
+        admits = {topic: int(self._filter.admits(topic)) for topic in dict.fromkeys(topics)}
+        self._table.admitted[self._decided : count] = [admits[topic] for topic in topics]
         self._decided = count

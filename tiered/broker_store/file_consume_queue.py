@@ -43,10 +43,10 @@ _Item = TypeVar("_Item")
 class _Queue:
     """One queue's files and its meaning of a unit."""
 
-    def __init__(self, kind: QueueKind, directory: Path, ext: Path, open_files: OpenFiles) -> None:
+    def __init__(self, kind: QueueKind, directory: Path, topic_ext: Path, open_files: OpenFiles) -> None:
         self.kind = kind
         self.files = UnitFiles(directory, _STORED[kind], open_files)
-        self._ext = ext
+        self._topic_ext = topic_ext
         self._open_files = open_files
 
     def read(self, first: int, count: int) -> Table:
@@ -59,7 +59,8 @@ class _Queue:
             units["queue_offset"], units["inner_num"] = stored["base_offset"], stored["count"]
         else:
             codes = stored["tags_code"].astype(np.int64)
-            units["tags_code"] = resolve_tags_codes(codes, self._ext, self._open_files)
+            ext = self._topic_ext / self.files.directory.name
+            units["tags_code"] = resolve_tags_codes(codes, ext, self._open_files)
             units["queue_offset"], units["inner_num"] = indices, 1
         return units
 
@@ -106,7 +107,8 @@ class FileConsumeQueues:
     """ConsumeQueueIndex over files. ``min_phys`` gives the broker's oldest physical offset. Thread-safe."""
 
     def __init__(self, store_path: Path, min_phys: Callable[[], int]) -> None:
-        self._store_path = store_path
+        self._roots = {kind: store_path / kind.value for kind in (QueueKind.PLAIN, QueueKind.BATCH)}
+        self._ext_root = store_path / "consumequeue_ext"
         self._min_phys = min_phys
         self._lock = threading.RLock()
         self._open_files = OpenFiles(OPEN_FILES_MAX)
@@ -235,7 +237,7 @@ class FileConsumeQueues:
 
     def _list_topics(self) -> list[tuple[QueueKind, str]]:
         for kind, topics in self._topics.items():
-            root = self._store_path / kind.value
+            root = self._roots[kind]
             if self._changes.has_changed(root):
                 found = _subdirectories(root)
                 new = set(found) - set(topics)
@@ -248,16 +250,16 @@ class FileConsumeQueues:
         return [(kind, topic) for kind, topics in self._topics.items() for topic in topics]
 
     def _list_queues(self, kind: QueueKind, topic: str) -> None:
-        directory = self._store_path / kind.value / topic
+        directory = self._roots[kind] / topic
         if not self._changes.has_changed(directory):
             return
         known = self._by_topic.get((kind, topic), {})
+        topic_ext = self._ext_root / topic
         found: dict[_Key, _Queue] = {}
         for name in _subdirectories(directory):
             if name.isdecimal():
                 key = topic, int(name)
-                ext = self._store_path / "consumequeue_ext" / topic / name
-                found[key] = known.get(key) or _Queue(kind, directory / name, ext, self._open_files)
+                found[key] = known.get(key) or _Queue(kind, directory / name, topic_ext, self._open_files)
         self._by_topic[kind, topic] = found
 
     def _gather(self) -> None:

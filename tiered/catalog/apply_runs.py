@@ -54,8 +54,7 @@ def append_runs(
             _with_new_rows(state.table, new_keys),
         )
     run_row = rows[runs["queue"]]
-    order = np.lexsort((runs["base_queue_offset"], run_row))
-    run_row, runs = run_row[order], runs[order]
+    run_row, runs = _in_order(run_row, runs)
     fresh = np.zeros(len(table), bool)
     fresh[len(state.table) :] = True
     ends_row, ends = _check_offsets(directory, table, fresh, (run_row, runs), (rows[gaps["queue"]], gaps))
@@ -71,6 +70,15 @@ def append_runs(
     new_gaps["queue"] = rows[gaps["queue"]]
     chunk = RunChunk(runs, draft.objects, tuple(draft.object_keys))
     return directory, table, np.concatenate([state.gaps, new_gaps]) if len(gaps) else state.gaps, chunk
+
+
+def _in_order(row: Ints, runs: Table) -> tuple[Ints, Table]:
+    """Both sorted by (row, base offset), as copies."""
+    base = runs["base_queue_offset"]
+    if bool(((row[1:] > row[:-1]) | ((row[1:] == row[:-1]) & (base[1:] >= base[:-1]))).all()):
+        return row, runs.copy()  # queues that were named in order when they were new
+    order = np.lexsort((base, row))
+    return row[order], runs[order]
 
 
 def _check_runs(draft: CommitDraft) -> None:
@@ -100,7 +108,7 @@ def _check_runs(draft: CommitDraft) -> None:
 def _rows_of(state: CatalogState, draft: CommitDraft) -> tuple[Ints, list[QueueKey]]:
     """Rows of the draft's queues and the new queues among them; -1 where a queue has neither runs nor gaps."""
     count = len(state.table)
-    rows = np.array(state.directory.rows(draft.queues, count), np.int64)
+    rows = state.directory.rows(draft.queues, count)
     has_runs, has_gaps = np.zeros(len(draft.queues), bool), np.zeros(len(draft.queues), bool)
     has_runs[draft.runs["queue"]] = True
     has_gaps[draft.gaps["queue"]] = True
@@ -274,7 +282,7 @@ class Replacement:
 
 def replace_runs(state: CatalogState, draft: CommitDraft, version: int) -> Replacement:
     """The state's parts after a maintenance commit's ``removed`` and ``runs``."""
-    rows = np.array(state.directory.rows(draft.queues, len(state.table)), np.int64)
+    rows = state.directory.rows(draft.queues, len(state.table))
     if bool((rows[draft.runs["queue"]] < 0).any()) or bool((rows[draft.removed["queue"]] < 0).any()):
         raise CommitInvalidError("maintenance of a queue that is not in the archive")
     removed = draft.removed.copy()

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from tiered.catalog.commit import conformed, queue_keys
 from tiered.catalog.json_fields import texts
-from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected
+from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, renumbered, selected
 from tiered.errors import CorruptionError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import sorted_order, taken
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
 from tiered.object_store.protocol import ObjectStore
 
@@ -94,23 +95,32 @@ def decode_page(data: bytes, *, source: str) -> Page:
 
 def sorted_page(keys: Sequence[QueueKey], chunk: RunChunk) -> Page:
     """``chunk``, whose queue numbers index ``keys``, as one page of any size."""
-    present, number = np.unique(chunk.runs["queue"], return_inverse=True)
-    names = [keys[index] for index in present.tolist()]
-    order = sorted(range(len(names)), key=names.__getitem__)
+    present, number = renumbered(chunk.runs["queue"], len(keys))
+    names = taken(keys, present)
+    order = sorted_order(names)
     rank = np.empty(len(names), np.uint32)
     rank[order] = np.arange(len(names))
-    runs = chunk.runs.copy()
-    runs["queue"] = rank[number]
-    runs = runs[np.lexsort((runs["base_queue_offset"], runs["queue"]))]
-    return Page([names[index] for index in order], RunChunk(runs, chunk.objects, chunk.object_keys))
+    number = rank[number]
+    runs = chunk.runs[_order(number, chunk.runs["base_queue_offset"])]
+    runs["queue"] = np.sort(number)
+    return Page(taken(names, order), RunChunk(runs, chunk.objects, chunk.object_keys))
+
+
+def _order(queue: NDArray[Any], base: NDArray[Any]) -> NDArray[np.int64]:
+    """Indices that sort by (queue, base offset)."""
+    order: NDArray[np.int64] = np.argsort(queue, kind="stable")
+    queue, base = queue[order], base[order]
+    if bool(((queue[1:] > queue[:-1]) | (base[1:] >= base[:-1])).all()):
+        return order  # as is where each commit only went on where the one before had ended
+    return order[np.lexsort((base, queue))]
 
 
 def cut(page: Page, runs_max: int) -> Iterator[Page]:
     """Pieces of at most ``runs_max`` runs, each with only the queues and objects it needs."""
     for begin in range(0, len(page.chunk.runs), runs_max):
         piece = selected(page.chunk, np.arange(begin, min(begin + runs_max, len(page.chunk.runs))))
-        used, piece.runs["queue"] = np.unique(piece.runs["queue"], return_inverse=True)
-        yield Page([page.queues[index] for index in used.tolist()], piece)
+        used, piece.runs["queue"] = renumbered(piece.runs["queue"], len(page.queues))
+        yield Page(taken(page.queues, used), piece)
 
 
 def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], put: PutPage) -> list[PageRef]:
@@ -129,7 +139,7 @@ def spill(state: CatalogState, runs_max: int, put: PutPage) -> list[PageRef]:
     """Put all runs in memory; the refs for the commit that takes them out of memory."""
     memory = state.memory
     versions = memory.runs["version"]
-    page = sorted_page(state.directory.keys, memory)
+    page = sorted_page(state.directory.roster.first(len(state.table)), memory)
     return write_pages(cut(page, runs_max), 0, (int(versions.min()), int(versions.max())), put)
 
 

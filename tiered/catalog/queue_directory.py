@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import QueueRoster, QueueSelection
 
 
 class QueueDirectory:
@@ -18,10 +23,17 @@ class QueueDirectory:
 
     def __init__(self, keys: Sequence[QueueKey] = ()) -> None:
         self._lock = threading.Lock()
-        self.keys: list[QueueKey] = []
+        self.roster = QueueRoster()
         self._rows: dict[QueueKey, int] = {}
         self._latest: dict[tuple[str, int], int] = {}
+        self._rows_by_number: tuple[QueueRoster, NDArray[np.int64]] = (self.roster, np.empty(0, np.int64))
+        """Rows known of the roster that was asked about last, -1 where none is."""
         self._append(keys)
+
+    @property
+    def keys(self) -> list[QueueKey]:
+        """The queue of every row."""
+        return self.roster.keys
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -41,10 +53,26 @@ class QueueDirectory:
         row = self._rows.get(key)
         return row if row is not None and row < count else None
 
-    def rows(self, keys: Sequence[QueueKey], count: int) -> list[int]:
+    def rows(self, keys: Sequence[QueueKey], count: int) -> NDArray[np.int64]:
         """The row of each key, or -1 where it is not among the first ``count``."""
-        get = self._rows.get
-        return [-1 if (row := get(key, -1)) >= count else row for key in keys]
+        if isinstance(keys, QueueSelection):
+            found = self._rows_of_numbers(keys.roster, keys.numbers)
+        else:
+            found = np.array([self._rows.get(key, -1) for key in keys], np.int64)
+        return np.where(found < count, found, -1)
+
+    def _rows_of_numbers(self, roster: QueueRoster, numbers: NDArray[Any]) -> NDArray[np.int64]:
+        known_of, known = self._rows_by_number
+        if known_of is not roster:
+            known = np.empty(0, np.int64)
+        known = np.concatenate([known, np.full(len(roster) - len(known), -1, np.int64)])
+        found: NDArray[np.int64] = known[numbers]
+        for at in np.flatnonzero(found < 0).tolist():
+            found[at] = self._rows.get(roster.keys[numbers[at]], -1)
+        known[numbers] = found
+        # A row never changes: whichever of two threads is last, what it leaves is true.
+        self._rows_by_number = roster, known
+        return found
 
     def is_latest(self, key: QueueKey, count: int) -> bool:
         """Whether ``key``, one of the first ``count`` rows, is the highest generation among them."""
@@ -66,6 +94,6 @@ class QueueDirectory:
         for key in keys:
             assert key not in self._rows, f"{key} has a row already"
             # The name becomes findable last: a concurrent reader never sees a row without its key.
-            self.keys.append(key)
+            row = self.roster.add(key)
             self._latest[key[:2]] = max(key.generation, self._latest.get(key[:2], -1))
-            self._rows[key] = len(self.keys) - 1
+            self._rows[key] = row

@@ -276,10 +276,20 @@ def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
 def selected(chunk: RunChunk, index: NDArray[Any]) -> RunChunk:
     """The runs at ``index`` (integers, or a mask) with only the objects they need."""
     runs = chunk.runs[index].copy()
-    used, runs["object"] = np.unique(runs["object"], return_inverse=True)
-    objects = chunk.objects[used].copy()
-    keys, objects["key"] = np.unique(objects["key"], return_inverse=True)
+    used, runs["object"] = renumbered(runs["object"], len(chunk.objects))
+    objects = chunk.objects[used]
+    keys, objects["key"] = renumbered(objects["key"], len(chunk.object_keys))
     return RunChunk(runs, objects, tuple(chunk.object_keys[key] for key in keys.tolist()))
+
+
+def renumbered(numbers: NDArray[Any], count: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """Which of ``count`` numbers occur, ascending, and for each of ``numbers`` its place among them."""
+    occurs = np.zeros(count, np.bool_)
+    occurs[numbers] = True
+    present = np.flatnonzero(occurs)
+    place = np.zeros(count, np.uint32)
+    place[present] = np.arange(len(present))
+    return present, place[numbers]
 
 
 def _offsets(lengths: list[int]) -> NDArray[np.uint32]:

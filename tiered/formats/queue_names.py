@@ -10,11 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import QueueSelection
 from tiered.model.tables import QUEUE_DTYPE, Table
 
 
 def queue_table(queues: Sequence[QueueKey]) -> tuple[list[str], Table]:
     """Topics, each once in order of appearance, and the QUEUE_DTYPE table that refers to them."""
+    if isinstance(queues, QueueSelection):
+        return queues.table()
     table = np.zeros(len(queues), QUEUE_DTYPE)
     if not queues:
         return [], table

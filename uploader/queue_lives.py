@@ -1,0 +1,64 @@
+"""Names of what a queue table only numbers: the lives of its queues, and the order of their names.
+
+A life is (ordinal of the queue, generation). Each gets a number in a roster when it is first met; afterwards a cycle
+of 10,000 runs names them in a few numpy passes. Owns those numbers; which generation a run is of is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.kernels.queue_table import QueueTable
+from tiered.model.queue import QueueKey
+from tiered.model.queue_roster import QueueRoster
+
+Ints = NDArray[Any]
+
+
+class QueueLives:
+    """Of one queue table. Not thread-safe."""
+
+    def __init__(self, table: QueueTable) -> None:
+        self._table = table
+        self.roster = QueueRoster()
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._newest = np.empty((0, 2), np.int64)  # by ordinal: generation last met, its number
+        self._rank: Ints = np.empty(0, np.int64)
+
+    def numbers(self, ordinal: Ints, generation: Ints) -> Ints:
+        """The number of each life in ``roster``."""
+        missing = len(self._table) - len(self._newest)
+        if missing > 0:
+            self._newest = np.concatenate([self._newest, np.full((missing, 2), -1, np.int64)])
+        newest = self._newest[ordinal]
+        numbers = np.where(newest[:, 0] == generation, newest[:, 1], -1)
+        for at in np.flatnonzero(numbers < 0).tolist():
+            numbers[at] = self._number(int(ordinal[at]), int(generation[at]))
+        return numbers
+
+    def key(self, ordinal: int, generation: int) -> QueueKey:
+        """The name of one life."""
+        return self.roster.keys[self._number(ordinal, generation)]
+
+    def _number(self, ordinal: int, generation: int) -> int:
+        life = (ordinal, generation)
+        number = self._numbers.get(life)
+        if number is None:
+            key = QueueKey(self._table.topic(ordinal), int(self._table.queue_id[ordinal]), generation)
+            number = self._numbers[life] = self.roster.add(key)
+        if ordinal < len(self._newest):
+            self._newest[ordinal] = generation, number
+        return number
+
+    def rank(self) -> Ints:
+        """Place of every ordinal in order by topic and queue id; computed anew only when queues were added."""
+        count = len(self._table)
+        if len(self._rank) != count:
+            topics = map(self._table.topic, range(count))
+            names = list(zip(topics, self._table.queue_id.tolist(), strict=True))
+            self._rank = np.empty(count, np.int64)
+            self._rank[sorted(range(count), key=names.__getitem__)] = np.arange(count)
+        return self._rank
