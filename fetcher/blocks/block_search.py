@@ -99,6 +99,13 @@ class BlockSearch:
         finally:
             self._budget.release(charged_bytes)
 
+    def in_memory(self, key: BlockKey) -> Block | None:
+        """The block for a user, if it is in memory."""
+        if key not in self._cache:
+            return None
+        self._neighbours.taken(key)
+        return self._cache.get(key, is_read=True)
+
     def _look(self, wanted: Wanted, found: Found) -> list[int]:
         """Sort ``numbers`` into what is in memory, what is on its way, and the rest, which is returned."""
         absent = []

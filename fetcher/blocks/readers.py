@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fetcher.batch import GetResult, GetStatus
@@ -32,11 +33,11 @@ class ReaderKey(NamedTuple):
 
 
 class InHand(NamedTuple):
-    """An answer that waits for nothing: ``records`` records back to back in ``body``, a view of a block.
+    """An answer that waits for nothing: ``records`` records back to back in ``body``, views of blocks.
 
     [min_offset, max_offset): the queue's offsets, by the same catalog version."""
 
-    body: memoryview
+    body: Sequence[memoryview]
     records: int
     next_offset: int
     min_offset: int
@@ -82,7 +83,53 @@ class Reader:
         rows, block, part, next_offset = found
         taken = part.rows
         assert isinstance(taken, slice)  # nothing was filtered out
-        return InHand(rows.body(taken, block), part.row_count, next_offset, view.min_offset, view.max_offset)
+        body = (rows.body(taken, block),)
+        return InHand(body, part.row_count, next_offset, view.min_offset, view.max_offset)
+
+    def body_across(
+        self,
+        view: QueueView,
+        offset: int,
+        count: int,
+        max_bytes: int,
+        in_memory: Callable[[str, int], Block | None],
+    ) -> tuple[InHand, Held] | None:
+        """As ``body_from_hand`` where the answer reaches into blocks behind the one in hand, whose rows are known and
+        whose bytes ``in_memory`` has; and what the reader has in hand then."""
+        held = self.held
+        rows = held.ahead
+        if rows is None or not self._spans(rows, view, offset):
+            return None
+        part = take(rows.sizes, rows.ends, rows.row_of(offset), Limits(count, max_bytes, True), None)
+        next_offset = rows.end_offset(part.end_row)
+        if not part.is_full and next_offset < view.max_offset:
+            return None
+        taken = part.rows
+        assert isinstance(taken, slice)
+        numbers = rows.blocks_of(taken)
+        blocks: list[Block] = []
+        for number in numbers:
+            block = held.blocks.get((rows.object_key, number))
+            if block is None:
+                block = in_memory(rows.object_key, number)
+            if block is None or len(block) != rows.block_raw_bytes(number):
+                return None
+            blocks.append(block)
+        last = rows.in_block_of(taken.stop - 1)
+        after = Held(
+            {(rows.object_key, numbers[-1]): blocks[-1]}, last, rows if rows.end > last.end else None
+        )
+        body = rows.bodies(taken, blocks)
+        return InHand(body, part.row_count, next_offset, view.min_offset, view.max_offset), after
+
+    def _spans(self, rows: RunRows, view: QueueView, offset: int) -> bool:
+        """Whether ``rows`` have ``offset``, by this version of the queue too."""
+        return (
+            rows.base <= offset < rows.end
+            and view.min_offset <= offset
+            and rows.end <= view.max_offset
+            and self.line == view.state.cursor.line
+        )
 
     def _part(
         self, view: QueueView, offset: int, count: int, max_bytes: int
@@ -90,13 +137,7 @@ class Reader:
         """Rows of the block in hand that are a whole answer, and the next offset."""
         held = self.held
         rows = held.rows
-        if (
-            rows is None
-            or not rows.base <= offset < rows.end
-            or not view.min_offset <= offset
-            or rows.end > view.max_offset
-            or self.line != view.state.cursor.line
-        ):
+        if rows is None or not self._spans(rows, view, offset):
             return None
         part = take(rows.sizes, rows.ends, rows.row_of(offset), Limits(count, max_bytes, True), None)
         next_offset = rows.end_offset(part.end_row)

@@ -136,6 +136,11 @@ class SegmentSource:
             )  # it may be the tail that is wrong: the next reader fetches it again
             return await self._blocks(index, run, numbers, lane)
 
+    def block_in_memory(self, object_key: str, number: int) -> Block | None:
+        """A block for a user who knows its rows, or None: ``blocks_at`` has it, or fetches it."""
+        self._expire()
+        return self._search.in_memory(BlockKey(object_key, number))
+
     async def _blocks(self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane) -> list[Block]:
         found = Found({}, {})
         blocks, flights = found

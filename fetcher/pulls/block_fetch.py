@@ -35,6 +35,10 @@ class BlockSource(Protocol):
         """The decoded tail of an object."""
         ...
 
+    def block_in_memory(self, object_key: str, number: int) -> Block | None:
+        """The raw bytes of a block for a user who has its rows, or None: then it is asked for as others are."""
+        ...
+
     def blocks_at(
         self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
     ) -> Coroutine[Any, Any, Sequence[Block]]:
@@ -52,13 +56,16 @@ class Held:
     blocks: dict[BlockId, Block] = field(default_factory=dict)
     rows: RunRows | None = None
     """Rows of the block read last, unless of a light queue; it is among ``blocks``."""
+    ahead: RunRows | None = None
+    """``rows`` with those of blocks behind, where these were looked at too."""
     table: tuple[RunPlace, RowTable] | None = None
     """All rows of the run read last, where the run needs them: light queues."""
 
     @property
     def nbytes(self) -> int:
         """Memory held, about; blocks may be shared with a cache."""
-        rows = 0 if self.rows is None else self.rows.nbytes
+        known = self.ahead or self.rows
+        rows = 0 if known is None else known.nbytes
         table = 0 if self.table is None else 80 * len(self.table[1])
         return sum(block.nbytes for block in self.blocks.values()) + rows + table
 

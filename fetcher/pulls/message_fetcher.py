@@ -4,8 +4,9 @@ A pull takes one catalog version and answers status, bounds and records from it.
 whose parents are gone, move the next offset past what is not there. An object that is not found is looked up in the
 newest catalog once before it counts as missing.
 
-Owns the order of these steps. Does not own rows (row_reader.py), readers' state (readers.py), nor reading ahead
-(prefetcher.py). Coroutines of the core (waiting.py): a pull that finds all in memory never waits.
+Owns the order of these steps. Does not own rows (row_reader.py), readers' state (readers.py), pulls they answer alone
+(hand_pulls.py), nor reading ahead (prefetcher.py). Coroutines of the core (waiting.py): a pull that finds all in memory
+never waits.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any, TypeVar
 
 from fetcher.batch import EMPTY_BATCH, GetResult, GetStatus
 from fetcher.blocks.lanes import Lane
-from fetcher.blocks.readers import InHand, Reader, ReaderKey, Readers
+from fetcher.blocks.readers import InHand, ReaderKey, Readers
 from fetcher.prefetch.ahead import AheadReader
 from fetcher.prefetch.event_log import EventKind, EventLog
 from fetcher.prefetch.prefetcher import Prefetcher, window_limits
 from fetcher.pulls.block_fetch import BlockSource, Held
 from fetcher.pulls.catalog_view import CatalogView
+from fetcher.pulls.hand_pulls import FetcherCounters, HandPulls
 from fetcher.pulls.queue_view import QueueView, standing
 from fetcher.pulls.read_plan import Wish
 from fetcher.pulls.row_reader import RowReader
@@ -38,7 +40,8 @@ __all__ = ["FetcherCounters", "MessageFilter", "TieredMessageFetcher"]
 T = TypeVar("T")
 
 UNREAD_MS = 180_000
-PLACES_MAX = 16_384
+ROWS_AHEAD = 4096
+"""Rows behind a pull's that are looked at with it: who goes on gets them without another look."""
 
 _MAY_BE_NEWER = frozenset({
     GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.OFFSET_OVERFLOW_ONE,
@@ -68,17 +71,6 @@ class _Pull:
         return self.topic, self.queue_id, self.generation
 
 
-@dataclass
-class FetcherCounters:
-    """Sums since the start. ``from_hand``: pulls answered by slicing; ``waited``: pulls that waited for the store."""
-
-    pulls: int = 0
-    from_hand: int = 0
-    waited: int = 0
-    messages: int = 0
-    retried: int = 0
-
-
 class TieredMessageFetcher:
     """Reads queues of one archive. Thread-safe. ``source`` and ``catalog`` are the caller's to close.
 
@@ -104,13 +96,20 @@ class TieredMessageFetcher:
         self._unread_s = unread_ms / 1000
         self._rows = RowReader(source, catalog)
         self.readers = Readers(window_limits(settings, self._unread_s), settings.in_hand_bytes)
-        self._places: dict[tuple[str, int, str], tuple[QueueView, Reader]] = {}
-        """Who read where by name: what ``in_hand`` need not look for each time."""
         self._ahead = AheadReader(source, catalog, self._rows)
         self.prefetcher = Prefetcher(
             self._ahead, catalog, settings,
             unread_s=self._unread_s, executor=executor, clock_s=clock_s, log=self.log,
         )  # fmt: skip
+        self._hand = HandPulls(
+            source,
+            catalog,
+            self.readers,
+            self.prefetcher,
+            self.counters,
+            clock_s=clock_s,
+            unread_s=self._unread_s,
+        )
 
     def __repr__(self) -> str:
         return f"TieredMessageFetcher({self.catalog!r}, {self.readers!r}, {self.prefetcher!r})"
@@ -154,7 +153,7 @@ class TieredMessageFetcher:
             if view is not None and reader is not None:
                 result = reader.from_hand(view, offset, count, max_bytes)
                 if result is not None:
-                    self._answered_from_hand(reader, view, offset, result.next_offset, len(result.batch))
+                    self._hand.answered(reader, view, offset, result.next_offset, len(result.batch))
                     return result
         pull = _Pull(topic, queue_id, offset, count, max_bytes, filter, group, generation, until)
         return await self._answer(pull)
@@ -164,37 +163,7 @@ class TieredMessageFetcher:
     ) -> InHand | None:
         """What an unfiltered ``get`` would answer, where the reader has all of it in hand: no coroutine, no columns.
         None: ask ``get``. Thread-safe."""
-        catalog = self.catalog
-        catalog.look()
-        name = topic, queue_id, group
-        place = self._places.get(name)
-        if place is None or place[0].state is not catalog.state:
-            view = catalog.view(catalog.state, (topic, queue_id, None))
-            reader = None if view is None else self.readers.find(ReaderKey(group, view.queue))
-            if view is None or reader is None:
-                return None
-            if len(self._places) >= PLACES_MAX:
-                self._places = {}
-            place = self._places[name] = view, reader
-        view, reader = place
-        found = reader.body_from_hand(view, offset, count, max_bytes)
-        if found is None:
-            self._places.pop(name, None)  # perhaps the reader was forgotten and is another now
-            return None
-        self.counters.pulls += 1
-        self._answered_from_hand(reader, view, offset, found.next_offset, found.records)
-        return found
-
-    def _answered_from_hand(
-        self, reader: Reader, view: QueueView, offset: int, next_offset: int, messages: int
-    ) -> None:
-        self.counters.from_hand += 1
-        self.counters.messages += messages
-        time_s = self.prefetcher.pulled_in_hand(reader, offset, next_offset)
-        self.readers.used(reader, time_s)
-        self.prefetcher.fetch_ahead(reader, view, None, inline=True)
-        if self.prefetcher.sweep():
-            self.readers.let_go_unused_since(time_s - self._unread_s)
+        return self._hand.find(topic, queue_id, offset, count, max_bytes, group)
 
     async def _answer(self, pull: _Pull) -> GetResult:
         try:
@@ -248,7 +217,8 @@ class TieredMessageFetcher:
             prefetcher.announced(reader, pull.offset, until, runs.bytes_per_offset(pull.offset))
         if reader.window.position == pull.offset:
             prefetcher.fetch_ahead(reader, view, pull.filter, inline=True)
-        wish = Wish(pull.count, pull.max_bytes, pull.filter)
+        goes_on = pull.until is None and pull.filter is None and reader.window.position == pull.offset
+        wish = Wish(pull.count, pull.max_bytes, pull.filter, rows_ahead=ROWS_AHEAD if goes_on else 0)
         read, waits = await _counting(self._rows.read(view, pull.offset, wish, Lane.USER, held))
         time_s = self._clock_s()
         if waits:

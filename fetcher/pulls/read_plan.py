@@ -141,6 +141,14 @@ class RunRows:
         """The records of ``rows``, which are at least one and lie in the only block, back to back."""
         return block.data[int(self.starts[rows.start]) : int(self.ends[rows.stop - 1])]
 
+    def bodies(self, rows: slice, blocks: Sequence[NDArray[np.uint8]]) -> list[memoryview]:
+        """As ``body``, of rows in ``blocks``: the decoded bytes of ``blocks_of(rows)``, a view of each."""
+        last = rows.stop - 1
+        begin, end = int(self.starts[rows.start]), int(self.starts[last]) + int(self.sizes[last])
+        if len(blocks) == 1:
+            return [blocks[0].data[begin:end]]
+        return [blocks[0].data[begin:], *(block.data for block in blocks[1:-1]), blocks[-1].data[:end]]
+
     def batch(self, rows: slice | NDArray[np.intp], blocks: Sequence[NDArray[np.uint8]]) -> MessageBatch:
         """``rows`` with their records in ``blocks``: the decoded bytes of ``blocks_of(rows)``."""
         starts = self.starts[rows]
@@ -229,7 +237,8 @@ NO_END = 1 << 62
 class Wish:
     """What a pull asks for: at most ``count`` rows and ``max_bytes``, but for a single larger record, below ``end``.
 
-    ``judges``: whether the filter's exact half is asked too; reading ahead, its columns are enough.
+    ``judges``: whether the filter's exact half is asked too; reading ahead, its columns are enough. ``rows_ahead``: of
+    so many rows more the reader will want the columns.
     """
 
     count: int
@@ -237,6 +246,7 @@ class Wish:
     filter: MessageFilter | None = None
     judges: bool = True
     end: int = NO_END
+    rows_ahead: int = 0
 
 
 class Step(NamedTuple):

@@ -29,6 +29,8 @@ SCANNED_OFFSETS_MAX = 65_536
 """Offsets a filtered pull passes before it answers that it found nothing yet."""
 JUDGED_BYTES_MAX = 16 * 1024 * 1024
 """Record bytes a filter judges in one pull."""
+BYTES_AHEAD = 4 * 1024 * 1024
+"""Raw bytes of blocks whose rows are looked at because the reader will want them too."""
 RUNS_AT_ONCE = 64
 """Runs of which one pull reads side by side."""
 
@@ -118,7 +120,7 @@ class RowReader:
             if places[0].kind == RunKind.LMQ:
                 step = await self._light.step(fetch, view, places[0], at, reply.limits(), wish, after)
             else:
-                step = await _stored_step(fetch, places, at, end, reply.limits(), wish.filter, after)
+                step = await _stored_step(fetch, places, at, end, reply.limits(), wish, after)
             if step.lost_to is not None:
                 if at > reply.begin:
                     break
@@ -164,11 +166,12 @@ async def _stored_step(
     at: int,
     end: int,
     limits: Limits,
-    message_filter: MessageFilter | None,
+    wish: Wish,
     after: Held,
 ) -> Step:
     """Rows of ``places`` from ``at`` on that may be wanted, with their records."""
     indexes = await fetch.indexes(places)
+    message_filter = wish.filter
     taken: list[tuple[Needed, Taken]] = []
     is_full = False
     covered = at
@@ -176,7 +179,7 @@ async def _stored_step(
         if place.kind == RunKind.LMQ:
             break
         while at < place.end:
-            rows = _rows_at(fetch.held, index, place, at, limits, message_filter)
+            rows = _rows_at(fetch.held, index, place, at, limits, wish)
             mask = None if message_filter is None else message_filter.tags_mask(rows.tags_code)
             part = take(rows.sizes, rows.ends, rows.row_of(at), limits, mask)
             if part.row_count:
@@ -184,6 +187,7 @@ async def _stored_step(
                 limits = Limits(limits.rows - part.row_count, limits.bytes - part.bytes, False)
                 after.rows = rows.in_block_of(_last(part))
                 covered = after.rows.end
+                after.ahead = rows if rows.end > covered else None
             is_full = part.is_full
             if part.end_row > rows.row_of(at):
                 at = rows.end_offset(part.end_row)
@@ -203,15 +207,16 @@ def _rows_at(
     place: RunPlace,
     at: int,
     limits: Limits,
-    message_filter: MessageFilter | None,
+    wish: Wish,
 ) -> RunRows:
     """What is in hand, if ``at`` is in it; else as many blocks as the limits allow, with a filter one."""
-    rows = held.rows
-    if rows is not None and rows.object_key == index.key and rows.base <= at < rows.end:
-        return rows
-    if message_filter is not None:
+    for rows in (held.rows, None if wish.filter is not None else held.ahead):
+        if rows is not None and rows.object_key == index.key and rows.base <= at < rows.end:
+            return rows
+    if wish.filter is not None:
         return rows_of_run(index, place, at)
-    return rows_of_run(index, place, at, count=limits.rows, max_bytes=limits.bytes)
+    max_bytes = max(limits.bytes, wish.rows_ahead and BYTES_AHEAD)
+    return rows_of_run(index, place, at, count=limits.rows + wish.rows_ahead, max_bytes=max_bytes)
 
 
 def _last(part: Taken) -> int:

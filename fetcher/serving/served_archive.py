@@ -192,7 +192,7 @@ class ServedArchive:
         return found_of(result)
 
     def pull_in_hand(self, wish: PullWish) -> PullFound | None:
-        """See ArchiveSide: a slice of the block the group has in hand."""
+        """See ArchiveSide: slices of the blocks the group has in hand."""
         if wish.expression != ANY_TAG:
             return None
         found = self._access.fetcher.in_hand(
@@ -201,7 +201,7 @@ class ServedArchive:
         if found is None:
             return None
         body, records, next_offset, minimum, maximum = found
-        return PullFound(_FOUND, next_offset, Bounds(minimum, maximum), (body,), records)
+        return PullFound(_FOUND, next_offset, Bounds(minimum, maximum), body, records)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
         """See ArchiveSide."""

@@ -22,8 +22,9 @@ NO_PREFETCH = PrefetchSettings(enabled=False)
 class PlainSource:
     """Reads straight from the store, at once. ``fetched``: (key, numbers of blocks) of each call."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, *, has_all: bool = False) -> None:
+        """``has_all``: whatever was opened counts as being in memory."""
+        self._store, self._has_all = store, has_all
         self._indexes: dict[str, SegmentIndex] = {}
         self.opened: list[str] = []
         self.fetched: list[tuple[str, list[int]]] = []
@@ -35,6 +36,17 @@ class PlainSource:
             self._indexes[key] = SegmentIndex(key, size_bytes, tail)
             self.opened.append(key)
         return self._indexes[key]
+
+    def block_in_memory(self, object_key: str, number: int) -> NDArray[np.uint8] | None:
+        """See BlockSource."""
+        if not self._has_all:
+            return None
+        index = self._indexes[object_key]
+        blocks = index.blocks["raw_bytes"]
+        run = int(np.searchsorted(np.cumsum(index.runs["blocks"]), number, side="right"))
+        span = index.span_of_blocks(run, number, number + 1)
+        assert span.raw_bytes == int(blocks[number])
+        return index.decode_blocks(span, self._store.get_range(index.key, span.offset, span.length))
 
     async def blocks_at(
         self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane

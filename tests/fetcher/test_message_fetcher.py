@@ -283,7 +283,9 @@ def test_walks_deliver_every_row_once_in_order(seed: int, count: int, tag: str |
 @given(seed=st.integers(0, 15), data=st.data())
 def test_what_is_in_hand_is_what_a_pull_answers(seed: int, data: st.DataObject) -> None:
     builder = mixed_archive(seed)
-    one, other = plain_fetcher(builder.store), plain_fetcher(builder.store)
+    has_all = data.draw(st.booleans())
+    one = plain_fetcher(builder.store, PlainSource(builder.store, has_all=has_all))
+    other = plain_fetcher(builder.store)
     for queue in builder.truth:
         reader = QueueReader(builder.store, builder.state, queue)
         offset = reader.min_offset
@@ -302,7 +304,7 @@ def test_what_is_in_hand_is_what_a_pull_answers(seed: int, data: st.DataObject) 
                 assert (result.status, result.gap) == (GetStatus.FOUND, None)
                 assert (found.records, found.next_offset) == (len(result.batch), result.next_offset)
                 assert (found.min_offset, found.max_offset) == (result.min_offset, result.max_offset)
-                assert bytes(found.body) == b"".join(result.batch.buffers())
+                assert b"".join(found.body) == b"".join(result.batch.buffers())
             offset = result.next_offset
         assert one.counters.pulls == other.counters.pulls
         assert one.counters.messages == other.counters.messages
@@ -322,6 +324,24 @@ def test_a_sequential_reader_finds_most_in_hand() -> None:
         offset = at_hand.next_offset
     assert found == 16  # of 20: each of four runs begins a block
     assert fetcher.in_hand("plain", 0, 195, 5, NO_LIMIT, "another") is None
+
+
+def test_a_sequential_reader_goes_from_block_to_block_without_another_look_at_rows() -> None:
+    builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=1000))
+    sent = [Sent(PLAIN, b"%d" % offset * 20, offset=offset) for offset in range(200)]
+    builder.commit(sent)
+    source = PlainSource(builder.store, has_all=True)
+    fetcher = plain_fetcher(builder.store, source)
+    for offset in (0, 5):  # from the second pull on it is sequential
+        pull(fetcher, PLAIN, offset, count=5, group="g")
+    asked = len(source.fetched)
+    for offset in range(10, 200, 5):
+        found = fetcher.in_hand("plain", 0, offset, 5, NO_LIMIT, "g")
+        assert found is not None and found.next_offset == offset + 5
+        expected = pull(plain_fetcher(builder.store), PLAIN, offset, count=5, group="g")
+        assert b"".join(found.body) == b"".join(expected.batch.buffers())
+        assert fetcher.readers.in_hand_bytes < 40_000
+    assert len(source.fetched) == asked
 
 
 def test_a_pull_inside_an_inner_batch_returns_the_whole_record() -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.formats.test_segment_kernels import COLUMNS, KINDS, _encode, _view, page_runs
+from tiered.kernels import columns_vectorized
 from tiered.kernels.columns import decode_page
-from tiered.kernels.columns_vectorized import decode_page_vectorized
-from tiered.kernels.segment_oracle import PageRun
+from tiered.kernels.columns_vectorized import PageDecoder, decode_page_vectorized
+from tiered.kernels.segment_oracle import PageRow, PageRun
+from tiered.model.tables import RunKind
 
 
 def decoded(decode: Any, page: bytes, runs: list[PageRun], first: int, end: int) -> list[NDArray[Any]] | None:
@@ -68,16 +72,62 @@ def test_the_kernel_takes_over_when_pages_become_many() -> None:
     script = (
         "import sys\n"
         "from tests.kernels.test_columns_vectorized import *\n"
+        "from tiered.kernels import columns_vectorized\n"
         "from tiered.kernels.columns_vectorized import PageDecoder\n"
         "from tiered.kernels.segment_oracle import PageRow\n"
         "from tiered.model.tables import RunKind\n"
         "runs = [PageRun(int(RunKind.PLAIN), 5, 7, [PageRow(3, 1, 6, 8, 1, -1, -1)])]\n"
         "page = bytes([1, 0, 0, 0] * 4 + [0] * 12 + [6, 2, 2, 2])\n"
         "decode = PageDecoder(pages_without_kernel=2)\n"
-        "for loaded in (False, False, True):\n"
-        "    assert [column.tolist() for column in decoded(decode, page, runs, 0, 1)] == "
-        "[[3], [1], [6], [8], [1], [-1], [-1]]\n"
-        "    assert ('numba' in sys.modules) == loaded\n"
+        "def decodes():\n"
+        "    found = [column.tolist() for column in decoded(decode, page, runs, 0, 1)]\n"
+        "    return found == [[3], [1], [6], [8], [1], [-1], [-1]]\n"
+        "for _ in range(2):\n"
+        "    assert decodes() and 'numba' not in sys.modules and decode.loading is None\n"
+        "assert decodes()\n"
+        "decode.loading.join()\n"
+        "assert 'numba' in sys.modules\n"
+        "columns_vectorized.decode_page_vectorized = None\n"
+        "assert decodes()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_nobody_waits_while_the_kernel_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, kernel_pages = threading.Event(), []
+
+    def kernel(*arguments: Any) -> bool:
+        if not loads.wait(30):
+            raise TimeoutError
+        kernel_pages.append(threading.current_thread())
+        return decode_page_vectorized(*arguments)
+
+    monkeypatch.setattr(columns_vectorized, "decode_page", kernel)
+    runs = [PageRun(int(RunKind.PLAIN), 5, 7, [PageRow(3, 1, 6, 8, 1, -1, -1)])]
+    page, decode = _encode(runs, 0, 1), PageDecoder(pages_without_kernel=0)
+    expected = decoded(decode_page_vectorized, page, runs, 0, 1)
+    for _ in range(5):
+        assert decoded(decode, page, runs, 0, 1) == expected
+    assert kernel_pages == [] and decode.loading is not None
+    loads.set()
+    decode.loading.join()
+    assert decoded(decode, page, runs, 0, 1) == expected
+    assert kernel_pages == [decode.loading, threading.current_thread()]
+
+
+def test_a_kernel_that_does_not_load_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kernel(*_: Any) -> bool:
+        raise ImportError("no numba here")
+
+    monkeypatch.setattr(columns_vectorized, "decode_page", kernel)
+    runs = [PageRun(int(RunKind.PLAIN), 5, 7, [PageRow(3, 1, 6, 8, 1, -1, -1)])]
+    page, decode = _encode(runs, 0, 1), PageDecoder(pages_without_kernel=0)
+    expected = decoded(decode_page_vectorized, page, runs, 0, 1)
+    for _ in range(3):
+        assert decoded(decode, page, runs, 0, 1) == expected
+        assert decode.loading is not None
+        decode.loading.join()
+    assert caplog.text.count("no numba here") == 1

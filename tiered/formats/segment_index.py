@@ -8,9 +8,7 @@ Owns decoding. Does not own fetching (tiered.flat_file.segment_reader) nor encod
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 
 from tiered.errors import CorruptionError, UnsupportedFormatError
 from tiered.formats.container import Container, decode_container
+from tiered.formats.page_cache import Columns, PageCache
 from tiered.formats.segment import RowTable, SegmentMeta
 from tiered.formats.segment_layout import (
     BLOCK_DTYPE,
@@ -41,13 +40,11 @@ from tiered.kernels.columns_vectorized import PageDecoder
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
 
-PAGES_KEPT = 4
-"""Decoded column pages an index keeps; a walk over runs then decodes each page once."""
-
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: what compresses well must not expand into all memory at once."""
 
 _decode_page = PageDecoder()
+_decoded = PageCache()
 
 _ROWS_MAX = 1 << 40
 _RUNS_MAX = 1 << 22
@@ -85,7 +82,7 @@ class KeySection:
 
 
 class SegmentIndex:
-    """The decoded tail of one segment. Immutable but for a small cache of pages; may be shared by threads."""
+    """The decoded tail of one segment. Immutable; may be shared by threads."""
 
     def __init__(self, key: str, size_bytes: int, tail: bytes) -> None:
         """``tail``: the last bytes of the object, at least from its first column page on.
@@ -117,8 +114,7 @@ class SegmentIndex:
             raise CorruptionError(
                 f"{key}: footer at {trailer.footer_offset} is impossible: {error}"
             ) from error
-        self._lock = threading.Lock()
-        self._pages: OrderedDict[int, tuple[NDArray[Any], ...]] = OrderedDict()
+        self._number = _decoded.new_owner()
 
     def _load(self, container: Container) -> None:
         header = container.header
@@ -261,11 +257,10 @@ class SegmentIndex:
             return parts[0]
         return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
-    def _page(self, page: int) -> tuple[NDArray[Any], ...]:
-        with self._lock:
-            if page in self._pages:
-                self._pages.move_to_end(page)
-                return self._pages[page]
+    def _page(self, page: int) -> Columns:
+        return _decoded.get(self._number, page, self._decoded_page)
+
+    def _decoded_page(self, page: int) -> Columns:
         begin, end = int(self._page_offset[page]), int(self._page_offset[page + 1])
         where = f"{self.key}: column page [{self.tail_offset + begin}, {self.tail_offset + end})"
         raw = _expand(
@@ -278,10 +273,6 @@ class SegmentIndex:
             raise CorruptionError(f"{where} does not decode")
         for column in columns:
             column.flags.writeable = False
-        with self._lock:
-            self._pages[page] = columns
-            while len(self._pages) > PAGES_KEPT:
-                self._pages.popitem(last=False)
         return columns
 
     # -- blocks -----------------------------------------------------------------------------------------------

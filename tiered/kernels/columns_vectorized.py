@@ -7,13 +7,17 @@ the coding is described in columns.py.
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX, decode_page
+
+logger = logging.getLogger(__name__)
 
 PAGES_WITHOUT_KERNEL = 512
 """About as many take as long here as loading the kernel and using it."""
@@ -23,17 +27,42 @@ _ONE, _LOW = np.uint64(1), np.uint64(0x7F)
 
 
 class PageDecoder:
-    """Decodes pages, by the kernel once numba is there for other reasons or pages become many."""
+    """Decodes pages, by the kernel once numba is there for other reasons or pages become many.
+
+    The kernel is loaded by a thread of its own, half a second in which pages are decoded without it: a server that
+    decodes one on its event loop must not stand still."""
 
     def __init__(self, pages_without_kernel: int = PAGES_WITHOUT_KERNEL) -> None:
         self._left = pages_without_kernel
+        self._is_loaded = False
+        self.loading: threading.Thread | None = None
+        """Loads the kernel, once that was worth it."""
 
     def __call__(self, data: NDArray[np.uint8], *arguments: Any) -> bool:
         """See ``columns.decode_page``."""
-        if self._left > 0 and "numba" not in sys.modules:
-            self._left -= 1
-            return decode_page_vectorized(data, *arguments)
-        return decode_page(data, *arguments)
+        if self._is_loaded:
+            return decode_page(data, *arguments)
+        if self.loading is None:
+            if self._left > 0 and "numba" not in sys.modules:
+                self._left -= 1
+            else:
+                # Decoding is what loads it. Read-only arrays as they are: the kernel is compiled for such.
+                own = [one.copy() if _is_written(one) else one for one in arguments]
+                self.loading = threading.Thread(target=self._load, args=(data, *own), name="load-kernel")
+                self.loading.start()
+        return decode_page_vectorized(data, *arguments)
+
+    def _load(self, *arguments: Any) -> None:
+        try:
+            decode_page(*arguments)
+        except Exception as error:
+            logger.warning("column pages are decoded without the kernel, which does not load: %r", error)
+        else:
+            self._is_loaded = True
+
+
+def _is_written(argument: Any) -> bool:
+    return isinstance(argument, np.ndarray) and argument.flags.writeable
 
 
 def decode_page_vectorized(

@@ -1,0 +1,109 @@
+"""Pulls that a reader answers out of what it has in hand, or has after one look at memory: calls, no coroutines.
+
+Owns the order of these steps, and what is done after such an answer. Does not own what is in hand (readers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fetcher.blocks.readers import InHand, Reader, ReaderKey, Readers
+from fetcher.prefetch.prefetcher import Prefetcher
+from fetcher.pulls.block_fetch import BlockSource, Held
+from fetcher.pulls.catalog_view import CatalogView
+from fetcher.pulls.queue_view import QueueView
+from fetcher.pulls.stretch import Pulled
+
+PLACES_MAX = 16_384
+
+
+@dataclass
+class FetcherCounters:
+    """Sums since the start. ``from_hand``: pulls answered by slicing; ``waited``: pulls that waited for the store."""
+
+    pulls: int = 0
+    from_hand: int = 0
+    waited: int = 0
+    messages: int = 0
+    retried: int = 0
+
+
+class HandPulls:
+    """Thread-safe. ``unread_s``: readers that have not pulled for so long keep nothing in hand."""
+
+    def __init__(
+        self,
+        source: BlockSource,
+        catalog: CatalogView,
+        readers: Readers,
+        prefetcher: Prefetcher,
+        counters: FetcherCounters,
+        *,
+        clock_s: Callable[[], float],
+        unread_s: float,
+    ) -> None:
+        self._source, self._catalog = source, catalog
+        self._readers, self._prefetcher, self._counters = readers, prefetcher, counters
+        self._clock_s, self._unread_s = clock_s, unread_s
+        self._places: dict[tuple[str, int, str], tuple[QueueView, Reader]] = {}
+        """Who read where by name: what need not be looked for each time."""
+
+    def find(
+        self, topic: str, queue_id: int, offset: int, count: int, max_bytes: int, group: str
+    ) -> InHand | None:
+        """See TieredMessageFetcher.in_hand."""
+        catalog = self._catalog
+        catalog.look()
+        name = topic, queue_id, group
+        place = self._places.get(name)
+        if place is None or place[0].state is not catalog.state:
+            view = catalog.view(catalog.state, (topic, queue_id, None))
+            reader = None if view is None else self._readers.find(ReaderKey(group, view.queue))
+            if view is None or reader is None:
+                return None
+            if len(self._places) >= PLACES_MAX:
+                self._places = {}
+            place = self._places[name] = view, reader
+        view, reader = place
+        found = reader.body_from_hand(view, offset, count, max_bytes)
+        if found is not None:
+            self._counters.pulls += 1
+            self.answered(reader, view, offset, found.next_offset, found.records)
+            return found
+        across = reader.body_across(view, offset, count, max_bytes, self._source.block_in_memory)
+        if across is None:
+            self._places.pop(name, None)  # perhaps the reader was forgotten and is another now
+            return None
+        found, held = across
+        self._counters.pulls += 1
+        self._answered_across(reader, view, offset, found, held)
+        return found
+
+    def answered(self, reader: Reader, view: QueueView, offset: int, next_offset: int, messages: int) -> None:
+        """The block in hand had all of it."""
+        self._counters.from_hand += 1
+        self._counters.messages += messages
+        time_s = self._prefetcher.pulled_in_hand(reader, offset, next_offset)
+        self._readers.used(reader, time_s)
+        self._go_on(reader, view, time_s)
+
+    def _answered_across(
+        self, reader: Reader, view: QueueView, offset: int, found: InHand, held: Held
+    ) -> None:
+        """There is another block in hand."""
+        self._counters.from_hand += 1
+        self._counters.messages += found.records
+        time_s = self._clock_s()
+        self._readers.hold(reader, held, reader.line)
+        self._readers.used(reader, time_s)
+        rows = held.rows
+        assert rows is not None
+        pulled = Pulled(offset, found.next_offset, rows.end, rows.block_bytes[-1], time_s)
+        self._prefetcher.pulled(reader, pulled)
+        self._go_on(reader, view, time_s)
+
+    def _go_on(self, reader: Reader, view: QueueView, time_s: float) -> None:
+        self._prefetcher.fetch_ahead(reader, view, None, inline=True)
+        if self._prefetcher.sweep():
+            self._readers.let_go_unused_since(time_s - self._unread_s)
