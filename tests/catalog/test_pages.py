@@ -7,16 +7,14 @@ import random
 import numpy as np
 import pytest
 
+from tiered.catalog.page_merge import merge, sequence_to_merge, union
 from tiered.catalog.pages import (
     Page,
     RunIndex,
     cut,
     decode_page,
     encode_page,
-    merge,
-    sequence_to_merge,
     sorted_page,
-    union,
     write_pages,
 )
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, PageRef, RunChunk

@@ -22,9 +22,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from tiered.catalog.apply_runs import append_runs, replace_runs
+from tiered.catalog.append_runs import append_runs
 from tiered.catalog.commit import Commit, CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.index_refs import after_change
+from tiered.catalog.replace_runs import replace_runs
 from tiered.catalog.state import (
     CatalogState,
     Doom,

@@ -4,8 +4,8 @@ Like the levels of a log-structured merge tree: runs in memory are *spilled* as 
 offset) and cut into pages; when a level holds ``merge_sequences`` such sequences they are merged into one of the next
 level. A queue's runs are found by reading, from each sequence, the one or two pages whose range covers the queue.
 
-Owns the bytes of a page, spilling, merging and finding runs. Which pages count is said by the state; who writes them
-when is decided in writer.py.
+Owns the bytes of a page, spilling and finding runs. Which pages count is said by the state; merging is in
+page_merge.py, who writes pages when is decided in page_writer.py.
 """
 
 from __future__ import annotations
@@ -141,115 +141,6 @@ def spill(state: CatalogState, runs_max: int, put: PutPage) -> list[PageRef]:
     versions = memory.runs["version"]
     page = sorted_page(state.directory.roster.first(len(state.table)), memory)
     return write_pages(cut(page, runs_max), 0, (int(versions.min()), int(versions.max())), put)
-
-
-# -- merging --------------------------------------------------------------------------------------------------
-
-
-def sequence_to_merge(pages: Sequence[PageRef], merge_sequences: int) -> list[list[PageRef]]:
-    """The oldest ``merge_sequences`` sequences of the lowest level that holds so many, or nothing. Pure.
-
-    Pages of one sequence stand in ``pages`` in their order.
-    """
-    levels: dict[int, dict[tuple[int, int], list[PageRef]]] = {}
-    for page in pages:
-        levels.setdefault(page.level, {}).setdefault((page.from_version, page.to_version), []).append(page)
-    for level in sorted(levels):
-        sequences = levels[level]
-        if len(sequences) >= merge_sequences:
-            return [sequences[versions] for versions in sorted(sequences)[:merge_sequences]]
-    return []
-
-
-def merge(
-    index: RunIndex, state: CatalogState, sequences: Sequence[Sequence[PageRef]], runs_max: int, put: PutPage
-) -> list[PageRef]:
-    """Put one sequence of the next level that holds all living runs of ``sequences``.
-
-    Streams: at most one page of each sequence and one of the result are in memory.
-    """
-    level = sequences[0][0].level + 1
-    versions = (min(s[0].from_version for s in sequences), max(s[0].to_version for s in sequences))
-    streams = [
-        (index.living(state, index.read_page(ref)) for ref in sequence)  # one page at a time
-        for sequence in sequences
-    ]
-    return write_pages(merged_pages(streams, runs_max), level, versions, put)
-
-
-def sequences_of(pages: Sequence[PageRef]) -> list[list[PageRef]]:
-    """The sorted sequences that ``pages``, a state's, are. Pure."""
-    found: dict[tuple[int, int, int], list[PageRef]] = {}
-    for page in pages:
-        found.setdefault((page.level, page.from_version, page.to_version), []).append(page)
-    return list(found.values())
-
-
-def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[Page]:
-    """All runs of ``streams``, each in order, as one sequence in order, in pages of up to ``runs_max`` runs.
-
-    Holds a page of each stream, and up to three of the result.
-    """
-    heads: list[Page | None] = [None] * len(streams)
-    pending: list[Page] = []
-    while True:
-        for number, stream in enumerate(streams):
-            while heads[number] is None and (page := next(stream, None)) is not None:
-                heads[number] = page if len(page.chunk.runs) else None
-        full = [page for page in heads if page is not None]
-        if not full:
-            break
-        # Each round takes about one page in all, however alike the pages are.
-        share = max(1, runs_max // len(full))
-        limit = min(_at(page, min(share, len(page.chunk.runs)) - 1) for page in full)
-        for number, head in enumerate(heads):
-            if head is None:
-                continue
-            taken = _count_up_to(head, limit)
-            if taken:
-                # With its own objects only: else each piece would carry along those of its whole page.
-                pending.append(Page(head.queues, selected(head.chunk, np.arange(taken))))
-                rest = _slice(head, taken, len(head.chunk.runs))
-                heads[number] = rest if len(rest.chunk.runs) else None
-        if sum(len(page.chunk.runs) for page in pending) >= 2 * runs_max:
-            whole = union(pending)
-            even = len(whole.chunk.runs) // runs_max * runs_max
-            yield from cut(_slice(whole, 0, even), runs_max)
-            pending = [_slice(whole, even, len(whole.chunk.runs))]
-    if pending:
-        yield from cut(union(pending), runs_max)
-
-
-def union(pages: Sequence[Page]) -> Page:
-    """Several pages as one sorted page."""
-    names = sorted({queue for page in pages for queue in page.queues})
-    number = {queue: index for index, queue in enumerate(names)}
-    chunks = []
-    for page in pages:
-        runs = page.chunk.runs.copy()
-        runs["queue"] = np.array([number[queue] for queue in page.queues], np.uint32)[runs["queue"]]
-        chunks.append(replace(page.chunk, runs=runs))
-    return sorted_page(names, joined(tuple(chunks)))
-
-
-def _slice(page: Page, begin: int, end: int) -> Page:
-    return Page(page.queues, replace(page.chunk, runs=page.chunk.runs[begin:end]))
-
-
-def _at(page: Page, index: int) -> tuple[QueueKey, int]:
-    run = page.chunk.runs[index]
-    return page.queues[int(run["queue"])], int(run["base_queue_offset"])
-
-
-def _count_up_to(page: Page, limit: tuple[QueueKey, int]) -> int:
-    """How many leading runs lie at or below (queue, base offset)."""
-    runs, (queue, base) = page.chunk.runs, limit
-    below = bisect_left(page.queues, queue)
-    at = below < len(page.queues) and page.queues[below] == queue
-    begin, end = np.searchsorted(runs["queue"], [below, below + 1])
-    if not at:
-        return int(begin)
-    return int(begin + np.searchsorted(runs["base_queue_offset"][begin:end], base, side="right"))
 
 
 # -- reading --------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@
     lost: catch up with the head; a higher epoch → FencedError; else build anew on the newer state
 
 An unanswered commit is settled before other content is tried, even across calls that gave up. One writer object per
-process and archive; every public method may be called from any thread, commits are made one at a time.
+process and archive; every public method may be called from any thread, commits are made one at a time. Pages that
+travel with commits are page_writer.py's, waiting out a store that is away patience.py's.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from tiered.catalog.commit import (
     PageChange,
     encode_commit,
 )
+from tiered.catalog.limits import CatalogLimits
 from tiered.catalog.lines import LineStart, begin_line
-from tiered.catalog.pages import RunIndex, merge, sequence_to_merge, spill
+from tiered.catalog.page_writer import PageWriter
+from tiered.catalog.patience import Patience
 from tiered.catalog.reading import head_version, load, log_checks, read_commit, refresh
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, Owner, RootRef
@@ -44,29 +47,13 @@ from tiered.errors import (
     UnavailableError,
     UsageError,
 )
-from tiered.formats.keys import catalog_key, page_key
+from tiered.formats.keys import catalog_key
 from tiered.object_store.protocol import ObjectStore
 
 __all__ = ["CatalogLimits", "CatalogWriter", "load", "log_checks", "refresh"]
 
 T = TypeVar("T")
-PAGE_ATTEMPTS = 3
 Built = tuple[CommitDraft, CatalogState | None]
-
-
-@dataclass(frozen=True)
-class CatalogLimits:
-    """When runs leave memory and how long a PUT may take. ``spill_runs`` of 112 bytes each are kept in memory."""
-
-    root_every: int = 64
-    spill_runs: int = 65_536
-    page_runs_max: int = 32_768
-    merge_sequences: int = 8
-    put_timeout_s: float = 15.0
-    backoff_s_first: float = 0.1
-    backoff_s_max: float = 15.0
-    page_retry_commits: int = 8
-    """After a page could not be written, this many commits go by before the next try."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +95,13 @@ class CatalogWriter:
         self._limits = limits if root_every is None else replace(limits, root_every=root_every)
         self._random = random or random_module.SystemRandom()
         self._nonce = f"{self._random.getrandbits(64):016x}"
-        self._aborted = threading.Event()
-        self._wait = wait or self._aborted.wait
+        self._patience = Patience(self._limits, self._random, wait)
+        self._pages = PageWriter(store, self._limits, self._nonce)
         self._lock = threading.RLock()
         self._state = CatalogState()
         self._own_state: CatalogState | None = None
         self._epoch: int | None = None
         self._pending: _Pending | None = None
-        self._index = RunIndex(store)
-        self._pages_made = 0
-        self._abandoned_pages: list[str] = []
-        self._pages_after_version = 0
 
     # -- what is known ----------------------------------------------------------------------------------------
 
@@ -172,7 +155,7 @@ class CatalogWriter:
 
     def abort(self) -> None:
         """Make a call that waits for the store give up with UnavailableError; safe from any thread, final."""
-        self._aborted.set()
+        self._patience.abort()
 
     # -- commits ----------------------------------------------------------------------------------------------
 
@@ -185,7 +168,7 @@ class CatalogWriter:
         """
         with self._lock:
             self._settle()
-            self._patiently(self.load)
+            self._patience.answer(self.load)
             before = self._state.epoch
 
             def build(state: CatalogState) -> Built:
@@ -216,7 +199,7 @@ class CatalogWriter:
             raise CommitInvalidError(f"append of a {draft.kind}")
         with self._lock:
             pages = len(self._state.pages)
-            self._commit(draft, lambda state: (self._with_pages(self._owned(state), draft), None))
+            self._commit(draft, lambda state: (self._pages.with_pages(self._owned(state), draft), None))
             if len(self._state.pages) > pages:
                 self._merge_pages()
             return self.state
@@ -225,11 +208,13 @@ class CatalogWriter:
         """Start a new log line at ``phys``, the end of ``common_version``; 0: no version is in the new log."""
         with self._lock:
             common = (
-                self._patiently(lambda: load(self._store, version=common_version)) if common_version else None
+                self._patience.answer(lambda: load(self._store, version=common_version))
+                if common_version
+                else None
             )
 
             def build(state: CatalogState) -> Built:
-                return self._patiently(lambda: self._line(self._owned(state), common, phys))
+                return self._patience.answer(lambda: self._line(self._owned(state), common, phys))
 
             self._commit(CommitDraft(CommitKind.LINE), build)
             return self._state
@@ -246,7 +231,7 @@ class CatalogWriter:
                 return None if draft is None else (draft, None)
 
             if self._state.version == 0:
-                self._patiently(self.load)
+                self._patience.answer(self.load)
             self._commit(CommitDraft(CommitKind.MAINTENANCE), built)
             return self._state
 
@@ -259,7 +244,7 @@ class CatalogWriter:
                 if self._epoch is not None and not self.is_claimed and state.epoch == self._epoch:
                     return None  # an earlier call that gave up has won after all
                 self._owned(state)
-                return replace(draft, doomed=(*draft.doomed, *self._abandoned_pages)), None
+                return replace(draft, doomed=(*draft.doomed, *self._pages.given_up)), None
 
             self._commit(draft, build)
             self._epoch, self._own_state = None, None
@@ -312,13 +297,12 @@ class CatalogWriter:
         if self._put(pending):
             self._move_to(pending.next_state)
             self._pending = None
-            settled = pending.next_state.catalog_keys() | set(pending.commit.draft.doomed)
-            self._abandoned_pages = [key for key in self._abandoned_pages if key not in settled]
+            self._pages.settled(pending.next_state.catalog_keys() | set(pending.commit.draft.doomed))
             return pending
-        self._move_to(self._patiently(lambda: refresh(self._store, self._state)))
+        self._move_to(self._patience.answer(lambda: refresh(self._store, self._state)))
         self._pending = None
         if pending.commit.draft.pages is not NO_PAGES:
-            self._pages_after_version = self._state.version + self._limits.page_retry_commits
+            self._pages.postpone(self._state)
         return None
 
     def _put(self, pending: _Pending) -> bool:
@@ -330,7 +314,7 @@ class CatalogWriter:
                 self._store.put_if_absent(key, [pending.data], timeout_s=self._limits.put_timeout_s)
                 return True
             except AlreadyExistsError:
-                winner = self._patiently(lambda: read_commit(self._store, pending.commit.version))
+                winner = self._patience.answer(lambda: read_commit(self._store, pending.commit.version))
                 return winner.put_id == pending.commit.put_id
             except UnansweredError as error:
                 found = self._read_back(pending.commit.version)
@@ -340,7 +324,7 @@ class CatalogWriter:
             except UnavailableError as error:
                 cause = error
             failures += 1
-            self._back_off(failures, cause)
+            self._patience.back_off(failures, cause)
 
     def _read_back(self, version: int) -> Commit | None:
         try:
@@ -348,53 +332,14 @@ class CatalogWriter:
         except (NotFoundError, UnavailableError):
             return None
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        """The answer of a question that may be asked again."""
-        failures = 0
-        while True:
-            try:
-                return ask()
-            except UnavailableError as error:
-                failures += 1
-                self._back_off(failures, error)
-
-    def _back_off(self, failures: int, cause: UnavailableError) -> None:
-        if self._aborted.is_set():
-            raise cause
-        ceiling_s = min(self._limits.backoff_s_max, self._limits.backoff_s_first * 2 ** min(failures - 1, 16))
-        self._wait(ceiling_s * (0.5 + self._random.random() / 2))
-        if self._aborted.is_set():
-            raise cause
-
-    # -- pages ------------------------------------------------------------------------------------------------
-
-    def _with_pages(self, state: CatalogState, draft: CommitDraft) -> CommitDraft:
-        """``draft`` and, when due, a spill or a root. A page that cannot be written now waits; the commit does not."""
-        given_up = tuple(self._abandoned_pages)
-        draft = replace(draft, doomed=(*draft.doomed, *given_up)) if given_up else draft
-        if state.version < self._pages_after_version or draft.pages is not NO_PAGES:
-            return draft
-        try:
-            if state.memory_runs >= self._limits.spill_runs:
-                added = spill(state, self._limits.page_runs_max, self._put_runs)
-                change = PageChange(spilled_version=state.version, added=tuple(added))
-            elif state.version - state.root.version >= self._limits.root_every:
-                key = self._new_page_key("root", state.version)
-                self._put_page(key, encode_root(state))
-                change = PageChange(root=RootRef(key, state.version))
-            else:
-                return draft
-        except UnavailableError:
-            self._pages_after_version = state.version + self._limits.page_retry_commits
-            return draft
-        return replace(draft, pages=change)
-
     def _line(self, state: CatalogState, common: CatalogState | None, phys: int) -> Built:
         now_ms = self._clock_ms()
-        root_key = self._new_page_key("line", state.version + 1)
+        root_key = self._pages.new_key("line", state.version + 1, state.epoch)
         start = LineStart(phys, common, root_key, now_ms)
-        line_state = begin_line(state, start, self._index, self._put_runs, self._limits.page_runs_max)
-        self._put_page(root_key, encode_root(line_state))
+        line_state = begin_line(
+            state, start, self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max
+        )
+        self._pages.put(root_key, encode_root(line_state))
         draft = CommitDraft(
             CommitKind.LINE,
             line=line_state.cursor.line,
@@ -408,46 +353,17 @@ class CatalogWriter:
         return draft, line_state
 
     def _merge_pages(self) -> None:
-        """Merge one level if it is full. Only ever postponed by a store that is away."""
-        sequences = sequence_to_merge(self._state.pages, self._limits.merge_sequences)
-        if not sequences or self._state.version < self._pages_after_version:
-            return
-        merged_from = self._state
-        gone = [page.key for sequence in sequences for page in sequence]
-        try:
-            added = merge(self._index, merged_from, sequences, self._limits.page_runs_max, self._put_runs)
-        except UnavailableError:
-            self._pages_after_version = self._state.version + self._limits.page_retry_commits
+        """Merge one level if it is full."""
+        change = self._pages.merged(self._state)
+        if change is None:
             return
 
         def build(state: CatalogState) -> CommitDraft | None:
-            if state.epoch != self._epoch or not set(gone) <= {page.key for page in state.pages}:
+            if state.epoch != self._epoch or not set(change.removed) <= {page.key for page in state.pages}:
                 return None
-            change = PageChange(added=tuple(added), removed=gone, resolved_version=merged_from.version)
             return CommitDraft(CommitKind.MAINTENANCE, pages=change, created_ms=self._clock_ms())
 
         self.maintain(build)
-
-    def _put_runs(self, version: int, data: bytes) -> str:
-        """Put a page of runs; a few attempts, each under a key of its own, so that one of many pages may fail."""
-        for attempts_left in reversed(range(PAGE_ATTEMPTS)):
-            key = self._new_page_key("runs", version)
-            try:
-                self._put_page(key, data)
-                break
-            except UnavailableError:
-                if not attempts_left:
-                    raise
-        return key
-
-    def _new_page_key(self, kind: str, version: int) -> str:
-        self._pages_made += 1
-        return page_key(kind, version, self._state.epoch, f"{self._nonce}_{self._pages_made}")
-
-    def _put_page(self, key: str, data: bytes) -> None:
-        """One attempt; until a commit names ``key`` it counts as given up."""
-        self._abandoned_pages.append(key)
-        self._store.put_if_absent(key, [data], timeout_s=self._limits.put_timeout_s)
 
 
 def _name(owner: Owner | None) -> str:

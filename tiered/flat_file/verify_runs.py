@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.pages import Page, RunIndex, merged_pages, sequences_of, sorted_page
+from tiered.catalog.page_merge import merged_pages, sequences_of
+from tiered.catalog.pages import Page, RunIndex, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk, selected
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.flat_file.verify_segment import SegmentCheck

@@ -1,12 +1,12 @@
-"""The part of the commit state machine that deals with runs and gaps: contiguity, generations, replacement. Pure.
+"""What an append does to queues: contiguity in offsets, bytes and the log, gaps, generations. Pure.
 
-Owns the per-queue arithmetic in numpy; apply.py owns everything about the chain, the cursor and the objects.
+Owns the per-queue arithmetic in numpy. The chain, the cursor and the objects are in apply.py, what maintenance replaces
+in replace_runs.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.commit import CommitDraft, CommitInvalidError
 from tiered.catalog.queue_directory import QueueDirectory
-from tiered.catalog.state import EMPTY_CHUNK, REMOVED_DTYPE, CatalogState, RunChunk, selected
+from tiered.catalog.state import EMPTY_CHUNK, CatalogState, RunChunk
 from tiered.model.queue import LMQ_PREFIX, QueueKey
 from tiered.model.tables import (
     GAP_DTYPE,
@@ -28,12 +28,8 @@ from tiered.model.tables import (
 )
 
 Ints = NDArray[Any]
-Interval = tuple[int, int]
 
 _FLAG_OF_KIND = np.array([0, QUEUE_BATCH, QUEUE_LMQ], np.uint32)
-
-
-# -- append ---------------------------------------------------------------------------------------------------
 
 
 def append_runs(
@@ -264,146 +260,3 @@ def _show(draft: CommitDraft, index: int) -> str:
         f"{draft.queues[run['queue']]} offsets [{run['base_queue_offset']}, {run['end_queue_offset']}) "
         f"phys [{run['min_phys']}, {run['end_phys']})"
     )
-
-
-# -- replacement ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """What changes when runs are replaced, expired, or fill a gap."""
-
-    table: Table
-    gaps: Table
-    tombstones: Table
-    chunks: tuple[RunChunk, ...]
-    added: RunChunk
-
-
-def replace_runs(state: CatalogState, draft: CommitDraft, version: int) -> Replacement:
-    """The state's parts after a maintenance commit's ``removed`` and ``runs``."""
-    rows = state.directory.rows(draft.queues, len(state.table))
-    if bool((rows[draft.runs["queue"]] < 0).any()) or bool((rows[draft.removed["queue"]] < 0).any()):
-        raise CommitInvalidError("maintenance of a queue that is not in the archive")
-    removed = draft.removed.copy()
-    removed["queue"], removed["removed_version"] = rows[draft.removed["queue"]], version
-    chunks, tombstones = _take_out(state, removed)
-    runs = draft.runs.copy()
-    runs["queue"], runs["version"] = rows[draft.runs["queue"]], version
-    runs = np.sort(runs, order=["queue", "base_queue_offset"])
-    table, gaps = state.table.copy(), state.gaps
-    for row in np.union1d(runs["queue"], removed["queue"]).tolist():
-        mine, gone = runs[runs["queue"] == row], removed[removed["queue"] == row]
-        gaps = _replace_in_queue(state.key_of(row), row, table, gaps, mine, gone)
-    added = RunChunk(runs, draft.objects, tuple(draft.object_keys))
-    return Replacement(table, gaps, tombstones, chunks, added)
-
-
-def _take_out(state: CatalogState, removed: Table) -> tuple[tuple[RunChunk, ...], Table]:
-    """Remove runs from memory; those in pages get a tombstone. Each must be there exactly once."""
-    wanted = {_identity(run) for run in removed}
-    if len(wanted) != len(removed):
-        raise CommitInvalidError("a run is removed twice")
-    chunks, found = [], set()
-    for chunk in state.chunks:
-        hit = [index for index, run in enumerate(chunk.runs) if _identity(run) in wanted] if wanted else []
-        found |= {_identity(chunk.runs[index]) for index in hit}
-        if hit:
-            kept = np.ones(len(chunk.runs), bool)
-            kept[hit] = False
-            chunk = selected(chunk, kept)  # noqa: PLW2901
-        if len(chunk.runs):
-            chunks.append(chunk)
-    dead = {_identity(run) for run in state.tombstones}
-    in_pages = np.zeros(len(removed), bool)
-    for index, run in enumerate(removed):
-        identity = _identity(run)
-        if identity in found:
-            continue
-        version = int(run["version"])
-        key = state.key_of(int(run["queue"]))
-        if identity in dead or not any(
-            page.from_version <= version <= page.to_version and page.first <= key <= page.last
-            for page in state.pages
-        ):
-            raise CommitInvalidError(f"{key}: the run at {run['base_queue_offset']} is not there any more")
-        in_pages[index] = True
-    new = removed[in_pages].astype(REMOVED_DTYPE)
-    return tuple(chunks), np.concatenate([state.tombstones, new]) if len(new) else state.tombstones
-
-
-def _identity(run: np.void) -> tuple[int, int, int, int]:
-    return int(run["queue"]), int(run["base_queue_offset"]), int(run["end_queue_offset"]), int(run["version"])
-
-
-def _replace_in_queue(
-    key: QueueKey, row: int, table: Table, gaps: Table, runs: Table, removed: Table
-) -> Table:
-    """Check one queue's part, change its row of ``table`` (ours to change), and return the gaps."""
-    added, gone = _intervals(key, runs), _intervals(key, removed)
-    if added and gone:
-        if added != gone or int(runs["rows"].sum()) != int(removed["rows"].sum()):
-            raise CommitInvalidError(f"{key}: runs {gone} cannot be replaced by {added}")
-        return gaps
-    if gone:
-        table["row_count"][row] -= removed["rows"].sum()
-        return _expire(key, row, table, gaps, gone)
-    for run in runs:
-        gaps = _fill(key, row, gaps, int(run["base_queue_offset"]), int(run["end_queue_offset"]))
-    expected = table["end_byte"][row] + np.cumsum(runs["byte_count"]) - runs["byte_count"]
-    if bool(((runs["base_byte"] != expected) & (runs["kind"] != RunKind.LMQ)).any()):
-        raise CommitInvalidError(f"{key}: bytes that fill a gap go to the end of the TieredCommitLog")
-    table["end_byte"][row] += runs["byte_count"].sum()
-    table["row_count"][row] += runs["rows"].sum()
-    table["max_store_timestamp"][row] = max(
-        table["max_store_timestamp"][row], runs["max_store_timestamp"].max()
-    )
-    return gaps
-
-
-def _intervals(key: QueueKey, runs: Table) -> list[Interval]:
-    """Maximal intervals of queue offsets; runs must not overlap."""
-    merged: list[Interval] = []
-    for begin, end in sorted(
-        zip(runs["base_queue_offset"].tolist(), runs["end_queue_offset"].tolist(), strict=True)
-    ):
-        if begin >= end or (merged and begin < merged[-1][1]):
-            raise CommitInvalidError(f"{key}: runs overlap at {begin}")
-        if merged and begin == merged[-1][1]:
-            merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def _expire(key: QueueKey, row: int, table: Table, gaps: Table, gone: list[Interval]) -> Table:
-    """The oldest runs leave, with the gaps between and after them; the minimum moves up."""
-    floor, end = int(table["min_queue_offset"][row]), int(table["end_queue_offset"][row])
-    own = {int(gap["begin_queue_offset"]): index for index, gap in enumerate(gaps) if gap["queue"] == row}
-    kept = np.ones(len(gaps), bool)
-    while floor < end:
-        if gone and gone[0][0] == floor:
-            floor = gone.pop(0)[1]
-        elif floor in own:
-            kept[own[floor]] = False
-            floor = int(gaps["end_queue_offset"][own[floor]])
-        else:
-            break
-    if gone:
-        raise CommitInvalidError(f"{key}: only the oldest runs can leave, not {gone} above {floor}")
-    table["min_queue_offset"][row] = floor
-    return gaps[kept]
-
-
-def _fill(key: QueueKey, row: int, gaps: Table, begin: int, end: int) -> Table:
-    """Cut [begin, end) out of the gap that contains it."""
-    around = np.flatnonzero(
-        (gaps["queue"] == row) & (gaps["begin_queue_offset"] <= begin) & (gaps["end_queue_offset"] >= end)
-    )
-    if not len(around):
-        raise CommitInvalidError(f"{key}: [{begin}, {end}) fits into no recorded gap")
-    gap = gaps[around[0]]
-    rest = np.array([gap, gap], GAP_DTYPE)
-    rest["end_queue_offset"][0], rest["begin_queue_offset"][1] = begin, end
-    rest = rest[rest["begin_queue_offset"] < rest["end_queue_offset"]]
-    return np.concatenate([np.delete(gaps, around[0]), rest])

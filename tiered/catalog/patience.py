@@ -1,0 +1,54 @@
+"""Waiting out an object store that is away: the same question again, later and later, until told to give up.
+
+Owns the waits between tries. What is asked, and what an unanswered PUT means, is the caller's.
+"""
+
+from __future__ import annotations
+
+import random as random_module
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from tiered.catalog.limits import CatalogLimits
+from tiered.errors import UnavailableError
+
+T = TypeVar("T")
+
+
+class Patience:
+    """One actor's. ``wait`` is for tests; ``random`` gives the jitter."""
+
+    def __init__(
+        self,
+        limits: CatalogLimits,
+        random: random_module.Random,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self._limits = limits
+        self._random = random
+        self._aborted = threading.Event()
+        self._wait = wait or self._aborted.wait
+
+    def abort(self) -> None:
+        """Whoever waits gives up; safe from any thread, final."""
+        self._aborted.set()
+
+    def answer(self, ask: Callable[[], T]) -> T:
+        """The answer of a question that may be asked again. Raises UnavailableError after ``abort``."""
+        failures = 0
+        while True:
+            try:
+                return ask()
+            except UnavailableError as error:
+                failures += 1
+                self.back_off(failures, error)
+
+    def back_off(self, failures: int, cause: UnavailableError) -> None:
+        """Wait after the ``failures``-th failure in a row (from 1); raises ``cause`` once aborted."""
+        if self._aborted.is_set():
+            raise cause
+        ceiling_s = min(self._limits.backoff_s_max, self._limits.backoff_s_first * 2 ** min(failures - 1, 16))
+        self._wait(ceiling_s * (0.5 + self._random.random() / 2))
+        if self._aborted.is_set():
+            raise cause
