@@ -13,7 +13,7 @@ from tiered.errors import UsageError
 TimePoint = int | datetime
 """Milliseconds since the epoch, or a datetime; one without a zone is UTC."""
 
-BATCH_MESSAGES = 1024
+BATCH_MESSAGES = 4096
 BATCH_BYTES = 4 * 1024 * 1024
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
