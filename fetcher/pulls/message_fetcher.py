@@ -40,7 +40,7 @@ __all__ = ["FetcherCounters", "MessageFilter", "TieredMessageFetcher"]
 T = TypeVar("T")
 
 UNREAD_MS = 180_000
-ROWS_AHEAD = 4096
+ROWS_AHEAD = 8192
 """Rows behind a pull's that are looked at with it: who goes on gets them without another look."""
 
 _MAY_BE_NEWER = frozenset({
@@ -217,7 +217,8 @@ class TieredMessageFetcher:
             prefetcher.announced(reader, pull.offset, until, runs.bytes_per_offset(pull.offset))
         if reader.window.position == pull.offset:
             prefetcher.fetch_ahead(reader, view, pull.filter, inline=True)
-        goes_on = pull.until is None and pull.filter is None and reader.window.position == pull.offset
+        # Not for who lost what it had in hand: there is no room for more.
+        goes_on = held.rows is not None and pull.until is None and reader.window.position == pull.offset
         wish = Wish(pull.count, pull.max_bytes, pull.filter, rows_ahead=ROWS_AHEAD if goes_on else 0)
         read, waits = await _counting(self._rows.read(view, pull.offset, wish, Lane.USER, held))
         time_s = self._clock_s()

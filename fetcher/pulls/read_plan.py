@@ -217,8 +217,10 @@ def blocks_of_rows(
 def _plain_columns(index: SegmentIndex, place: RunPlace, span: BlockSpan) -> RowTable:
     first = int(index.first_row[place.ordinal])
     found = index.stored_columns(first + span.first_row, first + span.end_row)
-    # Copies: a view of some rows would keep whole column pages in memory.
-    size, tags_code, stamp, phys, inner, parent, parent_offset = (column.copy() for column in found)
+    # Copies: a view of some rows would keep whole column pages in memory. Rows of several pages are copies already.
+    size, tags_code, stamp, phys, inner, parent, parent_offset = (
+        column if column.base is None else column.copy() for column in found
+    )
     offsets = np.arange(place.base + span.first_row, place.base + span.end_row)
     return RowTable(offsets, size, tags_code, stamp, phys, offsets, inner, inner, parent, parent_offset)
 

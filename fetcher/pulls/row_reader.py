@@ -29,7 +29,7 @@ SCANNED_OFFSETS_MAX = 65_536
 """Offsets a filtered pull passes before it answers that it found nothing yet."""
 JUDGED_BYTES_MAX = 16 * 1024 * 1024
 """Record bytes a filter judges in one pull."""
-BYTES_AHEAD = 4 * 1024 * 1024
+BYTES_AHEAD = 8 * 1024 * 1024
 """Raw bytes of blocks whose rows are looked at because the reader will want them too."""
 RUNS_AT_ONCE = 64
 """Runs of which one pull reads side by side."""

@@ -35,6 +35,7 @@ _ONEWAY = 2
 _LENGTH = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _HEAD = struct.Struct(">iI")
+_LENGTHS = struct.Struct(">I")
 _FIXED = struct.Struct(">hBhii")
 _LANGUAGE_CODES = {name: code for code, name in enumerate(LANGUAGES)}
 
@@ -170,20 +171,21 @@ class FrameDecoder:
         if left < 4 + length:
             return None
         end = self._at = at + 4 + length
-        frame = bytes(data[at + 4 : end])
+        frame = data[at + 4 : end]
         if end == len(data):
             self._data, self._at = b"", 0
-        return decode(frame)
+        return decode(frame if type(frame) is bytes else bytes(frame))
 
 
 def decode(frame: bytes) -> RemotingCommand:
     """A command from a frame without its length field. Raises ProtocolError."""
     if len(frame) < 4:
         raise ProtocolError(f"a frame of {len(frame)} bytes has no header length")
-    kind, header_length = frame[0], int.from_bytes(frame[1:4], "big")
-    if header_length > len(frame) - 4:
-        raise ProtocolError(f"a header of {header_length} bytes in a frame of {len(frame)}")
-    header, body = frame[4 : 4 + header_length], frame[4 + header_length :]
+    (lengths,) = _LENGTHS.unpack_from(frame)
+    kind, header_end = lengths >> 24, 4 + (lengths & 0xFFFFFF)
+    if header_end > len(frame):
+        raise ProtocolError(f"a header of {header_end - 4} bytes in a frame of {len(frame)}")
+    header, body = frame[4:header_end], frame[header_end:]
     try:
         if kind == _JSON:
             return _from_json(header, body)
@@ -245,17 +247,16 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
         language = _language(language) if isinstance(language, int) else str(language)
     if remark is not None and type(remark) is not str:
         remark = str(remark)
-    return RemotingCommand(
-        _int32(document["code"]),
-        _int32(document["opaque"]),
-        _int32(get("flag", 0)),
-        language,
-        _int32(get("version", 0)),
-        remark,
-        fields,
-        body,
-        _JSON,
-    )
+    code, opaque, flag, version = document["code"], document["opaque"], get("flag", 0), get("version", 0)
+    if not (
+        type(code) is type(opaque) is type(flag) is type(version) is int
+        and _INT_MIN <= code <= _INT_MAX
+        and _INT_MIN <= opaque <= _INT_MAX
+        and _INT_MIN <= flag <= _INT_MAX
+        and _INT_MIN <= version <= _INT_MAX
+    ):
+        code, opaque, flag, version = map(_int32, (code, opaque, flag, version))
+    return RemotingCommand(code, opaque, flag, language, version, remark, fields, body, _JSON)
 
 
 def _binary_header(command: RemotingCommand) -> bytes:

@@ -9,7 +9,7 @@ import logging
 from typing import Protocol
 
 from fetcher.serving.wire.codes import ResponseCode
-from fetcher.serving.wire.request import BadRequestError, HandlerTable, Request, Response
+from fetcher.serving.wire.request import AtOnce, BadRequestError, HandlerTable, Request, Response
 from tiered.errors import TieredError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -41,13 +41,11 @@ class Answerer:
     def __init__(self, handlers: HandlerTable, door: Door | None) -> None:
         self._handlers, self._door = handlers, door
         self.finds_at_once = handlers.at_once
-        """Whether ``at_once`` may be asked: not None for codes that have such a handler."""
+        """What ``at_once`` may ask for a code, if anything."""
         self.is_prompt = handlers.is_prompt
 
-    def at_once(self, request: Request) -> Response | None:
+    def at_once(self, at_once: AtOnce, request: Request) -> Response | None:
         """The answer to what needs no waiting; None: ask ``answer``, which need not judge again."""
-        at_once = self._handlers.at_once(request.command.code)
-        assert at_once is not None
         try:
             return self._judged(request) or at_once(request)
         except TieredError as error:

@@ -176,12 +176,13 @@ class Connection(asyncio.BufferedProtocol):
         request, answerer = Request(command, self), self._answerer
         task: asyncio.Task[None] | None
         try:
-            if is_judged := answerer.finds_at_once(command.code) is not None:
-                response = answerer.at_once(request)
+            at_once = answerer.finds_at_once(command.code)
+            if at_once is not None:
+                response = answerer.at_once(at_once, request)
                 if response is not None:
                     self._respond(request, response)
                     return
-            work = self._serve(request, is_judged=is_judged)
+            work = self._serve(request, is_judged=at_once is not None)
             if answerer.is_prompt(command.code):
                 task = begin(work)
                 if task is None:
