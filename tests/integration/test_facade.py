@@ -8,16 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.facade_scene import (
+from tests.integration.client_scene import (
     QUEUES,
-    Facade,
     all_there_is,
-    beside_facade,
     broker_range,
     delete_old_files,
     everything,
     need_clients,
 )
+from tests.integration.facade_scene import Facade, beside_facade
 from tests.servers.rocketmq import BROKER, CLUSTER
 from tests.servers.running_store import RunningStore
 from tiered.formats import fastjson

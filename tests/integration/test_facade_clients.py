@@ -10,15 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.integration.facade_scene import (
-    QUEUES,
-    Facade,
-    Job,
-    beside_facade,
-    broker_range,
-    delete_old_files,
-    need_clients,
-)
+from tests.integration.client_scene import QUEUES, Job, broker_range, delete_old_files, need_clients
+from tests.integration.facade_scene import Facade, beside_facade
 from tests.servers.rocketmq import BROKER, CLUSTER
 from tests.servers.running_store import RunningStore
 

@@ -8,14 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.facade_scene import (
-    Facade,
-    all_there_is,
-    beside_facade,
-    delete_old_files,
-    need_clients,
-    wait_for,
-)
+from tests.integration.client_scene import all_there_is, delete_old_files, need_clients, wait_for
+from tests.integration.facade_scene import Facade, beside_facade
 from tests.servers.running_store import RunningStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(400)]

@@ -8,14 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.integration.facade_scene import (
-    Facade,
-    Job,
-    all_there_is,
-    beside_facade,
-    delete_old_files,
-    need_clients,
-)
+from tests.integration.client_scene import Job, all_there_is, delete_old_files, need_clients
+from tests.integration.facade_scene import Facade, beside_facade
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import CLUSTER, run_java
 from tests.servers.rocketmq_proxy import PROXY_VERSION, RocketMqProxy

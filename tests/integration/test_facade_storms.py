@@ -13,19 +13,18 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.integration.facade_scene import (
+from tests.integration.client_scene import (
     QUEUES,
     Consumer,
-    Facade,
     Job,
     Line,
     all_there_is,
     begin_deleting,
-    beside_facade,
     broker_range,
     delete_old_files,
     need_clients,
 )
+from tests.integration.facade_scene import Facade, beside_facade
 from tests.integration.live_scene import Sent
 from tests.servers.running_store import RunningStore
 from tests.soak.results import knob, limits, publish
