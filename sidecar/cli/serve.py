@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -68,6 +69,9 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
         raise UsageError(
             f"cannot listen on {settings.serve.bind}: {error}", hint="choose another --bind"
         ) from error
+    # What there is now stays: else each full collection looks at all of it, and pulls wait 0.05 s.
+    gc.collect()
+    gc.freeze()
     watching = asyncio.create_task(archive.watch(settings.serve.refresh_ms / 1000))
     logger.info(
         "serving",
