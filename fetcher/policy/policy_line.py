@@ -106,8 +106,16 @@ class Plan:
     @property
     def is_joined(self) -> bool:
         """Whether the archive belongs to the queue's line at all."""
-        may_use_archive = not self.situation.is_system and self.policy is not ReadPolicy.DISABLE
-        return may_use_archive and self.situation.archived is not None
+        return self._may_use_archive and self.situation.archived is not None
+
+    @property
+    def may_be_joined(self) -> bool:
+        """Whether it does, or may soon: what the broker has lost may be on its way there."""
+        return self.is_joined or (self._may_use_archive and self.situation.is_admitted)
+
+    @property
+    def _may_use_archive(self) -> bool:
+        return not self.situation.is_system and self.policy is not ReadPolicy.DISABLE
 
 
 class Outcome(NamedTuple, Generic[A]):
@@ -166,10 +174,11 @@ class PolicyLine:
         # After the catalog: what the broker deletes in between is then missed here, and held, rather than skipped.
         view = await sides.look()
         queue = None if _is_other_life(archived, view, offset) else archived.queue
-        is_behind = archived.dispatched_phys < view.oldest_phys and self._topics.admits(topic)
+        is_admitted = self._topics.admits(topic)
+        is_behind = is_admitted and archived.dispatched_phys < view.oldest_phys
         return Situation(
             offset, is_system, queue, view.side, view.queue, view.is_record, is_behind, is_leaving=view.is_leaving,
-            is_broker_older=view.oldest_phys < archived.first_phys,
+            is_admitted=is_admitted, is_broker_older=view.oldest_phys < archived.first_phys,
         )  # fmt: skip
 
     async def follow(self, sides: Sides[A], plan: Plan) -> Outcome[A]:

@@ -124,6 +124,8 @@ class Situation:
     residency: Residency = Residency.NOT_ASKED
     is_leaving: bool = False
     """Whether the broker's record may be deleted before it is read: the archive is asked first, if it has it."""
+    is_admitted: bool = False
+    """Whether its topic is archived: a queue that the archive does not know may be on its way there."""
     is_broker_older: bool = True
     """Whether the broker's log begins before the first message that was ever archived: it may have earlier ones."""
 
@@ -254,7 +256,9 @@ def after_local(policy: ReadPolicy, status: GetStatus | None, situation: Situati
     if status is None or (status is GetStatus.OFFSET_TOO_SMALL and may_use_archive):
         if may_use_archive and situation.archived is not None and situation.offset in situation.archived:
             return Follow.TIERED
-        is_gone = status is not None and situation.archived is None and not situation.is_archive_behind
+        # Whatever was there at the look may be on its way into the archive: how far that has come, the next look tells.
+        is_unknown = situation.archived is None and not situation.is_archive_behind
+        is_gone = status is not None and is_unknown and not situation.is_local_record
         return Follow.KEEP if is_gone or _is_before_both(status, situation) else Follow.HOLD
     return Follow.KEEP
 

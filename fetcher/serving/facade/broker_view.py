@@ -13,6 +13,7 @@ Owns that memory. Does not own what follows (policy_line.py).
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -108,6 +109,8 @@ class BrokerViews:
             self.files.expire()
         if known is None or not is_known or known.oldest_phys != await self._oldest_phys(command, upstream):
             known = await self._learn(place, command, upstream, known)
+        if 0 <= known.first_phys < known.oldest_phys:
+            return False  # its queue's minimum does not know yet what is deleted
         # Deletions are going on: of the file that is next it may have let go already.
         return known.queue is None or offset >= max(known.queue.min_offset, known.kept_from)
 
@@ -138,14 +141,23 @@ class BrokerViews:
             del self._known[topic, queue_id]  # cut back, or a recreated topic
             return
         step = minimum - known.queue.min_offset
+        if step > 0:
+            self._doubt(known)
         queue = OffsetRange(max(minimum, known.queue.min_offset), maximum)
         self._known[topic, queue_id] = replace(
             known,
             queue=queue,
             first_phys=-1 if step > 0 else known.first_phys,
             margin=next_margin(known.margin, step),
-            max_s=self.clock_s(),
+            learnt_s=known.learnt_s if step <= 0 else -math.inf,
+            max_s=self.clock_s() if step <= 0 else -math.inf,
         )
+
+    def _doubt(self, known: _Known) -> None:
+        """The broker has deleted since: by its old begin nobody may say that the archive has come so far."""
+        self._oldest = None
+        if self.files is not None and known.oldest_file is not None and not known.oldest_file.exists():
+            self.files.expire()
 
     async def _learn(
         self, place: tuple[str, int], command: RemotingCommand, upstream: Upstream, earlier: _Known | None
@@ -177,6 +189,7 @@ class BrokerViews:
         try:
             minimum = await _number(command, upstream, RequestCode.GET_MIN_OFFSET)
             maximum = await _number(command, upstream, RequestCode.GET_MAX_OFFSET)
+            self._oldest = None  # never older than the minimum
             oldest = await self._oldest_phys(command, upstream)
             if minimum is None or maximum is None:
                 return _Known(BrokerSide.UNTOLD, now_s, now_s, oldest_phys=oldest)

@@ -97,7 +97,7 @@ class FacadePulls:
 
     async def _planned(self, sides: PullSides, topic: str, queue_id: int, offset: int) -> Plan:
         plan = await self._line.plan(sides, topic, queue_id, offset)
-        sides.is_joined = plan.is_joined or plan.situation.is_archive_behind
+        sides.is_joined = plan.may_be_joined
         return plan
 
     def _hold_s(self, request: Request, flags: int) -> float:

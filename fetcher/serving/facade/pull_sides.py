@@ -106,7 +106,7 @@ class PullSides:
         self._committed_s: float | None = None
         self.may_relay = True
         self.is_joined = True
-        """Whether the archive has a part in this queue's line; else the broker's word stands as it is."""
+        """Whether the archive has a part in this queue's line, or may soon; else the broker's word stands as it is."""
 
     async def look(self) -> LocalView:
         """See BrokerLook."""

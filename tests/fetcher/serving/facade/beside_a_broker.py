@@ -101,17 +101,18 @@ class Scene:
         """Another policy for all topics."""
         self.line.apply(ReadSettings(policy=name))
 
-    def expire(self, offset: int, *, quietly: bool = False) -> int:
-        """The broker deletes the files below the record at ``offset``; its new minimum. ``quietly``: its consume
-        queue does not know yet."""
-        records = self.store.records["t", 0]
-        first = phys_of(records[offset]) // FILE_BYTES * FILE_BYTES
-        minimum = min(number for number, record in records.items() if phys_of(record) >= first)
-        (self.broker.lost if quietly else self.broker.minimum)["t", 0] = minimum
+    def expire(self, offset: int, *, quietly: bool = False, topic: str = "t") -> int:
+        """The broker deletes the files below the record of ``topic`` at ``offset``; its new minimum there.
+        ``quietly``: its consume queues do not know yet."""
+        first = phys_of(self.store.records[topic, 0][offset]) // FILE_BYTES * FILE_BYTES
+        minimums = self.broker.lost if quietly else self.broker.minimum
+        for place, records in self.store.records.items():
+            kept = [number for number, record in records.items() if phys_of(record) >= first]
+            minimums[place] = min(kept, default=max(records) + 1)
         for path in (self.store.path / "commitlog").iterdir():
             if int(path.name) < first:
                 path.unlink()
-        return minimum
+        return minimums[topic, 0]
 
     def forget(self) -> None:
         """A second has gone by."""

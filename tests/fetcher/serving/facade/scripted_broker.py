@@ -117,7 +117,8 @@ class ScriptedBroker:
             return RemotingCommand(0, 0)
         if code == R.GET_BROKER_RUNTIME_INFO:
             oldest = min((phys_of(records[number]) for (place, records) in self.store.records.items()
-                          for number in records if number >= self.minimum.get(place, 0)), default=0)  # fmt: skip
+                          for number in records if number >= max(self.minimum.get(place, 0), self.lost.get(place, 0))),
+                         default=0)  # fmt: skip
             return RemotingCommand(0, 0, body=b'{"table":{"commitLogMinOffset":"%d"}}' % oldest)
         if code in (R.VIEW_MESSAGE_BY_ID, R.QUERY_MESSAGE):
             return self._lookup(code, fields)

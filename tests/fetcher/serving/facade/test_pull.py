@@ -213,8 +213,36 @@ def test_the_broker_deletes_between_decision_and_relay(
 
 
 @WAYS
+@pytest.mark.parametrize("quietly", [False, True], ids=["known", "removing"])
+@pytest.mark.parametrize("tag", ["", "a"], ids=["all", "filtered"])
+def test_what_the_broker_deletes_of_a_queue_on_its_way_into_the_archive_is_held(
+    tmp_path: Path, with_files: bool, quietly: bool, tag: str
+) -> None:
+    """Decided while the broker had it and the archive was not behind; and again before anybody looks anew."""
+
+    async def story(scene: Scene) -> None:
+        for number in range(200):
+            scene.store.put("late", 0, b"%d" % number + b"y" * 900, tags="a")
+        if tag:
+            scene.subscriptions.known, scene.broker.tag = Subscription("late", tag), tag
+        assert scene.numbers(await scene.pull(3, topic="late", count=1), "late") == [3]
+
+        def deletes(command: RemotingCommand) -> None:
+            if command.code == 11:
+                scene.expire(100, quietly=quietly, topic="late")
+
+        scene.broker.before = deletes
+        for _ in range(3):
+            response = await scene.pull(3, topic="late", flags=0)
+            assert (response.code, response.ext["nextBeginOffset"]) == (20, "3")
+
+    run(tmp_path, story, with_files=with_files)
+
+
+@WAYS
+@pytest.mark.parametrize("quietly", [False, True], ids=["known", "removing"])
 def test_filtered_messages_deleted_between_decision_and_relay_are_not_skipped(
-    tmp_path: Path, with_files: bool
+    tmp_path: Path, with_files: bool, quietly: bool
 ) -> None:
     async def story(scene: Scene) -> None:
         scene.subscriptions.known = Subscription("t", "a")
@@ -222,7 +250,7 @@ def test_filtered_messages_deleted_between_decision_and_relay_are_not_skipped(
         answered, code, _, numbers = await who(scene, 250, count=8)
         assert (answered, code, numbers) == (BROKER, 0, list(range(250, 266, 2)))
         scene.views.keep_s = 1e9
-        scene.broker.before = lambda command: command.code == 11 and scene.expire(290, quietly=with_files)
+        scene.broker.before = lambda command: command.code == 11 and scene.expire(290, quietly=quietly)
         _, code, _, numbers = await who(scene, 250, count=8)
         assert (code, numbers) == (0, list(range(250, 266, 2)))
         assert scene.line.counters.fallbacks == {"local OFFSET_TOO_SMALL": 1}
