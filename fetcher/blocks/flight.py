@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 
 from fetcher.blocks.block_cache import Block, BlockKey
 from fetcher.blocks.coalescing import PlannedGet
@@ -30,7 +31,7 @@ class FlightPlan:
     unasked: Set[int] = frozenset()
     """Numbers of those that come along though nobody asked for them."""
 
-    @property
+    @cached_property
     def cost_bytes(self) -> int:
         """Stored and raw bytes in memory at once, at most."""
         spans = [*self.from_disk, *self.from_store]
