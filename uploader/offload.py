@@ -6,18 +6,15 @@
     back-fill the same parts until the end of the log, then hide what the broker no longer shows
     stop      close the open batch, drain, release the epoch
 
-Used alike by `tiered run` and `tiered backfill`. Owns threads and their order; decisions live in the other modules,
-the dispatch loop in follow_loop.py.
+Used alike by `tiered run` and `tiered backfill`. Owns threads and their order; decisions live in the other modules, the
+start in archive_owner.py, the dispatch loop in follow_loop.py.
 """
 
 from __future__ import annotations
 
-import os
-import random
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +22,7 @@ from numpy.typing import NDArray
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
-from tiered.catalog.protocol import CatalogWriter, log_checks
-from tiered.catalog.state import CatalogState
-from tiered.errors import FencedError, UnavailableError
+from tiered.errors import FencedError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
 from tiered.kernels.queue_table import QueueTable
@@ -35,6 +30,7 @@ from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
+from uploader.archive_owner import ArchiveOwner
 from uploader.attempts import AttemptPolicy
 from uploader.bound_source import BoundSource, WordSource
 from uploader.broker_marks import BrokerMarks, MarksContext, broker_tables
@@ -47,7 +43,7 @@ from uploader.follow_loop import BrokerRestartedError, FollowContext, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.log_feed import LogFeed
-from uploader.log_line import CheckResult, compare, find_new_line
+from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.offload_status import OffloadResult, OffloadStatus
 from uploader.queue_tails import QueueTails
 
@@ -64,28 +60,6 @@ ARENA_SLACK = 0.25
 """Room beyond batch_bytes, so that a retry can take newer data along."""
 SHORT_WAIT_S = 0.05
 MARKS_EVERY_S = 60.0
-
-
-@dataclass(frozen=True)
-class OffloadIdentity:
-    """Whose archive, and who writes it."""
-
-    cluster: str
-    broker: str
-    instance: str
-    kind: str
-    """"run" or "backfill"."""
-
-
-@dataclass(frozen=True)
-class Environment:
-    """Clock, randomness and log lines, injected."""
-
-    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    jitter: Callable[[], float] = random.random
-    log: Callable[[str, Mapping[str, object]], None] = lambda message, fields: None
-    committed: Callable[[CatalogState], None] = lambda state: None
-    """Gets every state this writer has committed messages with; must not block."""
 
 
 class Offloader:
@@ -112,9 +86,17 @@ class Offloader:
         self._index_settings = index_settings or IndexSettings()
         self._environment = environment or Environment()
         self._bound_source = BoundSource(broker_store, word_source)
-        self._take_over = take_over
         self._pins = pins
         self._archive = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
+        self._owner = ArchiveOwner(
+            self._archive,
+            self._log,
+            identity,
+            self._environment,
+            root_every=settings.root_every,
+            take_over=take_over,
+        )
+        self._writer = self._owner.writer
         self._table = QueueTable()
         self._tails = QueueTails()
         self._feed = LogFeed(
@@ -130,9 +112,7 @@ class Offloader:
         self._stop_marks = threading.Event()
         self._behind = threading.Event()
         self._started_s = time.monotonic()
-        self._has_claimed = False
         self._is_wired = False
-        self._writer: CatalogWriter
         self._dispatcher: TieredDispatcher
         self._uploader: CycleUploader
         self._index_builder: IndexBuilder
@@ -143,67 +123,11 @@ class Offloader:
 
     def _open(self, *, claim_now: bool) -> None:
         """Load the catalog, settle the log line, place the cursor."""
-        self._log.refresh()
-        self._writer = CatalogWriter(
-            self._archive,
-            cluster=self._identity.cluster,
-            broker=self._identity.broker,
-            instance=self._identity.instance,
-            kind=self._identity.kind,
-            host=os.uname().nodename,
-            clock_ms=self._environment.clock_ms,
-            root_every=self._settings.root_every,
-        )
-        state = self._writer.load()
-        if claim_now:
-            # The owner before may commit until the claim is won: compare with what is there after it.
-            self._claim()
-            state = self._writer.state_or_none
-        start_phys = self._log.min_phys if state is None else state.cursor.phys
-        if state is not None and compare(self._log, state.cursor.check) == CheckResult.DIFFERENT:
-            self._claim()
-            start_phys = self._start_new_line()
-        self._load_tails()
+        start_phys = self._owner.open(claim_now=claim_now)
+        self._owner.load_tails(self._table, self._tails)
         self._wire(start_phys)
+        self._owner.planning_begins()
         self._is_wired = True
-
-    def _claim(self) -> None:
-        """Own the epoch. Once only: who lost it has planned from tails that are no longer true."""
-        if self._writer.is_claimed:
-            return
-        if self._has_claimed:
-            raise FencedError(
-                "another writer has claimed the archive", hint="this writer stops; reading goes on"
-            )
-        before = self._writer.state_or_none
-        self._writer.claim(take_over=self._take_over)
-        self._has_claimed = True
-        self._log_line("epoch claimed", epoch=self._writer.state.epoch)
-        after = self._writer.state_or_none
-        if self._is_wired and after is not None and (before is None or before.cursor != after.cursor):
-            raise UnavailableError("another writer committed just before the claim", hint="run again")
-
-    def _start_new_line(self) -> int:
-        new_line = find_new_line(self._log, log_checks(self._archive, self._writer.state))
-        self._writer.append_line(common_version=new_line.version, phys=new_line.phys)
-        self._log_line("the broker's log differs from the archive: new log line", from_phys=new_line.phys,
-                       common_version=new_line.version)  # fmt: skip
-        return new_line.phys
-
-    def _load_tails(self) -> None:
-        """Every queue's current generation, from the catalog."""
-        self._tails.clear()
-        state = self._writer.state_or_none
-        if state is None:
-            return
-        for key, row in state.current_queues():
-            self._tails.set(
-                self._table.ordinal(key.topic, key.queue_id),
-                next_offset=int(row["end_queue_offset"]),
-                end_byte=int(row["end_byte"]),
-                end_phys=int(row["end_phys"]),
-                generation=key.generation,
-            )
 
     def _wire(self, start_phys: int) -> None:
         settings, environment = self._settings, self._environment
@@ -238,7 +162,7 @@ class Offloader:
             clock_ms=environment.clock_ms,
             monotonic_s=time.monotonic,
             jitter=environment.jitter,
-            claim=self._claim,
+            claim=self._owner.claim,
             log=environment.log,
         )
         self._uploader = CycleUploader(
@@ -252,7 +176,12 @@ class Offloader:
         )  # fmt: skip
         self._marks = BrokerMarks(
             MarksContext(
-                self._store, self._writer, self._uploader, self._state_archive, self._claim, environment.log
+                self._store,
+                self._writer,
+                self._uploader,
+                self._state_archive,
+                self._owner.claim,
+                environment.log,
             )
         )
         self._loop = FollowLoop(
@@ -268,7 +197,6 @@ class Offloader:
                 check_failure=self._check_failure,
             )
         )
-        self._is_wired = True
 
     # -- run --------------------------------------------------------------------------------------------------
 
@@ -406,7 +334,7 @@ class Offloader:
         settings = self._index_settings
         if not settings.enabled or not settings.after_backfill or not self._index_builder.has_unindexed():
             return
-        self._claim()  # what a killed process left of the index carries an older epoch than what is made now
+        self._owner.claim()  # what a killed process left of the index carries an older epoch than what is made now
         self._index_builder.run_to_end(stop)
 
     def _result(self, from_phys: int) -> OffloadResult:
@@ -455,9 +383,6 @@ class Offloader:
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,
         )
-
-    def _log_line(self, message: str, **fields: object) -> None:
-        self._environment.log(message, fields)
 
 
 def _delay_levels_ms(store: BrokerStore) -> NDArray[np.int64]:

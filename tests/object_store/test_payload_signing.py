@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tiered.object_store.s3 import config_arguments
+from tiered.object_store.s3_client import config_arguments
 from tiered.settings.sections import ObjectStoreSettings
 
 

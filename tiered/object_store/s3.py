@@ -1,10 +1,9 @@
 """s3://: AWS, MinIO, LocalStack, Ceph and whatever else honours ``If-None-Match: *`` on PUT.
 
 One call is one attempt: the SDK's own retries are off. Every body carries its CRC32C, which the server checks
-and which is signed; the body itself is signed too unless the link is TLS or said to be trusted. Addresses are
-path-style for an endpoint of one's own, the SDK's choice for AWS.
+and which is signed; the body itself is signed too unless the link is TLS or said to be trusted.
 
-Owns the requests of the blocking client. The SDK is loaded by the first request, not by import.
+Owns the requests of the blocking client; how the SDK is set up is in s3_client.py. It is loaded by the first request.
 """
 
 from __future__ import annotations
@@ -14,18 +13,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 from tiered.errors import CorruptionError, TieredError, UnansweredError
 from tiered.object_store.body import PieceReader, as_views, crc32c_base64, parts
 from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.protocol import Body, ObjectInfo
+from tiered.object_store.s3_client import connect
 from tiered.object_store.s3_errors import release_frames, s3_error
-from tiered.object_store.s3_transport import CONNECTIONS_MAX, S3Transport, TransportOptions, deadline
-from tiered.settings.sections import ObjectStoreSettings
+from tiered.object_store.s3_transport import S3Transport, deadline
 
 logger = logging.getLogger(__name__)
 
@@ -252,77 +249,3 @@ def listed_objects(answer: dict[str, Any]) -> list[ObjectInfo]:
         ObjectInfo(item["Key"], item["Size"], int(item["LastModified"].timestamp() * 1000))
         for item in answer.get("Contents", ())
     ]
-
-
-def client_arguments(options: StoreOptions) -> dict[str, Any]:
-    """What both clients give the SDK, its Config aside."""
-    settings, credentials = options.settings, options.credentials
-    arguments: dict[str, Any] = {
-        "endpoint_url": settings.endpoint_url or None,
-        "region_name": settings.region or None,
-    }
-    if credentials is not None:
-        arguments |= {
-            "aws_access_key_id": credentials.access_key,
-            "aws_secret_access_key": credentials.secret_key,
-            "aws_session_token": credentials.session_token,
-        }
-    return arguments
-
-
-def config_arguments(settings: ObjectStoreSettings) -> dict[str, Any]:
-    """The SDK's Config: no retries, no checksums of its own, addressing, payload signing."""
-    style = settings.addressing_style
-    if style == "auto" and settings.endpoint_url:
-        style = "path"  # an endpoint of one's own seldom has a wildcard name in DNS
-    is_plain = settings.endpoint_url.startswith("http://")
-    unsigned = settings.trusted_network or not is_plain or _is_this_machine(settings.endpoint_url)
-    return {
-        "connect_timeout": settings.connect_timeout_ms / 1000,
-        "read_timeout": settings.read_timeout_ms / 1000,
-        "max_pool_connections": CONNECTIONS_MAX,
-        "retries": {"total_max_attempts": 1, "mode": "standard"},
-        "request_checksum_calculation": "when_required",
-        "response_checksum_validation": "when_required",
-        "s3": {"addressing_style": style, "payload_signing_enabled": not unsigned},
-    }
-
-
-def _is_this_machine(endpoint_url: str) -> bool:
-    """Whether nobody on a network can come between us and the server: bodies need no signature then."""
-    host = urlsplit(endpoint_url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def quiet_sdk_logs() -> None:
-    """At level debug the SDK logs whole requests, session token included: never let it."""
-    for name in ("botocore", "boto3", "aiobotocore", "aioboto3"):
-        logging.getLogger(name).setLevel(logging.INFO)
-
-
-def connect(options: StoreOptions) -> tuple[Any, S3Transport]:
-    """A boto3 client whose requests go through our transport."""
-    import boto3  # 0.4 s, and file:// archives never need it
-    from botocore.config import Config
-    from botocore.httpsession import get_cert_path
-    from botocore.utils import get_environ_proxies
-
-    quiet_sdk_logs()
-    settings = options.settings
-    session = boto3.session.Session()
-    client = session.client("s3", config=Config(**config_arguments(settings)), **client_arguments(options))
-    endpoint = client.meta.endpoint_url
-    bundle = session._session.get_config_variable("ca_bundle")
-    transport = S3Transport(
-        TransportOptions(
-            connect_timeout_s=settings.connect_timeout_ms / 1000,
-            read_timeout_s=settings.read_timeout_ms / 1000,
-            ca_certs=bundle or get_cert_path(True),
-            proxy_url=get_environ_proxies(endpoint).get(endpoint.split(":", 1)[0]),
-        )
-    )
-    client.meta.events.register("before-send.s3", transport)
-    return client, transport

@@ -13,14 +13,8 @@ from tiered.errors import CorruptionError
 from tiered.object_store.key import check_key
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.protocol import ObjectInfo
-from tiered.object_store.s3 import (
-    LIST_KEYS_MAX,
-    client_arguments,
-    config_arguments,
-    exact_range,
-    listed_objects,
-    quiet_sdk_logs,
-)
+from tiered.object_store.s3 import LIST_KEYS_MAX, exact_range, listed_objects
+from tiered.object_store.s3_client import client_arguments, config_arguments, quiet_sdk_logs
 from tiered.object_store.s3_errors import s3_error
 
 

@@ -1,0 +1,90 @@
+"""The SDK's clients as this program wants them: credentials, addressing, signing, no retries, our transport.
+
+Addresses are path-style for an endpoint of one's own, the SDK's choice for AWS. Owns how both clients, blocking and
+async, are set up; the requests are in s3.py and s3_async.py. The SDK is loaded by ``connect``, not by import.
+"""
+
+from __future__ import annotations
+
+import logging
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from tiered.object_store.options import StoreOptions
+from tiered.object_store.s3_transport import CONNECTIONS_MAX, S3Transport, TransportOptions
+from tiered.settings.sections import ObjectStoreSettings
+
+
+def client_arguments(options: StoreOptions) -> dict[str, Any]:
+    """What both clients give the SDK, its Config aside."""
+    settings, credentials = options.settings, options.credentials
+    arguments: dict[str, Any] = {
+        "endpoint_url": settings.endpoint_url or None,
+        "region_name": settings.region or None,
+    }
+    if credentials is not None:
+        arguments |= {
+            "aws_access_key_id": credentials.access_key,
+            "aws_secret_access_key": credentials.secret_key,
+            "aws_session_token": credentials.session_token,
+        }
+    return arguments
+
+
+def config_arguments(settings: ObjectStoreSettings) -> dict[str, Any]:
+    """The SDK's Config: no retries, no checksums of its own, addressing, payload signing."""
+    style = settings.addressing_style
+    if style == "auto" and settings.endpoint_url:
+        style = "path"  # an endpoint of one's own seldom has a wildcard name in DNS
+    is_plain = settings.endpoint_url.startswith("http://")
+    unsigned = settings.trusted_network or not is_plain or _is_this_machine(settings.endpoint_url)
+    return {
+        "connect_timeout": settings.connect_timeout_ms / 1000,
+        "read_timeout": settings.read_timeout_ms / 1000,
+        "max_pool_connections": CONNECTIONS_MAX,
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        "s3": {"addressing_style": style, "payload_signing_enabled": not unsigned},
+    }
+
+
+def _is_this_machine(endpoint_url: str) -> bool:
+    """Whether nobody on a network can come between us and the server: bodies need no signature then."""
+    host = urlsplit(endpoint_url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def quiet_sdk_logs() -> None:
+    """At level debug the SDK logs whole requests, session token included: never let it."""
+    for name in ("botocore", "boto3", "aiobotocore", "aioboto3"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def connect(options: StoreOptions) -> tuple[Any, S3Transport]:
+    """A boto3 client whose requests go through our transport."""
+    import boto3  # 0.4 s, and file:// archives never need it
+    from botocore.config import Config
+    from botocore.httpsession import get_cert_path
+    from botocore.utils import get_environ_proxies
+
+    quiet_sdk_logs()
+    settings = options.settings
+    session = boto3.session.Session()
+    client = session.client("s3", config=Config(**config_arguments(settings)), **client_arguments(options))
+    endpoint = client.meta.endpoint_url
+    bundle = session._session.get_config_variable("ca_bundle")
+    transport = S3Transport(
+        TransportOptions(
+            connect_timeout_s=settings.connect_timeout_ms / 1000,
+            read_timeout_s=settings.read_timeout_ms / 1000,
+            ca_certs=bundle or get_cert_path(True),
+            proxy_url=get_environ_proxies(endpoint).get(endpoint.split(":", 1)[0]),
+        )
+    )
+    client.meta.events.register("before-send.s3", transport)
+    return client, transport

@@ -1,0 +1,109 @@
+"""Who writes the archive, and from where on: loads the catalog, settles the log line, owns the epoch.
+
+    load the catalog → check the log line → claim the epoch (back-fill: only when there is something to put)
+
+Owns that order, and that an epoch is claimed once only. Commits of data are cycle_upload.py's.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.protocol import CatalogWriter, log_checks
+from tiered.errors import FencedError, UnavailableError
+from tiered.kernels.queue_table import QueueTable
+from tiered.object_store.protocol import ObjectStore
+from uploader.log_line import CheckResult, compare, find_new_line
+from uploader.offload_environment import Environment, OffloadIdentity
+from uploader.queue_tails import QueueTails
+
+
+class ArchiveOwner:
+    """One writer's hold on one archive. ``claim`` from any thread."""
+
+    def __init__(
+        self,
+        archive: ObjectStore,
+        log: CommitLog,
+        identity: OffloadIdentity,
+        environment: Environment,
+        *,
+        root_every: int,
+        take_over: bool,
+    ) -> None:
+        self._archive = archive
+        self._log = log
+        self._environment = environment
+        self._take_over = take_over
+        self._has_claimed = False
+        self._has_planned = False
+        self.writer = CatalogWriter(
+            archive,
+            cluster=identity.cluster,
+            broker=identity.broker,
+            instance=identity.instance,
+            kind=identity.kind,
+            host=os.uname().nodename,
+            clock_ms=environment.clock_ms,
+            root_every=root_every,
+        )
+
+    def open(self, *, claim_now: bool) -> int:
+        """Physical offset to go on from."""
+        self._log.refresh()
+        state = self.writer.load()
+        if claim_now:
+            # The owner before may commit until the claim is won: compare with what is there after it.
+            self.claim()
+            state = self.writer.state_or_none
+        if state is None:
+            return self._log.min_phys
+        if compare(self._log, state.cursor.check) == CheckResult.DIFFERENT:
+            self.claim()
+            return self._start_new_line()
+        return state.cursor.phys
+
+    def planning_begins(self) -> None:
+        """From now on cycles are planned from the state as it is: a claim that finds another one is too late."""
+        self._has_planned = True
+
+    def claim(self) -> None:
+        """Own the epoch. Once only: who lost it has planned from tails that are no longer true."""
+        if self.writer.is_claimed:
+            return
+        if self._has_claimed:
+            raise FencedError(
+                "another writer has claimed the archive", hint="this writer stops; reading goes on"
+            )
+        before = self.writer.state_or_none
+        self.writer.claim(take_over=self._take_over)
+        self._has_claimed = True
+        self._environment.log("epoch claimed", {"epoch": self.writer.state.epoch})
+        after = self.writer.state_or_none
+        if self._has_planned and after is not None and (before is None or before.cursor != after.cursor):
+            raise UnavailableError("another writer committed just before the claim", hint="run again")
+
+    def load_tails(self, table: QueueTable, tails: QueueTails) -> None:
+        """Every queue's current generation, from the catalog."""
+        tails.clear()
+        state = self.writer.state_or_none
+        if state is None:
+            return
+        for key, row in state.current_queues():
+            tails.set(
+                table.ordinal(key.topic, key.queue_id),
+                next_offset=int(row["end_queue_offset"]),
+                end_byte=int(row["end_byte"]),
+                end_phys=int(row["end_phys"]),
+                generation=key.generation,
+            )
+
+    def _start_new_line(self) -> int:
+        new_line = find_new_line(self._log, log_checks(self._archive, self.writer.state))
+        self.writer.append_line(common_version=new_line.version, phys=new_line.phys)
+        self._environment.log(
+            "the broker's log differs from the archive: new log line",
+            {"from_phys": new_line.phys, "common_version": new_line.version},
+        )
+        return new_line.phys

@@ -1,0 +1,32 @@
+"""What one writer of one archive is given: whose archive it is, and clock, randomness and log lines. Values only."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tiered.catalog.state import CatalogState
+
+
+@dataclass(frozen=True)
+class OffloadIdentity:
+    """Whose archive, and who writes it."""
+
+    cluster: str
+    broker: str
+    instance: str
+    kind: str
+    """"run" or "backfill"."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Clock, randomness and log lines, injected."""
+
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    jitter: Callable[[], float] = random.random
+    log: Callable[[str, Mapping[str, object]], None] = lambda message, fields: None
+    committed: Callable[[CatalogState], None] = lambda state: None
+    """Gets every state this writer has committed messages with; must not block."""
