@@ -17,6 +17,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
 from tiered.catalog.protocol import CatalogWriter
+from tiered.errors import ThrottledError
 from tiered.formats.segment import BlockCodec, EncodedSegment
 from tiered.object_store.protocol import ObjectStore
 from uploader.attempts import AttemptPolicy
@@ -85,6 +86,11 @@ class Attempt:
     def is_durable(self) -> bool:
         """Every PUT was acknowledged; of no object at all that is true as well."""
         return all(put.done() and _error_of(put) is None for put in self.puts)
+
+    def keys_that_may_exist(self) -> list[str]:
+        """Garbage if it is abandoned. A PUT that was refused before any effect, or withdrawn, left nothing: listed,
+        such keys would grow in number as long as the store is away."""
+        return [key for key, put in zip(self.keys, self.puts, strict=True) if not _left_nothing(put)]
 
     def failure(self, now_s: float) -> Exception | None:
         """Why it is to be abandoned now, or None: it may still become durable, or its PUTs are not yet closed.
@@ -187,6 +193,10 @@ class CyclesInFlight:
         with self.changed:
             if self._changes == after:
                 self.changed.wait(timeout_s)
+
+
+def _left_nothing(put: Future[None]) -> bool:
+    return put.cancelled() or (put.done() and isinstance(put.exception(), ThrottledError))
 
 
 def _error_of(put: Future[None]) -> Exception | None:

@@ -150,7 +150,7 @@ class CycleBuilder:
             {"error": str(error), "failures": cycle.failures, "from_phys": cycle.batch.from_phys,
              "to_phys": cycle.batch.to_phys},
         )  # fmt: skip
-        self._in_flight.doom(attempt.keys)
+        self._in_flight.doom(attempt.keys_that_may_exist())
         attempt.encoded.clear()
         cycle.attempt = None
         if isinstance(step, Stop):

@@ -171,6 +171,48 @@ def test_a_refusal_beside_puts_that_never_began_is_what_counts() -> None:
     assert 1 + 4 <= len(store.data_keys) <= 2 + 4
 
 
+def test_a_store_that_refuses_for_long_leaves_no_list_of_keys_that_never_existed() -> None:
+    """What was refused or withdrawn before any effect is no garbage: the list must not grow with the outage."""
+
+    def answer(key: str, _number: int) -> None:
+        if int(key.removesuffix(".so").rsplit("-", 1)[1]) <= 8:
+            raise ThrottledError("endpoint cannot be reached")
+
+    store = DataStore(answer)
+    bench = Bench(store)
+    bench.close_batch(queues(4))
+    longest = 0
+
+    def is_committed() -> bool:
+        nonlocal longest
+        longest = max(longest, len(bench.uploader.doomed))
+        return bool(bench.commits)
+
+    with bench.committing():
+        bench.build_until(is_committed)
+    assert bench.uploader.counters.attempts_abandoned == 8 * 4
+    assert longest == 0
+    assert not bench.writer.state.doomed
+
+
+def test_of_an_abandoned_attempt_only_keys_that_may_exist_are_given_up() -> None:
+    def answer(key: str, number: int) -> None:
+        if number == 2:
+            raise UnansweredError("lost")
+        if number == 3:
+            raise ThrottledError("busy")
+
+    store = DataStore(answer)
+    bench = Bench(store, threads=1)
+    bench.close_batch(queues(4))
+    with bench.committing():
+        bench.build_until(lambda: bench.commits)
+    stored, lost, refused, *_ = store.data_keys  # the refused one is of this attempt or the next
+    given_up = set(bench.writer.state.doomed)
+    assert {stored, lost} <= given_up <= set(store.data_keys)
+    assert refused not in given_up
+
+
 @contextmanager
 def without_collector() -> Iterator[None]:
     """Memory is free when the last reference goes, or not at all."""
