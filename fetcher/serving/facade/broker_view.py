@@ -7,7 +7,7 @@ comes too late is noticed when the broker is asked (continuous_line.judged).
 
 Records in the broker's oldest file are about to leave, those of the next deletion's size above its minimum too.
 
-Owns that memory. Does not own what follows (policy_line.py).
+Owns that memory. Does not own the questions (broker_questions.py) nor what follows (policy_line.py).
 """
 
 from __future__ import annotations
@@ -16,26 +16,23 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
+from fetcher.serving.facade.broker_questions import told_number, told_oldest, told_phys
 from fetcher.serving.facade.continuous_line import is_leaving, next_margin
 from fetcher.serving.facade.protocol import Upstream
-from fetcher.serving.wire.codes import RequestCode, ResponseCode
-from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
-from tiered.formats import fastjson
+from fetcher.serving.wire.codes import RequestCode
+from tiered.errors import NotFoundError, TieredError, UnavailableError
 from tiered.remoting.command import RemotingCommand
 
-ASK_TIMEOUT_S = 3.0
 KNOWN_MAX = 20_000
 """Queues remembered."""
 RELEARN_S = 60.0
-UNKNOWN_PHYS = (1 << 63) - 1
-SIGNATURE = "Signature"
 
 
 @dataclass(frozen=True)
@@ -187,8 +184,8 @@ class BrokerViews:
     async def _by_word(self, command: RemotingCommand, upstream: Upstream) -> _Known:
         now_s = self.clock_s()
         try:
-            minimum = await _number(command, upstream, RequestCode.GET_MIN_OFFSET)
-            maximum = await _number(command, upstream, RequestCode.GET_MAX_OFFSET)
+            minimum = await told_number(command, upstream, RequestCode.GET_MIN_OFFSET)
+            maximum = await told_number(command, upstream, RequestCode.GET_MAX_OFFSET)
             self._oldest = None  # never older than the minimum
             oldest = await self._oldest_phys(command, upstream)
             if minimum is None or maximum is None:
@@ -196,8 +193,8 @@ class BrokerViews:
             if minimum < 0 or maximum <= 0:
                 return _Known(BrokerSide.READABLE, now_s, now_s, oldest_phys=oldest)
             queue = OffsetRange(min(minimum, maximum), maximum)
-            first = await _phys_at(command, upstream, queue.min_offset)
-            last = await _phys_at(command, upstream, maximum - 1)
+            first = await told_phys(command, upstream, queue.min_offset)
+            last = await told_phys(command, upstream, maximum - 1)
         except UnavailableError:
             return _Known(BrokerSide.AWAY, now_s, now_s)
         return _Known(BrokerSide.READABLE, now_s, now_s, queue, first, last, oldest)
@@ -213,19 +210,9 @@ class BrokerViews:
             file = await loop.run_in_executor(self.executor, self.files.oldest_file)
             oldest = file.begin_phys if file is not None else None
         if oldest is None:
-            oldest = await _told_oldest(command, upstream)
+            oldest = await told_oldest(command, upstream)
         self._oldest = now_s, oldest
         return oldest
-
-
-async def _told_oldest(command: RemotingCommand, upstream: Upstream) -> int:
-    try:
-        answer = await upstream.call(_ask(command, RequestCode.GET_BROKER_RUNTIME_INFO), ASK_TIMEOUT_S)
-    except UnavailableError:
-        return UNKNOWN_PHYS
-    table = _document(answer).get("table")
-    text = table.get("commitLogMinOffset") if isinstance(table, Mapping) else None
-    return int(text) if isinstance(text, str) and text.isdecimal() else UNKNOWN_PHYS
 
 
 def _place(command: RemotingCommand) -> tuple[str, int]:
@@ -265,37 +252,3 @@ def _view(known: _Known, offset: int) -> LocalView:
     # The first record's place tells two lives of a queue apart as well as the record's own, which is behind it.
     leaving = offset < known.kept_from or is_leaving(offset, queue, known.margin)
     return LocalView(known.side, queue, True, known.first_phys, known.oldest_phys, known.last_phys, leaving)
-
-
-def _ask(command: RemotingCommand, code: RequestCode, **fields: object) -> RemotingCommand:
-    """Another question about the queue of ``command``, with its fields: a signature is over the fields only."""
-    others = {name: str(value) for name, value in fields.items()}
-    return replace(command, code=int(code), ext_fields={**command.ext_fields, **others}, body=b"")
-
-
-async def _number(command: RemotingCommand, upstream: Upstream, code: RequestCode) -> int | None:
-    """The offset answered; None when the broker refuses to tell."""
-    answer = await upstream.call(_ask(command, code), ASK_TIMEOUT_S)
-    text = answer.ext_fields.get("offset", "")
-    if answer.code == ResponseCode.SYSTEM_BUSY:
-        raise UnavailableError(answer.remark or "the broker is busy")
-    return int(text) if answer.code == ResponseCode.SUCCESS and text.lstrip("-").isdecimal() else None
-
-
-async def _phys_at(command: RemotingCommand, upstream: Upstream, offset: int) -> int:
-    if SIGNATURE in command.ext_fields:
-        return -1  # two more fields would break the signature
-    asked = _ask(command, RequestCode.QUERY_CONSUME_QUEUE, index=offset, count=1)
-    rows = _document(await upstream.call(asked, ASK_TIMEOUT_S)).get("queueData")
-    row = rows[0] if isinstance(rows, list) and rows else None
-    return int(row.get("physicOffset", -1)) if isinstance(row, Mapping) else -1
-
-
-def _document(answer: RemotingCommand) -> Mapping[str, object]:
-    if answer.code != ResponseCode.SUCCESS or not answer.body:
-        return {}
-    try:
-        found = fastjson.loads(answer.body)
-    except CorruptionError:
-        return {}
-    return found if isinstance(found, Mapping) else {}

@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 from fetcher.batch import GetStatus
 from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source
 from fetcher.serving.archive_side import ArchiveSide, Buffer, PullWish
-from fetcher.serving.facade.broker_view import SIGNATURE, BrokerViews
+from fetcher.serving.facade.broker_questions import SIGNATURE
+from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.continuous_line import OFFSET_RESET, PULL_CODES, Said, judged
 from fetcher.serving.facade.protocol import Upstream
 from fetcher.serving.pull import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, Subscriptions
