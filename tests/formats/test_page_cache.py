@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered.formats.page_cache import Columns, PageCache
+from tiered.formats.page_cache import PAGE_COST_BYTES, Columns, PageCache
 
 ROWS = 10
-PAGE_BYTES = ROWS * 8
+PAGE_BYTES = ROWS * 8 + PAGE_COST_BYTES
 
 
 class Index:
     """Decodes pages that say whose they are."""
 
     def __init__(self, cache: PageCache) -> None:
-        self._cache, self.owner = cache, cache.new_owner()
+        self._cache, self.owner = cache, cache.number_of(self)
         self.decoded: list[int] = []
 
     def page(self, page: int) -> Columns:
@@ -41,3 +43,29 @@ def test_pages_are_the_index_own_and_bounded(kept: int, asked: list[tuple[int, i
         recent = [one for one in recent if one != (number, page)] + [(number, page)]
         recent = recent[len(recent) - kept :] if len(recent) > kept else recent
         assert len(cache) == len(recent) and cache.held_bytes == len(recent) * PAGE_BYTES
+
+
+def test_what_is_gone_leaves_no_pages_behind() -> None:
+    cache = PageCache(100 * PAGE_BYTES)
+    stays, goes = Index(cache), Index(cache)
+    for page in range(5):
+        stays.page(page)
+        goes.page(page)
+    assert len(cache) == 10
+    del goes
+    stays.page(5)
+    assert len(cache) == 6 and cache.held_bytes == 6 * PAGE_BYTES
+    assert [stays.page(page)[0][0] for page in range(6)] == [stays.owner * 1000 + page for page in range(6)]
+    assert stays.decoded == [*range(6)]
+
+
+def test_many_tiny_pages_are_bounded_by_what_they_take() -> None:
+    cache = PageCache(1 << 20)
+    index = Index(cache)
+    tracemalloc.start()
+    for page in range(20_000):
+        index.page(page)
+    index.decoded.clear()
+    held_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held_bytes < 1.2 * (1 << 20)

@@ -114,7 +114,7 @@ class SegmentIndex:
             raise CorruptionError(
                 f"{key}: footer at {trailer.footer_offset} is impossible: {error}"
             ) from error
-        self._number = _decoded.new_owner()
+        self._number = _decoded.number_of(self)
 
     def _load(self, container: Container) -> None:
         header = container.header
