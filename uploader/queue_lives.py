@@ -19,7 +19,7 @@ Ints = NDArray[Any]
 
 
 class QueueLives:
-    """Of one queue table. Not thread-safe."""
+    """Of one queue table, which may grow meanwhile. Not thread-safe."""
 
     def __init__(self, table: QueueTable) -> None:
         self._table = table
@@ -58,7 +58,8 @@ class QueueLives:
         count = len(self._table)
         if len(self._rank) != count:
             topics = map(self._table.topic, range(count))
-            names = list(zip(topics, self._table.queue_id.tolist(), strict=True))
+            # A scan of what comes next may be adding queues meanwhile: those are for the next time.
+            names = list(zip(topics, self._table.queue_id[:count].tolist(), strict=True))
             self._rank = np.empty(count, np.int64)
             self._rank[sorted(range(count), key=names.__getitem__)] = np.arange(count)
         return self._rank
