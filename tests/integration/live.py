@@ -23,6 +23,7 @@ from tests.servers.running_store import RunningStore
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.protocol import load
+from tiered.errors import NotFoundError
 from tiered.flat_file.composite_flat_file import Batch, QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix
@@ -133,14 +134,17 @@ class Sidecar:
         store = self.open_archive()
         while time.monotonic() < deadline_s:
             end = int(client.runtime_info()["commitLogMaxOffset"])
-            state = load(store)
-            if state.cursor.phys >= end:
+            try:
+                phys = load(store).cursor.phys
+            except NotFoundError:  # nothing committed yet
+                phys = 0
+            if phys >= end:
                 client.close()
                 return
             assert self.process is not None
             assert self.process.poll() is None, self.log.read_text()[-2000:]
             time.sleep(0.5)
-        raise AssertionError(f"archived to {state.cursor.phys} of {end}: {self.log.read_text()[-2000:]}")
+        raise AssertionError(f"archived to {phys} of {end}: {self.log.read_text()[-2000:]}")
 
 
 def wait_for_line(path: Path, text: str, timeout_s: float) -> str:

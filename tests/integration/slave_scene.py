@@ -71,6 +71,12 @@ class Slave(ClientScene):
         table = fastjson.loads(answer.body)["brokerAddrTable"]
         return dict(table[name]["brokerAddrs"]) if name in table else {}
 
+    def be_listed(self) -> None:
+        """Start the sidecar, unless a test before did; each test may run alone."""
+        if self.sidecar.process is None:
+            self.sidecar.start()
+        self.wait_until_listed()
+
     def wait_until_listed(self, timeout_s: float = 60) -> float:
         """Until the name server lists master and slave; the seconds that took."""
         both = {"0": self.broker.broker_address, str(SLAVE_ID): self.address}

@@ -59,6 +59,7 @@ def read_all_of_it(slave: Slave) -> None:
 
 def redirect_and_return(slave: Slave) -> None:
     """A consumer that the master finds slow reads here and goes back; the master's ratio is 0, so all are slow."""
+    slave.be_listed()
     slave.fill(2000)
     slave.sidecar.wait_until_archived(60)
     slave.create_slow_group("G-slow")
@@ -86,6 +87,7 @@ def redirect_and_return(slave: Slave) -> None:
 def come_and_go(slave: Slave) -> None:
     """Name server and sidecar end and come back while a producer sends."""
     mq = slave.broker
+    slave.be_listed()
     with slave.produce(10**6, per_second=200) as producer:
         mq.name_server.stop()
         mq.name_server.start()
