@@ -98,12 +98,10 @@ class Reader:
         whose bytes ``in_memory`` has; and what the reader has in hand then."""
         held = self.held
         rows = held.ahead
-        if rows is None or not self._spans(rows, view, offset):
+        answer = None if rows is None else self._answer(rows, view, offset, count, max_bytes)
+        if rows is None or answer is None:
             return None
-        part = take(rows.sizes, rows.ends, rows.row_of(offset), Limits(count, max_bytes, True), None)
-        next_offset = rows.end_offset(part.end_row)
-        if not part.is_full and next_offset < view.max_offset:
-            return None
+        part, next_offset = answer
         taken = part.rows
         assert isinstance(taken, slice)
         numbers = rows.blocks_of(taken)
@@ -122,14 +120,22 @@ class Reader:
         body = rows.bodies(taken, blocks)
         return InHand(body, part.row_count, next_offset, view.min_offset, view.max_offset), after
 
-    def _spans(self, rows: RunRows, view: QueueView, offset: int) -> bool:
-        """Whether ``rows`` have ``offset``, by this version of the queue too."""
-        return (
+    def _answer(
+        self, rows: RunRows, view: QueueView, offset: int, count: int, max_bytes: int
+    ) -> tuple[Taken, int] | None:
+        """Those of ``rows`` that are a whole answer by this version of the queue too, and the next offset."""
+        if not (
             rows.base <= offset < rows.end
             and view.min_offset <= offset
             and rows.end <= view.max_offset
             and self.line == view.state.cursor.line
-        )
+        ):
+            return None
+        part = take(rows.sizes, rows.ends, rows.row_of(offset), Limits(count, max_bytes, True), None)
+        next_offset = rows.end_offset(part.end_row)
+        if not part.is_full and next_offset < view.max_offset:
+            return None
+        return part, next_offset
 
     def _part(
         self, view: QueueView, offset: int, count: int, max_bytes: int
@@ -137,12 +143,10 @@ class Reader:
         """Rows of the block in hand that are a whole answer, and the next offset."""
         held = self.held
         rows = held.rows
-        if rows is None or not self._spans(rows, view, offset):
+        answer = None if rows is None else self._answer(rows, view, offset, count, max_bytes)
+        if rows is None or answer is None:
             return None
-        part = take(rows.sizes, rows.ends, rows.row_of(offset), Limits(count, max_bytes, True), None)
-        next_offset = rows.end_offset(part.end_row)
-        if not part.is_full and next_offset < view.max_offset:
-            return None
+        part, next_offset = answer
         return rows, held.blocks[rows.object_key, rows.first_block], part, next_offset
 
 

@@ -14,6 +14,7 @@ from fetcher.pulls.block_fetch import BlockSource, Held
 from fetcher.pulls.catalog_view import CatalogView
 from fetcher.pulls.queue_view import QueueView
 from fetcher.pulls.stretch import Pulled
+from fetcher.pulls.tag_filter import MessageFilter
 
 PLACES_MAX = 16_384
 
@@ -86,7 +87,7 @@ class HandPulls:
         self._counters.messages += messages
         time_s = self._prefetcher.pulled_in_hand(reader, offset, next_offset)
         self._readers.used(reader, time_s)
-        self._go_on(reader, view, time_s)
+        self.go_on(reader, view, time_s, None)
 
     def _answered_across(
         self, reader: Reader, view: QueueView, offset: int, found: InHand, held: Held
@@ -101,9 +102,12 @@ class HandPulls:
         assert rows is not None
         pulled = Pulled(offset, found.next_offset, rows.end, rows.block_bytes[-1], time_s)
         self._prefetcher.pulled(reader, pulled)
-        self._go_on(reader, view, time_s)
+        self.go_on(reader, view, time_s, None)
 
-    def _go_on(self, reader: Reader, view: QueueView, time_s: float) -> None:
-        self._prefetcher.fetch_ahead(reader, view, None, inline=True)
+    def go_on(
+        self, reader: Reader, view: QueueView, time_s: float, message_filter: MessageFilter | None
+    ) -> None:
+        """After any answer: read ahead, and let go of what nobody comes for."""
+        self._prefetcher.fetch_ahead(reader, view, message_filter, inline=message_filter is None)
         if self._prefetcher.sweep():
             self._readers.let_go_unused_since(time_s - self._unread_s)

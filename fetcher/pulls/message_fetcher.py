@@ -240,9 +240,7 @@ class TieredMessageFetcher:
             Pulled(pull.offset, read.next_offset, read.covered, block_bytes, time_s),
             per_offset or None,
         )
-        prefetcher.fetch_ahead(reader, view, pull.filter, inline=pull.filter is None)
-        if prefetcher.sweep():
-            self.readers.let_go_unused_since(time_s - self._unread_s)
+        self._hand.go_on(reader, view, time_s, pull.filter)
         return GetResult(
             GetStatus.FOUND if len(read.batch) else GetStatus.NO_MATCHED_MESSAGE,
             read.batch, read.next_offset, view.min_offset, view.max_offset, read.gap, view.state.version,
