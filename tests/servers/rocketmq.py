@@ -206,7 +206,9 @@ class RocketMq:
             "brokerClusterName": CLUSTER, "brokerName": BROKER, "brokerId": 0, "brokerRole": "ASYNC_MASTER",
             "flushDiskType": "ASYNC_FLUSH", "brokerIP1": "127.0.0.1", "autoCreateTopicEnable": "false",
             "mappedFileSizeCommitLog": 64 << 20, "mappedFileSizeConsumeQueue": 600_000, "maxHashSlotNum": 50_000,
-            "maxIndexNum": 200_000, "diskMaxUsedSpaceRatio": 95, "traceTopicEnable": "false",
+            "maxIndexNum": 200_000, "traceTopicEnable": "false",
+            # Else a broker deletes whatever it can when the disk of all tests is 85 % full, in the middle of a test.
+            "diskMaxUsedSpaceRatio": 95, "cleanFileForciblyEnable": "false",
             "waitTimeMillsInSendQueue": 5000, "osPageCacheBusyTimeOutMills": 5000,
             "listenPort": listen, "haListenPort": listen + 1, "namesrvAddr": ";".join(self.name_server_addresses),
             "storePathRootDir": self.store, "storePathCommitLog": self.store / "commitlog",

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 from sidecar.cli import main
 from tests.end_to_end.offloading import SMALL, backfill
 from tests.index.test_rocketmq_index_file import broker_settings
+from tests.sidecar.imported import STARTING, imported, libraries
 from tiered.errors import UnavailableError
 from tiered.index.rocketmq_index_file import BrokerIndex
 from tiered.object_store.file import FileStore
@@ -115,18 +113,8 @@ def test_exported_files_answer_as_the_broker_s_do(
     assert "not empty" in capsys.readouterr().err
 
 
-def test_a_query_from_files_takes_less_than_a_moment(url: str, message: dict[str, str]) -> None:
-    """Start-up included: no compiler is loaded, no pool is warmed."""
-    command = [sys.executable, "-m", "sidecar", "query", url, "--id", message["offsetMsgId"]]
-    took = []
-    for _ in range(3):
-        begin = time.monotonic()
-        done = subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
-        took.append(time.monotonic() - begin)
-    assert json.loads(done.stdout) == message
-    modules = subprocess.run(
-        [sys.executable, "-X", "importtime", *command[1:]], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).parents[2],
-    ).stderr  # fmt: skip
-    assert not [name for name in ("numba", "boto3", "pyspark", "asyncio") if f" {name}\n" in modules]
-    assert min(took) < 5  # the claim is 0.7 s on a machine of its own; this one may be shared
+def test_a_query_from_files_loads_few_libraries(url: str, message: dict[str, str]) -> None:
+    """So that it answers at once; benchmarks/one_shot.py has the seconds."""
+    names = imported(["query", url, "--id", message["offsetMsgId"]])
+    assert libraries(names) <= STARTING
+    assert "asyncio" not in names
