@@ -3,8 +3,9 @@
 Synthetic messages, 10^7 small ones and 10^6 of 1 KiB (``--small``, ``--kib``), are archived by a back-fill into a
 directory, then read in one session of two cores: in full, bodies and their place, headers only, and 1 % of the time.
 Everything is warm in the page cache, every figure is the median over runs, and the noise of others is printed beside.
-Our own reader runs in this process as in any: without the malloc settings of Spark's workers. One JSON line per
-measurement and per target goes to ``--out``. Owns the measuring; targets are in spark_report.py.
+Our own reader runs in this process as in any: without the malloc settings of Spark's workers; and once more as a
+process a core, because two threads of one core take longer each than one alone. One JSON line per measurement and per
+target goes to ``--out``. Owns the measuring; targets are in spark_report.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +36,7 @@ from benchmarks.spark_report import (
     NOTHING,
     ONE_PERCENT,
     OWN_COLUMNS,
+    OWN_COLUMNS_A_CORE,
     OWN_RECORDS,
     RANGE_BYTES,
     Row,
@@ -74,6 +78,7 @@ def main() -> int:
     """Measure every profile; exit code 1 when a target is missed."""
     options = _arguments()
     options.dir.mkdir(parents=True, exist_ok=True)
+    readers = ProcessPoolExecutor(CORES, get_context("spawn"))
     spark = pipeline.session("benchmark", **_session_settings(options.dir))
     rows: list[Row] = []
     try:
@@ -81,10 +86,11 @@ def main() -> int:
             messages = {"small": options.small, "1k": options.kib}[profile.name]
             if messages:
                 archived = _archived(options.dir, replace(profile, messages=messages))
-                mine = _measured(spark, archived, options.dir, options.runs)
+                mine = _measured(spark, readers, archived, options.dir, options.runs)
                 print_profile(mine)
                 rows += mine + targets(mine)
     finally:
+        readers.shutdown()
         spark.stop()
     if options.out is not None:
         options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -147,7 +153,9 @@ def _archived(directory: Path, profile: StoreProfile) -> Archived:
     )
 
 
-def _measured(spark: SparkSession, archived: Archived, directory: Path, runs: int) -> list[Row]:
+def _measured(
+    spark: SparkSession, readers: Executor, archived: Archived, directory: Path, runs: int
+) -> list[Row]:
     whole = pipeline.read(spark, archived.url)
     headers = pipeline.read(spark, archived.url, columns=HEADERS)
     bodies = pipeline.read(spark, archived.url, columns=BODY_COLUMNS)
@@ -165,6 +173,7 @@ def _measured(spark: SparkSession, archived: Archived, directory: Path, runs: in
     work: dict[str, Callable[[], None]] = {
         OWN_RECORDS: lambda: _read_alone(archived),
         OWN_COLUMNS: lambda: _columns_alone(archived),
+        OWN_COLUMNS_A_CORE: lambda: _columns_a_core(archived, readers),
         FULL: lambda: _drain(whole),
         BODIES: lambda: _drain(bodies),
         HEADER_ONLY: lambda: _drain(headers),
@@ -221,16 +230,26 @@ def _read_alone(archived: Archived) -> None:
 
 def _columns_alone(archived: Archived) -> None:
     """The columns Spark gets, as Arrow batches, in one process."""
-    options = parse_options({"path": archived.url})
+    assert _columns_of(archived.url, 0, 1) == archived.messages
+
+
+def _columns_a_core(archived: Archived, readers: Executor) -> None:
+    """The same in a process a core at once, each with its share of the partitions."""
+    shares = [readers.submit(_columns_of, archived.url, number, CORES) for number in range(CORES)]
+    assert sum(share.result() for share in shares) == archived.messages
+
+
+def _columns_of(url: str, number: int, of: int) -> int:
+    """Read every ``of``-th partition from ``number`` on; how many rows they have."""
+    options = parse_options({"path": url})
     columns = chosen(())
     schema = to_arrow_schema(schema_of(columns), timezone="UTC")
     parts = plan(options, pinned_versions(options), Predicate(), is_header_only=False)
-    found = sum(
+    return sum(
         batch.num_rows
-        for part in parts
+        for part in parts[number::of]
         for batch in read_partition(part, options, Predicate(), columns, schema)
     )
-    assert found == archived.messages
 
 
 def _one_percent(archived: Archived) -> tuple[int, int]:
