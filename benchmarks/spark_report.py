@@ -75,15 +75,15 @@ def print_profile(rows: list[Row]) -> None:
 def targets(rows: list[Row]) -> list[Row]:
     """A row for each target of one profile: what was found, the limit, and whether it is met."""
     walls, cores = medians(rows, "wall_s"), medians(rows, "core_s")
-    full_core_s = cores[FULL]
+    full_s = cores[FULL]
     size = next(row for row in rows if row["what"] == RANGE_BYTES)
     timed = [row for row in rows if "wall_s" in row]
     range_factor = size["read_bytes"] / max(size["block_bytes"], 1)
     range_share = (walls[ONE_PERCENT] - walls[NOTHING]) / walls[FULL]
     checks = [
-        ("full scan per core / own reader, same columns", cores[OWN_COLUMNS] / full_core_s, FULL_SHARE_MIN, False),
-        ("full scan per core / own reader on every core", cores[OWN_COLUMNS_A_CORE] / full_core_s, FULL_SHARE_MIN, False),
-        ("full scan per core / own reader, records", cores[OWN_RECORDS] / full_core_s, FULL_SHARE_MIN, False),
+        ("full scan per core / own reader, same columns", cores[OWN_COLUMNS] / full_s, FULL_SHARE_MIN, False),
+        ("full scan per core / own reader on every core", cores[OWN_COLUMNS_A_CORE] / full_s, FULL_SHARE_MIN, False),
+        ("full scan per core / own reader, records", cores[OWN_RECORDS] / full_s, FULL_SHARE_MIN, False),
         ("bodies per core / own reader, records", cores[OWN_RECORDS] / cores[BODIES], FULL_SHARE_MIN, False),
         ("header-only rows/s", timed[0]["messages"] / walls[HEADER_ONLY], HEADER_ROWS_PER_S_MIN, False),
         ("(1 % - job start) / full scan", range_share, RANGE_TIME_SHARE_MAX, True),
