@@ -21,20 +21,13 @@ from pipeline.jobs.arguments import (
 )
 from pipeline.jobs.audit import AuditReport, audit
 from pipeline.jobs.diff import DiffReport, diff
-from pipeline.jobs.output import (
-    Progress,
-    print_json,
-    print_json_line,
-    print_line,
-    print_table,
-    size_text,
-    time_text,
-)
+from pipeline.jobs.progress import Progress
 from pipeline.jobs.search import SHOWN, Question, fault_of_the_question, search
 from pipeline.jobs.stage_progress import stage_progress
 from pipeline.jobs.stats import Stats, stats
 from pipeline.jobs.stats_report import page
 from pipeline.source_options import Source, SourceOptions
+from tiered.console import print_json, print_json_line, print_table, size_text, time_text
 from tiered.errors import UsageError
 
 EXIT_ANOMALIES = 1
@@ -77,14 +70,12 @@ def run_audit(options: argparse.Namespace) -> int:
 def _print_audit(url: str, found: AuditReport) -> None:
     report = found.report
     for anomaly in report.anomalies:
-        print_line(f"anomaly: {anomaly}")
+        print(f"anomaly: {anomaly}")
     for key in report.leftovers:
-        print_line(f"leftover: {key}")
+        print(f"leftover: {key}")
     counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
     verdict = "clean" if not report.anomalies else f"{len(report.anomalies)} ANOMALIES"
-    print_line(
-        f"{found.cluster}/{found.broker} in {url}: {verdict}; {counts}; leftovers {len(report.leftovers)}"
-    )
+    print(f"{found.cluster}/{found.broker} in {url}: {verdict}; {counts}; leftovers {len(report.leftovers)}")
 
 
 def add_stats(parser: argparse.ArgumentParser) -> None:
@@ -166,13 +157,11 @@ def run_diff(options: argparse.Namespace) -> int:
 
 def _print_diff(options: argparse.Namespace, report: DiffReport) -> None:
     for one in report.examples:
-        print_line(str(one))
+        print(str(one))
     older = f"; {report.older:,} older ones are only in the archive" if report.older else ""
     counts = ", ".join(f"{count:,} {kind}" for kind, count in report.counts.items())
     verdict = counts.upper() if counts else "no difference"
-    print_line(
-        f"{options.url} against {options.store}: {verdict}; {report.same:,} messages are the same{older}"
-    )
+    print(f"{options.url} against {options.store}: {verdict}; {report.same:,} messages are the same{older}")
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -229,7 +218,7 @@ def _print_match(row: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json_line(document)
     else:
-        print_line("\t".join("" if value is None else _one_line(value) for value in document.values()))
+        print("\t".join("" if value is None else _one_line(value) for value in document.values()))
 
 
 def _plain(value: Any) -> Any:

@@ -12,10 +12,12 @@ import orjson
 from pipeline.jobs.arguments import add_source, add_spark, add_topics, session_of, settings_of, source_of
 from pipeline.jobs.export import DELTA, DELTA_CONF, FORMATS, PARQUET, export
 from pipeline.jobs.offload import offload
-from pipeline.jobs.offload_options import OffloadOptions, StoreReport, StoreToOffload
-from pipeline.jobs.output import Progress, duration_text, print_json, print_line, size_text
+from pipeline.jobs.offload_options import OffloadOptions, StoreToOffload
+from pipeline.jobs.progress import Progress
+from tiered.console import print_json, size_text
 from tiered.errors import UsageError
 from tiered.object_store.options import StoreOptions
+from uploader.outcome_text import outcome_text
 
 EXIT_ANOMALIES = 1
 
@@ -69,7 +71,7 @@ def run_offload(options: argparse.Namespace) -> int:
         print_json([asdict(report) for report in reports])
     else:
         for report in reports:
-            print_line(f"{report.cluster}/{report.broker} in {options.url}: {_sentence(report)}")
+            print(f"{report.cluster}/{report.broker} in {options.url}: {outcome_text(report)}")
     return EXIT_ANOMALIES if any(report.damaged or report.lost for report in reports) else 0
 
 
@@ -103,25 +105,6 @@ def _listed(path: Path) -> list[StoreToOffload]:
         ) from error
 
 
-def _sentence(report: StoreReport) -> str:
-    if report.commits == 0 and report.messages == 0:
-        return f"nothing to do, everything up to physical offset {report.to_phys:,} is archived"
-    rate = report.raw_bytes / report.duration_s if report.duration_s > 0 else 0.0
-    parts = [
-        f"{report.messages:,} messages, {size_text(report.raw_bytes)} as {size_text(report.stored_bytes)}"
-        f" in {report.objects:,} objects, {duration_text(report.duration_s)} ({size_text(rate)}/s)"
-    ]
-    for count, what in (
-        (report.hidden, "queues hidden (deleted at the broker)"),
-        (report.gaps, "gaps recorded"),
-        (report.damaged, "DAMAGED ranges of the commitlog left out"),
-        (report.lost, "ranges of the commitlog MISSING"),
-    ):
-        if count:
-            parts.append(f"{count} {what}")
-    return "; ".join(parts)
-
-
 def add_export(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, TARGET."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
@@ -147,10 +130,10 @@ def run_export(options: argparse.Namespace) -> int:
     if options.json:
         print_json(asdict(report))
     elif report.batches == 0:
-        print_line(f"{report.target}: nothing new")
+        print(f"{report.target}: nothing new")
     else:
         expired = f"; {report.expired:,} offsets had EXPIRED before" if report.expired else ""
-        print_line(
+        print(
             f"{report.target}: {report.rows:,} rows in {report.files:,} {report.format} files, "
             f"{size_text(report.size_bytes)}{expired}"
         )

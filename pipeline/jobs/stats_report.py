@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from html import escape
 
 from pipeline.jobs.charts import SERIES_MAX, Series, bars, histogram, legend, short, stacked_columns
-from pipeline.jobs.output import duration_text, size_text, time_text
 from pipeline.jobs.stats import NamedCount, Stats, TopicStats
+from tiered.console import duration_text, size_text, time_text
 
 TOPICS_CHARTED = 20
 TOPICS_LISTED = 500

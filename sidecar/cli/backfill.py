@@ -23,13 +23,14 @@ from sidecar.cli.arguments import (
     add_writer_flags,
     settings_of,
 )
-from sidecar.cli.output import duration_text, print_json, size_text
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
 from sidecar.uploader_job import UploaderJob, Writer
+from tiered.console import print_json
 from tiered.errors import UnavailableError
 from tiered.object_store.metrics import StoreMetrics
 from uploader.offload import OffloadResult, OffloadStatus
+from uploader.outcome_text import outcome_text
 
 EXIT_ANOMALIES = 1
 EXIT_INTERRUPTED = 130
@@ -65,7 +66,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json(asdict(result) | {"interrupted": stop.is_set()})
     else:
-        print(f"{title}: {_sentence(result)}")
+        print(f"{title}: {outcome_text(result)}")
         if stop.is_set():
             print("interrupted; the same command continues where it stopped")
     if stop.is_set():
@@ -141,22 +142,3 @@ def _instance(store: str) -> str:
     """Stable for one store on one host, so that a killed back-fill can be repeated at once."""
     place = f"{os.uname().nodename}\0{Path(store).absolute()}"
     return f"backfill-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
-
-
-def _sentence(result: OffloadResult) -> str:
-    if result.commits == 0 and result.messages == 0:
-        return f"nothing to do, everything up to physical offset {result.to_phys:,} is archived"
-    rate = result.raw_bytes / result.duration_s if result.duration_s > 0 else 0.0
-    parts = [
-        f"{result.messages:,} messages, {size_text(result.raw_bytes)} as {size_text(result.stored_bytes)}"
-        f" in {result.objects} objects, {duration_text(result.duration_s)} ({size_text(rate)}/s)"
-    ]
-    for count, what in (
-        (result.hidden, "queues hidden (deleted at the broker)"),
-        (result.gaps, "gaps recorded"),
-        (result.damaged, "DAMAGED ranges of the commitlog left out"),
-        (result.lost, "ranges of the commitlog MISSING"),
-    ):
-        if count:
-            parts.append(f"{count} {what}")
-    return "; ".join(parts)

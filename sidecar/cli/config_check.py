@@ -13,7 +13,7 @@ from sidecar.cli.arguments import (
     add_setting_flags,
     settings_of,
 )
-from sidecar.cli.output import print_json, print_table
+from tiered.console import print_json, print_table
 from tiered.settings.load import FIELDS, value_of
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from sidecar.cli.output import print_json, size_text
 from tiered.catalog.garbage import run_gc
+from tiered.console import print_json, size_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

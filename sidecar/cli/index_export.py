@@ -9,9 +9,9 @@ from pathlib import Path
 from fetcher.queries.log_order import records_in_log_order
 from sidecar.archive import Archive, open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from sidecar.cli.output import print_json, size_text
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
+from tiered.console import print_json, size_text
 from tiered.errors import UsageError
 from tiered.formats.record import decode_record
 from tiered.index.rocketmq_index_file import (

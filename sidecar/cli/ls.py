@@ -8,7 +8,7 @@ import fnmatch
 from fetcher.queue_listing import QueueListing, list_queues
 from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from sidecar.cli.output import print_json, print_table, size_text, time_text
+from tiered.console import print_json, print_table, size_text, time_text
 from tiered.errors import NotFoundError
 
 

@@ -9,7 +9,7 @@ from fetcher.archive import Queue
 from fetcher.time_search import Boundary
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.cli.instant import parse_instant
-from sidecar.cli.output import print_json, print_table, time_text
+from tiered.console import print_json, print_table, time_text
 from tiered.errors import NotFoundError
 
 

@@ -22,9 +22,9 @@ from fetcher.queries.found import FoundMessage, newest_ms
 from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf
 from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, settings_of
-from sidecar.cli.output import print_json, time_text
 from sidecar.logs import log_plain
 from tiered.catalog.state import CatalogState
+from tiered.console import print_json, time_text
 from tiered.errors import NotFoundError, UsageError
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.settings.sections import Settings

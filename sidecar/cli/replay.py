@@ -9,9 +9,9 @@ import fetcher
 from fetcher.serving.group_state import GroupLog
 from sidecar.cli.arguments import NAME_FLAGS, STORE_FLAGS, add_json, add_setting_flags, settings_of
 from sidecar.cli.instant import parse_instant
-from sidecar.cli.output import print_json, print_table
 from sidecar.group_owner import is_gone, own_name
 from sidecar.group_replay import ArchiveGroups, QueueMove, ServerGroups, Start, StartKind
+from tiered.console import print_json, print_table
 from tiered.errors import UsageError
 
 

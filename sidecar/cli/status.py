@@ -21,12 +21,12 @@ from sidecar.cli.arguments import (
     add_setting_flags,
     settings_of,
 )
-from sidecar.cli.output import duration_text, print_json, print_table, size_text
 from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
 from sidecar.lag import Lag, measure_lag
 from sidecar.margin import margin_of
 from sidecar.report import GroupReport, QueueReport, ServingReport, SlaveReport, StatusReport, decode_report
 from sidecar.reporter import age_s
+from tiered.console import duration_text, print_json, print_table, size_text
 from tiered.errors import NotFoundError, UsageError
 from tiered.settings.sections import Settings
 

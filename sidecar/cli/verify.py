@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from sidecar.cli.output import print_json
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
+from tiered.console import print_json
 from tiered.flat_file.verify import VerifyReport, verify_archive
 
 EXIT_ANOMALIES = 1

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.cli import EXIT_CODES, VERBS, main
-from sidecar.cli.output import duration_text, size_text, time_text
 from tests.sidecar.imported import STARTING, imported, libraries
+from tiered.console import duration_text, size_text, time_text
 
 LIBRARIES_OF = {
     "run": frozenset({"prometheus_client", "yaml"}), "serve": frozenset({"yaml"}),
@@ -101,7 +101,9 @@ def test_texts_for_people() -> None:
     assert [size_text(n) for n in (0, 1023, 1536, 5 * 2**40, 2**60)] == [
         "0 B", "1023 B", "1.5 KiB", "5.0 TiB", "1048576.0 TiB",
     ]  # fmt: skip
-    assert [duration_text(s) for s in (None, 0.25, 61, 3 * 3600 + 120)] == ["-", "0.2s", "1m 01s", "3h 02m"]
+    assert [duration_text(s) for s in (None, 0.25, 61, 3 * 3600 + 120, 50 * 3600)] == [
+        "-", "0.25s", "1m 01s", "3h 02m", "2d 02h",
+    ]  # fmt: skip
     assert time_text(0) == "-"
     assert time_text(1_700_000_000_123) == "2023-11-14T22:13:20Z"
 

@@ -1,6 +1,6 @@
-"""What commands print: tables, JSON, sizes and durations for people.
+"""What all commands print, ``tiered`` and ``pipeline`` alike: tables and JSON; sizes, durations and times for people.
 
-Pure formatting plus writing to stdout. Data goes to stdout, everything else to stderr.
+Data goes to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ import orjson
 
 def print_json(document: Any) -> None:
     """One indented JSON document."""
-    text = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    sys.stdout.buffer.write(text)
+    _print_json(document, orjson.OPT_INDENT_2)
+
+
+def print_json_line(document: Any) -> None:
+    """One JSON document on one line."""
+    _print_json(document, 0)
+
+
+def _print_json(document: Any, option: int) -> None:
+    sys.stdout.write(orjson.dumps(document, option=option | orjson.OPT_APPEND_NEWLINE).decode())
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -47,9 +55,11 @@ def duration_text(duration_s: float | None) -> str:
     if duration_s is None:
         return "-"
     if duration_s < 60:
-        return f"{duration_s:.1f}s"
+        return f"{duration_s:.3g}s"
     minutes, seconds = divmod(int(duration_s), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24}d {hours % 24:02}h"
     return f"{hours}h {minutes:02}m" if hours else f"{minutes}m {seconds:02}s"
 
 

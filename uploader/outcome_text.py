@@ -1,0 +1,54 @@
+"""What came of an offload, in one line for people; a back-fill of one store and a bulk one say it alike."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tiered.console import duration_text, size_text
+
+
+class Outcome(Protocol):
+    """Counts of one run over one store; sizes in bytes, offsets in the commitlog."""
+
+    @property
+    def messages(self) -> int: ...
+    @property
+    def raw_bytes(self) -> int: ...
+    @property
+    def stored_bytes(self) -> int: ...
+    @property
+    def commits(self) -> int: ...
+    @property
+    def objects(self) -> int: ...
+    @property
+    def to_phys(self) -> int: ...
+    @property
+    def gaps(self) -> int: ...
+    @property
+    def damaged(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def duration_s(self) -> float: ...
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """``1,000 messages, 1.0 MiB as 200.0 KiB in 3 objects, 1.2s (850.0 KiB/s)``, and what a user must know besides."""
+    if outcome.commits == 0 and outcome.messages == 0:
+        return f"nothing to do, everything up to physical offset {outcome.to_phys:,} is archived"
+    rate = outcome.raw_bytes / outcome.duration_s if outcome.duration_s > 0 else 0.0
+    parts = [
+        f"{outcome.messages:,} messages, {size_text(outcome.raw_bytes)} as {size_text(outcome.stored_bytes)}"
+        f" in {outcome.objects:,} objects, {duration_text(outcome.duration_s)} ({size_text(rate)}/s)"
+    ]
+    for count, what in (
+        (outcome.hidden, "queues hidden (deleted at the broker)"),
+        (outcome.gaps, "gaps recorded"),
+        (outcome.damaged, "DAMAGED ranges of the commitlog left out"),
+        (outcome.lost, "ranges of the commitlog MISSING"),
+    ):
+        if count:
+            parts.append(f"{count} {what}")
+    return "; ".join(parts)
