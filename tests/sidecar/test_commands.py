@@ -19,23 +19,6 @@ QUEUES = 13
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def run(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Runs one command line in this process: (exit code, stdout, stderr)."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg-state"))
-
-    def execute(*arguments: object) -> tuple[int, str, str]:
-        capsysbinary.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        output = capsysbinary.readouterr()
-        return code, output.out.decode(), output.err.decode()
-
-    return execute
-
-
 @pytest.fixture(scope="module")
 def killed(real_store: Callable[[str], Path]) -> Path:
     """Store F: its broker was killed while producers wrote."""

@@ -19,10 +19,11 @@ from fetcher.serving.facade.status import FacadeStatus
 from sidecar.facade_metrics import FacadeCollector, serving_report
 from sidecar.facade_place import facade_place
 from sidecar.facade_thread import FacadeOrder, facade_port
-from sidecar.report import StatusReport, decode_report, encode_report
+from sidecar.report import decode_report, encode_report
 from sidecar.serving_thread import ServingThread
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.child import free_port
+from tests.sidecar.status_report import REPORT
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.names import BrokerNames
 from tiered.errors import UsageError
@@ -33,10 +34,6 @@ from tiered.settings.sections import ArchiveSettings, BrokerSettings, ReadSettin
 CONF = broker_conf(
     {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
 )
-REPORT = StatusReport(
-    "instance", "following", "file:///a", "c", "b", "w", 1, False, 0, None, "", None, None, None, None, 0, 0, "", 0, 0,
-    0, "", 0, 0, (),
-)  # fmt: skip
 ADVERTISED = Settings(serve=ServeSettings(advertise="broker-host:9876"))
 
 

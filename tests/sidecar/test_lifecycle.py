@@ -11,37 +11,10 @@ import pytest
 
 from sidecar.lifecycle import Event, Service, State, after_failure
 from sidecar.report import StatusReport
+from tests.sidecar.status_report import REPORT
 from tiered.errors import CorruptionError, FencedError, NotFoundError, UnavailableError, UsageError
 from tiered.settings.load import LoadedSettings, load_settings
 from tiered.settings.sections import Settings
-
-REPORT = StatusReport(
-    source="instance",
-    state="",
-    archive_url="memory://a",
-    cluster="C",
-    broker="b",
-    writer="w",
-    epoch=3,
-    fenced=False,
-    committed_phys=10,
-    bound_phys=20,
-    bound_reason="told by the broker",
-    lag_messages=1,
-    lag_bytes=10,
-    lag_seconds=0.5,
-    margin_seconds=None,
-    gaps=0,
-    errors=0,
-    last_error="",
-    budget_used_bytes=1,
-    budget_limit_bytes=2,
-    pins=0,
-    pin_note="",
-    messages=5,
-    bytes=50,
-    queues=(),
-)
 
 
 class FakeJob:

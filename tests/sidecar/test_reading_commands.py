@@ -25,22 +25,6 @@ Run = Callable[..., tuple[int, str, str]]
 PATIENCE_S = 60.0
 
 
-@pytest.fixture
-def run(capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
-    """Runs one command line in this process: (exit code, stdout, stderr)."""
-
-    def execute(*arguments: object) -> tuple[int, str, str]:
-        capsysbinary.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        output = capsysbinary.readouterr()
-        return code, output.out.decode(), output.err.decode()
-
-    return execute
-
-
 @pytest.fixture(scope="module")
 def batch_store(real_store: Callable[[str], Path]) -> Path:
     """Store K: tags, properties, a BatchCQ topic."""
