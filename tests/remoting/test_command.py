@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 import pytest
@@ -50,6 +51,47 @@ def test_commands_round_trip_however_the_stream_is_cut(sent: list[RemotingComman
     for begin in range(0, len(stream), piece):
         received += decoder.feed(stream[begin : begin + piece])
     assert received == sent
+
+
+@given(
+    st.lists(commands(SerializeType.JSON) | commands(SerializeType.ROCKETMQ), min_size=1, max_size=4),
+    st.data(),
+)
+def test_one_whole_frame_is_taken_at_once_and_anything_else_is_left_alone(
+    sent: list[RemotingCommand], data: st.DataObject
+) -> None:
+    stream = b"".join(encode(command) for command in sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=3)))
+    whole = len(encode(sent[0]))
+    cuts = data.draw(st.sampled_from([cuts, sorted([*cuts, whole])]))
+    decoder = FrameDecoder()
+    received, at_once = [], 0
+    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        piece, held = stream[begin:end], decoder.held_bytes
+        command = decoder.only(piece)
+        assert decoder.held_bytes == held
+        if command is None:
+            received += decoder.feed(piece)
+        else:
+            at_once += 1
+            received.append(command)
+    assert received == sent
+    if cuts and whole == cuts[0]:
+        assert at_once
+
+
+def test_a_whole_frame_above_the_limit_is_left_to_be_refused() -> None:
+    frame = encode(RemotingCommand(1, 1, body=bytes(200)))
+    decoder = FrameDecoder(frame_bytes_max=150)
+    assert decoder.only(frame) is None
+    with pytest.raises(ProtocolError, match="claims"):
+        list(decoder.feed(frame))
+
+
+def test_fields_of_a_header_are_in_the_order_in_which_java_writes_them() -> None:
+    head = encode(RemotingCommand(0, 7, 1, remark="FOUND", ext_fields={"a": "1"}))
+    names = list(json.loads(head[8:]))
+    assert names == sorted(names) and "extFields" in names and "remark" in names
 
 
 @given(commands(SerializeType.JSON) | commands(SerializeType.ROCKETMQ), st.data())

@@ -159,6 +159,16 @@ class FrameDecoder:
             held += data
         self._at = 0
 
+    def only(self, data: bytes) -> RemotingCommand | None:
+        """The command of ``data`` where it is one whole frame and nothing is held; else None, and nothing happened.
+        What a client that waits for its answers sends. Raises ProtocolError."""
+        if self._at != len(self._data) or len(data) < 8:
+            return None
+        (length,) = _LENGTH.unpack_from(data)
+        if length + 4 != len(data) or length > self._max - 4:
+            return None
+        return decode(data[4:])
+
     def pop(self) -> RemotingCommand | None:
         """The next command that is complete. Raises ProtocolError."""
         data, at = self._data, self._at
@@ -214,14 +224,14 @@ def _json_header(
     remark: str | None,
     fields: Mapping[str, str],
 ) -> bytes:
-    document: dict[str, Any] = {
-        "code": code, "flag": flag, "language": language, "opaque": opaque, "serializeTypeCurrentRPC": "JSON",
-        "version": version,
-    }  # fmt: skip
-    if remark is not None:
-        document["remark"] = remark
+    # In the order of names, as fastjson writes them: its parser is fastest then.
+    document: dict[str, Any] = {"code": code}
     if fields:
         document["extFields"] = fields if type(fields) is dict else dict(fields)
+    document["flag"], document["language"], document["opaque"] = flag, language, opaque
+    if remark is not None:
+        document["remark"] = remark
+    document["serializeTypeCurrentRPC"], document["version"] = "JSON", version
     try:
         return orjson.dumps(document)
     except (

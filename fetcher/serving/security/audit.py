@@ -45,22 +45,17 @@ class Audit:
 
     def __init__(self, interval_s: float, now_s: float) -> None:
         self._interval_s, self._written_s = interval_s, now_s
-        self._sums: dict[Reader, _Sums] = {}
+        self._sums: dict[tuple[str, str, str, str, str], _Sums] = {}
+        """By what a Reader is made of."""
 
     def note(self, request: Request, response: Response, body_bytes: int, account: str) -> None:
         """A request was answered with messages."""
         command = request.command
         if not self._interval_s or not body_bytes or response.code != 0 or command.code not in _READS:
             return
-        fields = command.ext_fields
-        get = fields.get
-        reader = Reader(
-            host_of(request.peer.address),
-            account,
-            get("consumerGroup", ""),
-            get("topic", ""),
-            get("queueId", ""),
-        )
+        get = command.ext_fields.get
+        host = host_of(request.peer.address)
+        reader = host, account, get("consumerGroup", ""), get("topic", ""), get("queueId", "")
         sums = self._sums.get(reader)
         if sums is None:
             if len(self._sums) >= ENTRIES_MAX:
@@ -79,7 +74,8 @@ class Audit:
     def write(self) -> None:
         """One line for each reader."""
         sums, self._sums = self._sums, {}
-        for reader, sum_ in sums.items():
+        for named, sum_ in sums.items():
+            reader = Reader(*named)
             offsets = f"{sum_.first_offset}-{sum_.next_offset}" if sum_.next_offset else ""
             logger.info(
                 "read",

@@ -123,6 +123,11 @@ class Connection(asyncio.BufferedProtocol):
         """The next bytes of the client."""
         self.last_active_s = time.monotonic()
         try:
+            if self._may_begin() and (command := self._in.only(data)) is not None:
+                self._start(command)
+                if not self._may_begin():
+                    self._start_waiting()
+                return
             address = self._in.push(data)
         except ProtocolError as error:
             self.close(str(error))
@@ -159,6 +164,16 @@ class Connection(asyncio.BufferedProtocol):
                 transport.resume_reading()
         unfinished_bytes = self._in.unfinished(self.last_active_s, is_held_back=is_full)
         self._ledgers.unfinished.set(self, unfinished_bytes)
+
+    def _may_begin(self) -> bool:
+        """Whether one more request may be begun."""
+        transport = self._transport
+        return (
+            self._out.is_writable
+            and len(self._at_work) < self._limits.requests_max
+            and transport is not None
+            and not transport.is_closing()
+        )
 
     def _go_on_later(self) -> None:
         if self._goes_on is None:

@@ -7,7 +7,7 @@ mean.
 from __future__ import annotations
 
 from fetcher.serving.wire.proxy_header import split_proxy_header
-from tiered.remoting.command import FrameDecoder
+from tiered.remoting.command import FrameDecoder, RemotingCommand
 
 
 class Incoming:
@@ -19,6 +19,11 @@ class Incoming:
         self._frame_begun_s: float | None = None
         self.pop = self._decoder.pop
         """The next command that is complete, or None. Raises ProtocolError."""
+
+    def only(self, data: bytes) -> RemotingCommand | None:
+        """The command of ``data`` where that is all there is; else None, and ``push`` is to take it. Raises
+        ProtocolError."""
+        return self._decoder.only(data) if self._head is None else None
 
     def push(self, data: bytes) -> str | None:
         """Take what the connection delivered; the client's address where a PROXY header that ends here names it.

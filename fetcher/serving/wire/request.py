@@ -141,6 +141,8 @@ class HandlerTable:
         self._handlers: dict[int, Handler] = {}
         self._prompt: set[int] = set()
         self._at_once: dict[int, AtOnce] = {}
+        self.at_once: Callable[[int], AtOnce | None] = self._at_once.get
+        """What is asked before the handler of a code, if anything."""
 
     def register(
         self, *codes: int, is_prompt: bool = False, at_once: AtOnce | None = None
@@ -167,10 +169,6 @@ class HandlerTable:
     def find(self, code: int) -> Handler | None:
         """The handler of ``code``, or None."""
         return self._handlers.get(code)
-
-    def at_once(self, code: int) -> AtOnce | None:
-        """What is asked before the handler of ``code``, if anything."""
-        return self._at_once.get(code)
 
     def is_prompt(self, code: int) -> bool:
         """Whether requests of ``code`` are begun at once."""

@@ -219,6 +219,20 @@ def test_requests_above_the_limit_are_not_even_read() -> None:
     play(story, ServerOptions(limits=ConnectionLimits(requests_max=4)))
 
 
+def test_requests_that_come_one_by_one_are_limited_as_those_that_come_together() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        for n in range(12):
+            await client.send(RemotingCommand(SLOW, n, ext_fields={"n": str(n)}))
+            await asyncio.sleep(0.01)
+        (connection,) = made.server.connections
+        assert len(connection.requests_at_work) == 4
+        made.gate.set()
+        assert sorted([(await client.receive()).opaque for _ in range(12)]) == list(range(12))
+
+    play(story, ServerOptions(limits=ConnectionLimits(requests_max=4)))
+
+
 def test_a_client_that_does_not_read_costs_bounded_memory() -> None:
     async def story(made: Scene) -> None:
         client = await made.client()
