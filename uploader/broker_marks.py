@@ -75,10 +75,13 @@ class BrokerMarks:
         hidden: list[QueueKey] = []
         if hidden_queues(state.visible_queues(), with_units):
             limit_phys = proven_phys()
+            # A queue whose last record is no longer in the log has no unit because the broker expired it.
+            context.store.commit_log.refresh()
+            begin_phys = context.store.commit_log.broker_min_phys
             current = [
                 key
                 for key, row in state.current_queues()
-                if not row["flags"] & QUEUE_HIDDEN and row["end_phys"] <= limit_phys
+                if not row["flags"] & QUEUE_HIDDEN and begin_phys < row["end_phys"] <= limit_phys
             ]
             hidden = hidden_queues(current, with_units)
         self.hidden = len(hidden)

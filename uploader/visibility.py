@@ -1,6 +1,7 @@
 """Which archived queues the broker itself no longer shows: back-fill hides them, never erases (3a, Absent, Queues).
 
-A topic deleted before the back-fill left its records in the commitlog but no consume queue.
+A topic deleted before the back-fill left its records in the commitlog but no consume queue. A queue without records
+in the commitlog tells nothing: what the broker has expired loses its units as well.
 Following, a queue is deleted only when its topic was
 once seen in the master's table and is absent from table, backup and consume queue for an hour while others are
 present; losing a tenth of all topics at once is an alarm, not a deletion.
