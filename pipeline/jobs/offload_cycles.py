@@ -71,12 +71,14 @@ def _cycles(
 ) -> Iterator[LogBatch]:
     """The cycles of ``part``, one at a time: a batch is good until the next one is asked for."""
     schedule = source.topics.admits(SCHEDULE_TOPIC)
+    queues = BoundSource(store, no_word)
     feed = LogFeed(
         store.commit_log,
         table,
         source.topics,
         delay_levels_ms=(store.conf or BrokerConf()).delay_levels_ms if schedule else None,
-        next_record=BoundSource(store, no_word).next_record,
+        next_record=queues.next_record,
+        accepted_size=queues.accepted_size,
     )
     pool = LogBatchPool(batch_bytes=int(settings.batch_bytes * (1 + ARENA_SLACK)), count=1)
     closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=1)

@@ -86,20 +86,26 @@ def stale_copies(directory: Path) -> list[dict[str, object]]:
     return found
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_copied_record_with_a_stale_checksum_is_archived_if_the_consume_queue_names_it(
-    is_known: bool, real_store: Callable[[str], Path], tmp_path: Path
-) -> None:
-    original = real_store(NAME)
-    victim = stale_copies(original)[7]
-    shutil.copytree(original / "store", tmp_path / "store")
-    log = CommitLog([tmp_path / "store" / "commitlog"])
+def copy_with_stale_checksum(directory: Path, store: Path) -> tuple[dict[str, object], CommitLog]:
+    """A copy of the store at ``store`` in which one record ends as STALE does; that record, and the copy's log."""
+    victim = stale_copies(directory)[7]
+    shutil.copytree(directory / "store", store)
+    log = CommitLog([store / "commitlog"])
     phys, size = int(str(victim["commitLogOffset"])), int(str(victim["storeSize"]))
     file = log.file_at(phys)
     assert file is not None
     with file.path.open("r+b") as opened:
         opened.seek(phys + size - len(STALE) - file.begin_phys)
         opened.write(STALE)
+    return victim, log
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_copied_record_with_a_stale_checksum_is_archived_if_the_consume_queue_names_it(
+    is_known: bool, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    victim, log = copy_with_stale_checksum(real_store(NAME), tmp_path / "store")
+    phys, size = int(str(victim["commitLogOffset"])), int(str(victim["storeSize"]))
     if not is_known:
         unit = phys.to_bytes(8, "big") + size.to_bytes(4, "big")
         stranger = phys.to_bytes(8, "big") + (1).to_bytes(4, "big")

@@ -12,6 +12,7 @@ import pytest
 from pipeline.jobs.offload import offload
 from pipeline.jobs.offload_options import OffloadOptions, StoreReport, StoreToOffload
 from pipeline.jobs.offload_tasks import PutTask, ScanTask
+from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
 from tests.pipeline.jobs.inline_tasks import InlineTasks
@@ -72,6 +73,16 @@ def test_the_archive_is_the_one_that_backfill_makes(name: str, real_store: RealS
     assert (found.anomalies, found.leftovers) == ([], [])
     again = run(directory / "store", tmp_path / "bulk")
     assert (again.messages, again.commits) == (0, 0)
+
+
+def test_a_record_with_a_stale_checksum_is_no_damage_here_either(
+    real_store: RealStore, tmp_path: Path
+) -> None:
+    copy_with_stale_checksum(real_store("B"), tmp_path / "store")
+    report = run(tmp_path / "store", tmp_path / "bulk")
+    assert report.damaged == 0
+    backfill(tmp_path / "store", FileStore(tmp_path / "single"))
+    assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
 
 
 def test_cycles_are_put_out_of_order_and_committed_in_order(real_store: RealStore, tmp_path: Path) -> None:
