@@ -174,10 +174,14 @@ class LogFeed:
         return FeedOutcome.OVERSIZE
 
     def _skip_missing(self, batch: LogBatch, bound: FeedBound) -> FeedOutcome:
-        """No file holds ``to_phys``: the broker deleted it, or it was never there yet."""
+        """No file holds ``to_phys``: the broker deleted it, or it was never there yet.
+
+        Raises UnavailableError when it may be that a directory is only not mounted.
+        """
         later = [file.begin_phys for file in self._log.files if file.begin_phys > batch.to_phys]
         if not later or min(later) >= bound.limit_phys:
             return FeedOutcome.CAUGHT_UP
+        self._log.refuse_unmounted()
         batch.lost.append((batch.to_phys, min(later)))
         batch.to_phys = min(later)
         return FeedOutcome.MORE

@@ -2,7 +2,8 @@
 
 A commit carries a CRC of the last log bytes below its end. If the broker's log now differs there, or ends below it
 (power loss, fail-over to a lagging slave, a wiped disk), the writer walks back to the newest commit whose check still
-holds and starts a new log line there; what was archived above it is superseded, not deleted. Never waits.
+holds and starts a new log line there; what was archived above it is superseded, not deleted. Never waits, but for files
+to be there at all: a commitlog on a disk that is not mounted is no other log.
 
 Pure but for reading the log.
 """
@@ -37,9 +38,10 @@ class NewLine:
 
 
 def compare(log: CommitLog, check: LogCheck) -> CheckResult:
-    """Read the checked bytes again."""
+    """Read the checked bytes again. Raises UnavailableError when it may be that the log is only not mounted."""
     if check.end_phys <= check.begin_phys:
         return CheckResult.SAME
+    log.refuse_unmounted()
     if check.begin_phys < log.min_phys:
         return CheckResult.DELETED if check.end_phys <= log.max_file_end else CheckResult.DIFFERENT
     data = bytearray(check.end_phys - check.begin_phys)
@@ -47,6 +49,7 @@ def compare(log: CommitLog, check: LogCheck) -> CheckResult:
     while filled < len(data):
         phys = check.begin_phys + filled
         if log.file_at(phys) is None:
+            log.refuse_unmounted(is_short=True)
             return CheckResult.DIFFERENT
         got = log.read_into(memoryview(data)[filled:], phys)
         if got == 0:

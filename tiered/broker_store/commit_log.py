@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tiered.broker_store.residency import ColdReadFile, open_failure
-from tiered.errors import NotFoundError
+from tiered.errors import NotFoundError, UnavailableError
 
 NAME_DIGITS: Final = 20
 OPEN_FILES_MAX: Final = 4
@@ -80,6 +80,7 @@ class CommitLog:
         self._lock = threading.Lock()
         self._files: tuple[LogFile, ...] = ()
         self._begins: tuple[int, ...] = ()
+        self._empty_dirs: tuple[Path, ...] = ()
         self._open: OrderedDict[LogFile, ColdReadFile] = OrderedDict()
         self.refresh()
 
@@ -115,11 +116,27 @@ class CommitLog:
                 found.append(LogGap(file.end_phys, following.begin_phys, reason, file.path))
         return found
 
+    def refuse_unmounted(self, *, is_short: bool = False) -> None:
+        """Raises UnavailableError when files are missing (``is_short``: at the end) and a directory holds none: a disk
+        that is not mounted looks so. To be asked before what is missing is taken for gone."""
+        has_own = any(not file.is_pinned for file in self._files)
+        is_missing = is_short or not has_own
+        is_missing = is_missing or any(gap.reason is LogGapReason.MISSING_FILE for gap in self.gaps)
+        if self._empty_dirs and is_missing:
+            raise UnavailableError(
+                f"{self._empty_dirs[0]} holds no commitlog file",
+                hint="is it mounted? a new broker's first message makes the first file",
+            )
+
     def refresh(self) -> None:
         """List the directories again. Raises NotFoundError or AccessDeniedError naming a directory."""
         found: dict[int, LogFile] = {}
+        empty_dirs = []
         for directory in reversed(self.dirs):
-            found |= {file.begin_phys: file for file in _list_files(directory)}
+            its_files = _list_files(directory)
+            found |= {file.begin_phys: file for file in its_files}
+            if not its_files:
+                empty_dirs.append(directory)
         last = max(found, default=None)
         for pin in self._pinned():
             # A pin above the broker's last file is of a log that was cut back or replaced.
@@ -128,6 +145,7 @@ class CommitLog:
         files = tuple(found[begin] for begin in sorted(found))
         with self._lock:
             self._files, self._begins = files, tuple(file.begin_phys for file in files)
+            self._empty_dirs = tuple(empty_dirs)
             for file in list(self._open):
                 # A descriptor of a deleted file would keep its disk space from the broker, and one of a file
                 # that was
