@@ -96,7 +96,9 @@ class TieredDispatcher:
             batch = self._open
             if batch is None or batch.to_phys == batch.from_phys:
                 return
-            is_old = batch.is_wanted and self._clock_ms() - batch.opened_ms >= self._batch_age_ms
+            # A negative age, of a clock that was set back, tells nothing: it may be old.
+            is_young = 0 <= self._clock_ms() - batch.opened_ms < self._batch_age_ms
+            is_old = batch.is_wanted and not is_young
             is_long = batch.to_phys - batch.from_phys >= self._range_bytes_max
             if force or is_old or is_long:
                 self._close(batch)

@@ -26,7 +26,7 @@ class AdaptivePoll:
 
 
 class Every:
-    """True at most once per period; the first time at once."""
+    """True at most once per period; the first time at once, and when the clock was set back."""
 
     def __init__(self, period_ms: int) -> None:
         self._period_ms = period_ms
@@ -34,7 +34,7 @@ class Every:
 
     def is_due(self, now_ms: int) -> bool:
         """Whether the period has passed since the last True."""
-        if self._due_ms is not None and now_ms < self._due_ms:
+        if self._due_ms is not None and self._due_ms - self._period_ms <= now_ms < self._due_ms:
             return False
         self._due_ms = now_ms + self._period_ms
         return True

@@ -111,6 +111,16 @@ def test_a_batch_closes_by_the_age_of_its_first_row(tmp_path: Path) -> None:
     assert len(bench.closed) == 1
 
 
+def test_a_batch_does_not_wait_for_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, age_ms=1000)
+    bench.now_ms = 3_600_000
+    bench.write(1)
+    bench.dispatcher.dispatch_step(bench.bound())
+    bench.now_ms = 0
+    bench.dispatcher.close_if_due()
+    assert len(bench.closed) == 1
+
+
 def test_filtered_traffic_is_committed_once_per_commitlog_file_and_not_by_age(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.write(20, topic=b"rmq_sys_x")
