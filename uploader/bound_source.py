@@ -11,10 +11,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from threading import Thread
 
-from tiered.broker_store.bound import Bound, BoundFacts, BrokerWord, decide_bound
+from tiered.broker_store.bound import Bound, BoundFacts, BoundReason, BrokerWord, decide_bound
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.damage import accepted_size, find_next_record, proven_phys
 from tiered.broker_store.store import BrokerStore
+from tiered.errors import UnavailableError
 from uploader.log_feed import FeedBound
 
 WordSource = Callable[[], BrokerWord | None]
@@ -68,6 +69,17 @@ class BoundSource:
         return self._decide(
             replace(self._facts, proven_phys=proven_phys(self._store.commit_log, units.values()))
         )
+
+    def refuse_started_broker(self) -> None:
+        """Raises UnavailableError when the broker was proven dead for the bound and no longer is: what it appends has
+        the bytes of records, but not its word."""
+        if self.last is not None and self.last.why is BoundReason.DEAD:
+            now = self._store.liveness()
+            if not now.is_dead:
+                raise UnavailableError(
+                    f"a broker was started on {self._store.path} meanwhile: {now.why}",
+                    hint="what is archived stays; tiered run archives a live broker",
+                )
 
     def proven_phys(self) -> int:
         """Below it a broker proven dead has written all its units. Costs ``settle`` if that was left open."""

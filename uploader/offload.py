@@ -299,6 +299,7 @@ class Offloader:
         self._bound_source.ask_early(self._dispatcher.cursor)
         while not stop.is_set():
             self._check_failure()
+            self._bound_source.refuse_started_broker()
             before = self._dispatcher.cursor
             result = self._dispatcher.compensate(self._bound_source.feed)
             if result == StepResult.BUSY:

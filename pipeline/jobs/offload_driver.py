@@ -64,6 +64,7 @@ class StoreOffload:
         self._runner = runner
         self._report = report
         self._instance = _instance(source.path)
+        self._bound_source: BoundSource
         self._table = QueueTable()
         self._tails = QueueTails()
         self._was_damaged = self._was_lost = False
@@ -97,7 +98,8 @@ class StoreOffload:
         log.refresh()
         state = writer.load()
         start_phys = log.min_phys if state is None else state.cursor.phys
-        bound = BoundSource(store, no_word).ask(start_phys)
+        self._bound_source = BoundSource(store, no_word)
+        bound = self._bound_source.ask(start_phys)
         is_other_log = state is not None and compare(log, state.cursor.check) is CheckResult.DIFFERENT
         self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
         if not is_other_log and start_phys >= min(bound.phys, log.max_file_end):
@@ -215,6 +217,7 @@ class StoreOffload:
                 yield from ahead.popleft().result()
 
     def _commit(self, writer: CatalogWriter, cycles: Sequence[PutCycle], first: int, total: int) -> None:
+        self._bound_source.refuse_started_broker()
         for cycle in cycles:
             self._doomed += cycle.abandoned
             check = cycle.draft.check if cycle.draft.check != NO_CHECK else writer.state.cursor.check

@@ -16,6 +16,7 @@ from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
 from tests.pipeline.jobs.inline_tasks import InlineTasks
+from tests.uploader.test_broker_starts_meanwhile import halved_log
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.reading import load
 from tiered.errors import CorruptionError, FencedError, NotFoundError, UnavailableError, UsageError
@@ -83,6 +84,19 @@ def test_a_record_with_a_stale_checksum_is_no_damage_here_either(
     assert report.damaged == 0
     backfill(tmp_path / "store", FileStore(tmp_path / "single"))
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
+
+
+def test_a_broker_that_is_started_meanwhile_ends_it(real_store: RealStore, tmp_path: Path) -> None:
+    with (
+        halved_log(real_store("A"), tmp_path / "store") as (broker, end_phys),
+        pytest.raises(UnavailableError, match="a broker was started"),
+    ):
+        run(
+            tmp_path / "store",
+            tmp_path / "bulk",
+            InlineTasks(lambda task: broker.start() if isinstance(task, PutTask) else None),
+        )
+    assert load(own_archive(tmp_path / "bulk")).cursor.phys <= end_phys
 
 
 def test_cycles_are_put_out_of_order_and_committed_in_order(real_store: RealStore, tmp_path: Path) -> None:
