@@ -105,7 +105,8 @@ class Connection(asyncio.BufferedProtocol):
         self._out.resumed()
         self.last_active_s = time.monotonic()
         self._out.count_unread()
-        self._start_waiting()
+        # Not now: a transport that is about to write cannot bear an answer that meets a closed socket, and ends twice.
+        self._go_on_later()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio.BufferedProtocol."""

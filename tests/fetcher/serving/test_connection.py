@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -19,7 +21,7 @@ from fetcher.serving.wire.server import ServerOptions, ServingServer
 from tiered.errors import CorruptionError, ThrottledError
 from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
 
-ECHO, LARGE, BROKEN, BUSY, SILENT, SLOW, WHO = range(1, 8)
+ECHO, LARGE, BROKEN, BUSY, SILENT, SLOW, WHO, INSTANT = range(1, 9)
 LARGE_BYTES = 1024 * 1024
 
 
@@ -57,6 +59,10 @@ def handlers(gate: asyncio.Event) -> HandlerTable:
     async def who(request: Request) -> Response:
         return Response(ext={"peer": request.peer.address})
 
+    async def later(request: Request) -> None:
+        raise AssertionError("it was answered at once")
+
+    table.register(INSTANT, at_once=lambda request: Response(body=(bytes(200_000),)))(later)
     return table
 
 
@@ -246,6 +252,27 @@ def test_a_client_that_does_not_read_costs_bounded_memory() -> None:
         assert {len(answer.body) for answer in got} == {LARGE_BYTES}
 
     play(story, ServerOptions(limits=ConnectionLimits(requests_max=8)))
+
+
+def test_a_client_that_is_gone_when_its_answers_are_read_is_ended_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(made: Scene) -> None:
+        with socket.create_connection(("127.0.0.1", made.port)) as client:
+            client.sendall(b"".join(encode(RemotingCommand(INSTANT, n)) for n in range(200)))
+            await asyncio.sleep(0.2)
+            assert made.server.ledgers.unread.total_bytes
+            # All the kernel has: then what waits can be sent, and what comes behind it meets a closed socket.
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                while client.recv(1 << 20):
+                    pass
+        await asyncio.sleep(0.2)
+        assert not made.server.connections
+
+    with caplog.at_level(logging.ERROR):
+        play(story)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
