@@ -25,6 +25,7 @@ from fetcher.serving.wire.eager import begin
 from fetcher.serving.wire.incoming import Incoming
 from fetcher.serving.wire.limits import ConnectionLimits, Ledgers
 from fetcher.serving.wire.outgoing import Outgoing
+from fetcher.serving.wire.peer_address import known_address
 from fetcher.serving.wire.request import HandlerTable, Request, Response
 from tiered.remoting.command import ProtocolError, RemotingCommand, encode, encode_answer
 
@@ -82,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport
         self._out.opened(transport)
         peer = transport.get_extra_info("peername")
-        self._address = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self._address = known_address(peer[0], peer[1]) if peer else "?"
         self._place.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -134,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error))
             return
         if address is not None:
-            self._address = address
+            self._address = known_address(*address.rsplit(":", 1))
         self._start_waiting()
 
     # -- requests ---------------------------------------------------------------------------------------------

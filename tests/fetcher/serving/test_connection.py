@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fetcher.serving.security.addresses import host_of
 from fetcher.serving.wire.connection import TURN_REQUESTS
 from fetcher.serving.wire.limits import ConnectionLimits
 from fetcher.serving.wire.proxy_header import PROXY_V2
@@ -329,6 +331,9 @@ def test_a_proxy_header_names_the_real_client() -> None:
             await two.writer.drain()
             await asyncio.sleep(0.01)
         assert (await two.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.0.0.7:6000"}
+        mapped = await made.client()
+        mapped.writer.write(b"PROXY TCP6 ::ffff:10.1.2.3 ::1 5555 9876\r\n")
+        assert (await mapped.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.3:5555"}
         plain = await made.client()
         assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
 
@@ -345,3 +350,31 @@ def test_connections_above_the_limit_are_refused() -> None:
             await third.ask(RemotingCommand(ECHO, 1))
 
     play(story, replace(ServerOptions(), connections_max=2))
+
+
+@pytest.mark.parametrize(
+    ("bind", "dialled", "host"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("::1", "::1", "::1"),
+        ("::", "127.0.0.1", "127.0.0.1"),
+        ("::", "::1", "::1"),
+    ],
+)
+def test_a_client_has_the_address_that_rules_know_it_by(bind: str, dialled: str, host: str) -> None:
+    """A port of both families sees clients of IPv4 as ::ffff:127.0.0.1."""
+
+    async def story() -> None:
+        server = ServingServer(handlers(asyncio.Event()), ServerOptions(host=bind))
+        try:
+            _, port = await server.start()
+        except OSError:
+            pytest.skip("no IPv6 here")
+        client = Client(*await asyncio.open_connection(dialled, port))
+        seen = (await client.ask(RemotingCommand(WHO, 1))).ext_fields["peer"]
+        assert host_of(seen) == host and seen.rpartition(":")[2].isdecimal()
+        assert ipaddress.ip_address(host_of(seen)) == ipaddress.ip_address(dialled)
+        client.writer.close()
+        await server.close(drain_s=0)
+
+    asyncio.run(story())
