@@ -27,6 +27,7 @@ from tiered.catalog.pages import Page, RunIndex, decode_page
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected
 from tiered.errors import CorruptionError
 from tiered.flat_file.key_section_reader import key_bytes_guess
+from tiered.formats.keys import parse_part_key
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES
 from tiered.index.layout import Shape
@@ -217,7 +218,9 @@ class QuerySource:
         if found is None:
             self.requests += 1
             source = f"{self._url}/{ref.key}"
-            found = decode_page(await Wait(self._reader.submit_get(ref.key)), source=source)
+            part = parse_part_key(ref.key)
+            answer = self._reader.submit_get(ref.key) if part is None else self._reader.submit(*part)
+            found = decode_page(await Wait(answer), source=source)
             if len(found.chunk.runs) != ref.runs:
                 raise CorruptionError(f"{source}: {len(found.chunk.runs)} runs, the catalog says {ref.runs}")
             self._kept.put(ref.key, "page", found, found.nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
+from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.garbage import CLOCK_SKEW_MS_MAX, KeySet, plan_gc, referenced_by, run_gc
 from tiered.catalog.protocol import CatalogWriter, load
@@ -34,8 +34,8 @@ def put(store: MemoryStore, *keys: str) -> None:
         store.put_if_absent(key, [b"x"])
 
 
-def filled(store: MemoryStore, commits: int = 30) -> CatalogWriter:
-    made = writer(store)
+def filled(store: MemoryStore, commits: int = 30, **limits: float) -> CatalogWriter:
+    made = writer(store, limits=small_limits(**limits))
     made.claim()
     for _ in range(commits):
         draft = append_draft(made.state, {A: 1})
@@ -105,11 +105,14 @@ def test_attempts_of_a_fenced_epoch_go(memory: MemoryStore) -> None:
     assert {key for key in needed if key.startswith(("catalog/", "sets/"))} <= everything(memory)
 
 
-def test_what_the_head_needs_stays_and_the_catalog_with_it(memory: MemoryStore) -> None:
-    made = filled(memory, 60)
+@pytest.mark.parametrize("carried_bytes_max", [4 << 20, 0])
+def test_what_the_head_needs_stays_and_the_catalog_with_it(
+    memory: MemoryStore, carried_bytes_max: int
+) -> None:
+    made = filled(memory, 60, carried_bytes_max=carried_bytes_max)
     catalog = {key for key in everything(memory) if key.startswith("catalog/")}
     gone = collect(memory, grace_ms=0)
-    assert any(key.startswith("pages/") for key in gone)
+    assert any(key.startswith("pages/") for key in gone) == (not carried_bytes_max)
     assert catalog <= everything(memory)
     state = load(memory)
     assert describe(state)["queues"] == describe(made.state)["queues"]

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, claim_draft, queue, small_limits, writer
+from tiered.catalog import carried
 from tiered.catalog.claims import ADVANCING_MS, refusal
-from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, PageChange
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.protocol import load, log_checks, refresh
 from tiered.catalog.reading import head_version, read_commit
@@ -24,12 +25,15 @@ from tiered.errors import (
     UnavailableError,
     UsageError,
 )
-from tiered.formats.keys import catalog_key
+from tiered.formats.keys import Part, catalog_key, object_of, parse_part_key
 from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 
 A, B = queue("a"), queue("b")
 CATALOG = "catalog/*"
+READS = frozenset({"get", "get_range", "get_tail"})
+IN_OBJECTS = {"carried_bytes_max": 0, "pack_bytes_max": 3000}
+"""Pages are put besides the commits, some of them as parts of one object."""
 
 
 @pytest.fixture
@@ -91,7 +95,7 @@ def test_an_unanswered_commit_is_resolved_before_other_content_is_tried(
     assert state.version == 2
     assert describe(load(memory)) == describe(state)
     # The version is read back after each lost answer, and only ever the same bytes are put.
-    assert requests(store, "get")
+    assert requests(store, "get_tail")
     state = first.append(append_draft(state, {A: 2}))
     assert state.version == head_version(memory) == 3
 
@@ -102,7 +106,7 @@ def test_its_own_lost_reply_is_success(memory: MemoryStore) -> None:
     first.claim()
     # The answer is lost, and so are the first looks at what came of it: then the create is refused by our own commit.
     store.add(FaultRule(Fault.LOST_AFTER, keys=CATALOG, times=1))
-    store.add(FaultRule(Fault.LOST_BEFORE, frozenset({"get"}), CATALOG, times=1))
+    store.add(FaultRule(Fault.LOST_BEFORE, READS, CATALOG, times=1))
     state = first.append(append_draft(first.state, {A: 2}))
     assert requests(store, "put")[-2:] == ["LOST_AFTER", "AlreadyExistsError"]
     assert state.version == head_version(memory) == 2
@@ -125,7 +129,7 @@ def test_a_refusal_repeats_the_same_bytes(memory: MemoryStore, fault: Fault) -> 
     first.append(append_draft(first.state, {A: 2}))
     assert len(bodies) == 5
     assert len(set(bodies[1:])) == 1
-    assert not requests(store, "get", catalog_key(2))  # a refusal is an answer: nothing to ask
+    assert not requests(store, "get_tail", catalog_key(2))  # a refusal is an answer: nothing to ask
 
 
 def test_a_pending_commit_survives_giving_up(memory: MemoryStore) -> None:
@@ -134,7 +138,7 @@ def test_a_pending_commit_survives_giving_up(memory: MemoryStore) -> None:
     first.claim()
     draft = append_draft(first.state, {A: 2})
     store.add(FaultRule(Fault.LOST_AFTER, keys=CATALOG, times=1))
-    store.add(FaultRule(Fault.LOST_BEFORE, frozenset({"get"}), CATALOG, times=1))
+    store.add(FaultRule(Fault.LOST_BEFORE, READS, CATALOG, times=1))
     first.abort()
     with pytest.raises(UnavailableError):
         first.append(draft)
@@ -356,8 +360,8 @@ def test_errors_that_repeating_cannot_help_are_raised_at_once(memory: MemoryStor
 # -- roots, pages, reading ------------------------------------------------------------------------------------
 
 
-def grown(store: MemoryStore | FaultStore, commits: int = 60):  # type: ignore[no-untyped-def]
-    first = writer(store)
+def grown(store: MemoryStore | FaultStore, commits: int = 60, **limits: float):  # type: ignore[no-untyped-def]
+    first = writer(store, limits=small_limits(**limits))
     first.claim()
     for number in range(commits):
         first.append(
@@ -382,19 +386,26 @@ def runs_everywhere(store: MemoryStore, state: CatalogState) -> dict[object, lis
     return result
 
 
-def test_every_kth_commit_names_a_fresh_root_and_a_reader_starts_there(memory: MemoryStore) -> None:
-    first = grown(memory)
+@pytest.mark.parametrize("limits", [{}, IN_OBJECTS])
+def test_every_kth_commit_names_a_fresh_root_and_a_reader_starts_there(
+    memory: MemoryStore, limits: dict[str, float]
+) -> None:
+    first = grown(memory, **limits)
     assert first.state.version - first.state.root.version <= 2 * small_limits().root_every
     store = faulty(memory)
     state = load(store)
     assert describe(state) == describe(first.state)
     assert len(requests(store, "list")) == 1
-    assert len(requests(store, "get")) <= 2 * small_limits().root_every
-    assert len(requests(store, "get", "pages/root")) == 1
+    assert len(requests(store, "get_tail")) <= 2 * small_limits().root_every
+    assert len(requests(store, "get_range", "")) == 1
+    assert not requests(store, "get", "")
 
 
-def test_old_runs_spill_into_pages_and_stay_findable(memory: MemoryStore) -> None:
-    first = grown(memory)
+@pytest.mark.parametrize("in_objects", [{}, IN_OBJECTS, {"carried_bytes_max": 2000}])
+def test_old_runs_spill_into_pages_and_stay_findable(
+    memory: MemoryStore, in_objects: dict[str, float]
+) -> None:
+    first = grown(memory, **in_objects)
     state = first.state
     limits = small_limits()
     assert state.memory_runs < limits.spill_runs + 4
@@ -412,10 +423,12 @@ def test_old_runs_spill_into_pages_and_stay_findable(memory: MemoryStore) -> Non
 
 
 def test_any_version_can_be_read_even_when_its_root_is_gone(memory: MemoryStore) -> None:
-    first = grown(memory)
+    first = grown(memory, carried_bytes_max=0)
     wanted = load(memory, version=30)
     assert wanted.version == 30
-    memory.delete([info.key for info in memory.list("pages/root") if info.key != first.state.root.key])
+    roots = {wanted.root.key} - {first.state.root.key}
+    assert roots
+    memory.delete([object_of(key) for key in roots])
     again = load(memory, version=30)
     assert describe(again) == describe(wanted)
     with pytest.raises(NotFoundError):
@@ -439,7 +452,7 @@ def test_a_reader_that_follows_sees_what_a_fresh_one_sees(memory: MemoryStore) -
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED, Fault.THROTTLED])
 def test_a_page_that_cannot_be_written_does_not_hold_up_commits(memory: MemoryStore, fault: Fault) -> None:
     store = faulty(memory, FaultRule(fault, keys="pages/*", probability=0.6))
-    first = grown(store, 80)
+    first = grown(store, 80, **IN_OBJECTS)
     store.land_stalled()
     state = load(memory)
     assert describe(state) == describe(first.state)
@@ -453,18 +466,85 @@ def test_a_page_that_cannot_be_written_does_not_hold_up_commits(memory: MemorySt
     runs_everywhere(memory, state)
 
 
-def test_damaged_commits_and_pages_are_typed_errors(memory: MemoryStore) -> None:
-    first = grown(memory)
-    for key in (catalog_key(first.state.version), first.state.root.key, first.state.pages[0].key):
-        data = bytearray(memory.get(key))
-        data[len(data) // 2] ^= 1
-        memory.delete([key])
-        memory.put_if_absent(key, [data])
+@pytest.mark.parametrize("limits", [{}, IN_OBJECTS])
+def test_damaged_commits_and_pages_are_typed_errors(memory: MemoryStore, limits: dict[str, float]) -> None:
+    first = grown(memory, **limits)
+    head = catalog_key(first.state.version)
+    for key in (head, first.state.root.key, first.state.pages[0].key):
+        part = parse_part_key(key) or Part(key, 0, len(memory.get(key)))
+        at = part.offset + part.length // 2
+        data = bytearray(memory.get(part.key))
+        data[at] ^= 1
+        memory.delete([part.key])
+        memory.put_if_absent(part.key, [data])
         with pytest.raises(CorruptionError, match=key):
             runs_everywhere(memory, load(memory))
-        data[len(data) // 2] ^= 1
-        memory.delete([key])
-        memory.put_if_absent(key, [data])
+        data[at] ^= 1
+        memory.delete([part.key])
+        memory.put_if_absent(part.key, [data])
+
+
+def test_a_cycle_is_one_catalog_put(memory: MemoryStore) -> None:
+    """Spills, roots and merges travel in the commits that name them."""
+    store = faulty(memory)
+    first = grown(store, 80)
+    assert max(page.level for page in first.state.pages) >= 2
+    assert first.state.root.version > 60
+    assert len(requests(store, "put", "")) == first.state.version == 81
+    assert not list(memory.list("pages/"))
+    assert not first.state.catalog_keys() & {info.key for info in memory.list("catalog/")}
+    assert not any(key.startswith("catalog/") for key in first.state.doomed)
+    assert describe(load(memory)) == describe(first.state)
+
+
+def test_pages_too_large_for_a_commit_are_one_object_for_a_change(memory: MemoryStore) -> None:
+    store = faulty(memory)
+    first = grown(store, 60, carried_bytes_max=0)
+    objects = {object_of(page.key) for page in first.state.pages}
+    assert len(objects) < len(first.state.pages)
+    assert all(key.startswith("pages/runs-") for key in objects)
+    assert {object_of(page.key) for page in load(memory).pages} == objects
+    # Merged pages are given up with their objects, and only when none of an object is needed any more.
+    existing = {info.key for info in memory.list("pages/")}
+    assert existing == (first.state.catalog_keys() | first.state.doomed.keys()) & existing
+    assert objects <= existing - first.state.doomed.keys()
+
+
+def test_a_commit_larger_than_its_first_request_is_read_whole(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = grown(memory)
+    wanted = describe(first.state)
+    monkeypatch.setattr(carried, "COMMIT_TAIL_BYTES", 600)
+    store = faulty(memory)
+    assert describe(load(store)) == wanted
+    assert len(requests(store, "get_tail")) + len(requests(store, "get")) > 2
+    monkeypatch.setattr(carried, "COMMIT_TAIL_BYTES", 30)
+    assert describe(load(memory)) == wanted
+
+
+def test_a_commit_names_no_page_of_another_commit(memory: MemoryStore) -> None:
+    first = grown(memory, 20)
+    (page, *_) = [page for page in first.state.pages if page.key.startswith("catalog/")]
+    change = PageChange(added=[page._replace(level=1)], removed=[page.key], resolved_version=1)
+    with pytest.raises(CommitInvalidError, match="which it does not carry"):
+        first.append(replace(append_draft(first.state, {A: 1}), pages=change))
+
+
+def test_a_merge_that_no_commit_named_is_given_up(memory: MemoryStore) -> None:
+    """The writer left between putting merged pages and naming them; the next epoch's are its own."""
+    first = grown(memory, 20, carried_bytes_max=0)
+    while not first._pages.given_up:
+        first.append(append_draft(first.state, {A: 1, B: 1}))
+    (waiting,) = first._pages.given_up
+    first.release()
+    assert waiting in first.state.doomed
+    first.claim()
+    for _ in range(12):
+        first.append(append_draft(first.state, {A: 1, B: 1}))
+    assert waiting not in first.state.catalog_keys()
+    assert not first.state.catalog_keys() & first.state.doomed.keys()
+    runs_everywhere(memory, load(memory))
 
 
 def test_log_checks_walk_newest_first(memory: MemoryStore) -> None:

@@ -138,7 +138,7 @@ class Uploader:
         self.attempts = 0  # keys stay unique by epoch
         writer = CatalogWriter(
             self.world.store, cluster="c", broker="b", instance=self.name, kind="run", clock_ms=lambda: NOW_MS,
-            limits=small_limits(spill_runs=25, page_runs_max=20), wait=self.world.meanwhile,
+            limits=self.world.limits, wait=self.world.meanwhile,
             random=random.Random(self.world.source.random()),
         )  # fmt: skip
         writer.load()
@@ -316,6 +316,11 @@ class World:
         self.store = CrashingStore(self.memory, seed=seed, wait=lambda seconds: None)
         self.uploaders = [Uploader(self, "master"), Uploader(self, "slave")]
         self.compactor = Compactor(self)
+        # Pages travel in commits, or those of a merge besides, or all of them.
+        carried_bytes_max = (4 << 20, 3_000, 0)[seed % 3]
+        self.limits = small_limits(
+            spill_runs=25, page_runs_max=20, carried_bytes_max=carried_bytes_max, pack_bytes_max=4_000
+        )
         self.running: list[Uploader] = []
         self.reader: CatalogState | None = None
         self.crashes = self.fenced = self.takeovers = self.lines = 0
@@ -346,15 +351,16 @@ class World:
     def run(self, steps: int, *, replacing: bool) -> None:
         for fault in (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED, Fault.THROTTLED, Fault.CONFLICT):
             self.store.add(FaultRule(fault, frozenset({"put"}), "*", probability=0.07))
-        self.store.add(FaultRule(Fault.LOST_BEFORE, frozenset({"get", "list"}), "*", probability=0.01))
+        reads = frozenset({"get", "get_tail", "get_range", "list"})
+        self.store.add(FaultRule(Fault.LOST_BEFORE, reads, "*", probability=0.01))
         for _ in range(steps):
             self.log.grow(self.source.randrange(4))
             if replacing and self.source.random() < 0.04:
                 self.lines += 1
                 keep = 0 if self.source.random() < 0.2 else self.source.randrange(len(self.log.records) + 1)
                 self.log.replace_above(keep)
-            if self.source.random() < 0.08:
-                self.store.fuse = self.source.randrange(1, 6)
+            if self.source.random() < 0.12:
+                self.store.fuse = self.source.randrange(1, 5)
                 self.store.kill_after_effect = self.source.random() < 0.5
             self.act(self.source.choice(self.uploaders))
             self.store.fuse = -1

@@ -16,7 +16,7 @@ from tiered.catalog.protocol import CatalogLimits
 from tiered.errors import NotFoundError, UnavailableError
 from tiered.flat_file.verify import Anomaly, AnomalyKind, VerifyReport, verify_archive
 from tiered.flat_file.verify_queues import check_queues
-from tiered.formats.keys import catalog_key
+from tiered.formats.keys import catalog_key, object_of, parse_part_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 from tiered.object_store.memory import MemoryStore
@@ -25,8 +25,9 @@ ONE, TWO, BATCHED = QueueKey("topic", 0, 0), QueueKey("topic", 1, 0), QueueKey("
 LIGHT = QueueKey("%LMQ%a", 0, 0)
 
 
-def _archive(cycles: int = 6) -> ArchiveBuilder:
-    builder = ArchiveBuilder(MemoryStore(), limits=CatalogLimits(root_every=2))
+def _archive(cycles: int = 6, carried_bytes_max: int = 4 << 20) -> ArchiveBuilder:
+    limits = CatalogLimits(root_every=2, carried_bytes_max=carried_bytes_max)
+    builder = ArchiveBuilder(MemoryStore(), limits=limits)
     for cycle in range(cycles):
         messages = [
             Sent(
@@ -126,10 +127,16 @@ def test_chain_a_commit_of_another_archive() -> None:
 
 
 def test_page_damaged_or_missing_root() -> None:
-    builder = _archive()
-    _replace(builder, builder.state.root.key, _flip(70))
+    carrying = _archive()
+    carried = parse_part_key(carrying.state.root.key)
+    assert carried is not None
+    _replace(carrying, carried.key, _flip(carried.offset + 70))
+    assert _kinds(verify_archive(carrying.store)) == {AnomalyKind.CHAIN}
+    builder = _archive(carried_bytes_max=0)
+    key = object_of(builder.state.root.key)
+    _replace(builder, key, _flip(70))
     assert _kinds(verify_archive(builder.store)) == {AnomalyKind.CHAIN}
-    builder.store.delete([builder.state.root.key])
+    builder.store.delete([key])
     report = verify_archive(builder.store)
     assert _kinds(report) == {AnomalyKind.MISSING}, "the chain replaces the root"
 
@@ -254,15 +261,23 @@ def test_leftovers_are_no_anomalies() -> None:
     assert report.leftovers == ["data/00/topic/0/0/00000000000000000000-1-99.so"]
 
 
-def test_runs_in_pages_are_checked_and_a_lost_page_shows() -> None:
-    limits = CatalogLimits(root_every=2, spill_runs=4, page_runs_max=6)
+@pytest.mark.parametrize("carried_bytes_max", [4 << 20, 0])
+def test_runs_in_pages_are_checked_and_a_lost_page_shows(carried_bytes_max: int) -> None:
+    limits = CatalogLimits(root_every=2, spill_runs=4, page_runs_max=6, carried_bytes_max=carried_bytes_max)
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     for cycle in range(12):
         builder.commit([Sent(queue, b"%d" % cycle, light=[LIGHT]) for queue in (ONE, TWO)])
     assert len(builder.state.pages) > 1
     assert verify_archive(builder.store, full=True).anomalies == []
-    builder.store.delete([builder.state.pages[0].key])
-    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.PAGE, AnomalyKind.HOLE, AnomalyKind.MISSING}
+    lost = {AnomalyKind.PAGE, AnomalyKind.HOLE}
+    page = parse_part_key(builder.state.pages[0].key)
+    assert page is not None
+    if carried_bytes_max:
+        _replace(builder, page.key, _flip(page.offset + page.length - 1))
+    else:
+        builder.store.delete([page.key])
+        lost |= {AnomalyKind.MISSING}
+    assert _kinds(verify_archive(builder.store)) == lost
 
 
 def test_objects_given_up_are_counted_not_leftovers() -> None:

@@ -14,6 +14,7 @@ from tiered.catalog.protocol import CatalogLimits
 from tiered.flat_file import verify_runs
 from tiered.flat_file.verify import AnomalyKind, verify_archive
 from tiered.flat_file.verify_runs import LivingRuns, cut_windows
+from tiered.formats.keys import object_of
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 
@@ -56,7 +57,9 @@ def test_ten_times_the_history_takes_no_more_memory(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("damage", [False, True])
 def test_passes_change_nothing_that_is_found(monkeypatch: pytest.MonkeyPatch, damage: bool) -> None:
-    limits = CatalogLimits(root_every=4, spill_runs=20, page_runs_max=7, merge_sequences=3)
+    limits = CatalogLimits(
+        root_every=4, spill_runs=20, page_runs_max=7, merge_sequences=3, carried_bytes_max=0, pack_bytes_max=1
+    )
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     light = QueueKey("%LMQ%a", 0, 0)
     for cycle in range(14):
@@ -64,7 +67,7 @@ def test_passes_change_nothing_that_is_found(monkeypatch: pytest.MonkeyPatch, da
         builder.commit([Sent(queue, b"%d" % cycle, offset=offset, light=[light]) for queue in QUEUES[:4]])
     assert len(builder.state.pages) > 5
     if damage:
-        builder.store.delete([builder.state.pages[1].key, builder.keys[-2]])
+        builder.store.delete([object_of(builder.state.pages[1].key), builder.keys[-2]])
     whole = verify_archive(builder.store, full=True)
     monkeypatch.setattr(verify_runs, "WINDOW_RUNS", 5)
     monkeypatch.setattr(verify_runs, "MERGED_RUNS", 3)

@@ -53,7 +53,9 @@ def _messages(cycle: int) -> list[Sent]:
 
 def write(directory: Path) -> None:
     """Build the archive and the file that says what is in it."""
-    limits = CatalogLimits(root_every=3, spill_runs=12, page_runs_max=8)
+    limits = CatalogLimits(
+        root_every=4, spill_runs=8, page_runs_max=8, merge_sequences=2, carried_bytes_max=2_500
+    )
     builder = ArchiveBuilder(
         FileStore(directory / "archive"), limits=limits, codec=BlockCodec(block_bytes=900)
     )
@@ -93,4 +95,4 @@ def _expected(builder: ArchiveBuilder) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    write(GOLDEN / "2.1")
+    write(GOLDEN / "2.2")

@@ -13,6 +13,7 @@ import fastcrc
 import pytest
 
 from tests.formats.golden_archive import GOLDEN, STATE_DOCUMENT, STATE_KIND, write
+from tiered.catalog.carried import PARTS_MAJOR, container_in, read_page_bytes
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
 from tiered.catalog.pages import PAGE_KIND, decode_page
 from tiered.catalog.protocol import load
@@ -21,7 +22,8 @@ from tiered.errors import UnsupportedFormatError
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.flat_file.verify import verify_archive
-from tiered.formats.container import HEADER, decode_container
+from tiered.formats.container import FORMAT_MAJOR, HEADER, decode_container
+from tiered.formats.keys import parse_part_key
 from tiered.formats.segment_layout import FOOTER_KIND
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
@@ -30,10 +32,10 @@ from tiered.object_store.memory import MemoryStore
 VERSIONS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 
 
-def _newer(container: bytes) -> bytes:
-    """The same container, saying it is of major version 2; its checksum is right."""
+def _newer(container: bytes, major: int = 2) -> bytes:
+    """The same container, saying it is of ``major`` version; its checksum is right."""
     fields = list(HEADER.unpack_from(container))
-    fields[1] = 2
+    fields[1] = major
     head = HEADER.pack(*fields)[:-4]
     crc: int = fastcrc.crc32.iscsi(head)
     return head + crc.to_bytes(4, "little") + container[HEADER.size :]
@@ -79,8 +81,13 @@ def test_a_golden_archive_is_whole(version: str) -> None:
 def test_a_golden_archive_has_every_kind_of_object(version: str) -> None:
     store = FileStore(GOLDEN / version / "archive")
     assert len(_keys(version, "catalog/")) > 5
-    assert any(key.startswith("pages/root") for key in _keys(version, "pages/"))
     assert any(key.startswith("pages/runs") for key in _keys(version, "pages/"))
+    if version < "2.2":
+        assert any(key.startswith("pages/root") for key in _keys(version, "pages/"))
+    else:
+        state = load(store)
+        assert parse_part_key(state.root.key)
+        assert {page.key.partition("/")[0] for page in state.pages} == {"catalog", "pages"}
     for prefix in ("data/", "sets/"):
         key = _keys(version, prefix)[0]
         assert len(SegmentReader.open_unknown(store, key).runs) == (1 if prefix == "data/" else 5)
@@ -123,16 +130,43 @@ def test_a_newer_segment_is_refused_by_name() -> None:
 def test_a_newer_container_is_refused_by_name(prefix: str, kind: bytes) -> None:
     store = FileStore(GOLDEN / "1.0" / "archive")
     key = _keys("1.0", prefix)[0]
-    newer = _newer(store.get(key))
+    major = PARTS_MAJOR if kind in (COMMIT_KIND, ROOT_KIND) else FORMAT_MAJOR
+    newer = _newer(store.get(key), major + 1)
     decoders: dict[bytes, Callable[..., object]] = {
         COMMIT_KIND: decode_commit,
         ROOT_KIND: decode_root,
         PAGE_KIND: decode_page,
         STATE_KIND: partial(decode_container, kind=STATE_KIND),
     }
-    wanted = rf"{key}: format 2\.0 of {kind.decode()} is newer than 1\.x"
+    wanted = rf"{key}: format {major + 1}\.0 of {kind.decode()} is newer than {major}\.x"
     with pytest.raises(UnsupportedFormatError, match=wanted):
         decoders[kind](newer, source=key)
+
+
+def test_programs_that_know_no_parts_of_objects_refuse_what_names_some() -> None:
+    """They would take the part for a missing object. Commits that carry pages, all that name some, and their roots."""
+    version = "2.2"
+    store = FileStore(GOLDEN / version / "archive")
+    refused = 0
+    for key in _keys(version, "catalog/"):
+        data = store.get(key)
+        commit = decode_commit(data, source=key)
+        named = [commit.root.key, *(page.key for page in commit.draft.pages.added)]
+        if any(map(parse_part_key, named)):
+            refused += 1
+            for start in (data, container_in(data)):
+                with pytest.raises(
+                    UnsupportedFormatError, match=r"format 2\.0 of RMQTCMIT is newer than 1\.x"
+                ):
+                    decode_container(start, COMMIT_KIND, source=key)
+        else:
+            decode_container(data, COMMIT_KIND, source=key)
+    assert refused > 3
+    state = load(store)
+    root = read_page_bytes(store, state.root.key)
+    if any(parse_part_key(page.key) for page in decode_root(root, source="root").pages):
+        with pytest.raises(UnsupportedFormatError, match=r"format 2\.0 of RMQTROOT"):
+            decode_container(root, ROOT_KIND, source="root")
 
 
 def test_a_newer_footer_is_refused_by_name() -> None:

@@ -36,6 +36,7 @@ from tiered.catalog.state import (
     joined,
     selected,
 )
+from tiered.formats.keys import CATALOG_PREFIX, catalog_key, object_of
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
 CHUNKS_MAX = 64
@@ -233,6 +234,9 @@ def _move_pages(state: CatalogState, commit: Commit) -> CatalogState:
         raise CommitInvalidError(f"commit points to root {commit.place.root}, the state to {state.root}")
     if change.spilled_version >= state.version:
         raise CommitInvalidError("a commit cannot spill its own runs")
+    for key in (change.root.key, *(page.key for page in change.added)):
+        if key.startswith(CATALOG_PREFIX) and object_of(key) != catalog_key(state.version):
+            raise CommitInvalidError(f"commit {state.version} adds {key}, which it does not carry")
     pages = state.pages
     if change.removed or change.added:
         gone = set(change.removed)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
+from tiered.catalog.carried import PARTS_MAJOR, carrying, container_in
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange, index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
 from tiered.catalog.state import (
@@ -28,9 +29,11 @@ from tiered.catalog.state import (
 )
 from tiered.errors import CorruptionError, TieredError
 from tiered.formats.container import decode_container, encode_container
+from tiered.formats.keys import parse_part_key
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_DTYPE, RUN_DTYPE, Table
+from tiered.object_store.protocol import Body
 
 COMMIT_KIND = b"RMQTCMIT"
 
@@ -65,6 +68,8 @@ class PageChange:
     removed: Sequence[str] = ()
     resolved_version: int = 0
     """Tombstones up to this version are already left out of ``added``."""
+    carried: Sequence[bytes] = ()
+    """Pages that lie in the commit itself, one behind the other from CARRIED_BEGIN. Not there in one read back."""
 
 
 NO_PAGES = PageChange()
@@ -137,20 +142,35 @@ class Commit:
 
 
 def encode_commit(draft: CommitDraft, place: CommitPlace, nonce: str) -> tuple[Commit, bytes]:
-    """The commit and its bytes. Equal content, place and ``nonce`` (one per writer process) give the same put id."""
+    """The commit and its container. Equal content, place and ``nonce`` (of a writer process) give the same put id."""
     header, tables = _content(draft, place)
     digest = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=12)
     for name, table in tables.items():
         digest.update(name.encode())
         digest.update(table.tobytes())
+    for page in draft.pages.carried:
+        digest.update(page)
     put_id = f"{nonce}-{digest.hexdigest()}"
     header["put_id"] = put_id
-    return Commit(draft, place, put_id), encode_container(COMMIT_KIND, header, tables)
+    major = major_of([draft.pages.root.key, place.root.key, *(page.key for page in draft.pages.added)])
+    container = encode_container(COMMIT_KIND, header, tables, major=major)
+    return Commit(draft, place, put_id), container
+
+
+def commit_object(commit: Commit, container: bytes) -> Body:
+    """The object's pieces: the commit's container, with the pages it carries."""
+    return carrying(COMMIT_KIND, commit.draft.pages.carried, container)
+
+
+def major_of(page_keys: Iterable[str]) -> int | None:
+    """Which programs may read what names these pages: those that know parts of objects, or (None) all."""
+    return PARTS_MAJOR if any(parse_part_key(key) for key in page_keys) else None
 
 
 def decode_commit(data: bytes, *, source: str) -> Commit:
-    """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
-    container = decode_container(data, COMMIT_KIND, source=source)
+    """Check and parse a commit's object, or its end from the container on; raises CorruptionError naming ``source``,
+    or UnsupportedFormatError."""
+    container = decode_container(container_in(data), COMMIT_KIND, source=source, major_max=PARTS_MAJOR)
     header, tables = container.header, container.tables
     try:
         pages = header["pages"]

@@ -1,29 +1,44 @@
-"""When a writer of the catalog puts pages: runs that leave memory, roots, merges. A page never holds up a commit.
+"""When a writer of the catalog makes pages: runs that leave memory, roots, merges. A page never holds up a commit.
 
-Until a commit names a page its key counts as given up, so that a crash leaves garbage that is known. A page that cannot
-be written now is tried again some commits later.
+Pages travel in the commit that names them, so that a cycle is one PUT; many or large ones (a merge of a high level) are
+put before as an object of their own. Until a commit names such an object its key counts as given up, so that a crash
+leaves garbage that is known. One that cannot be written now is tried again some commits later.
 
-Owns the PUTs of pages and their keys; their bytes are in pages.py and snapshot.py, merging in page_merge.py, commits in
-protocol.py.
+Owns when, and the PUTs and keys of page objects. The bytes of pages are in pages.py and snapshot.py, where they come to
+lie in page_packs.py, merging in page_merge.py, commits in protocol.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tiered.catalog.commit import NO_PAGES, CommitDraft, PageChange
 from tiered.catalog.limits import CatalogLimits
 from tiered.catalog.page_merge import merge, sequence_to_merge
+from tiered.catalog.page_packs import PagePacks
 from tiered.catalog.pages import PutPage, RunIndex, spill
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, RootRef
 from tiered.errors import UnavailableError
-from tiered.formats.keys import page_key
+from tiered.formats.keys import object_of, page_key
 from tiered.object_store.protocol import ObjectStore
 
 PAGE_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """A merge that no commit has named yet; valid in its epoch as long as what it replaces is there."""
+
+    epoch: int
+    change: PageChange
+    packs: PagePacks | None
+    """Its pages, to be carried by a commit; None: they are objects already."""
+
+    def is_valid(self, state: CatalogState) -> bool:
+        return state.epoch == self.epoch and set(self.change.removed) <= {page.key for page in state.pages}
 
 
 class PageWriter:
@@ -35,43 +50,47 @@ class PageWriter:
         self._nonce = nonce
         self._made = 0
         self._after_version = 0
+        self._merged: _Merged | None = None
         self.index = RunIndex(store)
         self.given_up: list[str] = []
         """Keys that no commit has named yet."""
 
     def with_pages(self, state: CatalogState, draft: CommitDraft) -> CommitDraft:
-        """``draft`` and, when due, a spill or a root. A page that cannot be written now waits; the commit does not."""
-        if self.given_up:
-            draft = replace(draft, doomed=(*draft.doomed, *self.given_up))
+        """``draft`` as the next version and, when due, a spill, a root or a merge. A page that cannot be written now
+        waits; the commit does not."""
+        merged = self._valid_merge(state)
+        wanted = (
+            {object_of(page.key) for page in merged.change.added} if merged and not merged.packs else set()
+        )
+        given_up = [key for key in self.given_up if key not in wanted]
+        if given_up:
+            draft = replace(draft, doomed=(*draft.doomed, *given_up))
         if state.version < self._after_version or draft.pages is not NO_PAGES:
             return draft
         try:
-            if state.memory_runs >= self._limits.spill_runs:
-                added = spill(state, self._limits.page_runs_max, self.put_runs(state))
-                change = PageChange(spilled_version=state.version, added=tuple(added))
-            elif state.version - state.root.version >= self._limits.root_every:
-                key = self.new_key("root", state.version, state.epoch)
-                self.put(key, encode_root(state))
-                change = PageChange(root=RootRef(key, state.version))
-            else:
-                return draft
+            change = self._due(state, merged)
         except UnavailableError:
             self.postpone(state)
             return draft
-        return replace(draft, pages=change)
+        return draft if change is None else replace(draft, pages=change)
 
-    def merged(self, state: CatalogState) -> PageChange | None:
-        """One level merged, if it is full; the change waits for its commit. Postponed by a store that is away."""
+    def merge(self, state: CatalogState) -> None:
+        """Merge one level, if it is full; the next commit names the result. Postponed by a store that is away."""
         sequences = sequence_to_merge(state.pages, self._limits.merge_sequences)
-        if not sequences or state.version < self._after_version:
-            return None
+        if not sequences or self._valid_merge(state) or state.version < self._after_version:
+            return
+        packs: PagePacks | None = self._packs(state)
+        assert packs is not None
         try:
-            added = merge(self.index, state, sequences, self._limits.page_runs_max, self.put_runs(state))
+            added = merge(self.index, state, sequences, self._limits.page_runs_max, packs.add)
+            gone = [page.key for sequence in sequences for page in sequence]
+            change = PageChange(added=tuple(added), removed=gone, resolved_version=state.version)
+            if not packs.fit(self._limits.carried_bytes_max):
+                change, packs = packs.put(change), None
         except UnavailableError:
             self.postpone(state)
-            return None
-        gone = [page.key for sequence in sequences for page in sequence]
-        return PageChange(added=tuple(added), removed=gone, resolved_version=state.version)
+            return
+        self._merged = _Merged(state.epoch, change, packs)
 
     def postpone(self, state: CatalogState) -> None:
         """No page for a while: one could not be written, or the commit that named it lost."""
@@ -82,26 +101,56 @@ class PageWriter:
         self.given_up = [key for key in self.given_up if key not in keys]
 
     def put_runs(self, state: CatalogState) -> PutPage:
-        """Puts a page of runs; a few attempts, each under a key of its own, so that one of many pages may fail."""
-        return partial(self._put_runs, state.epoch)
-
-    def _put_runs(self, epoch: int, version: int, data: bytes) -> str:
-        for attempts_left in reversed(range(PAGE_ATTEMPTS)):
-            key = self.new_key("runs", version, epoch)
-            try:
-                self.put(key, data)
-                break
-            except UnavailableError:
-                if not attempts_left:
-                    raise
-        return key
+        """Puts a page of runs as an object; see ``_put_pages``."""
+        return lambda version, data: self._put_pages(state.epoch, version, [data])
 
     def new_key(self, kind: str, version: int, epoch: int) -> str:
         """A key that no other page has."""
         self._made += 1
         return page_key(kind, version, epoch, f"{self._nonce}_{self._made}")
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, pages: Sequence[bytes]) -> None:
         """One attempt; until a commit names ``key`` it counts as given up."""
         self.given_up.append(key)
-        self._store.put_if_absent(key, [data], timeout_s=self._limits.put_timeout_s)
+        self._store.put_if_absent(key, pages, timeout_s=self._limits.timeout_s(sum(map(len, pages))))
+
+    def _due(self, state: CatalogState, merged: _Merged | None) -> PageChange | None:
+        """What the commit after ``state`` says of pages; those it does not carry are put."""
+        packs = merged.packs.copy() if merged and merged.packs else self._packs(state)
+        change = merged.change if merged and merged.packs else NO_PAGES
+        if state.memory_runs >= self._limits.spill_runs:
+            added = spill(state, self._limits.page_runs_max, packs.add)
+            change = replace(change, spilled_version=state.version, added=(*change.added, *added))
+        if state.version - state.root.version >= self._limits.root_every:
+            key = packs.add(state.version, encode_root(state))
+            change = replace(change, root=RootRef(key, state.version))
+        if change is not NO_PAGES:
+            change = packs.placed(change, state.version + 1, self._limits.carried_bytes_max)
+        if merged and not merged.packs:
+            change = replace(
+                change,
+                added=(*merged.change.added, *change.added),
+                removed=merged.change.removed,
+                resolved_version=merged.change.resolved_version,
+            )
+        return None if change is NO_PAGES else change
+
+    def _valid_merge(self, state: CatalogState) -> _Merged | None:
+        if self._merged is not None and not self._merged.is_valid(state):
+            self._merged = None
+        return self._merged
+
+    def _packs(self, state: CatalogState) -> PagePacks:
+        return PagePacks(partial(self._put_pages, state.epoch), self._limits.pack_bytes_max)
+
+    def _put_pages(self, epoch: int, version: int, pages: Sequence[bytes]) -> str:
+        """Pages as one object; a few attempts, each under a key of its own."""
+        for attempts_left in reversed(range(PAGE_ATTEMPTS)):
+            key = self.new_key("runs", version, epoch)
+            try:
+                self.put(key, pages)
+                break
+            except UnavailableError:
+                if not attempts_left:
+                    raise
+        return key

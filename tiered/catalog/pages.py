@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.carried import read_page_bytes
 from tiered.catalog.commit import conformed, queue_keys
 from tiered.catalog.json_fields import texts
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, renumbered, selected
@@ -176,7 +177,7 @@ class RunIndex:
     def read_page(self, ref: PageRef) -> Page:
         """As ``page``, for one pass over many: not kept."""
         source = f"{self._store.url}/{ref.key}"
-        page = decode_page(self._store.get(ref.key), source=source)
+        page = decode_page(read_page_bytes(self._store, ref.key), source=source)
         if len(page.chunk.runs) != ref.runs:
             raise CorruptionError(f"{source}: {len(page.chunk.runs)} runs, the catalog says {ref.runs}")
         return page

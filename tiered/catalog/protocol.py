@@ -30,6 +30,7 @@ from tiered.catalog.commit import (
     CommitKind,
     CommitPlace,
     PageChange,
+    commit_object,
     encode_commit,
 )
 from tiered.catalog.limits import CatalogLimits
@@ -48,7 +49,7 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.formats.keys import catalog_key
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.protocol import Body, ObjectStore
 
 __all__ = ["CatalogLimits", "CatalogWriter", "load", "log_checks", "refresh"]
 
@@ -62,7 +63,7 @@ class _Pending:
 
     source: CommitDraft
     commit: Commit
-    data: bytes
+    body: Body
     next_state: CatalogState
 
 
@@ -198,10 +199,10 @@ class CatalogWriter:
         if draft.kind not in (CommitKind.APPEND, CommitKind.MAINTENANCE):
             raise CommitInvalidError(f"append of a {draft.kind}")
         with self._lock:
-            pages = len(self._state.pages)
+            pages = self._state.pages
             self._commit(draft, lambda state: (self._pages.with_pages(self._owned(state), draft), None))
-            if len(self._state.pages) > pages:
-                self._merge_pages()
+            if self._state.pages is not pages and self.is_claimed:
+                self._pages.merge(self._state)
             return self.state
 
     def append_line(self, *, common_version: int, phys: int) -> CatalogState:
@@ -281,8 +282,9 @@ class CatalogWriter:
                 state.version + 1, state.epoch + epoch_step, state.put_id,
                 self._instance, self._cluster, self._broker, state.root,
             )  # fmt: skip
-            commit, data = encode_commit(draft, place, self._nonce)
-            self._pending = _Pending(source, commit, data, apply(state, commit, line_state))
+            commit, container = encode_commit(draft, place, self._nonce)
+            body = commit_object(commit, container)
+            self._pending = _Pending(source, commit, body, apply(state, commit, line_state))
             if self._settle() is not None:
                 return
 
@@ -309,9 +311,10 @@ class CatalogWriter:
         """Whether ``pending`` is the version it wants to be."""
         key = catalog_key(pending.commit.version)
         failures = 0
+        timeout_s = self._limits.timeout_s(sum(map(len, pending.body)))
         while True:
             try:
-                self._store.put_if_absent(key, [pending.data], timeout_s=self._limits.put_timeout_s)
+                self._store.put_if_absent(key, pending.body, timeout_s=timeout_s)
                 return True
             except AlreadyExistsError:
                 winner = self._patience.answer(lambda: read_commit(self._store, pending.commit.version))
@@ -339,7 +342,7 @@ class CatalogWriter:
         line_state = begin_line(
             state, start, self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max
         )
-        self._pages.put(root_key, encode_root(line_state))
+        self._pages.put(root_key, [encode_root(line_state)])
         draft = CommitDraft(
             CommitKind.LINE,
             line=line_state.cursor.line,
@@ -351,19 +354,6 @@ class CatalogWriter:
             pages=PageChange(root=RootRef(root_key, state.version + 1)),
         )
         return draft, line_state
-
-    def _merge_pages(self) -> None:
-        """Merge one level if it is full."""
-        change = self._pages.merged(self._state)
-        if change is None:
-            return
-
-        def build(state: CatalogState) -> CommitDraft | None:
-            if state.epoch != self._epoch or not set(change.removed) <= {page.key for page in state.pages}:
-                return None
-            return CommitDraft(CommitKind.MAINTENANCE, pages=change, created_ms=self._clock_ms())
-
-        self.maintain(build)
 
 
 def _name(owner: Owner | None) -> str:

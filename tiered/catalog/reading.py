@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from tiered.catalog.apply import apply
+from tiered.catalog.carried import read_commit_bytes, read_page_bytes
 from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_commit
 from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import CatalogState, LogCheck, RootRef
@@ -37,7 +38,7 @@ def head_version(store: ObjectStore) -> int:
 def read_commit(store: ObjectStore, version: int) -> Commit:
     """One commit; raises NotFoundError, CorruptionError, or what the store raises."""
     key = catalog_key(version)
-    commit = decode_commit(store.get(key), source=f"{store.url}/{key}")
+    commit = decode_commit(read_commit_bytes(store, key), source=f"{store.url}/{key}")
     if commit.version != version:
         raise CorruptionError(f"{store.url}/{key} holds version {commit.version}, not {version}")
     return commit
@@ -121,7 +122,7 @@ def _start(store: ObjectStore, commit: Commit) -> CatalogState:
 
 def _read_root(store: ObjectStore, root: RootRef) -> CatalogState:
     source = f"{store.url}/{root.key}"
-    state = decode_root(store.get(root.key), source=source)
+    state = decode_root(read_page_bytes(store, root.key), source=source)
     if state.version != root.version:
         raise CorruptionError(f"{source} is the root of version {state.version}, not {root.version}")
     return state

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 
-from tiered.catalog.commit import conformed, queue_keys
+from tiered.catalog.carried import PARTS_MAJOR
+from tiered.catalog.commit import conformed, major_of, queue_keys
 from tiered.catalog.index_refs import index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
 from tiered.catalog.queue_directory import QueueDirectory
@@ -53,12 +54,13 @@ def encode_root(state: CatalogState) -> bytes:
         "queues": table, "gaps": state.gaps, "tombstones": state.tombstones,
         "runs": memory.runs, "objects": memory.objects,
     }  # fmt: skip
-    return encode_container(ROOT_KIND, header, tables)
+    major = major_of([state.root.key, *(page.key for page in state.pages)])
+    return encode_container(ROOT_KIND, header, tables, major=major)
 
 
 def decode_root(data: bytes, *, source: str) -> CatalogState:
     """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
-    container = decode_container(data, ROOT_KIND, source=source)
+    container = decode_container(data, ROOT_KIND, source=source, major_max=PARTS_MAJOR)
     header, tables = container.header, container.tables
     try:
         table = conformed(tables["queues"], QUEUE_STATE_DTYPE)

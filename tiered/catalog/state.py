@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.index_refs import IndexRef, indexed_version
 from tiered.catalog.queue_directory import QueueDirectory
+from tiered.formats.keys import CATALOG_PREFIX, object_of
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
     GAP_DTYPE,
@@ -252,12 +253,13 @@ class CatalogState:
     # -- keys -------------------------------------------------------------------------------------------------
 
     def catalog_keys(self) -> set[str]:
-        """Pages, index files and state objects this version needs, not counting what is inside the pages."""
-        keys = {page.key for page in self.pages} | {line.root for line in self.lines}
+        """Objects with pages, index files and state objects this version needs, not counting what is inside the
+        pages. Commits, which may carry pages, are not among them: they are never given up."""
+        keys = {object_of(page.key) for page in self.pages} | {line.root for line in self.lines}
         keys |= set(self.state_objects.values()) | {index.key for index in self.indexes}
         if self.root.key:
-            keys.add(self.root.key)
-        return keys
+            keys.add(object_of(self.root.key))
+        return {key for key in keys if not key.startswith(CATALOG_PREFIX)}
 
 
 def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:

@@ -45,7 +45,12 @@ class Container:
 
 
 def encode_container(
-    kind: bytes, header: Mapping[str, Any], tables: Mapping[str, Table], *, level: int = 1
+    kind: bytes,
+    header: Mapping[str, Any],
+    tables: Mapping[str, Table],
+    *,
+    level: int = 1,
+    major: int | None = None,
 ) -> bytes:
     """Serialise; equal input gives equal bytes, so content can be recognised by its CRC."""
     assert len(kind) == 8
@@ -63,17 +68,30 @@ def encode_container(
     stored, flags = zstandard.ZstdCompressor(level=level).compress(raw), _FLAG_ZSTD
     if len(stored) >= len(raw):
         stored, flags = raw, 0
-    crc = fastcrc.crc32.iscsi(stored)
-    fields = _FIELDS.pack(kind, FORMAT_MAJOR, FORMAT_MINOR, flags, len(raw), len(stored), crc)
+    return _envelope(kind, FORMAT_MAJOR if major is None else major, flags, len(raw), stored) + stored
+
+
+def empty_container(kind: bytes, major: int) -> bytes:
+    """A header and no payload: says what an object is, and by whom it must be refused."""
+    return _envelope(kind, major, 0, 0, b"")
+
+
+def _envelope(kind: bytes, major: int, flags: int, raw_length: int, stored: bytes) -> bytes:
+    minor = FORMAT_MINOR if major == FORMAT_MAJOR else 0
+    fields = _FIELDS.pack(kind, major, minor, flags, raw_length, len(stored), fastcrc.crc32.iscsi(stored))
     own_crc: int = fastcrc.crc32.iscsi(fields)
-    return fields + own_crc.to_bytes(4, "little") + stored
+    return fields + own_crc.to_bytes(4, "little")
 
 
-def decode_container(data: bytes | memoryview, kind: bytes, *, source: str) -> Container:
+def decode_container(
+    data: bytes | memoryview, kind: bytes, *, source: str, major_max: int | None = None
+) -> Container:
     """Check and parse; ``source`` (an object key and range) is named in every error.
 
-    Raises CorruptionError for any mismatch and UnsupportedFormatError for a newer major version.
+    Raises CorruptionError for any mismatch and UnsupportedFormatError for a major version above ``major_max``
+    (or FORMAT_MAJOR).
     """
+    major_max = FORMAT_MAJOR if major_max is None else major_max
     if len(data) < HEADER.size:
         raise CorruptionError(f"{source}: {len(data)} bytes are too few for a container header")
     found, major, minor, flags, raw_length, stored_length, crc, header_crc = HEADER.unpack_from(data)
@@ -81,9 +99,9 @@ def decode_container(data: bytes | memoryview, kind: bytes, *, source: str) -> C
         raise CorruptionError(f"{source}: expected a {kind!r} container, found {found!r}")
     if fastcrc.crc32.iscsi(bytes(data[: _FIELDS.size])) != header_crc:
         raise CorruptionError(f"{source}: container header fails its CRC32C")
-    if major > FORMAT_MAJOR:
+    if major > major_max:
         raise UnsupportedFormatError(
-            f"{source}: format {major}.{minor} of {kind.decode().strip()} is newer than {FORMAT_MAJOR}.x",
+            f"{source}: format {major}.{minor} of {kind.decode().strip()} is newer than {major_max}.x",
             hint="upgrade this program",
         )
     stored = bytes(data[HEADER.size : HEADER.size + stored_length])

@@ -44,6 +44,7 @@ _PAGE_KEY = re.compile(r"pages/[A-Za-z0-9_]+-\d{20}-(?P<epoch>\d{1,20})-[A-Za-z0
 _STATE_KEY = re.compile(r"state/[A-Za-z0-9_]+-(?P<epoch>\d{1,20})-\d{1,20}-[A-Za-z0-9_]+\Z")
 _INDEX_KEY = re.compile(r"index/\d{13,20}-\d{13,20}-(?P<epoch>\d{1,20})_[A-Za-z0-9_]+\.idx\Z")
 _CATALOG_KEY = re.compile(r"catalog/(\d{20})\Z")
+_PART = re.compile(r"([^:]*):(\d{1,20}):(\d{1,20})\Z")
 _BATCH_ID = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 _LABEL = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 
@@ -57,6 +58,14 @@ class DataKeyParts(NamedTuple):
     base_queue_offset: int
     epoch: int
     attempt: int
+
+
+class Part(NamedTuple):
+    """A range of bytes of an object."""
+
+    key: str
+    offset: int
+    length: int
 
 
 class SetKeyParts(NamedTuple):
@@ -160,6 +169,22 @@ def page_key(kind: str, version: int, epoch: int, digest: str) -> str:
     """The key of an immutable catalog page of ``kind`` made for ``version``; ``digest`` is of its content."""
     assert _LABEL.match(kind) and _LABEL.match(digest)
     return f"{PAGES_PREFIX}{kind}-{version:020d}-{epoch}-{digest}"
+
+
+def part_key(key: str, offset: int, length: int) -> str:
+    """How the catalog names a page that is a part of the object ``key``; no object has a colon in its key."""
+    return f"{key}:{offset}:{length}"
+
+
+def parse_part_key(key: str) -> Part | None:
+    """The part that ``key`` names; None when it is a whole object's."""
+    found = _PART.match(key)
+    return None if found is None else Part(found[1], int(found[2]), int(found[3]))
+
+
+def object_of(key: str) -> str:
+    """The object in which what ``key`` names lies: ``key`` itself, or that of which it names a part."""
+    return key.partition(":")[0]
 
 
 def index_key(begin_ms: int, end_ms: int, epoch: int, identity: str) -> str:

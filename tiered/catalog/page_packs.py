@@ -1,0 +1,81 @@
+"""Pages made for one change of the catalog, laid side by side: in the commit that names them, or in objects.
+
+Which it will be is known when all are made, so until then a page's name says where in which pack it lies. Owns that
+bookkeeping only; puts nothing but through ``put``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tiered.catalog.carried import CARRIED_BEGIN
+from tiered.catalog.commit import PageChange
+from tiered.catalog.state import PageRef, RootRef
+from tiered.formats.keys import catalog_key, parse_part_key, part_key
+
+PutPack = Callable[[int, Sequence[bytes]], str]
+"""(version, pages) -> the key under which they now are one durable object; raises what the object store raises."""
+
+
+class PagePacks:
+    """Pages in packs of up to ``bytes_max``. Only the last pack is in memory, the others are put when full."""
+
+    def __init__(self, put: PutPack, bytes_max: int) -> None:
+        self._put = put
+        self._bytes_max = bytes_max
+        self._keys: list[str] = []
+        self._pages: list[bytes] = []
+        self._bytes = 0
+        self._version = 0
+
+    def add(self, version: int, data: bytes) -> str:
+        """Take a page made for ``version``; its name until ``placed`` or ``put`` gives the final one."""
+        if self._pages and self._bytes + len(data) > self._bytes_max:
+            self._close()
+        name = part_key(str(len(self._keys)), self._bytes, len(data))
+        self._pages.append(data)
+        self._bytes += len(data)
+        self._version = version
+        return name
+
+    def placed(self, change: PageChange, version: int, carried_bytes_max: int) -> PageChange:
+        """``change`` with final names: inside the commit of ``version`` if all pages are at most so many bytes, else
+        in objects, which are put."""
+        if self.fit(carried_bytes_max):
+            return _renamed(change, [catalog_key(version)], CARRIED_BEGIN, carried=tuple(self._pages))
+        return self.put(change)
+
+    def put(self, change: PageChange) -> PageChange:
+        """``change`` with the names of objects, all of which are put."""
+        if self._pages:
+            self._close()
+        return _renamed(change, self._keys, 0)
+
+    def fit(self, bytes_max: int) -> bool:
+        """Whether all pages are in memory, and at most so many bytes."""
+        return not self._keys and self._bytes <= bytes_max
+
+    def copy(self) -> PagePacks:
+        """The same pages, to which others may be added."""
+        other = PagePacks(self._put, self._bytes_max)
+        other._keys, other._pages = [*self._keys], [*self._pages]
+        other._bytes, other._version = self._bytes, self._version
+        return other
+
+    def _close(self) -> None:
+        self._keys.append(self._put(self._version, self._pages))
+        self._pages, self._bytes = [], 0
+
+
+def _renamed(
+    change: PageChange, objects: Sequence[str], begin: int, carried: Sequence[bytes] = ()
+) -> PageChange:
+    def name(key: str) -> str:
+        part = parse_part_key(key)
+        assert part is not None
+        return part_key(objects[int(part.key)], begin + part.offset, part.length)
+
+    added: list[PageRef] = [page._replace(key=name(page.key)) for page in change.added]
+    root = RootRef(name(change.root.key), change.root.version) if change.root.key else change.root
+    return replace(change, added=tuple(added), root=root, carried=carried)
