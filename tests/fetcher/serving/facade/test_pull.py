@@ -461,7 +461,9 @@ def test_sql92_is_never_given_out_unfiltered(tmp_path: Path, known: Subscription
         scene.expire(150)
         scene.subscriptions.known = known
         response = await scene.pull(0, expressionType=SQL92, subVersion=4)
-        assert (response.code, list(response.body)) == (24, [])
+        assert (
+            response.code in (20, 24) and not response.body
+        )  # 20: looking took longer than it was to be held
         scene.broker.tag = "a"
         assert (await who(scene, 350, expressionType=SQL92, subVersion=4))[:2] == (BROKER, 0)
 
