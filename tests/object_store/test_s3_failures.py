@@ -288,6 +288,64 @@ def test_a_web_server_is_no_object_store() -> None:
         thread.join()
 
 
+def test_a_store_that_overwrites_is_refused_at_the_first_commit() -> None:
+    class Forgetful(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(200)
+            self.send_header("ETag", '"x"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Forgetful)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{server.server_port}", region="us-east-1")
+    store = S3Store("bucket", StoreOptions(settings, S3Credentials("a", "b")))
+    try:
+        store.put_if_absent("cluster/broker/data/x", [b"x"])
+        for _ in range(2):
+            with pytest.raises(RefusedRequestError, match="overwrites objects"):
+                store.put_if_absent("cluster/broker/catalog/x", [b"x"])
+    finally:
+        store.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_store_that_refuses_is_asked_once(proxied: ProxiedBucket) -> None:
+    requests: list[int] = []
+    for key in ("data/1", "catalog/1", "catalog/2", "data/2"):
+        before = len(proxied.proxy.requests)
+        proxied.store.put_if_absent(key, [b"x"])
+        requests.append(len(proxied.proxy.requests) - before)
+    assert requests == [1, 2, 1, 1]
+    with pytest.raises(AlreadyExistsError):
+        proxied.store.put_if_absent("catalog/1", [b"y"])
+    assert proxied.store.get("catalog/1") == b"x"
+
+
+@pytest.mark.parametrize("action", [Action.STALL, Action.LOST_BEFORE, Action.SLOW_DOWN])
+def test_a_commit_counts_though_the_second_question_has_no_answer(
+    impatient: ProxiedBucket, action: Action
+) -> None:
+    decided: list[str] = []
+
+    def decide(request: ProxiedRequest) -> Action:
+        decided.append(request.method)
+        return action if len(decided) == 2 else Action.PASS
+
+    impatient.proxy.decide = decide
+    impatient.store.put_if_absent("catalog/1", [b"x"])
+    impatient.store.put_if_absent("catalog/2", [b"x"])
+    assert impatient.direct.get("catalog/2") == b"x"
+    assert len(decided) == 4, "it is asked again"
+
+
 def test_not_an_address() -> None:
     settings = ObjectStoreSettings(endpoint_url="no scheme", region="us-east-1")
     with pytest.raises(RefusedRequestError):

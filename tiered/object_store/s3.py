@@ -15,7 +15,13 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from tiered.errors import CorruptionError, TieredError, UnansweredError
+from tiered.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    RefusedRequestError,
+    TieredError,
+    UnansweredError,
+)
 from tiered.object_store.body import PieceReader, as_views, crc32c_base64, parts
 from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.options import StoreOptions
@@ -46,6 +52,8 @@ class S3Store:
         self._lock = threading.Lock()
         self._client: Any = None
         self._transport: S3Transport | None = None
+        self._has_refused = False
+        """Whether it was seen to refuse a PUT to a name that is taken."""
 
     @property
     def url(self) -> str:
@@ -84,8 +92,30 @@ class S3Store:
                     IfNoneMatch="*",
                 )
                 _require_stored(answer, checksum)
+                if is_single_put(key) and not self._has_refused:
+                    self._require_refusal(key, views, checksum)
             else:
                 self._put_in_parts(key, views, size)
+
+    def _require_refusal(self, key: str, views: Views, checksum: str) -> None:
+        """Put what is there once more: a store that takes it would let two writers win one version, and lose what
+        one of them committed. Asked once; without a clear answer again with the next commit."""
+        try:
+            self._connected().put_object(
+                Bucket=self._bucket,
+                Key=key,
+                Body=PieceReader(views),
+                ChecksumCRC32C=checksum,
+                IfNoneMatch="*",
+            )
+        except Exception as error:
+            translated = s3_error(error, f"{self.url}/{key}")
+            self._has_refused = isinstance(translated, AlreadyExistsError)
+            return
+        raise RefusedRequestError(
+            "this object store overwrites objects although it is told not to (If-None-Match: * on PUT)",
+            hint="two writers could destroy each other's commits: use a store that honours it, as AWS S3 and MinIO do",
+        )
 
     def _put_in_parts(self, key: str, views: Views, size: int) -> None:
         client = self._connected()
