@@ -15,6 +15,7 @@ from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.names import BrokerNames, require_names
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.errors import UsageError
+from tiered.remoting.credentials import Credentials, read_credentials
 from tiered.settings.sections import Settings
 
 
@@ -59,6 +60,12 @@ def names_of(settings: Settings, store: BrokerStore) -> BrokerNames:
             chosen, cluster=chosen.cluster or found.cluster, broker=chosen.broker or found.broker
         )
     return require_names(chosen, str(store.path))
+
+
+def credentials_of(settings: Settings) -> Credentials | None:
+    """The account by which the broker is asked, if one is named. Raises UsageError when its file cannot be used."""
+    path = settings.broker.credentials_file
+    return read_credentials(Path(path)) if path else None
 
 
 def address_of(settings: Settings, conf: BrokerConf | None) -> str:

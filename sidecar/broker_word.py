@@ -11,18 +11,27 @@ from collections.abc import Callable
 from tiered.broker_store.bound import BrokerWord
 from tiered.errors import TieredError, UnavailableError
 from tiered.remoting.client import BrokerClient
+from tiered.remoting.credentials import Credentials
 
 logger = logging.getLogger(__name__)
 
-Connect = Callable[[str, float], BrokerClient]
+Connect = Callable[[str, float, Credentials | None], BrokerClient]
 
 
 class BrokerVoice:
     """Asks one broker. ``address`` empty: there is nobody to ask. Not thread-safe."""
 
-    def __init__(self, address: str, timeout_s: float, *, connect: Connect = BrokerClient) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        credentials: Credentials | None = None,
+        *,
+        connect: Connect = BrokerClient,
+    ) -> None:
         self._address = address
         self._timeout_s = timeout_s
+        self._credentials = credentials
         self._connect = connect
         self._client: BrokerClient | None = None
         self._is_silent = False
@@ -48,7 +57,7 @@ class BrokerVoice:
 
     def _word(self) -> BrokerWord:
         if self._client is None:
-            self._client = self._connect(self._address, self._timeout_s)
+            self._client = self._connect(self._address, self._timeout_s, self._credentials)
         # Asked first: where nobody answers, this is the only time limit that is waited for.
         confirm_phys = self._client.confirm_offset()
         try:

@@ -23,6 +23,7 @@ from tiered.errors import CorruptionError, NotFoundError, TieredError, Unavailab
 from tiered.formats import fastjson
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.credentials import Credentials
 
 
 class NotMovedError(TieredError):
@@ -94,11 +95,12 @@ class ArchiveGroups:
 
 
 class ServerGroups:
-    """A group's offsets at a running server, reached by its name-server codes at ``address``."""
+    """A group's offsets at a running server, reached by its name-server codes at ``address``. ``credentials`` sign
+    what it is asked."""
 
-    def __init__(self, address: str, timeout_s: float = 10.0) -> None:
-        self._timeout_s = timeout_s
-        self._names = BrokerClient(address, timeout_s)
+    def __init__(self, address: str, timeout_s: float = 10.0, credentials: Credentials | None = None) -> None:
+        self._timeout_s, self._credentials = timeout_s, credentials
+        self._names = BrokerClient(address, timeout_s, credentials)
         self._brokers: dict[str, BrokerClient] = {}
 
     def close(self) -> None:
@@ -119,7 +121,8 @@ class ServerGroups:
             broker = str(data["brokerName"])
             if broker not in addresses:
                 raise UnavailableError(f"broker {broker} has no master now")
-            self._brokers.setdefault(broker, BrokerClient(addresses[broker], self._timeout_s))
+            client = BrokerClient(addresses[broker], self._timeout_s, self._credentials)
+            self._brokers.setdefault(broker, client)
             found += [
                 self._plan_queue(broker, group, topic, queue_id, start)
                 for queue_id in range(int(data["readQueueNums"]))

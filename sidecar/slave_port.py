@@ -15,6 +15,7 @@ from fetcher.serving.options import parse_address
 from fetcher.serving.slave.hand_back import SlavePulls, Surroundings
 from fetcher.serving.slave.registration import SlavePlace
 from fetcher.serving.slave.service import SlaveService, SlaveSide
+from sidecar.broker_side import credentials_of
 from sidecar.facade_answers import MergedAnswers
 from sidecar.facade_place import neighbours
 from sidecar.serving_thread import Port
@@ -91,7 +92,9 @@ def slave_port(settings: Settings, conf: BrokerConf | None, names: BrokerNames) 
         )
     serve = replace(settings.serve, bind=bind)
     file = conf.properties if conf is not None else None
-    side = SlaveSide(place, names.cluster, serve, settings.slave.register_ms / 1000, file)
+    side = SlaveSide(
+        place, names.cluster, serve, settings.slave.register_ms / 1000, file, credentials_of(settings)
+    )
     service = SlaveService(side)
 
     async def answers(access: ArchiveAccess) -> SlaveAnswers:

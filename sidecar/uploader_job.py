@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.broker_side import address_of, names_of, open_store_of, read_conf, store_path
+from sidecar.broker_side import address_of, credentials_of, names_of, open_store_of, read_conf, store_path
 from sidecar.broker_word import BrokerVoice
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter, ReportHead
@@ -54,7 +54,8 @@ class UploaderJob:
 
     def _build(self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack) -> None:
         conf = read_conf(settings)
-        voice = BrokerVoice(address_of(settings, conf), settings.broker.request_timeout_ms / 1000)
+        timeout_s = settings.broker.request_timeout_ms / 1000
+        voice = BrokerVoice(address_of(settings, conf), timeout_s, credentials_of(settings))
         opened.callback(voice.close)
         pins = _pin_keeper(settings, conf, writer)
         if pins is not None:

@@ -36,7 +36,7 @@ CORNERS = {
     "prometheus_client": ("sidecar/", "tiered/object_store/"),
     "socket": ("tiered/remoting/client.py", "sidecar/admin.py", "fetcher/serving/"),
     "socketserver": ("sidecar/admin.py",),
-    "yaml": ("fetcher/serving/security/",),
+    "yaml": ("fetcher/serving/security/", "tiered/remoting/credentials.py"),
     "http.server": ("sidecar/admin.py",),
     "http.client": ("sidecar/admin_client.py",),
     "urllib.request": (),

@@ -7,6 +7,7 @@ import time
 
 import fetcher
 from fetcher.serving.group_state import GroupLog
+from sidecar.broker_side import credentials_of
 from sidecar.cli.arguments import NAME_FLAGS, STORE_FLAGS, add_json, add_setting_flags, settings_of
 from sidecar.cli.instant import parse_instant
 from sidecar.group_owner import is_gone, own_name
@@ -84,7 +85,7 @@ def _at_server(options: argparse.Namespace, start: Start) -> list[QueueMove]:
     host, _, port = options.serve.rpartition(":")
     if not host or not port.isdecimal():
         raise UsageError(f"--serve {options.serve!r} is no host:port")
-    server = ServerGroups(options.serve)
+    server = ServerGroups(options.serve, credentials=credentials_of(settings_of(options).settings))
     try:
         moves = server.plan(options.group, options.topic, start)
         return moves if options.dry_run else server.move(options.group, options.topic, start, moves)

@@ -84,10 +84,10 @@ class Facade(ClientScene):
 @contextmanager
 def beside_facade(
     directory: Path, minio: RunningStore, config: Mapping[str, object], settings: Mapping[str, object],
-    *, topics: int = 2,
+    *, topics: int = 2, host: str = "127.0.0.1",
 ) -> Iterator[Facade]:  # fmt: skip
-    """A broker that deletes when told to, and a façade beside it, being started."""
-    address = f"127.0.0.1:{free_port()}"
+    """A broker that deletes when told to, and a façade at ``host`` beside it, being started."""
+    address = f"{host}:{free_port()}"
     environment = {
         "TIERED_SERVE__BIND": address, "TIERED_SERVE__ADVERTISE": address, "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
     }  # fmt: skip

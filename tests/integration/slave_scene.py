@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +45,13 @@ Message = tuple[str, ...]
 class Slave(ClientScene):
     """A broker, `tiered run` as its slave, and clients that dial the real name server."""
 
-    def pinned(self, mode: str, group: str, wanted: int, idle_s: int = 30) -> Consumer:
+    def pinned(
+        self, mode: str, group: str, wanted: int, idle_s: int = 30, flags: Sequence[str] = ()
+    ) -> Consumer:
         """A consumer whose user says which broker id it asks."""
         output, names = self.output(group), self.broker.name_server_address
         arguments = names, mode, group, "live0", str(SLAVE_ID), str(wanted), str(idle_s), str(output)
-        return self.start(output, self.broker.version, "Pinned", *arguments)
+        return self.start(output, self.broker.version, "Pinned", *arguments, flags=flags)
 
     def push(self, group: str, topic: str, wanted: int, pause_ms: int = 0) -> Consumer:
         """An ordinary push consumer that takes so long for a message, in each of its twenty threads."""

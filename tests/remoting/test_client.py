@@ -109,3 +109,15 @@ def test_nobody_there_is_unavailable() -> None:
         port = server.getsockname()[1]
     with pytest.raises(UnavailableError, match="does not answer"):
         BrokerClient(f"127.0.0.1:{port}", 1).runtime_info()
+
+
+def test_a_broker_that_hangs_up_at_once_may_want_tls_and_one_that_answered_does_not() -> None:
+    answers = [b"", reply(RemotingCommand(1, 2), b'{"table":{}}'), b""]
+    with peer(lambda request: answers.pop(0)) as address:
+        client = BrokerClient(address, 5)
+        with pytest.raises(UnavailableError, match=r"closed the connection; .*TLS only"):
+            client.runtime_info()
+        assert client.runtime_info() == {}
+        with pytest.raises(UnavailableError) as raised:
+            client.runtime_info()
+        assert "TLS" not in str(raised.value)

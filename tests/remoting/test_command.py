@@ -47,7 +47,7 @@ def commands(draw: st.DrawFn, kind: SerializeType) -> RemotingCommand:
 def test_commands_round_trip_however_the_stream_is_cut(sent: list[RemotingCommand], piece: int) -> None:
     stream = b"".join(encode(command) for command in sent)
     decoder = FrameDecoder()
-    received = []
+    received: list[RemotingCommand] = []
     for begin in range(0, len(stream), piece):
         received += decoder.feed(stream[begin : begin + piece])
     assert received == sent
@@ -65,7 +65,8 @@ def test_one_whole_frame_is_taken_at_once_and_anything_else_is_left_alone(
     whole = len(encode(sent[0]))
     cuts = data.draw(st.sampled_from([cuts, sorted([*cuts, whole])]))
     decoder = FrameDecoder()
-    received, at_once = [], 0
+    received: list[RemotingCommand] = []
+    at_once = 0
     for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         piece, held = stream[begin:end], decoder.held_bytes
         command = decoder.only(piece)

@@ -172,6 +172,13 @@ class RocketMq:
         for server in self.name_servers:
             server.stop()
 
+    def restart_with(self, config: Mapping[str, object]) -> None:
+        """Kill the broker, which is quicker than to end it, and start it with other settings beside those it had."""
+        self.config = {**self.config, **config}
+        self.broker.kill()
+        self._write_configuration()
+        self.broker.start()
+
     def create_topic(self, topic: str, queues: int) -> None:
         """Create or update a topic at the broker."""
         self.run_java(

@@ -17,9 +17,11 @@ from typing import Any
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats import fastjson
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
+from tiered.remoting.credentials import Credentials
 
 SUCCESS = 0
 NOT_SUPPORTED = 3
+NO_PERMISSION = 16
 _RECEIVE_BYTES = 256 * 1024
 
 
@@ -39,16 +41,18 @@ class RequestCode(IntEnum):
 
 
 class BrokerClient:
-    """One connection to ``host:port``, made when first needed. Not thread-safe."""
+    """One connection to ``host:port``, made when first needed. Not thread-safe. ``credentials`` sign what is asked."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, credentials: Credentials | None = None) -> None:
         host, _, port = address.rpartition(":")
         self._address = address
         self._endpoint = (host.strip("[]"), int(port))
         self._timeout_s = timeout_s
+        self._credentials = credentials
         self._opaques = itertools.count(1)
         self._socket: socket.socket | None = None
         self._decoder = FrameDecoder()
+        self._has_answered = False
 
     def __repr__(self) -> str:
         return f"BrokerClient({self._address})"
@@ -65,10 +69,13 @@ class BrokerClient:
         """One request and its answer, whatever its code. Raises UnavailableError."""
         deadline_s = time.monotonic() + self._timeout_s
         opaque = next(self._opaques) & 0x7FFFFFFF
+        fields = ext_fields or {}
+        if self._credentials is not None:
+            fields = self._credentials.signed(fields, body)
         try:
             connection = self._connected(deadline_s)
             connection.settimeout(_left(deadline_s))
-            connection.sendall(encode(RemotingCommand(code, opaque, ext_fields=ext_fields or {}, body=body)))
+            connection.sendall(encode(RemotingCommand(code, opaque, ext_fields=fields, body=body)))
             return self._answer(connection, opaque, deadline_s)
         except OSError as error:
             self.close()
@@ -79,7 +86,7 @@ class BrokerClient:
 
     def _connected(self, deadline_s: float) -> socket.socket:
         if self._socket is None:
-            self._decoder = FrameDecoder()
+            self._decoder, self._has_answered = FrameDecoder(), False
             self._socket = socket.create_connection(self._endpoint, _left(deadline_s))
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self._socket
@@ -89,9 +96,15 @@ class BrokerClient:
             connection.settimeout(_left(deadline_s))
             data = connection.recv(_RECEIVE_BYTES)
             if not data:
-                raise UnavailableError(f"broker {self._address} closed the connection")
+                raise UnavailableError(
+                    f"broker {self._address} closed the connection",
+                    hint=""
+                    if self._has_answered
+                    else "one that takes TLS only does so: it is dialled without",
+                )
             for command in self._decoder.feed(data):
                 if command.is_response and command.opaque == opaque:
+                    self._has_answered = True
                     return command
 
     # -- questions --------------------------------------------------------------------------------------------
@@ -100,6 +113,11 @@ class BrokerClient:
         """Everything the broker tells of its running, such as commitLogMaxOffset, commitLogMinOffset,
         dispatchBehindBytes. Raises UnavailableError also where the broker fails to put it together."""
         answer = self.call(RequestCode.GET_BROKER_RUNTIME_INFO)
+        if is_refusal(answer):
+            raise UnavailableError(
+                f"broker {self._address} does not let us ask: {answer.remark or answer.code}",
+                hint="name an account of it in broker.credentials_file",
+            )
         if answer.code != SUCCESS:
             raise UnavailableError(
                 f"broker {self._address} has no runtime information: {answer.remark or answer.code}"
@@ -148,6 +166,13 @@ class BrokerClient:
     def _ask(self, code: RequestCode) -> dict[str, Any] | None:
         answer = self.call(code)
         return _document(answer) if answer.code == SUCCESS else None
+
+
+def is_refusal(answer: RemotingCommand) -> bool:
+    """Whether the broker refuses who asks: a code of 5.x; 4.9 says it in words only."""
+    return answer.code == NO_PERMISSION or (
+        answer.code != SUCCESS and "AclException" in (answer.remark or "")
+    )
 
 
 def _left(deadline_s: float) -> float:

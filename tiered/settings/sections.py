@@ -34,6 +34,12 @@ class BrokerSettings:
     name_servers: tuple[str, ...] = setting(
         (), "name servers as host:port; empty: namesrvAddr of broker.conf", restart=True
     )
+    credentials_file: str = setting(
+        "",
+        "accessKey and secretKey of an account of a broker that checks who asks, as in mqadmin's conf/tools.yml; "
+        "empty: what we ask is not signed",
+        restart=True,
+    )
     request_timeout_ms: int = setting(3_000, "time limit of one request to the broker", minimum=50)
 
 

@@ -1,25 +1,15 @@
-"""The signature of a request: HMAC-SHA1 over its fields and body, as clients make it. Pure.
-
-    content   = values of all fields but Signature, by field name, as UTF-8, then the body
-    Signature = base64(HMAC-SHA1(secret, content))
-
-Sources: org.apache.rocketmq.acl.common.AclClientRPCHook, AclUtils, AclSigner.
-"""
+"""Whether a request's signature is right (tiered/remoting/credentials.py says what it is). Pure."""
 
 from __future__ import annotations
 
-import base64
 import hmac
 from collections.abc import Mapping
 
-ACCESS_KEY, SIGNATURE = "AccessKey", "Signature"
+from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE, signature_of
+
+__all__ = ["ACCESS_KEY", "SIGNATURE", "is_signed", "signature_of"]
+
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
-
-
-def signature_of(fields: Mapping[str, str], body: bytes, secret: str) -> str:
-    """What a client that has ``secret`` puts into the field Signature."""
-    content = "".join([fields[name] for name in sorted(fields) if name != SIGNATURE]).encode() + body
-    return base64.b64encode(hmac.digest(secret.encode(), content, "sha1")).decode("ascii")
 
 
 def is_signed(fields: Mapping[str, str], body: bytes, secret: str) -> bool:

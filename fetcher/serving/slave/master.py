@@ -18,6 +18,7 @@ from fetcher.serving.slave.registration import SlavePlace, refusal_of_master
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from tiered.errors import UnavailableError
 from tiered.remoting.command import VERSION, RemotingCommand
+from tiered.remoting.credentials import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +28,15 @@ ANSWER_S = 3.0
 
 
 class MasterWatch:
-    """Belongs to one event loop. ``file``: the properties of its broker.conf, None where there is none."""
+    """Belongs to one event loop. ``file``: the properties of its broker.conf, None where there is none.
+    ``credentials`` sign what it is asked."""
 
-    def __init__(self, place: SlavePlace, file: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, place: SlavePlace, file: Mapping[str, str] | None, credentials: Credentials | None = None
+    ) -> None:
         self._broker, self._file = place.broker, file
+        fields = {} if credentials is None else credentials.signed({})
+        self._question = RemotingCommand(RequestCode.GET_BROKER_CONFIG, 0, ext_fields=fields)
         self._link = RemotingUpstream(place.broker_address, FlightGate(), LinkEvents(on_lost=self._lost))
         self._task: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
@@ -111,7 +117,7 @@ class MasterWatch:
 
     async def _ask(self) -> None:
         try:
-            answer = await self._link.call(RemotingCommand(RequestCode.GET_BROKER_CONFIG, 0), ANSWER_S)
+            answer = await self._link.call(self._question, ANSWER_S)
         except UnavailableError as error:
             self._enter(False, str(error))
             return
@@ -131,7 +137,8 @@ class MasterWatch:
                 self._refusal = refusal_of_master(self._file, self._broker)
             else:
                 self._refusal = (
-                    "the master does not tell its configuration: name its file in broker.conf_path"
+                    "the master does not tell its configuration: name its file in broker.conf_path, "
+                    "or an account of it in broker.credentials_file"
                 )
         self._heard.set()
         if self.refusal() not in (None, before):

@@ -38,6 +38,7 @@ from fetcher.serving.wire.connection import Connection
 from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
 from fetcher.serving.wire.server import ServingServer
 from tiered.errors import ThrottledError
+from tiered.remoting.credentials import Credentials
 from tiered.settings.sections import ReadSettings, ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ MEMBERS_KNOWN_S = 90.0
 
 @dataclass(frozen=True)
 class SlaveSide:
-    """As what the slave stands there, and what it has to go by. ``file``: the properties of broker.conf."""
+    """As what the slave stands there, and what it has to go by. ``file``: the properties of broker.conf;
+    ``credentials``: of what the master is asked in our own name."""
 
     place: SlavePlace
     cluster: str
@@ -57,6 +59,7 @@ class SlaveSide:
     """Limits, TLS and access rules; ``bind`` is the slave's."""
     register_s: float = 30.0
     file: Mapping[str, str] | None = None
+    credentials: Credentials | None = None
 
 
 class SlaveService:
@@ -64,7 +67,7 @@ class SlaveService:
 
     def __init__(self, side: SlaveSide, now_s: Callable[[], float] = time.monotonic) -> None:
         self._side, self._now_s = side, now_s
-        self.watch = MasterWatch(side.place, side.file)
+        self.watch = MasterWatch(side.place, side.file, side.credentials)
         self._registrar = Registrar(side.place, side.register_s, self.watch)
         self.watch.on_refusal = self._registrar.wake
         self._gate = FlightGate()

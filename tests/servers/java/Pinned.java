@@ -1,16 +1,18 @@
 import java.io.PrintWriter;
 import java.util.*;
 import java.util.zip.CRC32;
+import org.apache.rocketmq.acl.common.*;
 import org.apache.rocketmq.client.consumer.*;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.*;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /**
  * A consumer whose broker id is set by its user: it never asks another one while that id is in the route.
  * args: namesrv mode group topic brokerId wanted idleSeconds output
  * mode: assign (lite pull, begins where its group is, else at offset 0), pull (the pull API, from offset 0). Ends when wanted
  * messages came, or none for idleSeconds.
- * output: one line a message: queueId offset bodyCrc32 bodyLength uniqKey
+ * output: one line a message: queueId offset bodyCrc32 bodyLength uniqKey. -Dacl.key and -Dacl.secret: it signs.
  */
 public class Pinned {
     static long count;
@@ -26,6 +28,11 @@ public class Pinned {
         System.exit(0);
     }
 
+    static RPCHook hook() {
+        String key = System.getProperty("acl.key");
+        return key == null ? null : new AclClientRPCHook(new SessionCredentials(key, System.getProperty("acl.secret")));
+    }
+
     static void took(List<MessageExt> messages) {
         for (MessageExt m : messages) {
             CRC32 crc = new CRC32();
@@ -38,7 +45,7 @@ public class Pinned {
     }
 
     static void assign(String[] a, long id, long wanted, long idle) throws Exception {
-        DefaultLitePullConsumer c = new DefaultLitePullConsumer(a[2]);
+        DefaultLitePullConsumer c = new DefaultLitePullConsumer(a[2], hook());
         c.setNamesrvAddr(a[0]);
         c.setPollNameServerInterval(1000);
         c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -60,7 +67,7 @@ public class Pinned {
     }
 
     static void pull(String[] a, long id, long wanted) throws Exception {
-        DefaultMQPullConsumer c = new DefaultMQPullConsumer(a[2]);
+        DefaultMQPullConsumer c = new DefaultMQPullConsumer(a[2], hook());
         c.setNamesrvAddr(a[0]);
         c.start();
         c.getDefaultMQPullConsumerImpl().getPullAPIWrapper().setConnectBrokerByUser(true);
