@@ -24,8 +24,9 @@ RESIDENT_CHANGE_MAX = 0.05
 OF_TWIN_MAX = 1.5
 WORK_S_MIN = 0.001
 DATA_PUTS_FACTOR = 1.2
-EXTRA_COMMITS = 3
-"""Claim and release of the epoch, and the broker's tables at the end: once a run, not once a cycle."""
+EXTRA_COMMITS = 4
+"""Claim and release of the epoch, the broker's tables at the end, and the question whether an object store refuses a
+name that is taken: once a run, not once a cycle."""
 
 
 @dataclass(frozen=True)
