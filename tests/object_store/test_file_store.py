@@ -19,6 +19,7 @@ from tiered.errors import (
     NotFoundError,
     RefusedRequestError,
     StoreFullError,
+    ThrottledError,
     UnansweredError,
 )
 from tiered.object_store import file as file_module
@@ -44,6 +45,29 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a tmpfs is not permitted here; the RLIMIT_FSIZE test covers the same error")
     yield mounted
     subprocess.run(["umount", str(mounted)], check=True)
+
+
+@pytest.mark.parametrize("below", ["", "archive"])
+def test_nothing_is_put_below_the_place_of_a_disk_that_is_gone(tmp_path: Path, below: str) -> None:
+    """What two directories of one name took in turns would be two broken archives."""
+    mounted, disk = tmp_path / "mounted", tmp_path / "disk"
+    mounted.mkdir()
+    store = FileStore(mounted / below)
+    disk.mkdir()
+
+    def change_places() -> None:
+        mounted.rename(tmp_path / "aside")
+        disk.rename(mounted)
+        (tmp_path / "aside").rename(disk)
+
+    store.put_if_absent("catalog/1", [b"x"])
+    change_places()
+    with pytest.raises(ThrottledError, match="is its disk mounted"):
+        store.put_if_absent("catalog/2", [b"x"])
+    assert files_below(mounted) == []
+    change_places()
+    store.put_if_absent("catalog/2", [b"x"])
+    assert [info.key for info in FileStore(mounted / below).list("")] == ["catalog/1", "catalog/2"]
 
 
 @pytest.mark.parametrize("anonymous", [True, False])

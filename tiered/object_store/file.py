@@ -29,6 +29,7 @@ from tiered.errors import (
     NotFoundError,
     RefusedRequestError,
     StoreFullError,
+    ThrottledError,
     TieredError,
     UnansweredError,
     UnavailableError,
@@ -61,6 +62,8 @@ class FileStore:
         self._root = os.path.abspath(directory)
         self._upload_numbers = itertools.count()
         self._anonymous = True
+        self._root_inode: int | None = None
+        """Of the directory that was written to first: one on a disk that is no longer mounted is not made anew."""
 
     @property
     def url(self) -> str:
@@ -78,7 +81,7 @@ class FileStore:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         views = as_views(body)
         with self._translated(key):
-            self._make_directory(self._root)
+            self._require_root()
             with self._upload_file() as (descriptor, name):
                 _write_all(descriptor, views, deadline_s, key)
                 os.fsync(descriptor)
@@ -88,6 +91,22 @@ class FileStore:
                 self._publish(descriptor, name, target)
             with suppress(FileNotFoundError):  # deleted again already
                 _sync_directory(os.path.dirname(target))
+
+    def _require_root(self) -> None:
+        """Raises ThrottledError when the directory is no longer the one that was written to before: what is put into
+        another one, below the place where a disk was mounted, would be hidden when the disk is back."""
+        if self._root_inode is None:
+            self._make_directory(self._root)
+        try:
+            inode = os.stat(self._root).st_ino
+        except FileNotFoundError:
+            inode = -1
+        if self._root_inode is None:
+            self._root_inode = inode
+        if inode != self._root_inode:
+            raise ThrottledError(
+                f"{self.url} is not the directory that was written to before", hint="is its disk mounted?"
+            )
 
     @contextmanager
     def _upload_file(self) -> Iterator[tuple[int, str | None]]:
