@@ -7,7 +7,7 @@
     stop      close the open batch, drain, release the epoch
 
 Used alike by `tiered run` and `tiered backfill`. Owns threads and their order; decisions live in the other modules, the
-start in archive_owner.py, the dispatch loop in follow_loop.py.
+start in archive_owner.py, how the parts hold together in offload_parts.py, the dispatch loop in follow_loop.py.
 """
 
 from __future__ import annotations
@@ -16,36 +16,25 @@ import threading
 import time
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
 from tiered.errors import FencedError
 from tiered.formats.keys import archive_prefix
-from tiered.formats.segment import BlockCodec
-from tiered.kernels.queue_table import QueueTable
-from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
+from tiered.model.queue import TopicFilter
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.archive_owner import ArchiveOwner
-from uploader.attempts import AttemptPolicy
 from uploader.bound_source import BoundSource, WordSource
-from uploader.broker_marks import BrokerMarks, MarksContext, broker_tables
-from uploader.broker_state_archive import BrokerStateArchive
-from uploader.cycle_plan import CyclePlanner
-from uploader.cycle_upload import IN_FLIGHT_MAX, CycleUploader, UploadContext
+from uploader.broker_marks import BrokerMarks
+from uploader.cycle_upload import CycleUploader
 from uploader.dispatcher import StepResult, TieredDispatcher
-from uploader.double_buffer import DoubleBuffer
-from uploader.follow_loop import BrokerRestartedError, FollowContext, FollowLoop
+from uploader.follow_loop import BrokerRestartedError, FollowLoop
 from uploader.index_builder import IndexBuilder
-from uploader.log_batch import LogBatch, LogBatchPool
-from uploader.log_feed import LogFeed
+from uploader.log_batch import LogBatchPool
 from uploader.offload_environment import Environment, OffloadIdentity
+from uploader.offload_parts import OffloadGiven, wire
 from uploader.offload_status import OffloadResult, OffloadStatus
-from uploader.queue_tails import QueueTails
 
 __all__ = [
     "BrokerRestartedError",
@@ -56,8 +45,6 @@ __all__ = [
     "Offloader",
 ]
 
-ARENA_SLACK = 0.25
-"""Room beyond batch_bytes, so that a retry can take newer data along."""
 SHORT_WAIT_S = 0.05
 MARKS_EVERY_S = 60.0
 
@@ -79,33 +66,27 @@ class Offloader:
         environment: Environment | None = None,
         index_settings: IndexSettings | None = None,
     ) -> None:
-        self._store = broker_store
+        environment = environment or Environment()
         self._log = broker_store.commit_log
-        self._identity = identity
         self._settings = settings
-        self._index_settings = index_settings or IndexSettings()
-        self._environment = environment or Environment()
+        self._environment = environment
         self._bound_source = BoundSource(broker_store, word_source)
-        self._pins = pins
-        self._archive = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
+        prefixed = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
         self._owner = ArchiveOwner(
-            self._archive,
-            self._log,
-            identity,
-            self._environment,
-            root_every=settings.root_every,
-            take_over=take_over,
+            prefixed, self._log, identity, environment, root_every=settings.root_every, take_over=take_over
         )
         self._writer = self._owner.writer
-        self._table = QueueTable()
-        self._tails = QueueTails()
-        self._feed = LogFeed(
-            self._log,
-            self._table,
-            topic_filter,
-            delay_levels_ms=_delay_levels_ms(broker_store) if topic_filter.admits(SCHEDULE_TOPIC) else None,
-            next_record=self._bound_source.next_record,
-            accepted_size=self._bound_source.accepted_size,
+        self._given = OffloadGiven(
+            store=broker_store,
+            archive=prefixed,
+            identity=identity,
+            settings=settings,
+            index_settings=index_settings or IndexSettings(),
+            topic_filter=topic_filter,
+            environment=environment,
+            owner=self._owner,
+            bound_source=self._bound_source,
+            pins=pins,
         )
         self._failure: BaseException | None = None
         self._stop_parts = threading.Event()
@@ -113,6 +94,7 @@ class Offloader:
         self._behind = threading.Event()
         self._started_s = time.monotonic()
         self._is_wired = False
+        self._pool: LogBatchPool
         self._dispatcher: TieredDispatcher
         self._uploader: CycleUploader
         self._index_builder: IndexBuilder
@@ -124,79 +106,15 @@ class Offloader:
     def _open(self, *, claim_now: bool) -> None:
         """Load the catalog, settle the log line, place the cursor."""
         start_phys = self._owner.open(claim_now=claim_now)
-        self._owner.load_tails(self._table, self._tails)
+        self._owner.load_tails(self._given.table, self._given.tails)
         self._wire(start_phys)
         self._owner.planning_begins()
         self._is_wired = True
 
     def _wire(self, start_phys: int) -> None:
-        settings, environment = self._settings, self._environment
-        arena_bytes = int(settings.batch_bytes * (1 + ARENA_SLACK))
-        count = max(2, min(IN_FLIGHT_MAX + 2, settings.memory_budget_bytes // (2 * arena_bytes)))
-        pool = LogBatchPool(batch_bytes=arena_bytes, count=count)
-        closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=count)
-        self._pool = pool
-        self._dispatcher = TieredDispatcher(
-            self._feed, pool, closed,
-            start_phys=start_phys,
-            batch_bytes=settings.batch_bytes,
-            batch_age_ms=settings.batch_age_ms,
-            range_bytes_max=max((file.size_bytes for file in self._log.files), default=1 << 30),
-            clock_ms=environment.clock_ms,
-        )  # fmt: skip
-        self._state_archive = BrokerStateArchive(self._archive, lambda: broker_tables(self._store))
-        state = self._writer.state_or_none
-        if state is not None:
-            self._state_archive.adopt(state.state_objects)
-        context = UploadContext(
-            archive=self._archive,
-            writer=self._writer,
-            planner=CyclePlanner(self._table, self._tails, split_bytes=settings.split_bytes),
-            tails=self._tails,
-            pool=pool,
-            codec=BlockCodec(settings.compression_level, settings.block_bytes, settings.compress_threads),
-            policy=AttemptPolicy(timeout_ms_max=settings.attempt_timeout_ms),
-            cluster=self._identity.cluster,
-            broker=self._identity.broker,
-            writer_name=self._identity.instance,
-            clock_ms=environment.clock_ms,
-            monotonic_s=time.monotonic,
-            jitter=environment.jitter,
-            claim=self._owner.claim,
-            log=environment.log,
-        )
-        self._uploader = CycleUploader(
-            context, closed,
-            upload_threads=settings.upload_threads,
-            extend=lambda batch: self._dispatcher.extend_into(batch, self._bound_source.feed),
-            state_archive=self._state_archive,
-        )  # fmt: skip
-        self._index_builder = IndexBuilder(
-            self._archive, self._writer, self._index_settings, clock_ms=environment.clock_ms, log=environment.log
-        )  # fmt: skip
-        self._marks = BrokerMarks(
-            MarksContext(
-                self._store,
-                self._writer,
-                self._uploader,
-                self._state_archive,
-                self._owner.claim,
-                environment.log,
-            )
-        )
-        self._loop = FollowLoop(
-            FollowContext(
-                store=self._store,
-                settings=settings,
-                bound_source=self._bound_source,
-                dispatcher=self._dispatcher,
-                writer=self._writer,
-                pins=self._pins,
-                behind=self._behind,
-                clock_ms=environment.clock_ms,
-                check_failure=self._check_failure,
-            )
-        )
+        parts = wire(self._given, start_phys, behind=self._behind, check_failure=self._check_failure)
+        self._pool, self._dispatcher, self._uploader = parts.pool, parts.dispatcher, parts.uploader
+        self._index_builder, self._marks, self._loop = parts.index_builder, parts.marks, parts.loop
 
     # -- run --------------------------------------------------------------------------------------------------
 
@@ -332,7 +250,7 @@ class Offloader:
 
     def _finish_index(self, stop: threading.Event) -> None:
         """Make every key findable from index files, if that is wanted: few segments are searched as fast."""
-        settings = self._index_settings
+        settings = self._given.index_settings
         if not settings.enabled or not settings.after_backfill or not self._index_builder.has_unindexed():
             return
         self._owner.claim()  # what a killed process left of the index carries an older epoch than what is made now
@@ -384,9 +302,3 @@ class Offloader:
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,
         )
-
-
-def _delay_levels_ms(store: BrokerStore) -> NDArray[np.int64]:
-    """The broker's own levels, or RocketMQ's defaults without its configuration."""
-    conf = store.conf if store.conf is not None else BrokerConf()
-    return conf.delay_levels_ms

@@ -13,7 +13,7 @@ reader would refuse. Rules (each has a test of its name):
   the added run fits inside a recorded gap.
 
 Work is a few numpy passes over the commit's runs and one copy of the queue table; Python loops run only over new
-queues, gaps and removals.
+queues, gaps and removals. What commits of every kind may carry besides is in apply_extras.py.
 """
 
 from __future__ import annotations
@@ -23,27 +23,21 @@ from dataclasses import replace
 import numpy as np
 
 from tiered.catalog.append_runs import append_runs
-from tiered.catalog.commit import Commit, CommitDraft, CommitInvalidError, CommitKind
-from tiered.catalog.index_refs import after_change
+from tiered.catalog.apply_extras import with_extras
+from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind
 from tiered.catalog.replace_runs import replace_runs
 from tiered.catalog.state import (
     CatalogState,
-    Doom,
     LogCursor,
     LogLine,
-    RootRef,
     RunChunk,
     joined,
-    selected,
 )
-from tiered.formats.keys import CATALOG_PREFIX, catalog_key, object_of
-from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
 CHUNKS_MAX = 64
 """Chunks in memory are joined when there are more: lookups touch few arrays, and joining costs little on average."""
 
 _OWNERS_ONLY = (CommitKind.APPEND, CommitKind.LINE, CommitKind.RELEASE)
-_MOVES_NOTHING = (CommitKind.CLAIM, CommitKind.RELEASE)
 
 
 def apply(state: CatalogState, commit: Commit, line_state: CatalogState | None = None) -> CatalogState:
@@ -70,10 +64,7 @@ def apply(state: CatalogState, commit: Commit, line_state: CatalogState | None =
         next_state = _append(next_state, commit)
     else:
         next_state = _maintain(next_state, commit)
-    next_state = _mark(next_state, draft)
-    next_state = _move_pages(next_state, commit)
-    next_state = _change_index(next_state, commit)
-    return _doom(state, next_state, commit)
+    return with_extras(state, next_state, commit)
 
 
 def _check_chain(state: CatalogState, commit: Commit) -> None:
@@ -189,117 +180,6 @@ def _check_objects(state: CatalogState, commit: Commit) -> None:
         raise CommitInvalidError(
             f"{given_up[0]} was given up before: an older attempt can never be committed"
         )
-
-
-# -- what every kind may carry --------------------------------------------------------------------------------
-
-
-def _mark(state: CatalogState, draft: CommitDraft) -> CatalogState:
-    if draft.kind in _MOVES_NOTHING and (len(draft.runs) or len(draft.gaps) or len(draft.removed)):
-        raise CommitInvalidError(f"a {draft.kind} brings no data")
-    table = state.table
-    for keys, hidden in ((draft.hide, True), (draft.unhide, False)):
-        rows = [state.row_of(key) for key in keys]
-        if None in rows:
-            raise CommitInvalidError(f"{keys[rows.index(None)]} is not in the archive")
-        if rows:
-            table = _flagged(table, np.array(rows, np.int64), hidden)
-    return replace(
-        state,
-        table=table,
-        state_objects={**state.state_objects, **draft.state_objects}
-        if draft.state_objects
-        else state.state_objects,
-        settings={**state.settings, **draft.settings} if draft.settings else state.settings,
-    )
-
-
-def _flagged(table: Table, rows: np.ndarray[tuple[int], np.dtype[np.int64]], hidden: bool) -> Table:
-    table = table.copy()
-    if hidden:
-        table["flags"][rows] |= QUEUE_HIDDEN
-    else:
-        table["flags"][rows[(table["flags"][rows] & QUEUE_SUPERSEDED) == 0]] &= ~np.uint32(QUEUE_HIDDEN)
-    return table
-
-
-def _move_pages(state: CatalogState, commit: Commit) -> CatalogState:
-    """Spilled runs leave memory, merged pages replace theirs, a new root is the place to start from."""
-    change = commit.draft.pages
-    if change.root.key:
-        if change.root.version != state.version - 1:
-            raise CommitInvalidError(f"root of version {change.root.version} named by commit {state.version}")
-        state = replace(state, root=change.root)
-    elif commit.place.root != state.root:
-        raise CommitInvalidError(f"commit points to root {commit.place.root}, the state to {state.root}")
-    if change.spilled_version >= state.version:
-        raise CommitInvalidError("a commit cannot spill its own runs")
-    for key in (change.root.key, *(page.key for page in change.added)):
-        if key.startswith(CATALOG_PREFIX) and object_of(key) != catalog_key(state.version):
-            raise CommitInvalidError(f"commit {state.version} adds {key}, which it does not carry")
-    pages = state.pages
-    if change.removed or change.added:
-        gone = set(change.removed)
-        if not gone <= {page.key for page in pages}:
-            raise CommitInvalidError("a page to be merged is not there any more")
-        pages = (*(page for page in pages if page.key not in gone), *change.added)
-    chunks = state.chunks
-    if change.spilled_version:
-        chunks = tuple(_without_older(chunk, change.spilled_version) for chunk in chunks)
-        chunks = tuple(chunk for chunk in chunks if len(chunk.runs))
-    tombstones = state.tombstones
-    if change.resolved_version and change.removed and len(tombstones):
-        merged = [page for page in state.pages if page.key in set(change.removed)]
-        low, high = min(page.from_version for page in merged), max(page.to_version for page in merged)
-        resolved = (
-            (tombstones["removed_version"] <= change.resolved_version)
-            & (tombstones["version"] >= low)
-            & (tombstones["version"] <= high)
-        )
-        tombstones = tombstones[~resolved]
-    return replace(state, pages=pages, chunks=chunks, tombstones=tombstones)
-
-
-def _change_index(state: CatalogState, commit: Commit) -> CatalogState:
-    change = commit.draft.index
-    if not change:
-        return state
-    if commit.draft.kind != CommitKind.MAINTENANCE:
-        raise CommitInvalidError(f"a {commit.draft.kind} publishes no index")
-    try:
-        indexes = after_change(
-            state.indexes, change, epoch=commit.place.epoch, version=commit.version, doomed=state.doomed
-        )
-    except ValueError as error:
-        raise CommitInvalidError(str(error)) from error
-    return replace(state, indexes=indexes)
-
-
-def _without_older(chunk: RunChunk, version: int) -> RunChunk:
-    kept = chunk.runs["version"] > version
-    return chunk if kept.all() else selected(chunk, kept)
-
-
-def _doom(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
-    """Catalog first, object later: what nothing names any more is given up by the commit that says so."""
-    draft = commit.draft
-    given_up = list(draft.doomed)
-    if _named(before) != _named(state):
-        given_up += sorted(before.catalog_keys() - state.catalog_keys())
-    taken_back = {*draft.undoomed, *draft.purged}
-    if not given_up and not taken_back:
-        return state
-    if not taken_back <= state.doomed.keys():
-        raise CommitInvalidError(f"not doomed: {sorted(taken_back - state.doomed.keys())[0]}")
-    doomed = {key: doom for key, doom in state.doomed.items() if key not in taken_back}
-    for key in given_up:
-        doomed.setdefault(key, Doom(draft.created_ms, commit.version))
-    return replace(state, doomed=doomed)
-
-
-def _named(state: CatalogState) -> tuple[int, RootRef, int, int]:
-    """Identities of what names catalog objects; equal ones need no comparison of every key."""
-    return id(state.pages), state.root, id(state.state_objects), id(state.indexes)
 
 
 def _with_chunk(chunks: tuple[RunChunk, ...], chunk: RunChunk) -> tuple[RunChunk, ...]:

@@ -1,10 +1,6 @@
 """How a version is won: create-if-absent of the next number, and nothing else (design rules: Commits, Epochs).
 
-    build the commit on the newest state known → check it locally → PUT version + 1
-      created                  → won
-      refused, busy            → the same bytes again, later
-      no answer                → read the version back: ours → won, another's → lost, absent → the same bytes again
-      exists                   → read what won: our put id → won, else lost
+    build the commit on the newest state known → check it locally → PUT version + 1 until won or lost (version_race.py)
     lost: catch up with the head; a higher epoch → FencedError; else build anew on the newer state
 
 An unanswered commit is settled before other content is tried, even across calls that gave up. One writer object per
@@ -37,18 +33,14 @@ from tiered.catalog.limits import CatalogLimits
 from tiered.catalog.lines import LineStart, begin_line
 from tiered.catalog.page_writer import PageWriter
 from tiered.catalog.patience import Patience
-from tiered.catalog.reading import head_version, load, log_checks, read_commit, refresh
+from tiered.catalog.reading import head_version, load, log_checks, refresh
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, Owner, RootRef
+from tiered.catalog.version_race import VersionRace
 from tiered.errors import (
-    AlreadyExistsError,
     FencedError,
-    NotFoundError,
-    UnansweredError,
-    UnavailableError,
     UsageError,
 )
-from tiered.formats.keys import catalog_key
 from tiered.object_store.protocol import Body, ObjectStore
 
 __all__ = ["CatalogLimits", "CatalogWriter", "load", "log_checks", "refresh"]
@@ -98,6 +90,7 @@ class CatalogWriter:
         self._nonce = f"{self._random.getrandbits(64):016x}"
         self._patience = Patience(self._limits, self._random, wait)
         self._pages = PageWriter(store, self._limits, self._nonce)
+        self._race = VersionRace(store, self._limits, self._patience)
         self._lock = threading.RLock()
         self._state = CatalogState()
         self._own_state: CatalogState | None = None
@@ -296,7 +289,7 @@ class CatalogWriter:
         pending = self._pending
         if pending is None:
             return None
-        if self._put(pending):
+        if self._race.is_won(pending.commit, pending.body):
             self._move_to(pending.next_state)
             self._pending = None
             self._pages.settled(pending.next_state.catalog_keys() | set(pending.commit.draft.doomed))
@@ -306,34 +299,6 @@ class CatalogWriter:
         if pending.commit.draft.pages is not NO_PAGES:
             self._pages.postpone(self._state)
         return None
-
-    def _put(self, pending: _Pending) -> bool:
-        """Whether ``pending`` is the version it wants to be."""
-        key = catalog_key(pending.commit.version)
-        failures = 0
-        timeout_s = self._limits.timeout_s(sum(map(len, pending.body)))
-        while True:
-            try:
-                self._store.put_if_absent(key, pending.body, timeout_s=timeout_s)
-                return True
-            except AlreadyExistsError:
-                winner = self._patience.answer(lambda: read_commit(self._store, pending.commit.version))
-                return winner.put_id == pending.commit.put_id
-            except UnansweredError as error:
-                found = self._read_back(pending.commit.version)
-                if found is not None:
-                    return found.put_id == pending.commit.put_id
-                cause: UnavailableError = error
-            except UnavailableError as error:
-                cause = error
-            failures += 1
-            self._patience.back_off(failures, cause)
-
-    def _read_back(self, version: int) -> Commit | None:
-        try:
-            return read_commit(self._store, version)
-        except (NotFoundError, UnavailableError):
-            return None
 
     def _line(self, state: CatalogState, common: CatalogState | None, phys: int) -> Built:
         now_ms = self._clock_ms()

@@ -1,0 +1,133 @@
+"""What a commit of any kind may carry besides its own change: marks of queues, settings, moved pages, index files, and
+which objects are given up. Pure; part of the state machine of apply.py, which says what each kind does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tiered.catalog.commit import Commit, CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.index_refs import after_change
+from tiered.catalog.state import CatalogState, Doom, RootRef, RunChunk, selected
+from tiered.formats.keys import CATALOG_PREFIX, catalog_key, object_of
+from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
+
+_MOVES_NOTHING = (CommitKind.CLAIM, CommitKind.RELEASE)
+
+
+def with_extras(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
+    """``state``, which is ``before`` after the commit's own change, with everything else it carries."""
+    state = _with_marks(state, commit.draft)
+    state = _with_pages(state, commit)
+    state = _with_index(state, commit)
+    return _with_dooms(before, state, commit)
+
+
+def _with_marks(state: CatalogState, draft: CommitDraft) -> CatalogState:
+    if draft.kind in _MOVES_NOTHING and (len(draft.runs) or len(draft.gaps) or len(draft.removed)):
+        raise CommitInvalidError(f"a {draft.kind} brings no data")
+    table = state.table
+    for keys, hidden in ((draft.hide, True), (draft.unhide, False)):
+        rows = [state.row_of(key) for key in keys]
+        if None in rows:
+            raise CommitInvalidError(f"{keys[rows.index(None)]} is not in the archive")
+        if rows:
+            table = _flagged(table, np.array(rows, np.int64), hidden)
+    return replace(
+        state,
+        table=table,
+        state_objects={**state.state_objects, **draft.state_objects}
+        if draft.state_objects
+        else state.state_objects,
+        settings={**state.settings, **draft.settings} if draft.settings else state.settings,
+    )
+
+
+def _flagged(table: Table, rows: np.ndarray[tuple[int], np.dtype[np.int64]], hidden: bool) -> Table:
+    table = table.copy()
+    if hidden:
+        table["flags"][rows] |= QUEUE_HIDDEN
+    else:
+        table["flags"][rows[(table["flags"][rows] & QUEUE_SUPERSEDED) == 0]] &= ~np.uint32(QUEUE_HIDDEN)
+    return table
+
+
+def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
+    """Spilled runs leave memory, merged pages replace theirs, a new root is the place to start from."""
+    change = commit.draft.pages
+    if change.root.key:
+        if change.root.version != state.version - 1:
+            raise CommitInvalidError(f"root of version {change.root.version} named by commit {state.version}")
+        state = replace(state, root=change.root)
+    elif commit.place.root != state.root:
+        raise CommitInvalidError(f"commit points to root {commit.place.root}, the state to {state.root}")
+    if change.spilled_version >= state.version:
+        raise CommitInvalidError("a commit cannot spill its own runs")
+    for key in (change.root.key, *(page.key for page in change.added)):
+        if key.startswith(CATALOG_PREFIX) and object_of(key) != catalog_key(state.version):
+            raise CommitInvalidError(f"commit {state.version} adds {key}, which it does not carry")
+    pages = state.pages
+    if change.removed or change.added:
+        gone = set(change.removed)
+        if not gone <= {page.key for page in pages}:
+            raise CommitInvalidError("a page to be merged is not there any more")
+        pages = (*(page for page in pages if page.key not in gone), *change.added)
+    chunks = state.chunks
+    if change.spilled_version:
+        chunks = tuple(_without_older(chunk, change.spilled_version) for chunk in chunks)
+        chunks = tuple(chunk for chunk in chunks if len(chunk.runs))
+    tombstones = state.tombstones
+    if change.resolved_version and change.removed and len(tombstones):
+        merged = [page for page in state.pages if page.key in set(change.removed)]
+        low, high = min(page.from_version for page in merged), max(page.to_version for page in merged)
+        resolved = (
+            (tombstones["removed_version"] <= change.resolved_version)
+            & (tombstones["version"] >= low)
+            & (tombstones["version"] <= high)
+        )
+        tombstones = tombstones[~resolved]
+    return replace(state, pages=pages, chunks=chunks, tombstones=tombstones)
+
+
+def _with_index(state: CatalogState, commit: Commit) -> CatalogState:
+    change = commit.draft.index
+    if not change:
+        return state
+    if commit.draft.kind != CommitKind.MAINTENANCE:
+        raise CommitInvalidError(f"a {commit.draft.kind} publishes no index")
+    try:
+        indexes = after_change(
+            state.indexes, change, epoch=commit.place.epoch, version=commit.version, doomed=state.doomed
+        )
+    except ValueError as error:
+        raise CommitInvalidError(str(error)) from error
+    return replace(state, indexes=indexes)
+
+
+def _without_older(chunk: RunChunk, version: int) -> RunChunk:
+    kept = chunk.runs["version"] > version
+    return chunk if kept.all() else selected(chunk, kept)
+
+
+def _with_dooms(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
+    """Catalog first, object later: what nothing names any more is given up by the commit that says so."""
+    draft = commit.draft
+    given_up = list(draft.doomed)
+    if _named(before) != _named(state):
+        given_up += sorted(before.catalog_keys() - state.catalog_keys())
+    taken_back = {*draft.undoomed, *draft.purged}
+    if not given_up and not taken_back:
+        return state
+    if not taken_back <= state.doomed.keys():
+        raise CommitInvalidError(f"not doomed: {sorted(taken_back - state.doomed.keys())[0]}")
+    doomed = {key: doom for key, doom in state.doomed.items() if key not in taken_back}
+    for key in given_up:
+        doomed.setdefault(key, Doom(draft.created_ms, commit.version))
+    return replace(state, doomed=doomed)
+
+
+def _named(state: CatalogState) -> tuple[int, RootRef, int, int]:
+    """Identities of what names catalog objects; equal ones need no comparison of every key."""
+    return id(state.pages), state.root, id(state.state_objects), id(state.indexes)
