@@ -136,6 +136,10 @@ class SegmentSource:
             )  # it may be the tail that is wrong: the next reader fetches it again
             return await self._blocks(index, run, numbers, lane)
 
+    def index_in_memory(self, key: str) -> SegmentIndex | None:
+        """The decoded tail of an object, or None: ``index`` has it, or fetches it."""
+        return self._indexes.get(key)
+
     def block_in_memory(self, object_key: str, number: int) -> Block | None:
         """A block for a user who knows its rows, or None: ``blocks_at`` has it, or fetches it."""
         self._expire()

@@ -35,6 +35,10 @@ class BlockSource(Protocol):
         """The decoded tail of an object."""
         ...
 
+    def index_in_memory(self, key: str) -> SegmentIndex | None:
+        """The decoded tail of an object, or None: then it is asked for as others are."""
+        ...
+
     def block_in_memory(self, object_key: str, number: int) -> Block | None:
         """The raw bytes of a block for a user who has its rows, or None: then it is asked for as others are."""
         ...

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fetcher.blocks.readers import InHand, Reader, ReaderKey, Readers
 from fetcher.prefetch.prefetcher import Prefetcher
+from fetcher.pulls.beyond_hand import BeyondHand
 from fetcher.pulls.block_fetch import BlockSource, Held
 from fetcher.pulls.catalog_view import CatalogView
 from fetcher.pulls.queue_view import QueueView
@@ -47,6 +48,7 @@ class HandPulls:
         self._source, self._catalog = source, catalog
         self._readers, self._prefetcher, self._counters = readers, prefetcher, counters
         self._clock_s, self._unread_s = clock_s, unread_s
+        self._beyond = BeyondHand(source, catalog)
         self._places: dict[tuple[str, int, str], tuple[QueueView, Reader]] = {}
         """Who read where by name: what need not be looked for each time."""
 
@@ -73,12 +75,18 @@ class HandPulls:
             self.answered(reader, view, offset, found.next_offset, found.records)
             return found
         across = reader.body_across(view, offset, count, max_bytes, self._source.block_in_memory)
+        beyond = None
         if across is None:
-            self._places.pop(name, None)  # perhaps the reader was forgotten and is another now
-            return None
+            beyond = self._beyond.find(reader, view, offset, count, max_bytes)
+            if beyond is None:
+                self._places.pop(name, None)  # perhaps the reader was forgotten and is another now
+                return None
+            across = beyond.answer, beyond.held
         found, held = across
         self._counters.pulls += 1
-        self._answered_across(reader, view, offset, found, held)
+        self._answered_across(
+            reader, view, offset, found, held, None if beyond is None else beyond.bytes_per_offset
+        )
         return found
 
     def answered(self, reader: Reader, view: QueueView, offset: int, next_offset: int, messages: int) -> None:
@@ -90,7 +98,13 @@ class HandPulls:
         self.go_on(reader, view, time_s, None)
 
     def _answered_across(
-        self, reader: Reader, view: QueueView, offset: int, found: InHand, held: Held
+        self,
+        reader: Reader,
+        view: QueueView,
+        offset: int,
+        found: InHand,
+        held: Held,
+        bytes_per_offset: float | None,
     ) -> None:
         """There is another block in hand."""
         self._counters.from_hand += 1
@@ -101,7 +115,7 @@ class HandPulls:
         rows = held.rows
         assert rows is not None
         pulled = Pulled(offset, found.next_offset, rows.end, rows.block_bytes[-1], time_s)
-        self._prefetcher.pulled(reader, pulled)
+        self._prefetcher.pulled(reader, pulled, bytes_per_offset)
         self.go_on(reader, view, time_s, None)
 
     def go_on(

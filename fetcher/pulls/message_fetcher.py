@@ -27,7 +27,7 @@ from fetcher.pulls.catalog_view import CatalogView
 from fetcher.pulls.hand_pulls import FetcherCounters, HandPulls
 from fetcher.pulls.queue_view import QueueView, standing
 from fetcher.pulls.read_plan import Wish
-from fetcher.pulls.row_reader import RowReader
+from fetcher.pulls.row_reader import ROWS_AHEAD, RowReader
 from fetcher.pulls.stretch import Pulled
 from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.waiting import Executor, Wait
@@ -40,8 +40,6 @@ __all__ = ["FetcherCounters", "MessageFilter", "TieredMessageFetcher"]
 T = TypeVar("T")
 
 UNREAD_MS = 180_000
-ROWS_AHEAD = 8192
-"""Rows behind a pull's that are looked at with it: who goes on gets them without another look."""
 
 _MAY_BE_NEWER = frozenset({
     GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.OFFSET_OVERFLOW_ONE,

@@ -29,6 +29,8 @@ SCANNED_OFFSETS_MAX = 65_536
 """Offsets a filtered pull passes before it answers that it found nothing yet."""
 JUDGED_BYTES_MAX = 16 * 1024 * 1024
 """Record bytes a filter judges in one pull."""
+ROWS_AHEAD = 8192
+"""Rows behind a pull's that are looked at with it: who goes on gets them without another look."""
 BYTES_AHEAD = 8 * 1024 * 1024
 """Raw bytes of blocks whose rows are looked at because the reader will want them too."""
 RUNS_AT_ONCE = 64

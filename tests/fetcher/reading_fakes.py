@@ -37,6 +37,10 @@ class PlainSource:
             self.opened.append(key)
         return self._indexes[key]
 
+    def index_in_memory(self, key: str) -> SegmentIndex | None:
+        """See BlockSource."""
+        return self._indexes.get(key) if self._has_all else None
+
     def block_in_memory(self, object_key: str, number: int) -> NDArray[np.uint8] | None:
         """See BlockSource."""
         if not self._has_all:

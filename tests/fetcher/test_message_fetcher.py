@@ -344,6 +344,50 @@ def test_a_sequential_reader_goes_from_block_to_block_without_another_look_at_ro
     assert len(source.fetched) == asked
 
 
+def queue_of_four_runs() -> ArchiveBuilder:
+    builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=700))
+    for begin in range(0, 100, 25):
+        builder.commit(
+            [Sent(PLAIN, b"%d" % offset * 20, offset=offset) for offset in range(begin, begin + 25)]
+        )
+    return builder
+
+
+@pytest.mark.parametrize("count", [5, 7, 24])
+def test_a_sequential_reader_goes_from_run_to_run_by_calls(count: int) -> None:
+    builder = queue_of_four_runs()
+    source = PlainSource(builder.store, has_all=True)
+    fetcher = plain_fetcher(builder.store, source)
+    pull(fetcher, PLAIN, 0, count=100, group="another")  # tails are in memory now
+    offset = pull(fetcher, PLAIN, 0, count=count, group="g").next_offset
+    asked = len(source.fetched)
+    while offset < 100:
+        found = fetcher.in_hand("plain", 0, offset, count, NO_LIMIT, "g")
+        expected = pull(plain_fetcher(builder.store), PLAIN, offset, count=count, group="g")
+        assert found is not None
+        assert (found.records, found.next_offset) == (len(expected.batch), expected.next_offset)
+        assert b"".join(found.body) == b"".join(expected.batch.buffers())
+        offset = found.next_offset
+    assert len(source.fetched) == asked
+
+
+def test_a_run_that_is_not_the_catalogs_is_no_answer_in_hand() -> None:
+    builder = queue_of_four_runs()
+    source = PlainSource(builder.store, has_all=True)
+    fetcher = plain_fetcher(builder.store, source)
+    pull(fetcher, PLAIN, 0, count=100, group="another")
+    offset = 0
+    while offset < 25:
+        offset = pull(fetcher, PLAIN, offset, count=5, group="g").next_offset
+    first, second = source.opened[:2]
+    source._indexes[second], kept = source._indexes[first], source._indexes[second]
+    assert fetcher.in_hand("plain", 0, 25, 5, NO_LIMIT, "g") is None
+    with pytest.raises(CorruptionError, match="is not what the catalog says"):
+        pull(fetcher, PLAIN, 25, count=5, group="g")
+    source._indexes[second] = kept
+    assert pull(fetcher, PLAIN, 25, count=5, group="g").next_offset == 30
+
+
 def test_a_pull_inside_an_inner_batch_returns_the_whole_record() -> None:
     builder = ArchiveBuilder(MemoryStore())
     builder.commit([Sent(BATCHED, b"%d" % number, inner_num=3) for number in range(4)])
