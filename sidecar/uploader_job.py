@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidecar.broker_side import address_of, credentials_of, names_of, open_store_of, read_conf, store_path
@@ -30,6 +30,27 @@ from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadRes
 logger = logging.getLogger(__name__)
 
 
+class KeptPins:
+    """The pins of one process, from job to job: descriptors are to keep files as long as the process lives."""
+
+    def __init__(self) -> None:
+        self.keeper: PinKeeper | None = None
+        """Of the present job."""
+
+    def hand_over(self, keeper: PinKeeper | None) -> PinKeeper | None:
+        """``keeper``, of a job that begins, with what the one before held; None: pins are not wanted any more."""
+        if self.keeper is not None and keeper is not None:
+            keeper.inherit(self.keeper)
+        elif self.keeper is not None:
+            self.keeper.close()
+        self.keeper = keeper
+        return keeper
+
+    def close(self) -> None:
+        """The process ends."""
+        self.hand_over(None)
+
+
 @dataclass(frozen=True)
 class Writer:
     """Who writes: a stable instance id, and "run" or "backfill". ``state_dir`` None: nothing is kept or pinned."""
@@ -40,6 +61,7 @@ class Writer:
     state_dir: Path | None = None
     committed: Callable[[CatalogState], None] = lambda state: None
     """See uploader.offload.Environment."""
+    pins: KeptPins = field(default_factory=KeptPins)
 
 
 class UploaderJob:
@@ -57,9 +79,7 @@ class UploaderJob:
         timeout_s = settings.broker.request_timeout_ms / 1000
         voice = BrokerVoice(address_of(settings, conf), timeout_s, credentials_of(settings))
         opened.callback(voice.close)
-        pins = _pin_keeper(settings, conf, writer)
-        if pins is not None:
-            opened.callback(pins.close)
+        pins = writer.pins.hand_over(_pin_keeper(settings, conf, writer))
         pinned = pins.files if pins is not None else None
         store = opened.enter_context(open_store_of(settings, conf, pinned))
         names: BrokerNames = names_of(settings, store)
@@ -91,6 +111,10 @@ class UploaderJob:
         """Run the uploader and close everything. Raises what Offloader.run raises."""
         with self._opened:
             return self._offloader.run(stop, follow=follow)
+
+    def close(self) -> None:
+        """Close everything without having run."""
+        self._opened.close()
 
     def status(self) -> OffloadStatus | None:
         """The uploader's own, cheap view; None until it has loaded the catalog."""

@@ -29,12 +29,13 @@ from uploader.bound_source import BoundSource, WordSource
 from uploader.broker_marks import BrokerMarks
 from uploader.cycle_upload import CycleUploader
 from uploader.dispatcher import StepResult, TieredDispatcher
-from uploader.follow_loop import BrokerRestartedError, FollowLoop
+from uploader.follow_loop import PIN_EVERY_MS, BrokerRestartedError, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatchPool
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.offload_parts import OffloadGiven, wire
 from uploader.offload_status import OffloadResult, OffloadStatus
+from uploader.pin_watch import watched_pins
 
 __all__ = [
     "BrokerRestartedError",
@@ -125,7 +126,9 @@ class Offloader:
         stopping, and the other TieredErrors that repeating cannot help. Everything read and not committed stays in
         the commitlog.
         """
-        self._open(claim_now=follow)
+        given = self._given
+        with watched_pins(given.pins, self._log, PIN_EVERY_MS / 1000, given.environment.log):
+            self._open(claim_now=follow)
         from_phys = self._dispatcher.cursor
         threads = [
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)

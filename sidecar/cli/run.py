@@ -40,7 +40,7 @@ from sidecar.report import StatusReport, encode_report
 from sidecar.serving_thread import Port, ServingThread
 from sidecar.slave_metrics import SlaveCollector, slave_report
 from sidecar.slave_port import slave_port
-from sidecar.uploader_job import UploaderJob, Writer
+from sidecar.uploader_job import KeptPins, UploaderJob, Writer
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.catalog.state import CatalogState
@@ -112,6 +112,7 @@ def execute(options: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(code)
     service.close()
+    factory.close()
     return code
 
 
@@ -162,14 +163,19 @@ class _Factory:
         self._metrics = metrics
         self._committed = committed
         self._took_over_for: Settings | None = None
+        self._pins = KeptPins()
 
     def __call__(self, settings: Settings) -> UploaderJob:
         take_over = settings.archive.take_over and settings is not self._took_over_for
         self._took_over_for = settings
-        writer = Writer(self._state.identity(), "run", take_over, self._state.path)
+        writer = Writer(self._state.identity(), "run", take_over, self._state.path, pins=self._pins)
         if self._committed is not None:
             writer = replace(writer, committed=self._committed)
         return UploaderJob(settings, writer, self._metrics)
+
+    def close(self) -> None:
+        """No job comes any more."""
+        self._pins.close()
 
 
 class _Source:

@@ -192,6 +192,35 @@ def test_where_link_is_refused_descriptors_are_kept(
     assert not any(str(broker.directory) in _target(fd) for fd in os.listdir("/proc/self/fd"))
 
 
+def test_what_descriptors_keep_passes_to_the_next_keeper(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(os, "link", refuse)
+        before = PinKeeper([tmp_path / "pins"], LIMITS, broker.disk_use)
+        log = CommitLog([broker.directory], pinned=before.files)
+        data = log.read(0, SIZE)
+        before.step(log.files, 0)
+        log.close()
+    broker.paths[0].unlink()
+    (tmp_path / "pins").mkdir(exist_ok=True)
+    os.link(broker.paths[1], tmp_path / "pins" / broker.paths[1].name)
+    after = PinKeeper([tmp_path / "pins"], LIMITS, broker.disk_use)
+    after.inherit(before)
+    before.close()
+    log = CommitLog([broker.directory], pinned=after.files)
+    assert log.read(0, SIZE) == data
+    status = after.step(log.files, SIZE)
+    assert status.released == 1
+    assert sorted(pin.method.name for pin in status.pins) == ["DESCRIPTOR", "DESCRIPTOR", "LINK"]
+    after.close()
+    log.close()
+    assert not any(str(broker.directory) in _target(fd) for fd in os.listdir("/proc/self/fd"))
+
+
 def _target(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")

@@ -156,7 +156,11 @@ class PinKeeper:
         """The pinned files, for CommitLog to read what the broker has deleted."""
         return [LogFile(pin.begin_phys, pin.size_bytes, pin.path, True) for pin in list(self._pins.values())]
 
-    def step(self, files: Iterable[LogFile], archived_phys: int) -> PinStatus:
+    def let_go(self, files: Iterable[LogFile]) -> None:
+        """As ``step`` while nobody knows what is archived: makes no pin, and keeps to the limits of the disk."""
+        self.step(files, 0, may_create=False)
+
+    def step(self, files: Iterable[LogFile], archived_phys: int, *, may_create: bool = True) -> PinStatus:
         """Bring the pins in line with the broker's ``files`` and disk. Harmless to call often."""
         identities = _identities(files)
         disks = {identity.device for identity in identities.values()}
@@ -171,7 +175,7 @@ class PinKeeper:
             for pin in plan.release:
                 self._release(pin)
             released += len(plan.release)
-            for file in plan.create:
+            for file in plan.create if may_create else ():
                 why_not = self._create(file, identities[file])
                 problem = problem or why_not
             unpinned += [f for f in on_disk if f.end_phys > archived_phys and f.begin_phys not in self._pins]
@@ -181,6 +185,15 @@ class PinKeeper:
         """Release every pin, oldest first."""
         for begin_phys in sorted(self._pins):
             self._release(self._pins[begin_phys])
+
+    def inherit(self, before: PinKeeper) -> None:
+        """Take over what ``before`` held by descriptors, and this one has not; ``before`` is over."""
+        for begin_phys in list(before._descriptors):
+            if begin_phys in self._pins:
+                before._release(before._pins[begin_phys])
+                continue
+            self._pins[begin_phys] = before._pins.pop(begin_phys)
+            self._descriptors[begin_phys] = before._descriptors.pop(begin_phys)
 
     def close(self) -> None:
         """Forget the descriptors; links stay for the next process."""
