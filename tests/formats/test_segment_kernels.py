@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.guarded_memory import GuardedMemory
 from tiered.formats.segment_layout import RunView
 from tiered.kernels import segment_oracle
 from tiered.kernels.columns import decode_page, encode_page
@@ -18,6 +19,7 @@ from tiered.model.tables import RUN_DTYPE, RunKind
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 I32 = st.integers(1, (1 << 31) - 1)
+_GUARDED = GuardedMemory(1 << 16)
 COLUMNS = ("size", "tags_code", "store_timestamp", "phys", "inner_num", "parent", "parent_queue_offset")
 KINDS = (np.int32, np.int64, np.int64, np.int64, np.int32, np.int32, np.int64)
 
@@ -61,9 +63,7 @@ def _encode(runs: list[PageRun], first: int, end: int) -> bytes:
 def _decode(runs: list[PageRun], data: bytes, first: int, end: int) -> list[PageRow] | None:
     view = _view(runs)
     columns: list[Any] = [np.empty(end - first, kind) for kind in KINDS]
-    is_valid = decode_page(
-        np.frombuffer(data, np.uint8), first, end, view.run_at(first), *view.columns, *columns
-    )
+    is_valid = decode_page(_GUARDED.place(data), first, end, view.run_at(first), *view.columns, *columns)
     return [PageRow(*map(int, values)) for values in zip(*columns, strict=True)] if is_valid else None
 
 
@@ -83,6 +83,22 @@ def test_pages_may_begin_and_end_inside_runs(runs: list[PageRun], data: st.DataO
     first = data.draw(st.integers(0, len(rows) - 1))
     end = data.draw(st.integers(first + 1, len(rows)))
     assert _decode(runs, _encode(runs, first, end), first, end) == rows[first:end]
+
+
+@pytest.mark.parametrize("rows_behind", range(10))
+def test_integers_of_every_length_at_every_distance_from_the_end_of_their_stream(rows_behind: int) -> None:
+    """Eight bytes are decoded at once where the stream has as many left, else byte by byte."""
+    for bits in range(64):
+        for value in {(1 << bits) - 1, (1 << bits) >> 1, -(1 << bits) >> 1, -(1 << bits) + 1}:
+            rows = [PageRow(1, value, 0, 0), *[PageRow(1, 0, 0, 0)] * rows_behind]
+            runs = [PageRun(int(RunKind.PLAIN), 0, 0, rows)]
+            page = segment_oracle.encode_page(runs)
+            assert _decode(runs, page, 0, len(rows)) == rows
+            if value == (1 << bits) - 1 and bits > 6:  # its last byte says that it goes on
+                at = page.index(segment_oracle.varint(segment_oracle.zigzag(value)), 28)
+                at += len(segment_oracle.varint(segment_oracle.zigzag(value))) - 1
+                damaged = page[:at] + bytes([page[at] | 0x80]) + page[at + 1 :]
+                assert _decode(runs, damaged, 0, len(rows)) is None
 
 
 @settings(max_examples=150, deadline=None)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.kernels.jit import Int, kernel
+from tiered.kernels.loads import load_le64, load_u8, trailing_zeros
 
 STREAMS = 7
 LENGTHS_BYTES = 4 * STREAMS
@@ -32,6 +33,12 @@ _LMQ = 2  # RunKind.LMQ
 _ZERO, _ONE, _SEVEN = np.uint64(0), np.uint64(1), np.uint64(7)
 _LOW, _MORE = np.uint64(0x7F), np.uint64(0x80)
 _LAST_SHIFT = 63
+_WORD_BYTES = 8
+_TWO, _FOUR, _ONES = np.uint64(2), np.uint64(4), np.uint64(0xFFFFFFFFFFFFFFFF)
+_STOPS = np.uint64(0x8080808080808080)
+_EVEN_1, _ODD_1 = np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00)
+_EVEN_2, _ODD_2 = np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000)
+_EVEN_4, _ODD_4 = np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000)
 
 
 @kernel
@@ -109,13 +116,13 @@ def encode_page(
 
 
 @kernel
-def _take(data: NDArray[np.uint8], position: Int, end: Int) -> tuple[Int, Int]:
-    """The next integer of a stream as uint64, and where it ends: beyond ``end`` if it does not end before."""
+def _take_by_bytes(address: Int, position: Int, end: Int) -> tuple[Int, Int]:
+    """As ``_take``, of any length."""
     word, shift = np.uint64(0), np.uint64(0)
     for _ in range(VARINT_BYTES_MAX):
         if position >= end:
             break
-        byte = np.uint64(data[position])
+        byte = np.uint64(load_u8(address, position))
         position += 1
         word |= (byte & _LOW) << shift
         if byte < _MORE:
@@ -125,16 +132,33 @@ def _take(data: NDArray[np.uint8], position: Int, end: Int) -> tuple[Int, Int]:
 
 
 @kernel
+def _take(address: Int, position: Int, end: Int) -> tuple[Int, Int]:
+    """The next integer of a stream as uint64, and where it ends: beyond ``end`` if it does not end before."""
+    if position + _WORD_BYTES <= end:
+        word = load_le64(address, position)
+        last = ~word & _STOPS
+        if last != _ZERO:
+            # All bytes at once: those behind the first without a stop are cut off, the others moved together by twos.
+            bits = trailing_zeros(last)
+            word &= _ONES >> np.uint64(63 - bits)
+            word = ((word & _ODD_1) >> _ONE) | (word & _EVEN_1)
+            word = ((word & _ODD_2) >> _TWO) | (word & _EVEN_2)
+            word = ((word & _ODD_4) >> _FOUR) | (word & _EVEN_4)
+            return word, position + ((bits + 1) >> 3)
+    return _take_by_bytes(address, position, end)
+
+
+@kernel
 def _unzigzag(word: Int) -> Int:
     return np.int64(word >> _ONE) ^ -np.int64(word & _ONE)
 
 
 @kernel
-def _take_sizes(data: NDArray[np.uint8], position: Int, end: Int, size: NDArray[np.int32]) -> Int:
+def _take_sizes(address: Int, position: Int, end: Int, size: NDArray[np.int32]) -> Int:
     """Differences of sizes, all above 0. Returns where they end; beyond ``end`` when they are not well-formed."""
     before = np.int64(0)
     for i in range(len(size)):
-        word, position = _take(data, position, end)
+        word, position = _take(address, position, end)
         before += _unzigzag(word)
         if before <= 0 or before > 0x7FFFFFFF:
             return end + 1
@@ -143,21 +167,19 @@ def _take_sizes(data: NDArray[np.uint8], position: Int, end: Int, size: NDArray[
 
 
 @kernel
-def _take_words(data: NDArray[np.uint8], position: Int, end: Int, values: NDArray[np.int64]) -> Int:
+def _take_words(address: Int, position: Int, end: Int, values: NDArray[np.int64]) -> Int:
     """Signed integers. Returns as ``_take_sizes``."""
     for i in range(len(values)):
-        word, position = _take(data, position, end)
+        word, position = _take(address, position, end)
         values[i] = _unzigzag(word)
     return position
 
 
 @kernel
-def _take_times(
-    data: NDArray[np.uint8], position: Int, end: Int, before: Int, values: NDArray[np.int64]
-) -> Int:
+def _take_times(address: Int, position: Int, end: Int, before: Int, values: NDArray[np.int64]) -> Int:
     """Differences to the value before, the first one to ``before``. Returns as ``_take_sizes``."""
     for i in range(len(values)):
-        word, position = _take(data, position, end)
+        word, position = _take(address, position, end)
         before += _unzigzag(word)
         values[i] = before
     return position
@@ -165,7 +187,7 @@ def _take_times(
 
 @kernel
 def _take_places(
-    data: NDArray[np.uint8],
+    address: Int,
     position: Int,
     end: Int,
     expected: Int,
@@ -174,19 +196,17 @@ def _take_places(
 ) -> Int:
     """Differences to the end of the record before. Returns as ``_take_sizes``."""
     for i in range(len(phys)):
-        word, position = _take(data, position, end)
+        word, position = _take(address, position, end)
         phys[i] = expected + _unzigzag(word)
         expected = phys[i] + size[i]
     return position
 
 
 @kernel
-def _take_counts(
-    data: NDArray[np.uint8], position: Int, end: Int, least: Int, values: NDArray[np.int32]
-) -> Int:
+def _take_counts(address: Int, position: Int, end: Int, least: Int, values: NDArray[np.int32]) -> Int:
     """Unsigned integers of ``least`` or more. Returns as ``_take_sizes``."""
     for i in range(len(values)):
-        word, position = _take(data, position, end)
+        word, position = _take(address, position, end)
         if word < least or word > np.uint64(0x7FFFFFFF):
             return end + 1
         values[i] = np.int32(word)
@@ -229,23 +249,25 @@ def decode_page(
         ends[stream] = position
     if position != len(data):
         return False
+    # By address: numba would count references to the array for each integer, which costs three times the integer.
+    address = data.ctypes.data
     # One stream after another: each then has its place in a register, which is three times as fast as row by row.
     row = first
     while row < end:
         last = min(end, first_row[run + 1])
         begin, stop = row - first, last - first
-        at[0] = _take_sizes(data, at[0], ends[0], size[begin:stop])
+        at[0] = _take_sizes(address, at[0], ends[0], size[begin:stop])
         if at[0] > ends[0]:
             return False
-        at[1] = _take_words(data, at[1], ends[1], tags_code[begin:stop])
-        at[2] = _take_times(data, at[2], ends[2], min_store_timestamp[run], store_timestamp[begin:stop])
-        at[3] = _take_places(data, at[3], ends[3], min_phys[run], size[begin:stop], phys[begin:stop])
+        at[1] = _take_words(address, at[1], ends[1], tags_code[begin:stop])
+        at[2] = _take_times(address, at[2], ends[2], min_store_timestamp[run], store_timestamp[begin:stop])
+        at[3] = _take_places(address, at[3], ends[3], min_phys[run], size[begin:stop], phys[begin:stop])
         inner_num[begin:stop], parent[begin:stop], parent_queue_offset[begin:stop] = 1, -1, -1
         if kind[run] == _BATCH:
-            at[4] = _take_counts(data, at[4], ends[4], _ONE, inner_num[begin:stop])
+            at[4] = _take_counts(address, at[4], ends[4], _ONE, inner_num[begin:stop])
         elif kind[run] == _LMQ:
-            at[5] = _take_counts(data, at[5], ends[5], _ZERO, parent[begin:stop])
-            at[6] = _take_times(data, at[6], ends[6], np.int64(0), parent_queue_offset[begin:stop])
+            at[5] = _take_counts(address, at[5], ends[5], _ZERO, parent[begin:stop])
+            at[6] = _take_times(address, at[6], ends[6], np.int64(0), parent_queue_offset[begin:stop])
         for stream in range(1, STREAMS):
             if at[stream] > ends[stream]:
                 return False
