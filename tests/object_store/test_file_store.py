@@ -48,26 +48,38 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("below", ["", "archive"])
-def test_nothing_is_put_below_the_place_of_a_disk_that_is_gone(tmp_path: Path, below: str) -> None:
+def test_nothing_is_put_below_the_place_of_a_disk_that_is_gone(
+    tiny_disk: Path, tmp_path: Path, below: str
+) -> None:
     """What two directories of one name took in turns would be two broken archives."""
-    mounted, disk = tmp_path / "mounted", tmp_path / "disk"
-    mounted.mkdir()
-    store = FileStore(mounted / below)
-    disk.mkdir()
-
-    def change_places() -> None:
-        mounted.rename(tmp_path / "aside")
-        disk.rename(mounted)
-        (tmp_path / "aside").rename(disk)
-
-    store.put_if_absent("catalog/1", [b"x"])
-    change_places()
+    place = tmp_path / "mounted"
+    place.mkdir()
+    store = FileStore(place / below)
+    subprocess.run(["mount", "--bind", str(tiny_disk), str(place)], check=True)
+    try:
+        store.put_if_absent("catalog/1", [b"x"])
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
     with pytest.raises(ThrottledError, match="is its disk mounted"):
         store.put_if_absent("catalog/2", [b"x"])
-    assert files_below(mounted) == []
-    change_places()
+    assert list(place.iterdir()) == []
+    subprocess.run(["mount", "--bind", str(tiny_disk), str(place)], check=True)
+    try:
+        store.put_if_absent("catalog/2", [b"x"])
+        assert [info.key for info in store.list("")] == ["catalog/1", "catalog/2"]
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_directory_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "archive")
+    store.put_if_absent("catalog/1", [b"x"])
+    (tmp_path / "archive").rename(tmp_path / "away")
+    with pytest.raises(ThrottledError, match="is its disk mounted"):
+        store.put_if_absent("catalog/2", [b"x"])
+    (tmp_path / "away").rename(tmp_path / "archive")
     store.put_if_absent("catalog/2", [b"x"])
-    assert [info.key for info in FileStore(mounted / below).list("")] == ["catalog/1", "catalog/2"]
+    assert files_below(tmp_path) == ["archive/catalog/1", "archive/catalog/2"]
 
 
 @pytest.mark.parametrize("anonymous", [True, False])
@@ -149,6 +161,22 @@ def test_failed_write_leaves_nothing(
     with pytest.raises(UnansweredError, match="Input/output error"):
         store.put_if_absent("k", [b"x"])
     assert files_below(tmp_path) == []
+
+
+def test_a_full_disk_after_the_object_has_its_name_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told that the disk is full may take it that there is no such object."""
+    store = FileStore(tmp_path)
+    store.put_if_absent("data/a", [b"a"])
+
+    def full(directory: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", directory)
+
+    monkeypatch.setattr(file_module, "_sync_directory", full)
+    with pytest.raises(UnansweredError, match="No space left"):
+        store.put_if_absent("data/b", [b"b"])
+    assert store.get("data/b") == b"b"
 
 
 def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,9 @@ class FileStore:
         self._root = os.path.abspath(directory)
         self._upload_numbers = itertools.count()
         self._anonymous = True
-        self._root_inode: int | None = None
-        """Of the directory that was written to first: one on a disk that is no longer mounted is not made anew."""
+        self._identity: tuple[int, int] | None = None
+        """Device and inode of the directory that was written to first: on a disk that is no longer mounted it is not
+        made anew."""
 
     @property
     def url(self) -> str:
@@ -95,15 +96,17 @@ class FileStore:
     def _require_root(self) -> None:
         """Raises ThrottledError when the directory is no longer the one that was written to before: what is put into
         another one, below the place where a disk was mounted, would be hidden when the disk is back."""
-        if self._root_inode is None:
+        if self._identity is None:
             self._make_directory(self._root)
         try:
-            inode = os.stat(self._root).st_ino
+            status = os.stat(self._root)
         except FileNotFoundError:
-            inode = -1
-        if self._root_inode is None:
-            self._root_inode = inode
-        if inode != self._root_inode:
+            is_there = False
+        else:
+            # Some file systems change one of the two by themselves: inodes of FUSE, devices of NFS mounted anew.
+            self._identity = self._identity or (status.st_dev, status.st_ino)
+            is_there = status.st_dev == self._identity[0] or status.st_ino == self._identity[1]
+        if not is_there:
             raise ThrottledError(
                 f"{self.url} is not the directory that was written to before", hint="is its disk mounted?"
             )
