@@ -9,23 +9,21 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fetcher
+from benchmarks.cold_read_checks import WrongAnswerError, check_body, check_offsets, consecutive
 from benchmarks.cold_read_parts import PIECE_BYTES, all_pieces, drop_directory
 from benchmarks.report import Row
 from fetcher.archive import Archive
-from fetcher.batch import MessageBatch
 from fetcher.queries.by_key import KeyKind
 from fetcher.queue_listing import QueueListing
 from fetcher.time_search import Boundary
@@ -36,9 +34,6 @@ from tiered.settings.sections import Settings
 
 BATCH_MESSAGES = 32
 BATCH_BYTES = 16 * 1024 * 1024
-QUEUE_OFFSET_AT = 20
-"""Where a record holds its queue offset, 8 bytes, big-endian."""
-_SIZE_AND_OFFSET = struct.Struct(">i16xq")
 RANDOM_READS = 2000
 SEARCHES = 500
 COLD_READS = 50
@@ -48,10 +43,6 @@ GIB = 1 << 30
 _COLUMN_KINDS = (np.int32, np.int64, np.int64, np.int64, np.int32, np.int32, np.int64)
 
 
-class WrongAnswerError(RuntimeError):
-    """The archive answered something else than it holds."""
-
-
 @dataclass
 class Tally:
     """What one consumer got."""
@@ -59,36 +50,6 @@ class Tally:
     messages: int = 0
     record_bytes: int = 0
     pulls: int = 0
-
-
-def check_offsets(batch: MessageBatch, expected: int) -> None:
-    """Every record says the queue offset it was asked for by, and none is missing."""
-    offsets, count = batch.queue_offsets, len(batch)
-    if count and (offsets[0] != expected or offsets[-1] != expected + count - 1):
-        raise WrongAnswerError(f"from {expected} on came {offsets[:5]}…")
-    cuts = [0, count]
-    if len(batch.pieces) > 1:
-        cuts = np.searchsorted(batch.piece, np.arange(len(batch.pieces) + 1)).tolist()
-    for piece, (first, end) in zip(batch.pieces, pairwise(cuts), strict=True):
-        at_byte = np.ndarray((len(piece) - 7,), ">i8", piece, strides=(1,))
-        said = at_byte[batch.starts[first:end] + QUEUE_OFFSET_AT]
-        if not np.array_equal(said, offsets[first:end]):
-            raise WrongAnswerError(f"from {expected} on came {said[:5]}…")
-
-
-def check_body(body: Sequence[memoryview], records: int, expected: int) -> None:
-    """As ``check_offsets``, for records back to back."""
-    offset = expected
-    for part in body:
-        at, end = 0, len(part)
-        while at < end:
-            size, said = _SIZE_AND_OFFSET.unpack_from(part, at)
-            if said != offset:
-                raise WrongAnswerError(f"at {offset} came {said}")
-            at += size
-            offset += 1
-    if offset != expected + records:
-        raise WrongAnswerError(f"from {expected} on came {offset - expected} records, not {records}")
 
 
 # -- sequential -----------------------------------------------------------------------------------------------
@@ -286,10 +247,12 @@ def single(
 
 
 def load_kernel() -> None:
-    """What decodes column pages is compiled, or read from its cache: like the start of a JVM, not part of a read."""
+    """What decodes column pages and checks answers is compiled, or read from its cache: like the start of a JVM, not
+    part of a read."""
     columns: list[Any] = [np.empty(0, kind) for kind in _COLUMN_KINDS]
     longs, ints = np.zeros(1, np.int64), np.zeros(1, np.int32)
     decode_page(np.zeros(LENGTHS_BYTES, np.uint8), 0, 0, 0, longs, ints, longs, longs, *columns)
+    consecutive(np.frombuffer(bytes(4), np.uint8), 0)
 
 
 READS = ("walk-1", "walk-16", "seq-1", "seq-16", "random", "time", "key")
