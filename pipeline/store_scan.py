@@ -119,12 +119,14 @@ class StoreScanner:
         """All rows of ``part`` that pass, a window at a time. A chunk is good until the next one is asked for."""
         with _open(self._options) as store:
             table = QueueTable()
+            queues = BoundSource(store, no_word)
             feed = LogFeed(
                 store.commit_log,
                 table,
                 self._filter(part.names),
                 delay_levels_ms=self._delay_levels(),
-                next_record=BoundSource(store, no_word).next_record,
+                next_record=queues.next_record,
+                accepted_size=queues.accepted_size,
             )
             batch = LogBatch(self._window_bytes)
             batch.reset(part.begin_phys, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from pipeline.partition_reader import read_partition
 from pipeline.predicate import Predicate
 from pipeline.source_options import Mode, SourceOptions, parse_options
 from pipeline.spark_types import schema_of
+from pipeline.store_scan import plan_ranges
+from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
+from tests.end_to_end.offloading import BROKER, CLUSTER
 from tiered.errors import CorruptionError
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.segment_layout import HEADER_BYTES
@@ -110,6 +114,24 @@ def test_an_object_that_is_missing_is_no_empty_answer(damaged: tuple[Path, str, 
     (archive / key).unlink()
     with pytest.raises(CorruptionError, match=r"catalog version \d+ names what is not there"):
         read(options_of(archive, Mode.FAILFAST))
+
+
+def test_a_broker_store_is_read_as_it_is_archived_stale_checksums_and_all(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    victim, _ = copy_with_stale_checksum(real_store("B"), tmp_path / "store")
+    options = parse_options({
+        "path": str(tmp_path / "store"), "source": "store", "cluster": CLUSTER, "broker": BROKER,
+    })  # fmt: skip
+    wanted = chosen(["topic", "queueId", "queueOffset"])
+    schema: pa.Schema = to_arrow_schema(schema_of(wanted), timezone="UTC")
+    rows = [
+        tuple(row.values())
+        for part in plan_ranges(options)
+        for batch in read_partition(part, options, Predicate(), wanted, schema)
+        for row in batch.to_pylist()
+    ]
+    assert (victim["topic"], victim["queueId"], victim["queueOffset"]) in rows
 
 
 @pytest.mark.xdist_group("spark")
