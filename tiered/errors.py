@@ -67,7 +67,12 @@ class UnansweredError(UnavailableError):
 
 
 class StoreFullError(UnavailableError):
-    """The object store's or the local disk's space is used up."""
+    """The object store's or the local disk's space is used up. A PUT refused so had no effect."""
+
+
+WITHOUT_EFFECT = (ThrottledError, StoreFullError)
+"""What a PUT raises that has certainly left no object: its key is no garbage. Listed, such keys would grow in number as
+long as a store refuses."""
 
 
 class AlreadyExistsError(TieredError):

@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
 from tiered.catalog.protocol import CatalogWriter
-from tiered.errors import ThrottledError
+from tiered.errors import WITHOUT_EFFECT
 from tiered.formats.segment import BlockCodec, EncodedSegment
 from tiered.object_store.protocol import ObjectStore
 from uploader.attempts import AttemptPolicy
@@ -196,7 +196,7 @@ class CyclesInFlight:
 
 
 def _left_nothing(put: Future[None]) -> bool:
-    return put.cancelled() or (put.done() and isinstance(put.exception(), ThrottledError))
+    return put.cancelled() or (put.done() and isinstance(put.exception(), WITHOUT_EFFECT))
 
 
 def _error_of(put: Future[None]) -> Exception | None:

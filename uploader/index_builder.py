@@ -27,7 +27,7 @@ from tiered.catalog.index_refs import IndexChange, IndexRef
 from tiered.catalog.pages import RunIndex, sorted_page
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, TieredError, UnavailableError
+from tiered.errors import WITHOUT_EFFECT, CorruptionError, TieredError, UnavailableError
 from tiered.flat_file.index_shape import shape_of
 from tiered.flat_file.key_section_reader import KEYS_PER_ROW, read_keys
 from tiered.formats.keys import epoch_of, index_key
@@ -259,8 +259,10 @@ class IndexBuilder:
             # Not closed here: an upload given up may still hold a view of it.
             mapped = mmap.mmap(spool.fileno(), size_bytes, access=mmap.ACCESS_READ)
             self._store.put_if_absent(key, [memoryview(mapped)], timeout_s=timeout_s)
-        except UnavailableError:
+        except UnavailableError as error:
             self.counters.attempts_abandoned += 1
+            if isinstance(error, WITHOUT_EFFECT):
+                self._doomed.remove(key)
             raise
 
     def _publish(self, ref: IndexRef, *, removed: Sequence[str]) -> None:

@@ -466,6 +466,14 @@ def test_a_page_that_cannot_be_written_does_not_hold_up_commits(memory: MemorySt
     runs_everywhere(memory, state)
 
 
+def test_page_keys_refused_before_any_effect_are_no_garbage(memory: MemoryStore) -> None:
+    store = faulty(memory, FaultRule(Fault.THROTTLED, keys="pages/*"))
+    first = grown(store, 40, **IN_OBJECTS)
+    assert any(request.key.startswith("pages/") for request in store.requests)
+    assert not first.state.doomed
+    assert not first._pages.given_up
+
+
 @pytest.mark.parametrize("limits", [{}, IN_OBJECTS])
 def test_damaged_commits_and_pages_are_typed_errors(memory: MemoryStore, limits: dict[str, float]) -> None:
     first = grown(memory, **limits)

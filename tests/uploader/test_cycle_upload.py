@@ -15,7 +15,7 @@ import pytest
 
 from tests.kernels.record_builder import Message, build_log
 from tiered.catalog.protocol import CatalogWriter
-from tiered.errors import AccessDeniedError, ThrottledError, UnansweredError
+from tiered.errors import AccessDeniedError, StoreFullError, ThrottledError, UnansweredError, UnavailableError
 from tiered.formats.segment import BlockCodec, EncodedSegment, encode_segment
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import scan_log
@@ -171,12 +171,15 @@ def test_a_refusal_beside_puts_that_never_began_is_what_counts() -> None:
     assert 1 + 4 <= len(store.data_keys) <= 2 + 4
 
 
-def test_a_store_that_refuses_for_long_leaves_no_list_of_keys_that_never_existed() -> None:
+@pytest.mark.parametrize("refusal", [ThrottledError("endpoint cannot be reached"), StoreFullError("full")])
+def test_a_store_that_refuses_for_long_leaves_no_list_of_keys_that_never_existed(
+    refusal: UnavailableError,
+) -> None:
     """What was refused or withdrawn before any effect is no garbage: the list must not grow with the outage."""
 
     def answer(key: str, _number: int) -> None:
         if int(key.removesuffix(".so").rsplit("-", 1)[1]) <= 8:
-            raise ThrottledError("endpoint cannot be reached")
+            raise refusal
 
     store = DataStore(answer)
     bench = Bench(store)

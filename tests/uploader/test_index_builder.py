@@ -17,6 +17,7 @@ from tiered.catalog.protocol import CatalogLimits, CatalogWriter, load
 from tiered.errors import UnavailableError
 from tiered.flat_file.verify import verify_archive
 from tiered.model.queue import QueueKey
+from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings
@@ -154,6 +155,24 @@ def test_another_builder_was_faster() -> None:
 def _only_group(builder: IndexBuilder, state: Any) -> Any:
     (group,) = groups_of(builder._unindexed(state), 1 << 30, 1 << 30)
     return group
+
+
+@pytest.mark.parametrize(("fault", "listed"), [(Fault.FULL, 0), (Fault.THROTTLED, 0), (Fault.LOST_AFTER, 3)])
+def test_only_keys_that_may_exist_are_garbage(fault: Fault, listed: int) -> None:
+    """A bucket that is full for a day refuses thousands of tries: listed, their keys would take memory and a commit."""
+    store = FaultStore(MemoryStore(), wait=lambda seconds: None)
+    archive = ArchiveBuilder(store)  # type: ignore[arg-type]
+    for number in range(6):
+        commit(archive, number)
+    builder = builder_of(store, archive.writer)  # type: ignore[arg-type]
+    store.add(FaultRule(fault, frozenset({"put"}), "index/*"))
+    for _ in range(3):
+        with pytest.raises(UnavailableError):
+            builder.run_to_end(threading.Event())
+    assert len(builder._doomed) == listed
+    store.clear()
+    builder.run_to_end(threading.Event())
+    assert len(load(archive.store).doomed.keys() & {info.key for info in store.list("index/")}) == listed
 
 
 def test_a_store_that_is_away_never_stops_the_uploader() -> None:

@@ -21,7 +21,7 @@ from tiered.catalog.page_packs import PagePacks
 from tiered.catalog.pages import PutPage, RunIndex, spill
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, RootRef
-from tiered.errors import UnavailableError
+from tiered.errors import WITHOUT_EFFECT, UnavailableError
 from tiered.formats.keys import object_of, page_key
 from tiered.object_store.protocol import ObjectStore
 
@@ -112,7 +112,11 @@ class PageWriter:
     def put(self, key: str, pages: Sequence[bytes]) -> None:
         """One attempt; until a commit names ``key`` it counts as given up."""
         self.given_up.append(key)
-        self._store.put_if_absent(key, pages, timeout_s=self._limits.timeout_s(sum(map(len, pages))))
+        try:
+            self._store.put_if_absent(key, pages, timeout_s=self._limits.timeout_s(sum(map(len, pages))))
+        except WITHOUT_EFFECT:
+            self.given_up.remove(key)
+            raise
 
     def _due(self, state: CatalogState, merged: _Merged | None) -> PageChange | None:
         """What the commit after ``state`` says of pages; those it does not carry are put."""

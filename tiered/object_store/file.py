@@ -90,8 +90,13 @@ class FileStore:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 _refuse_late(deadline_s, key)
                 self._publish(descriptor, name, target)
-            with suppress(FileNotFoundError):  # deleted again already
+            try:
                 _sync_directory(os.path.dirname(target))
+            except FileNotFoundError:
+                pass  # deleted again already
+            except OSError as error:
+                # Whatever the reason: the object has its name, and may or may not keep it.
+                raise UnansweredError(f"{self.url}/{key}: {error.strerror or error}") from error
 
     def _require_root(self) -> None:
         """Raises ThrottledError when the directory is no longer the one that was written to before: what is put into

@@ -2,7 +2,7 @@
 
 Errors are tiered.errors only: NotFoundError (key or bucket absent), AlreadyExistsError, ThrottledError
 (refused before any effect), UnansweredError (effect unknown), AccessDeniedError, RefusedRequestError,
-StoreFullError.
+StoreFullError (refused before any effect, too).
 """
 
 from __future__ import annotations
