@@ -14,6 +14,7 @@ from typing import Any
 
 from tiered.formats.container import encode_container
 from tiered.formats.keys import state_key
+from tiered.object_store.own_name import put_own
 from tiered.object_store.protocol import ObjectStore
 
 STATE_KIND = b"RMQTSTAT"
@@ -47,8 +48,8 @@ class BrokerStateArchive:
                 if self._digests.get(name) == digest:
                     continue
             key = state_key(name, epoch, attempt, digest)
-            self._archive.put_if_absent(
-                key, [encode_container(STATE_KIND, {"name": name, "document": document}, {})]
+            put_own(
+                self._archive, key, [encode_container(STATE_KIND, {"name": name, "document": document}, {})]
             )
             with self._lock:
                 self._digests[name] = digest

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tiered.formats.segment import EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
+from tiered.object_store.own_name import put_own
 from uploader.attempts import Stop, after_failure, attempt_timeout_ms
 from uploader.cycle import Attempt, Cycle, CyclesInFlight, UploadContext, UploadCounters
 from uploader.cycle_draft import gap_reason, object_key
@@ -121,7 +122,7 @@ class CycleBuilder:
             put.add_done_callback(lambda _: self._in_flight.notify())
 
     def _put(self, key: str, encoded: list[EncodedSegment], number: int, timeout_ms: int) -> None:
-        self._context.archive.put_if_absent(key, encoded[number].body, timeout_s=timeout_ms / 1000)
+        put_own(self._context.archive, key, encoded[number].body, timeout_s=timeout_ms / 1000)
 
     # -- retries ----------------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from tiered.index.merge import merged_items
 from tiered.index.order import sorted_items
 from tiered.index.writer import write_index
 from tiered.model.tables import Table
+from tiered.object_store.own_name import put_own
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings
 from uploader.index_plan import Group, Segment, combined, groups_of, plan_merge, segments_of
@@ -254,11 +255,11 @@ class IndexBuilder:
         try:
             if size_bytes <= SPOOL_BYTES:
                 spool.seek(0)
-                self._store.put_if_absent(key, [spool.read()], timeout_s=timeout_s)
+                put_own(self._store, key, [spool.read()], timeout_s=timeout_s)
                 return
             # Not closed here: an upload given up may still hold a view of it.
             mapped = mmap.mmap(spool.fileno(), size_bytes, access=mmap.ACCESS_READ)
-            self._store.put_if_absent(key, [memoryview(mapped)], timeout_s=timeout_s)
+            put_own(self._store, key, [memoryview(mapped)], timeout_s=timeout_s)
         except UnavailableError as error:
             self.counters.attempts_abandoned += 1
             if isinstance(error, WITHOUT_EFFECT):

@@ -26,6 +26,7 @@ from tiered.formats.segment import BlockCodec, EncodedSegment, SegmentMeta, Segm
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import SCHEDULE_TOPIC
 from tiered.model.tables import GapReason
+from tiered.object_store.own_name import put_own
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import OffloadSettings
 from uploader.attempts import AttemptPolicy, Stop, after_failure, attempt_timeout_ms
@@ -214,7 +215,7 @@ class _Putter:
 
         def put(key: str, segment: EncodedSegment) -> None:
             timeout_ms = attempt_timeout_ms(self._policy, segment.size_bytes, failures)
-            self._archive.put_if_absent(key, segment.body, timeout_s=timeout_ms / 1000)
+            put_own(self._archive, key, segment.body, timeout_s=timeout_ms / 1000)
 
         with ThreadPoolExecutor(self._task.settings.upload_threads, thread_name_prefix="put") as pool:
             puts = [pool.submit(put, key, segment) for key, segment in zip(keys, encoded, strict=True)]

@@ -23,6 +23,7 @@ from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, RootRef
 from tiered.errors import WITHOUT_EFFECT, UnavailableError
 from tiered.formats.keys import object_of, page_key
+from tiered.object_store.own_name import put_own
 from tiered.object_store.protocol import ObjectStore
 
 PAGE_ATTEMPTS = 3
@@ -113,7 +114,7 @@ class PageWriter:
         """One attempt; until a commit names ``key`` it counts as given up."""
         self.given_up.append(key)
         try:
-            self._store.put_if_absent(key, pages, timeout_s=self._limits.timeout_s(sum(map(len, pages))))
+            put_own(self._store, key, pages, timeout_s=self._limits.timeout_s(sum(map(len, pages))))
         except WITHOUT_EFFECT:
             self.given_up.remove(key)
             raise
