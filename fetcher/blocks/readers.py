@@ -10,18 +10,20 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from fetcher.batch import GetResult, GetStatus
 from fetcher.blocks.lanes import Lane
 from fetcher.prefetch.prefetch_window import PrefetchWindow
-from fetcher.pulls.block_fetch import Block, Held
+from fetcher.pulls.block_fetch import Block, Held, Slices
 from fetcher.pulls.queue_view import QueueView
 from fetcher.pulls.read_plan import Limits, RunRows, Taken, take
 from fetcher.pulls.stretch import WindowLimits
 from tiered.model.queue import QueueKey
 
 READERS_MAX = 65_536
+ORDER_S = 0.25
+"""Readers that pull from hand are in the order of their last pulls but for so much: to be exact costs each pull."""
 NOTHING = Held()
 
 
@@ -85,6 +87,20 @@ class Reader:
         assert isinstance(taken, slice)  # nothing was filtered out
         body = (rows.body(taken, block),)
         return InHand(body, part.row_count, next_offset, view.min_offset, view.max_offset)
+
+    def slice(self, view: QueueView) -> None:
+        """Make the next pulls from the block in hand cheap, if all its rows are visible and span one offset each."""
+        line = self.line  # before what is in hand, which changes after it
+        held = self.held
+        rows = held.rows
+        if rows is None or not rows.is_plain or line != view.state.cursor.line:
+            return
+        if view.min_offset <= rows.base and rows.end <= view.max_offset:
+            block = held.blocks[rows.object_key, rows.first_block]
+            starts, ends = rows.starts.data, rows.ends.data
+            held.slices = Slices(
+                view, rows.base, cast("Sequence[int]", starts), cast("Sequence[int]", ends), block.data
+            )
 
     def body_across(
         self,
@@ -204,8 +220,10 @@ class Readers:
 
     def used(self, reader: Reader, time_s: float) -> None:
         """The reader pulled from hand."""
-        reader.used_s = time_s
+        if time_s - reader.used_s < ORDER_S:
+            return
         with self._lock:
+            reader.used_s = time_s
             if reader.key in self._holding:
                 self._holding.move_to_end(reader.key)
 

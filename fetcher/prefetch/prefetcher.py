@@ -97,17 +97,15 @@ class Prefetcher:
                 EventKind.WINDOW, reader.name, window.size, "grown" if window.sequential else "anew"
             )
 
-    def pulled_in_hand(self, reader: Reader, offset: int, next_offset: int) -> float:
-        """A reader got an answer out of the block it has in hand. Returns the time."""
+    def pulled_in_hand(self, reader: Reader, offset: int, next_offset: int, time_s: float) -> None:
+        """A reader got an answer out of the block it has in hand."""
         window = reader.window
-        time_s = self._clock_s()
         with self._lock:
             is_changed = window.stepped(offset, next_offset, time_s)
         if is_changed is None:
             self.pulled(reader, Pulled(offset, next_offset, window.covered, 0, time_s))
         elif is_changed:
             self._log.add(EventKind.WINDOW, reader.name, window.size, "grown")
-        return time_s
 
     def announced(self, reader: Reader, offset: int, until: int, bytes_per_offset: float) -> None:
         """A reader that has not read before says that it reads [offset, until) from beginning to end."""
@@ -213,9 +211,8 @@ class Prefetcher:
         for reader, reason in halved:
             self._log.add(EventKind.WINDOW, reader.name, reader.window.size, f"halved: {reason.value} unread")
 
-    def sweep(self) -> bool:
+    def sweep(self, time_s: float) -> bool:
         """Expire what has waited too long, every so often. True when it was time."""
-        time_s = self._clock_s()
         if time_s - self._swept_s < self._sweep_s:
             return False
         expired: list[tuple[Reader, int, bool]] = []

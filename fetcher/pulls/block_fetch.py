@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.blocks.lanes import Lane
-from fetcher.pulls.queue_view import RunPlace
+from fetcher.pulls.queue_view import QueueView, RunPlace
 from fetcher.pulls.read_plan import RunRows
 from fetcher.waiting import gather
 from tiered.errors import CorruptionError
@@ -53,6 +53,17 @@ class BlockSource(Protocol):
         ...
 
 
+class Slices(NamedTuple):
+    """Rows of a plain run in one block, all visible in ``view``: offset ``base + i`` is bytes [starts[i], ends[i]) of
+    ``data``. Plain integers and memory: a pull is answered by three look-ups."""
+
+    view: QueueView
+    base: int
+    starts: Sequence[int]
+    ends: Sequence[int]
+    data: memoryview
+
+
 @dataclass
 class Held:
     """What the last read of a reader had in hand: sequential reads find their block here, checked once."""
@@ -64,6 +75,8 @@ class Held:
     """``rows`` with those of blocks behind, where these were looked at too."""
     table: tuple[RunPlace, RowTable] | None = None
     """All rows of the run read last, where the run needs them: light queues."""
+    slices: Slices | None = None
+    """``rows`` as most pulls need them, once one was answered; goes with the block."""
 
     @property
     def nbytes(self) -> int:

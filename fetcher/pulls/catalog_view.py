@@ -79,9 +79,9 @@ class CatalogView:
             if state.version > self._state.version:
                 self._state = state
 
-    def look(self) -> None:
-        """Begin to read on if the newest version is as old as it may be; never waits."""
-        if self._clock_s() - self._looked_s >= self._refresh_s:
+    def look(self, now_s: float | None = None) -> None:
+        """Begin to read on if the newest version is as old as it may be; never waits. ``now_s``: for who knows it."""
+        if (self._clock_s() if now_s is None else now_s) - self._looked_s >= self._refresh_s:
             with self._lock:
                 if self._looking is None:
                     self._begin()

@@ -57,7 +57,8 @@ class HandPulls:
     ) -> InHand | None:
         """See TieredMessageFetcher.in_hand."""
         catalog = self._catalog
-        catalog.look()
+        time_s = self._clock_s()
+        catalog.look(time_s)
         name = topic, queue_id, group
         place = self._places.get(name)
         if place is None or place[0].state is not catalog.state:
@@ -69,10 +70,22 @@ class HandPulls:
                 self._places = {}
             place = self._places[name] = view, reader
         view, reader = place
+        slices = reader.held.slices
+        if slices is not None and slices.view is view:
+            first = offset - slices.base
+            end = first + count
+            if 0 <= first < end <= len(slices.ends):
+                begin_byte, end_byte = slices.starts[first], slices.ends[end - 1]
+                if end_byte - begin_byte <= max_bytes:
+                    self._counters.pulls += 1
+                    self.answered(reader, view, offset, offset + count, count, time_s)
+                    body = (slices.data[begin_byte:end_byte],)
+                    return InHand(body, count, offset + count, view.min_offset, view.max_offset)
         found = reader.body_from_hand(view, offset, count, max_bytes)
         if found is not None:
+            reader.slice(view)
             self._counters.pulls += 1
-            self.answered(reader, view, offset, found.next_offset, found.records)
+            self.answered(reader, view, offset, found.next_offset, found.records, time_s)
             return found
         across = reader.body_across(view, offset, count, max_bytes, self._source.block_in_memory)
         beyond = None
@@ -89,11 +102,13 @@ class HandPulls:
         )
         return found
 
-    def answered(self, reader: Reader, view: QueueView, offset: int, next_offset: int, messages: int) -> None:
+    def answered(
+        self, reader: Reader, view: QueueView, offset: int, next_offset: int, messages: int, time_s: float
+    ) -> None:
         """The block in hand had all of it."""
         self._counters.from_hand += 1
         self._counters.messages += messages
-        time_s = self._prefetcher.pulled_in_hand(reader, offset, next_offset)
+        self._prefetcher.pulled_in_hand(reader, offset, next_offset, time_s)
         self._readers.used(reader, time_s)
         self.go_on(reader, view, time_s, None)
 
@@ -122,6 +137,7 @@ class HandPulls:
         self, reader: Reader, view: QueueView, time_s: float, message_filter: MessageFilter | None
     ) -> None:
         """After any answer: read ahead, and let go of what nobody comes for."""
-        self._prefetcher.fetch_ahead(reader, view, message_filter, inline=message_filter is None)
-        if self._prefetcher.sweep():
+        if reader.window.is_low(time_s):
+            self._prefetcher.fetch_ahead(reader, view, message_filter, inline=message_filter is None)
+        if self._prefetcher.sweep(time_s):
             self._readers.let_go_unused_since(time_s - self._unread_s)

@@ -151,7 +151,9 @@ class TieredMessageFetcher:
             if view is not None and reader is not None:
                 result = reader.from_hand(view, offset, count, max_bytes)
                 if result is not None:
-                    self._hand.answered(reader, view, offset, result.next_offset, len(result.batch))
+                    self._hand.answered(
+                        reader, view, offset, result.next_offset, len(result.batch), self._clock_s()
+                    )
                     return result
         pull = _Pull(topic, queue_id, offset, count, max_bytes, filter, group, generation, until)
         return await self._answer(pull)

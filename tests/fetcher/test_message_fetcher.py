@@ -4,6 +4,7 @@ archives with everything in them, the same rows as the simple reader's."""
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fetcher.batch import GetResult, GetStatus
+from fetcher.blocks.lanes import Lane
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.pulls.queue_view import RunList
 from fetcher.pulls.tag_filter import TagFilter
@@ -342,6 +344,45 @@ def test_a_sequential_reader_goes_from_block_to_block_without_another_look_at_ro
         assert b"".join(found.body) == b"".join(expected.batch.buffers())
         assert fetcher.readers.in_hand_bytes < 40_000
     assert len(source.fetched) == asked
+
+
+def in_hand_at(fetcher: TieredMessageFetcher, offset: int) -> int | None:
+    """Where a pull of two goes on that is answered out of the block in hand."""
+    found = fetcher.in_hand("plain", 0, offset, 2, NO_LIMIT, "g")
+    return None if found is None else found.next_offset
+
+
+def test_slices_in_hand_are_of_the_version_they_were_made_of() -> None:
+    builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
+    builder.commit([Sent(PLAIN) for _ in range(9)])
+    builder.commit([Sent(PLAIN) for _ in range(9)])
+    fetcher = plain_fetcher(builder.store)
+    pull(fetcher, PLAIN, 0, count=2, group="g")
+    assert [in_hand_at(fetcher, offset) for offset in (2, 4, 4, 7)] == [4, 6, 6, 9]
+    state = builder.state
+    line = replace(state.cursor, line=state.cursor.line + 1)
+    fetcher.catalog.adopt(replace(state, version=state.version + 1, cursor=line))
+    assert in_hand_at(fetcher, 4) is None
+    fetcher = plain_fetcher(builder.store)
+    pull(fetcher, PLAIN, 0, count=2, group="g")
+    assert [in_hand_at(fetcher, offset) for offset in (2, 4)] == [4, 6]
+    fetcher.catalog.adopt(builder.expire_first_run(PLAIN))
+    assert in_hand_at(fetcher, 4) is None
+    assert pull(fetcher, PLAIN, 4, count=2, group="g").status is GetStatus.OFFSET_TOO_SMALL
+
+
+def test_slices_in_hand_keep_no_block_the_reader_has_let_go_of() -> None:
+    builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
+    builder.commit([Sent(PLAIN) for _ in range(9)])
+    fetcher = plain_fetcher(builder.store)
+    pull(fetcher, PLAIN, 0, count=2, group="g")
+    assert [in_hand_at(fetcher, offset) for offset in (2, 4)] == [4, 6]
+    (reader,) = fetcher.readers._readers.values()
+    (block,) = [weakref.ref(block) for block in reader.held.blocks.values()]
+    assert block() is not None and reader.held.slices is not None
+    fetcher.readers.reclaim(1, Lane.USER)
+    assert block() is None
+    assert in_hand_at(fetcher, 6) is None
 
 
 def queue_of_four_runs() -> ArchiveBuilder:
