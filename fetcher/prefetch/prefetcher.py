@@ -141,6 +141,8 @@ class Prefetcher:
         time_s = self._clock_s()
         if not self._settings.enabled or not window.is_low(time_s):
             return
+        if max(window.fetched, window.position) >= view.max_offset:
+            return  # nothing is left of the queue: found out here for next to nothing, pull after pull
         with self._lock:
             before = window.unread_bytes
             room_bytes = self._settings.memory_bytes - self.unread_bytes - before
