@@ -22,7 +22,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import load
 from tiered.errors import CorruptionError, TieredError
-from tiered.formats.keys import archive_prefix, catalog_key
+from tiered.formats.keys import archive_prefix, catalog_key, object_of, parse_part_key
 from tiered.object_store.file import FileStore
 from tiered.settings.sections import IndexSettings
 
@@ -125,9 +125,11 @@ def objects_of(scene: Scene, kind: str) -> list[str]:
     elif kind == "commit":
         state = load(store)
         keys = [catalog_key(version) for version in range(state.root.version + 1, state.version + 1)]
+    elif kind == "root":
+        keys = [load(store).root.key]  # a part of a commit
     else:
-        keys = [load(store).root.key]
-    return keys if kind == "commit" else sorted(keys, key=lambda key: -len(store.get(key)))
+        keys = [object_of(load(store).root.key)]
+    return keys if kind in ("commit", "root") else sorted(keys, key=lambda key: -len(store.get(key)))
 
 
 def flipped(at: Callable[[bytes], int]) -> Callable[[bytes, bytes], bytes]:
@@ -160,8 +162,13 @@ DAMAGES: dict[str, Callable[[bytes, bytes], bytes | None]] = {
 def damaged_copy(scene: Scene, directory: Path, key: str, other: str, damage: str) -> None:
     """The archive with ``key`` damaged; everything else is linked."""
     shutil.copytree(scene.directory, directory, copy_function=os.link, dirs_exist_ok=True)
-    path = directory / PREFIX / key
-    content = DAMAGES[damage](path.read_bytes(), (directory / PREFIX / other).read_bytes())
+    path = directory / PREFIX / object_of(key)
+    whole = path.read_bytes()
+    part = parse_part_key(key)
+    begin, end = (part.offset, part.offset + part.length) if part is not None else (0, len(whole))
+    content = DAMAGES[damage](whole[begin:end], (directory / PREFIX / other).read_bytes())
+    if part is not None:  # what follows stays where it is
+        content = whole[:begin] + (content or b"").ljust(part.length, b"\0")[: part.length] + whole[end:]
     path.unlink()
     if content is not None:
         path.write_bytes(content)
@@ -186,7 +193,7 @@ def ask_all(scene: Scene, directory: Path) -> dict[str, TieredError]:
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGES))
-@pytest.mark.parametrize("kind", ["data", "set", "index", "root", "commit"])
+@pytest.mark.parametrize("kind", ["data", "set", "index", "root", "commit", "commit with the root"])
 def test_one_damaged_object(scene: Scene, kind: str, damage: str, tmp_path: Path) -> None:
     keys = objects_of(scene, kind)
     key, other = keys[0], keys[1] if len(keys) > 1 else objects_of(scene, "set")[0]
@@ -194,12 +201,11 @@ def test_one_damaged_object(scene: Scene, kind: str, damage: str, tmp_path: Path
     errors = ask_all(scene, tmp_path / "archive")
     for name, error in errors.items():
         assert isinstance(error, CorruptionError), (name, error)
-        assert Path(key).name in str(error), f"{name}: {error} does not name {key}"
+        assert Path(object_of(key)).name in str(error), f"{name}: {error} does not name {key}"
     if kind in ("data", "set"):
         topics = scene.queues_of[key]
         # A message of another topic is found by id among all objects of its stretch of the log.
         others = [name for name in errors if name.split()[0] not in topics and " id " not in name]
         assert not others, f"{topics} are in {key}, but {others} failed"
-    # Without its root page a catalog is read from its first commit on.
-    if damage in ("missing", "empty", "truncated", "swapped") and (kind, damage) != ("root", "missing"):
+    if damage in ("missing", "empty", "truncated", "swapped"):
         assert errors, "nobody noticed"

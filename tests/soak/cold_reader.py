@@ -1,4 +1,5 @@
-"""A reader at full speed: ``python -m tests.soak.cold_reader URL THREADS BYTES_PER_S NICE`` reads all queues for ever.
+"""A reader at full speed: ``python -m tests.soak.cold_reader URL THREADS BYTES_PER_S`` reads all queues for ever,
+whenever nobody else wants the processor.
 
 The archive must be larger than the caches, so that every block comes from the store. When its standard input closes it
 prints ``READ <record bytes> <stored bytes> <seconds>`` and ends. Owns the loop; the environment says how to reach the
@@ -41,8 +42,10 @@ def read_share(archive: Archive, gone: threading.Event, share: int, shares: int)
 def main() -> None:
     """Read until told to stop."""
     url = sys.argv[1]
-    threads, bytes_per_s, nice = map(int, sys.argv[2:])
-    os.nice(nice)
+    threads, bytes_per_s = map(int, sys.argv[2:])
+    os.sched_setscheduler(
+        0, os.SCHED_IDLE, os.sched_param(0)
+    )  # as deploy/README.md says for a broker's machine
     gone = threading.Event()
     with fetcher.open(url, settings=settings(bytes_per_s)) as archive, ThreadPoolExecutor(threads) as pool:
         started = time.monotonic()

@@ -23,6 +23,7 @@ from fetcher.waiting import run_sync
 from tests.formats.golden_archive import GOLDEN
 from tests.soak.fuzz_mutations import Mutation, changed, changed_json
 from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.carried import CARRIED_BEGIN, PARTS_MAJOR, carrying, container_in, read_page_bytes
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
 from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
 from tiered.catalog.reading import load
@@ -49,8 +50,8 @@ from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
 
 SLOTS, ITEMS = 64, 400
+TABLE_KINDS = (COMMIT_KIND, PAGE_KIND, ROOT_KIND)
 ARCHIVE = GOLDEN / sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())[-1] / "archive"
-TABLE_KINDS = {"catalog/": COMMIT_KIND, "pages/runs": PAGE_KIND, "pages/root": ROOT_KIND}
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,11 @@ def subjects(store: Path) -> list[Subject]:
     return [
         Subject("container", _containers(), _decode_container, True),
         Subject("container, resealed", _containers(), _decode_container, change=_resealed),
-        Subject("commit, resealed", _objects("catalog/"), _decode_commit, change=_resealed),
-        Subject("page, resealed", _objects("pages/runs"), _decode_page, change=_resealed),
-        Subject("root page, resealed", _objects("pages/root"), _decode_root, change=_resealed),
-        Subject("catalog, resealed", _objects("catalog/"), _load_catalog, change=_resealed),
+        Subject("commit", _commit_objects(), _decode_commit, True),
+        Subject("commit, resealed", _commits(), _decode_commit, change=_resealed),
+        Subject("page, resealed", _pages(PAGE_KIND), _decode_page, change=_resealed),
+        Subject("root page, resealed", _pages(ROOT_KIND), _decode_root, change=_resealed),
+        Subject("catalog, resealed", _commit_objects(), _load_catalog, change=_resealed_commit),
         Subject("segment", segments, partial(_decode_segment, decode_page_vectorized), True),
         Subject("segment, compiled", segments, partial(_decode_segment, decode_columns), True),
         Subject("index file", [data for _, data in _indexes()], _decode_index, True),
@@ -94,14 +96,30 @@ def subjects(store: Path) -> list[Subject]:
 
 
 @cache
-def _objects(prefix: str) -> list[bytes]:
+def _commit_objects() -> list[bytes]:
+    """Some carry pages."""
     store = FileStore(ARCHIVE)
-    return [store.get(info.key) for info in store.list(prefix)]
+    return [store.get(info.key) for info in store.list("catalog/")]
+
+
+def _commits() -> list[bytes]:
+    return [container_in(data) for data in _commit_objects()]
+
+
+@cache
+def _pages(kind: bytes) -> list[bytes]:
+    """All pages of a kind that commits name, objects and parts of commits."""
+    store = FileStore(ARCHIVE)
+    changes = [decode_commit(data, source="sample").draft.pages for data in _commit_objects()]
+    keys = {
+        key for change in changes for key in (change.root.key, *(page.key for page in change.added)) if key
+    }
+    return [data for data in (read_page_bytes(store, key) for key in sorted(keys)) if data[:8] == kind]
 
 
 @cache
 def _containers() -> list[bytes]:
-    return [data for prefix in TABLE_KINDS for data in _objects(prefix)]
+    return [*_commits(), *_pages(PAGE_KIND), *_pages(ROOT_KIND)]
 
 
 def _comparable(container: Any) -> Any:
@@ -110,14 +128,16 @@ def _comparable(container: Any) -> Any:
 
 def _decode_container(_: int, data: bytes) -> Any:
     return _comparable(
-        decode_container(data, data[:8] if data[:8] in TABLE_KINDS.values() else COMMIT_KIND, source="x")
+        decode_container(
+            data, data[:8] if data[:8] in TABLE_KINDS else COMMIT_KIND, source="x", major_max=PARTS_MAJOR
+        )
     )
 
 
 def _resealed(samples: Sequence[bytes], number: int, mutations: Sequence[Mutation]) -> bytes:
     """Lies behind right checksums: the header's JSON or a table's bytes are changed, and sealed again."""
     sample = samples[number]
-    container = decode_container(sample, sample[:8], source="sample")
+    container = decode_container(sample, sample[:8], source="sample", major_max=PARTS_MAJOR)
     header, tables = container.header, dict(container.tables)
     plain = [mutation for mutation in mutations if mutation.kind % 2]
     header = changed_json(header, [mutation for mutation in mutations if mutation.kind % 2 == 0])
@@ -128,7 +148,15 @@ def _resealed(samples: Sequence[bytes], number: int, mutations: Sequence[Mutatio
             bent = changed([raw], 0, [mutation])[: len(raw)].ljust(len(raw), b"\xff")
             rows = np.frombuffer(bent, tables[name].dtype)
             tables[name] = rows[: len(rows) - mutation.value % 2]
-    return encode_container(sample[:8], header, tables)
+    return encode_container(sample[:8], header, tables, major=sample[8])
+
+
+def _resealed_commit(samples: Sequence[bytes], number: int, mutations: Sequence[Mutation]) -> bytes:
+    """The same for the commit in an object, with the pages it carries as they were."""
+    container = container_in(samples[number])
+    begin = samples[number].index(container)
+    sealed = _resealed([container], 0, mutations)
+    return b"".join(carrying(COMMIT_KIND, [samples[number][CARRIED_BEGIN:begin]] if begin else [], sealed))
 
 
 def _decode_commit(_: int, data: bytes) -> Any:

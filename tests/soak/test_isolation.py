@@ -28,7 +28,6 @@ HISTORY_S = knob("ISOLATION_HISTORY_S", 60)
 WINDOW_S = knob("ISOLATION_WINDOW_S", 30)
 ROUNDS = knob("ISOLATION_ROUNDS", 4)
 PER_SECOND = knob("ISOLATION_PER_SECOND", 8_000)
-READER_NICE = knob("ISOLATION_NICE", 10)
 THREADS = 2
 BODY_BYTES = 1 << 10
 SETTLE_S = 3
@@ -53,7 +52,7 @@ class Reads:
 @contextmanager
 def reader(sidecar: Sidecar, reads: Reads, *, bytes_per_s: int = 0) -> Iterator[None]:
     """A reader of the archive in a process of its own, at full speed or below a cap, while the context lasts."""
-    words = [sidecar.url, str(THREADS), str(bytes_per_s), str(READER_NICE)]
+    words = [sidecar.url, str(THREADS), str(bytes_per_s)]
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.soak.cold_reader", *words],
         env=sidecar.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -141,7 +140,6 @@ def test_cold_reads_disturb_neither_broker_nor_upload(tmp_path: Path, minio_url:
         messages_per_s=round(sent.acked / sent.seconds),
         read_mb_per_s=round(reads.record_bytes / reads.seconds / 1e6, 1),
         reader_cores=round(reads.core_seconds / reads.seconds, 2),
-        reader_nice=READER_NICE,
         median_send_p99_us=[quantile(p99, 0.5) for p99 in p99s],
         send_p99_ratio=round(send_ratio, 3),
         median_publish_ms=[quantile(latency, 0.5) for latency in latencies],
