@@ -17,6 +17,7 @@ from tests.integration.client_scene import (
 )
 from tests.integration.slave_scene import Slave, standing
 from tests.servers.running_store import RunningStore
+from tiered.catalog.protocol import load
 from tiered.remoting.client import BrokerClient, RequestCode, is_refusal
 from tiered.remoting.credentials import Credentials
 
@@ -68,6 +69,7 @@ def test_a_broker_that_checks_who_asks_is_followed_and_relieved(slave: Slave, tm
     wait_for(sidecar.log, "broker.credentials_file")
     assert "does not let us ask" in sidecar.log.read_text()
     assert sidecar.stop() == 0
+    assert load(sidecar.open_archive()).cursor.phys == 0, "it does not know how far the log may be read"
     account = tmp_path / "tools.yml"
     account.write_text(TOOLS_YML)
     sidecar.settings = {**sidecar.settings, "TIERED_BROKER__CREDENTIALS_FILE": account}
