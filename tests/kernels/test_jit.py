@@ -7,8 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tiered.kernels import jit
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -73,3 +76,13 @@ def test_kernels_run_where_no_directory_is_writable(
     code = "import numba.core.caching as c; c.CacheImpl._locator_classes = []; " + CALL
     code += "; print(type(twice.dispatcher()._cache).__name__)"
     assert run(code, cwd=package_copy, cache=package_copy / "cache").split() == ["3", "NullCache"]
+
+
+def test_only_short_kernels_keep_the_interpreter_lock() -> None:
+    def one(value: int) -> int:
+        return value + 1
+
+    for decorate, lets_go in ((jit.kernel, True), (jit.short_kernel, False)):
+        decorated: Any = decorate(one)
+        assert decorated(1) == 2
+        assert decorated.dispatcher().targetoptions["nogil"] is lets_go

@@ -1,9 +1,9 @@
-"""How kernels are compiled: on first call, cached on disk, without the interpreter lock.
+"""How kernels are compiled: on first call, cached on disk, mostly without the interpreter lock.
 
-Owns the ``kernel`` and ``intrinsic`` decorators. They defer ``import numba`` (most of a second) to the
-first call, so that a command which runs no kernel starts fast, and they tie the on-disk cache to every source
-file of this package: numba alone looks only at the file of the outermost function, and would run stale code
-after a callee in another file changed.
+Owns the decorators ``kernel``, ``short_kernel`` and ``intrinsic``. They defer ``import numba`` (most of a second)
+to the first call, so that a command which runs no kernel starts fast, and they tie the on-disk cache to every
+source file of this package: numba alone looks only at the file of the outermost function, and would run stale
+code after a callee in another file changed.
 
 Does not own any loop.
 """
@@ -31,8 +31,9 @@ class Kernel:
     ``py_func`` is the plain function; it runs in the interpreter only where it calls no intrinsic.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, nogil: bool = True) -> None:
         self.py_func = function
+        self._nogil = nogil
         self._dispatcher: Any = None
         update_wrapper(self, function)
 
@@ -44,7 +45,7 @@ class Kernel:
         with _compile_lock:
             if self._dispatcher is None:
                 _register_types()
-                self._dispatcher = _cached_dispatcher(self.py_func)
+                self._dispatcher = _cached_dispatcher(self.py_func, self._nogil)
             return self._dispatcher
 
 
@@ -75,6 +76,11 @@ def kernel(function: F) -> F:
     return cast(F, Kernel(function))
 
 
+def short_kernel(function: F) -> F:
+    """As ``kernel``, but it keeps the interpreter lock: for calls that take less than getting the lock back does."""
+    return cast(F, Kernel(function, nogil=False))
+
+
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate ``f(typing_context, *types) -> (signature, codegen)``, as numba's own decorator, lazily."""
     return Intrinsic(function)
@@ -99,10 +105,10 @@ def _register_types() -> None:
     _types_registered = True
 
 
-def _cached_dispatcher(function: Callable[..., Any]) -> Any:
+def _cached_dispatcher(function: Callable[..., Any], nogil: bool) -> Any:
     import numba
 
-    options = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+    options = {"nogil": nogil, "error_model": "numpy", "no_cfunc_wrapper": True}
     try:
         dispatcher = numba.njit(function, cache=True, **options)
     except RuntimeError:  # no directory is writable: compile in every process rather than fail
