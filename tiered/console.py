@@ -24,7 +24,8 @@ def print_json_line(document: Any) -> None:
 
 
 def _print_json(document: Any, option: int) -> None:
-    sys.stdout.write(orjson.dumps(document, option=option | orjson.OPT_APPEND_NEWLINE).decode())
+    # Bytes: JSON is UTF-8, also where the terminal is not.
+    sys.stdout.buffer.write(orjson.dumps(document, option=option | orjson.OPT_APPEND_NEWLINE))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
