@@ -25,10 +25,11 @@ from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.errors import UnavailableError, UsageError
 from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.scan import FLAG_BATCH
-from tiered.model.queue import SCHEDULE_TOPIC, QueueKey, TopicFilter
+from tiered.model.queue import QueueKey, TopicFilter
 from uploader.bound_source import BoundSource, no_word
 from uploader.log_batch import LogBatch
-from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
+from uploader.log_feed import FeedBound, FeedOutcome
+from uploader.store_feed import feed_of
 
 NO_GENERATION = -1
 OnCorrupt = Callable[[CorruptPlace], None]
@@ -119,15 +120,7 @@ class StoreScanner:
         """All rows of ``part`` that pass, a window at a time. A chunk is good until the next one is asked for."""
         with _open(self._options) as store:
             table = QueueTable()
-            queues = BoundSource(store, no_word)
-            feed = LogFeed(
-                store.commit_log,
-                table,
-                self._filter(part.names),
-                delay_levels_ms=self._delay_levels(),
-                next_record=queues.next_record,
-                accepted_size=queues.accepted_size,
-            )
+            feed = feed_of(store, table, self._filter(part.names), BoundSource(store, no_word))
             batch = LogBatch(self._window_bytes)
             batch.reset(part.begin_phys, 0)
             bound = FeedBound(part.end_phys, min(part.proven_phys, part.end_phys))
@@ -152,11 +145,6 @@ class StoreScanner:
             cluster=names.cluster,
             broker=names.broker,
         )
-
-    def _delay_levels(self) -> NDArray[Any] | None:
-        if not self._options.topics or not self._options.wants(SCHEDULE_TOPIC):
-            return None
-        return (_conf(self._options) or BrokerConf()).delay_levels_ms
 
     def _report_damage(self, batch: LogBatch, part: LogRange) -> None:
         for damage in batch.damaged:

@@ -10,15 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
 from tiered.formats.segment import BlockCodec
 from tiered.kernels.queue_table import QueueTable
-from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
+from tiered.model.queue import TopicFilter
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.archive_owner import ArchiveOwner
@@ -33,9 +29,9 @@ from uploader.double_buffer import DoubleBuffer
 from uploader.follow_loop import FollowContext, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatch, LogBatchPool
-from uploader.log_feed import LogFeed
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
+from uploader.store_feed import feed_of
 
 ARENA_SLACK = 0.25
 """Room beyond batch_bytes, so that a retry can take newer data along."""
@@ -82,7 +78,7 @@ def wire(
     pool = LogBatchPool(batch_bytes=arena_bytes, count=count)
     closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=count)
     dispatcher = TieredDispatcher(
-        _log_feed(given), pool, closed,
+        feed_of(given.store, given.table, given.topic_filter, given.bound_source), pool, closed,
         start_phys=start_phys,
         batch_bytes=settings.batch_bytes,
         batch_age_ms=settings.batch_age_ms,
@@ -141,21 +137,3 @@ def _upload_context(given: OffloadGiven, pool: LogBatchPool) -> UploadContext:
         claim=given.owner.claim,
         log=environment.log,
     )
-
-
-def _log_feed(given: OffloadGiven) -> LogFeed:
-    wants_delayed = given.topic_filter.admits(SCHEDULE_TOPIC)
-    return LogFeed(
-        given.store.commit_log,
-        given.table,
-        given.topic_filter,
-        delay_levels_ms=_delay_levels_ms(given.store) if wants_delayed else None,
-        next_record=given.bound_source.next_record,
-        accepted_size=given.bound_source.accepted_size,
-    )
-
-
-def _delay_levels_ms(store: BrokerStore) -> NDArray[np.int64]:
-    """The broker's own levels, or RocketMQ's defaults without its configuration."""
-    conf = store.conf if store.conf is not None else BrokerConf()
-    return conf.delay_levels_ms

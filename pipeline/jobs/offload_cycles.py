@@ -18,13 +18,11 @@ from dataclasses import replace
 from pipeline.jobs.offload_tails import moves_of
 from pipeline.jobs.offload_tasks import LogPart, PutCycle, PutTask, Scan, ScannedCycle, ScanTask, StoreSource
 from pipeline.jobs.tasks import attempt_number
-from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import NO_CHECK
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats.segment import BlockCodec, EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
 from tiered.kernels.queue_table import QueueTable
-from tiered.model.queue import SCHEDULE_TOPIC
 from tiered.model.tables import GapReason
 from tiered.object_store.own_name import put_own
 from tiered.object_store.protocol import ObjectStore
@@ -36,8 +34,8 @@ from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch, LogBatchPool
-from uploader.log_feed import LogFeed
 from uploader.queue_tails import QueueTails
+from uploader.store_feed import feed_of
 
 logger = logging.getLogger(__name__)
 
@@ -71,16 +69,7 @@ def _cycles(
     store: BrokerStore, source: StoreSource, settings: OffloadSettings, table: QueueTable, part: LogPart
 ) -> Iterator[LogBatch]:
     """The cycles of ``part``, one at a time: a batch is good until the next one is asked for."""
-    schedule = source.topics.admits(SCHEDULE_TOPIC)
-    queues = BoundSource(store, no_word)
-    feed = LogFeed(
-        store.commit_log,
-        table,
-        source.topics,
-        delay_levels_ms=(store.conf or BrokerConf()).delay_levels_ms if schedule else None,
-        next_record=queues.next_record,
-        accepted_size=queues.accepted_size,
-    )
+    feed = feed_of(store, table, source.topics, BoundSource(store, no_word))
     pool = LogBatchPool(batch_bytes=int(settings.batch_bytes * (1 + ARENA_SLACK)), count=1)
     closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=1)
     dispatcher = TieredDispatcher(

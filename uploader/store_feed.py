@@ -1,0 +1,30 @@
+"""How the commitlog of a store is read to be archived: by every writer, and by whoever shows what would be archived.
+
+Owns the choice of what a feed may do. What a feed does is log_feed.py's.
+"""
+
+from __future__ import annotations
+
+from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.store import BrokerStore
+from tiered.kernels.queue_table import QueueTable
+from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
+from uploader.bound_source import BoundSource
+from uploader.log_feed import LogFeed
+
+
+def feed_of(
+    store: BrokerStore, table: QueueTable, topic_filter: TopicFilter, bound_source: BoundSource
+) -> LogFeed:
+    """Passes over damage as far as ``bound_source`` knows of a next record, takes records with a stale checksum that a
+    consume queue names, and counts delays by the broker's own levels, or RocketMQ's where its configuration is not
+    there."""
+    conf = store.conf if store.conf is not None else BrokerConf()
+    return LogFeed(
+        store.commit_log,
+        table,
+        topic_filter,
+        delay_levels_ms=conf.delay_levels_ms if topic_filter.admits(SCHEDULE_TOPIC) else None,
+        next_record=bound_source.next_record,
+        accepted_size=bound_source.accepted_size,
+    )
