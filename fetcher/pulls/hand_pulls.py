@@ -88,18 +88,17 @@ class HandPulls:
             self.answered(reader, view, offset, found.next_offset, found.records, time_s)
             return found
         across = reader.body_across(view, offset, count, max_bytes, self._source.block_in_memory)
-        beyond = None
+        bytes_per_offset = None
         if across is None:
             beyond = self._beyond.find(reader, view, offset, count, max_bytes)
             if beyond is None:
                 self._places.pop(name, None)  # perhaps the reader was forgotten and is another now
                 return None
-            across = beyond.answer, beyond.held
-        found, held = across
+            found, held, bytes_per_offset = beyond
+        else:
+            found, held = across
         self._counters.pulls += 1
-        self._answered_across(
-            reader, view, offset, found, held, None if beyond is None else beyond.bytes_per_offset
-        )
+        self._answered_across(reader, view, offset, found, held, bytes_per_offset, time_s)
         return found
 
     def answered(
@@ -120,11 +119,11 @@ class HandPulls:
         found: InHand,
         held: Held,
         bytes_per_offset: float | None,
+        time_s: float,
     ) -> None:
         """There is another block in hand."""
         self._counters.from_hand += 1
         self._counters.messages += found.records
-        time_s = self._clock_s()
         self._readers.hold(reader, held, reader.line)
         self._readers.used(reader, time_s)
         rows = held.rows

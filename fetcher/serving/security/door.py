@@ -12,9 +12,10 @@ from collections.abc import Callable
 from fetcher.serving.security.addresses import host_of, matches
 from fetcher.serving.security.audit import Audit
 from fetcher.serving.security.rules_file import RulesFile
-from fetcher.serving.security.signature import ACCESS_KEY, SIGNATURE, is_signed
+from fetcher.serving.security.signature import is_signed
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import Request, Response
+from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE
 
 FIRST_5 = 413
 """MQVersion of 5.0.0."""

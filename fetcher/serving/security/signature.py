@@ -5,9 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 
-from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE, signature_of
-
-__all__ = ["ACCESS_KEY", "SIGNATURE", "is_signed", "signature_of"]
+from tiered.remoting.credentials import SIGNATURE, signature_of
 
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 

@@ -19,11 +19,12 @@ from fetcher.serving.security import addresses
 from fetcher.serving.security.door import SecurityDoor
 from fetcher.serving.security.rules import RulesError
 from fetcher.serving.security.rules_file import RulesFile, read_rules
-from fetcher.serving.security.signature import is_signed, signature_of
+from fetcher.serving.security.signature import is_signed
 from fetcher.serving.wire.codes import RequestCode as Code
 from fetcher.serving.wire.request import Request, Response
 from tests.fetcher.serving.serving_peer import RecordingPeer
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.credentials import signature_of
 
 SECRET = "12345678-secret"
 PLAIN: dict[str, Any] = {
