@@ -22,7 +22,7 @@ from fetcher.serving.wire.codes import RequestCode
 from fetcher.serving.wire.request import Request
 from tests.fetcher.serving.serving_peer import RecordingPeer
 from tests.servers.install import NotInstallableError
-from tests.servers.rocketmq import RocketMq
+from tests.servers.rocketmq import RocketMq, checking_signatures
 from tiered.remoting.command import RemotingCommand
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -40,25 +40,15 @@ accounts:
 """
 
 
-PROVIDERS = "org.apache.rocketmq.auth.authentication.provider."
-CHECKS = {
-    "4.9.7": {"aclEnable": "true"},
-    "5.3.3": {
-        "authenticationEnabled": "true",
-        "authenticationProvider": f"{PROVIDERS}DefaultAuthenticationProvider",
-        "authenticationMetadataProvider": f"{PROVIDERS}LocalAuthenticationMetadataProvider",
-        "initAuthenticationUser": f'{{"username":"{ACCOUNT[0]}","password":"{ACCOUNT[1]}"}}',
-        "innerClientAuthenticationCredentials": f'{{"accessKey":"{ACCOUNT[0]}","secretKey":"{ACCOUNT[1]}"}}',
-    },
-}
-"""How each version is told to check signatures."""
-
-
 @pytest.fixture(scope="module", params=["4.9.7", "5.3.3"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMq]:
     directory = tmp_path_factory.mktemp("wire")
     try:
-        found = RocketMq(request.param, directory, CHECKS[request.param] | {"autoCreateTopicEnable": "true"})
+        found = RocketMq(
+            request.param,
+            directory,
+            checking_signatures(request.param, *ACCOUNT) | {"autoCreateTopicEnable": "true"},
+        )
         (directory / "conf" / "plain_acl.yml").write_text(ACL)
         found.start()
     except NotInstallableError as error:

@@ -16,6 +16,7 @@ from tests.integration.client_scene import (
     wait_for,
 )
 from tests.integration.slave_scene import Slave, standing
+from tests.servers.rocketmq import checking_signatures
 from tests.servers.running_store import RunningStore
 from tiered.catalog.protocol import load
 from tiered.remoting.client import BrokerClient, RequestCode, is_refusal
@@ -30,21 +31,16 @@ PLAIN_ACL = f"""globalWhiteRemoteAddresses:
 accounts:
 - {{accessKey: {OWN.access_key}, secretKey: "{OWN.secret_key}", admin: true}}
 """
-PROVIDERS = "org.apache.rocketmq.auth.authentication.provider."
-CHECKS = {
-    "4.9.7": {"aclEnable": "true"},
+AUTHORIZATION = "org.apache.rocketmq.auth.authorization.provider."
+ALLOWS = {
+    "4.9.7": {},
     "5.3.3": {
-        "authenticationEnabled": "true",
-        "authenticationProvider": f"{PROVIDERS}DefaultAuthenticationProvider",
-        "authenticationMetadataProvider": f"{PROVIDERS}LocalAuthenticationMetadataProvider",
         "authorizationEnabled": "true",
-        "authorizationProvider": "org.apache.rocketmq.auth.authorization.provider.DefaultAuthorizationProvider",
-        "authorizationMetadataProvider":
-            "org.apache.rocketmq.auth.authorization.provider.LocalAuthorizationMetadataProvider",
-        "initAuthenticationUser": f'{{"username":"{OWN.access_key}","password":"{OWN.secret_key}"}}',
-        "innerClientAuthenticationCredentials": f'{{"accessKey":"{OWN.access_key}","secretKey":"{OWN.secret_key}"}}',
+        "authorizationProvider": f"{AUTHORIZATION}DefaultAuthorizationProvider",
+        "authorizationMetadataProvider": f"{AUTHORIZATION}LocalAuthorizationMetadataProvider",
     },
-}  # fmt: skip
+}
+"""How each version is told to look also what an account may do; 4.9 always does."""
 
 
 @pytest.fixture(params=VERSIONS)
@@ -55,7 +51,8 @@ def slave(
     need_clients(request.param)
     with standing(request.param, tmp_path, minio_url, messages=800) as found:
         (tmp_path / "mq" / "conf" / "plain_acl.yml").write_text(PLAIN_ACL)
-        found.broker.restart_with(CHECKS[request.param])
+        checks = checking_signatures(request.param, OWN.access_key, OWN.secret_key)
+        found.broker.restart_with(checks | ALLOWS[request.param])
         for user in ("client_scene", "live"):
             monkeypatch.setattr(
                 f"tests.integration.{user}.BrokerClient", partial(BrokerClient, credentials=OWN)

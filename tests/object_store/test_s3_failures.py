@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -257,6 +257,23 @@ def test_tls_to_a_plain_port(moto_url: RunningStore) -> None:
         store.put_if_absent("k", [b"x"])
 
 
+@contextmanager
+def store_at(server_of: type[BaseHTTPRequestHandler]) -> Iterator[S3Store]:
+    """A store whose requests are answered by such handlers."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), server_of)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{server.server_port}", region="us-east-1")
+    store = S3Store("bucket", StoreOptions(settings, S3Credentials("a", "b")))
+    try:
+        yield store
+    finally:
+        store.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 def test_a_web_server_is_no_object_store() -> None:
     class Page(BaseHTTPRequestHandler):
         def answer(self) -> None:
@@ -271,21 +288,11 @@ def test_a_web_server_is_no_object_store() -> None:
         def log_message(self, format: str, *arguments: object) -> None:
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{server.server_port}", region="us-east-1")
-    store = S3Store("bucket", StoreOptions(settings, S3Credentials("a", "b")))
-    try:
+    with store_at(Page) as store:
         with pytest.raises(UnavailableError, match="is this an object store"):
             store.put_if_absent("k", [b"x"])
         with pytest.raises(CorruptionError):
             store.get_range("k", 0, 5)
-    finally:
-        store.close()
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_a_store_that_overwrites_is_refused_at_the_first_commit() -> None:
@@ -300,21 +307,11 @@ def test_a_store_that_overwrites_is_refused_at_the_first_commit() -> None:
         def log_message(self, format: str, *arguments: object) -> None:
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Forgetful)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    settings = ObjectStoreSettings(endpoint_url=f"http://127.0.0.1:{server.server_port}", region="us-east-1")
-    store = S3Store("bucket", StoreOptions(settings, S3Credentials("a", "b")))
-    try:
+    with store_at(Forgetful) as store:
         store.put_if_absent("cluster/broker/data/x", [b"x"])
         for _ in range(2):
             with pytest.raises(RefusedRequestError, match="overwrites objects"):
                 store.put_if_absent("cluster/broker/catalog/x", [b"x"])
-    finally:
-        store.close()
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_a_store_that_refuses_is_asked_once(proxied: ProxiedBucket) -> None:
