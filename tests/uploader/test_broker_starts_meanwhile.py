@@ -33,15 +33,19 @@ sys.stdin.read()
 
 
 class StartedBroker:
-    """Takes the store's lock and writes ``appended`` behind its log, once."""
+    """Takes the store's lock and writes ``appended`` behind its log, once; whoever comes meanwhile waits for that."""
 
     def __init__(self, lock: Path, file: Path, offset: int, appended: bytes) -> None:
         self._lock, self._file, self._offset, self._appended = lock, file, offset, appended
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
 
     def start(self) -> None:
-        if self._process is not None:
-            return
+        with self._starting:
+            if self._process is None:
+                self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", HOLD_LOCK, str(self._lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
