@@ -112,6 +112,7 @@ class GroupOffsets:
             raise FencedError("consumer groups of this archive are served by another server")
         if (
             self.find(group, topic, queue_id) == offset
+            and self._log.offsets.get((group, topic), {}).get(queue_id) == offset
             and self._flushed is None
             and not self._changed.is_set()
         ):

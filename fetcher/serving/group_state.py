@@ -1,8 +1,9 @@
 """Offsets of consumer groups that read the archive, durable before they are acknowledged.
 
 Numbered snapshots under ``state/serve/``, newest first in a listing, each created only if absent: two servers cannot
-both write version n, so the loser knows that it no longer owns the groups. A snapshot is small (groups times queues)
-and written at most once a flush interval, by one task, for all commits that came meanwhile.
+both write version n, so the loser knows that it no longer owns the groups. The version that made a server the owner is
+never removed: it is the next one of the server before, who may wake up long after. A snapshot is small (groups times
+queues) and written at most once a flush interval, by one task, for all commits that came meanwhile.
 
 Owns the snapshots and who may write them. Does not own the table in memory (group_offsets.py).
 """
@@ -37,6 +38,8 @@ class GroupSnapshot:
     renewed_ms: int = 0
     released: bool = False
     offsets: Offsets = field(default_factory=dict)
+    first_version: int = 0
+    """The one that made its owner the owner."""
 
 
 def snapshot_key(version: int) -> str:
@@ -52,6 +55,7 @@ def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
     header = {
         "version": snapshot.version, "owner": snapshot.owner, "owner_name": snapshot.owner_name,
         "renewed_ms": snapshot.renewed_ms, "released": snapshot.released, "offsets": rows,
+        "first_version": snapshot.first_version,
     }  # fmt: skip
     return encode_container(KIND, header, {})
 
@@ -66,7 +70,7 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
         }
         return GroupSnapshot(
             int(header["version"]), str(header["owner"]), str(header["owner_name"]), int(header["renewed_ms"]),
-            bool(header["released"]), offsets,
+            bool(header["released"]), offsets, int(header.get("first_version", header["version"])),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: snapshot of consumer groups does not parse: {error!r}") from error
@@ -102,6 +106,10 @@ class GroupLog:
         self._owner_name = owner_name
         self._clock_ms = clock_ms
         self._last = GroupSnapshot()
+        self._first_version = 0
+        """Of those written as the owner."""
+        self._replaced: list[int] = []
+        """Versions of the owner before, removed with the next one that is written."""
 
     @property
     def offsets(self) -> Offsets:
@@ -118,7 +126,10 @@ class GroupLog:
                 f"consumer groups of this archive are served by {found.owner_name}, seen {age_ms // 1000} s ago",
                 hint="go through it (tiered replay --serve), stop it, or give tiered serve --take-over-groups",
             )
+        self._first_version = found.version + 1
         self.write(found.offsets)
+        oldest = max(found.first_version, found.version - VERSIONS_KEPT)
+        self._replaced = list(range(oldest + 1, found.version + 1))
 
     def write(self, offsets: Mapping[tuple[str, str], Mapping[int, int]], *, released: bool = False) -> None:
         """Make ``offsets`` durable as the next version; raises FencedError once somebody else wrote it.
@@ -127,7 +138,15 @@ class GroupLog:
         """
         version = self._last.version + 1
         copied = {key: dict(queues) for key, queues in offsets.items()}
-        snapshot = GroupSnapshot(version, self._owner, self._owner_name, self._clock_ms(), released, copied)
+        snapshot = GroupSnapshot(
+            version,
+            self._owner,
+            self._owner_name,
+            self._clock_ms(),
+            released,
+            copied,
+            self._first_version,
+        )
         try:
             self._store.put_if_absent(snapshot_key(version), [encode_snapshot(snapshot)])
         except AlreadyExistsError:
@@ -139,8 +158,11 @@ class GroupLog:
             self._last = winner
             return self.write(offsets, released=released)
         self._last = snapshot
-        if version > VERSIONS_KEPT:
-            self._store.delete([snapshot_key(version - VERSIONS_KEPT)])
+        replaced, self._replaced = self._replaced, []
+        if version - VERSIONS_KEPT > self._first_version:
+            replaced.append(version - VERSIONS_KEPT)
+        if replaced:
+            self._store.delete([snapshot_key(old_version) for old_version in replaced])
         return None
 
     def document(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The objects under ``state/serve/retry/``: numbered, each created only if absent, one writer at a time.
 
 Who owns the groups (group_state.py) begins by writing a base as the next number. A server that was fenced finds its own
-next number taken and knows; so nothing it acknowledges can be missing from what its successor read.
+next number taken, or where that was removed later numbers, and knows; so nothing it acknowledges can be missing from
+what its successor read.
 
 Blocking; one task uses it. Owns keys, fencing and removal of what a base replaces.
 """
@@ -87,6 +88,8 @@ class RetryLog:
             there = decode_object(self._store.get(key), source=f"{self._store.url}/{key}")
             if there.owner != self.owner:
                 raise FencedError(f"messages sent back are written by {there.owner_name} now") from None
+        if any(self._store.list(RETRY_KEYS, start_after=key, limit=1)):
+            raise FencedError("messages sent back are written by another server now")
         self.version = found.version
         if found.queues is not None:
             self.base_version = found.version

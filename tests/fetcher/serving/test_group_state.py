@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -81,10 +82,15 @@ def test_a_restart_finds_everything_and_old_versions_go() -> None:
         log.write({("g", "t"): {0: offset}})
     log.write({("g", "t"): {0: 20}}, released=True)
     assert load_snapshot(store).offsets == {("g", "t"): {0: 20}}
-    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
-    again = GroupLog(store, "two", clock)
-    again.claim(LEASE_MS)
-    assert again.offsets == {("g", "t"): {0: 20}}
+    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT + 1  # and the one that made it the owner
+    for number in range(5):
+        again = GroupLog(store, f"{number}", clock)
+        again.claim(LEASE_MS)
+        assert again.offsets == {("g", "t"): {0: 20}}
+        for _ in range(number * VERSIONS_KEPT // 2):
+            again.write(again.offsets)
+        again.write(again.offsets, released=True)
+    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT + 6
 
 
 def test_a_second_server_waits_for_the_lease_and_then_fences_the_first() -> None:
@@ -99,6 +105,22 @@ def test_a_second_server_waits_for_the_lease_and_then_fences_the_first() -> None
     with pytest.raises(FencedError, match="two"):
         first.write({("g", "t"): {0: 99}})
     assert load_snapshot(store).offsets == {("g", "t"): {0: 1}}
+
+
+@pytest.mark.parametrize("versions", [1, VERSIONS_KEPT - 1, VERSIONS_KEPT, 5 * VERSIONS_KEPT])
+@pytest.mark.parametrize("successors", [1, 3])
+def test_a_fenced_server_learns_it_however_far_its_successors_are(versions: int, successors: int) -> None:
+    store, clock = MemoryStore(), Clock()
+    first = GroupLog(store, "one", clock)
+    first.claim(LEASE_MS)
+    for number in range(successors):
+        successor = GroupLog(store, f"successor {number}", clock)
+        successor.claim(LEASE_MS, take_over=True)
+        for offset in range(versions):
+            successor.write({("g", "t"): {0: offset}})
+    with pytest.raises(FencedError, match="successor 0"):
+        first.write({("g", "t"): {0: 99}})
+    assert load_snapshot(store).offsets == {("g", "t"): {0: versions - 1}}
 
 
 def test_a_lost_answer_loses_no_offset() -> None:
@@ -128,6 +150,45 @@ def test_a_commit_is_acknowledged_only_when_it_is_durable() -> None:
         await offsets.close()
         found = load_snapshot(store)
         assert (found.offsets["g", "t"][0], found.released) == (50, True)
+
+    asyncio.run(scene())
+
+
+class Slow(MemoryStore):
+    """Puts wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        self.begun.set()
+        assert self.go_on.wait(10)
+        super().put_if_absent(key, body, timeout_s=timeout_s)
+
+
+def test_an_offset_that_is_being_written_is_not_acknowledged_yet() -> None:
+    """Also for who commits it again, or came with it in a pull before."""
+
+    async def scene() -> None:
+        store = Slow()
+        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        store.begun.clear()
+        store.go_on.clear()
+        offsets.note("g", "t", 0, 5)
+        assert await asyncio.to_thread(store.begun.wait, 10)
+        again = asyncio.create_task(offsets.commit("g", "t", 0, 5))
+        done, _ = await asyncio.wait({again}, timeout=0.1)
+        assert not done, "acknowledged, and lost if this server ends now"
+        store.go_on.set()
+        await again
+        assert load_snapshot(store).offsets == {("g", "t"): {0: 5}}
+        async with asyncio.timeout(0.1):  # known to be there: nothing is written
+            await offsets.commit("g", "t", 0, 5)
+        running.cancel()
 
     asyncio.run(scene())
 

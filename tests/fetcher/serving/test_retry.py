@@ -174,6 +174,21 @@ def test_a_fenced_writer_acknowledges_nothing_that_its_successor_did_not_read() 
     assert load_objects(store) == []
 
 
+@pytest.mark.parametrize("successors", [2, 4])
+def test_a_fenced_writer_learns_it_also_where_its_next_object_was_and_is_removed(successors: int) -> None:
+    store = MemoryStore()
+    first = RetryLog(store, "one")
+    first.claim()
+    for number in range(successors):
+        successor = RetryLog(store, f"successor {number}")
+        successor.claim()
+        successor.remove_replaced()
+    lost = RetryObject(2, first.owner, "one", 1, (RetryMessage(0, RETRY, 9, original()),))
+    with pytest.raises(FencedError):
+        first.write(lost)
+    assert RetryLog(store, "last").claim().messages == {}
+
+
 def test_an_object_that_lacks_its_base_is_damage() -> None:
     store = MemoryStore()
     log = RetryLog(store, "one")
