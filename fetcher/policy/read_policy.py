@@ -260,6 +260,8 @@ def after_local(policy: ReadPolicy, status: GetStatus | None, situation: Situati
         is_unknown = situation.archived is None and not situation.is_archive_behind
         is_gone = status is not None and is_unknown and not situation.is_local_record
         return Follow.KEEP if is_gone or _is_before_both(status, situation) else Follow.HOLD
+    if status in _NOT_THERE and situation.archived is not None and situation.offset in situation.archived:
+        return Follow.TIERED  # its log was cut back since the look
     return Follow.KEEP
 
 
@@ -298,7 +300,9 @@ def joined_line(answer: Line, source: Source, situation: Situation) -> Line:
     if source is Source.LOCAL and other.max_offset > max_offset:
         # The broker's log was cut back or replaced below what is archived.
         max_offset = other.max_offset
-        if status in _NOT_THERE:
+        if status in _NOT_THERE and situation.offset < other.min_offset:
+            status, next_offset = GetStatus.OFFSET_TOO_SMALL, other.min_offset
+        elif status in _NOT_THERE:
             at_end = situation.offset == max_offset
             status = GetStatus.OFFSET_OVERFLOW_ONE if at_end else GetStatus.OFFSET_OVERFLOW_BADLY
             next_offset = max_offset

@@ -210,6 +210,10 @@ def test_after_the_archive_has_answered(status: S | None, situation: Situation, 
         (ReadPolicy.DISABLE, S.OFFSET_TOO_SMALL, Situation(10, local=LOCAL), Follow.KEEP),
         (ReadPolicy.FORCE, None, replace(BOTH, is_system=True), Follow.HOLD),
         (ReadPolicy.FORCE, S.OFFSET_OVERFLOW_ONE, replace(BOTH, offset=150), Follow.KEEP),
+        (ReadPolicy.NOT_IN_DISK, S.OFFSET_OVERFLOW_BADLY, BOTH, Follow.TIERED),
+        (ReadPolicy.NOT_IN_DISK, S.OFFSET_OVERFLOW_ONE, BOTH, Follow.TIERED),
+        (ReadPolicy.NOT_IN_DISK, S.NO_MATCHED_LOGIC_QUEUE, BOTH, Follow.TIERED),
+        (ReadPolicy.DISABLE, S.OFFSET_OVERFLOW_BADLY, replace(BOTH, archived=None), Follow.KEEP),
     ],
 )
 def test_after_the_broker_s_files_have_answered(
@@ -235,8 +239,10 @@ def _answer(offset: int, queue: OffsetRange | None) -> Line:
     return Line(S.FOUND, high, low, high)
 
 
-def _pull(policy: ReadPolicy, situation: Situation) -> Line | None:
-    """A pull as PolicyReader makes it, with both sides as they are said to be; None: held."""
+def _pull(policy: ReadPolicy, situation: Situation, local: OffsetRange | None = None) -> Line | None:
+    """A pull as PolicyReader makes it, with both sides as they are said to be, or the broker as it is by now (``local``);
+    None: held."""
+    local = local or situation.local
     decision = decide(policy, situation)
     if decision.source is Source.ASK_MEMORY:
         decision = decide(policy, replace(situation, residency=Residency.COLD))
@@ -247,8 +253,8 @@ def _pull(policy: ReadPolicy, situation: Situation) -> Line | None:
             line = _answer(situation.offset, situation.archived)
             follow = after_tiered(line.status, situation)
         else:
-            line = _answer(situation.offset, situation.local)
-            if line.status is S.OFFSET_TOO_SMALL and situation.is_local_record:
+            line = _answer(situation.offset, local)
+            if line.status is S.OFFSET_TOO_SMALL and local is situation.local and situation.is_local_record:
                 line = Line(S.FOUND, situation.offset + 1, line.min_offset, line.max_offset)
             follow = after_local(policy, line.status, situation)
         if follow is Follow.KEEP:
@@ -305,6 +311,24 @@ def test_no_pull_passes_a_message_that_exists_nor_goes_back_within_the_line(
     may_have_it = situation.broker is BrokerSide.UNREADABLE and situation.is_broker_older
     if situation.broker is BrokerSide.AWAY or may_have_it:
         assert line.next_offset == offset or line.status is S.FOUND, "it may have what is passed"
+
+
+@given(st.sampled_from([ReadPolicy.NOT_IN_DISK, ReadPolicy.NOT_IN_MEM, ReadPolicy.FORCE]), situations(), st.data())
+def test_a_broker_that_was_cut_back_since_the_look_moves_nobody_past_the_archive(
+    policy: ReadPolicy, situation: Situation, data: st.DataObject
+) -> None:
+    archived, known = situation.archived, situation.local
+    if known is None or archived is None:
+        return
+    end = data.draw(st.integers(known.min_offset, known.max_offset))
+    line = _pull(policy, situation, OffsetRange(known.min_offset, end))
+    offset = situation.offset
+    if line is None:
+        assert offset not in archived
+    elif offset in archived:
+        assert line.status is S.FOUND
+    elif line.status is not S.FOUND:
+        assert not any(number in archived for number in range(offset, line.next_offset))
 
 
 @given(situations())

@@ -11,6 +11,7 @@ import pytest
 
 from fetcher.serving.session import SQL92, Subscription
 from fetcher.serving.wire.codes import RequestCode
+from tests.fetcher.broker_store_writer import WrittenStore
 from tests.fetcher.serving.facade.beside_a_broker import (
     ARCHIVED,
     COMMIT_OFFSET,
@@ -270,6 +271,25 @@ def test_proving_that_nothing_was_deleted_lists_no_directory(tmp_path: Path) -> 
         assert scene.views.counters.by_files == 1
 
     run(tmp_path, story, tags=True)
+
+
+@WAYS
+@pytest.mark.parametrize("flags", [SUSPEND, SUSPEND | SUBSCRIPTION])
+@pytest.mark.parametrize("end", [250, 260])
+def test_a_broker_that_comes_back_with_a_shorter_log_moves_nobody_past_the_archive(
+    tmp_path: Path, with_files: bool, flags: int, end: int
+) -> None:
+    """After a power failure, say: what was known of its queues is not true any more."""
+
+    async def story(scene: Scene) -> None:
+        assert (await who(scene, 240))[:2] == (BROKER, 0)
+        records = scene.store.records["t", 0]
+        kept = {number: record for number, record in records.items() if number < end}
+        scene.broker.store = WrittenStore(tmp_path / "cut")
+        scene.broker.store.records["t", 0] = kept
+        assert (await who(scene, 260, flags=flags))[1:] == (0, 292, list(range(260, 292)))
+
+    run(tmp_path, story, with_files=with_files)
 
 
 def test_a_hole_in_the_middle_of_an_answer_ends_it(tmp_path: Path) -> None:
