@@ -240,7 +240,7 @@ def _answer(offset: int, queue: OffsetRange | None) -> Line:
 
 
 def _pull(policy: ReadPolicy, situation: Situation, local: OffsetRange | None = None) -> Line | None:
-    """A pull as PolicyReader makes it, with both sides as they are said to be, or the broker as it is by now (``local``);
+    """A pull as PolicyReader makes it, with both sides as they are said to be, or the broker as it is by now: ``local``;
     None: held."""
     local = local or situation.local
     decision = decide(policy, situation)
@@ -313,7 +313,11 @@ def test_no_pull_passes_a_message_that_exists_nor_goes_back_within_the_line(
         assert line.next_offset == offset or line.status is S.FOUND, "it may have what is passed"
 
 
-@given(st.sampled_from([ReadPolicy.NOT_IN_DISK, ReadPolicy.NOT_IN_MEM, ReadPolicy.FORCE]), situations(), st.data())
+@given(
+    st.sampled_from([ReadPolicy.NOT_IN_DISK, ReadPolicy.NOT_IN_MEM, ReadPolicy.FORCE]),
+    situations(),
+    st.data(),
+)
 def test_a_broker_that_was_cut_back_since_the_look_moves_nobody_past_the_archive(
     policy: ReadPolicy, situation: Situation, data: st.DataObject
 ) -> None:
