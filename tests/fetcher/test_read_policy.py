@@ -240,7 +240,7 @@ def _answer(offset: int, queue: OffsetRange | None) -> Line:
 
 
 def _pull(policy: ReadPolicy, situation: Situation, local: OffsetRange | None = None) -> Line | None:
-    """A pull as PolicyReader makes it, with both sides as they are said to be, or the broker as it is by now: ``local``;
+    """A pull as PolicyReader makes it, with both sides as they are said to be, or the broker as it is now: ``local``;
     None: held."""
     local = local or situation.local
     decision = decide(policy, situation)
