@@ -1,7 +1,8 @@
 """Spark over an archive, beside Spark over Parquet and this project's own reader: ``python -m benchmarks.spark``.
 
 Synthetic messages, 10^7 small ones and 10^6 of 1 KiB (``--small``, ``--kib``), are archived by a back-fill into a
-directory, then read in one session of two cores: in full, bodies and their place, headers only, and 1 % of the time.
+directory, then read in one session of two cores: in full (by ``pipeline.read``, and by ``spark.read``, of which Spark
+copies every row once more), bodies and their place, headers only, and 1 % of the time.
 Everything is warm in the page cache, every figure is the median over runs, and the noise of others is printed beside.
 Our own reader runs in this process as in any: without the malloc settings of Spark's workers; and once more as a
 process a core, because two threads of one core take longer each than one alone. One JSON line per measurement and per
@@ -32,6 +33,7 @@ from benchmarks.spark_range import BROKER, CLUSTER, Archived, range_bytes
 from benchmarks.spark_report import (
     BODIES,
     FULL,
+    FULL_OF_SOURCE,
     HEADER_ONLY,
     NOTHING,
     ONE_PERCENT,
@@ -48,7 +50,7 @@ from pipeline.archive_plan import pinned_versions, plan
 from pipeline.columns import chosen
 from pipeline.partition_reader import read_partition
 from pipeline.predicate import Predicate
-from pipeline.source_options import parse_options
+from pipeline.source_options import SOURCE_NAME, parse_options
 from pipeline.spark_types import schema_of
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.pages import RunIndex
@@ -157,6 +159,7 @@ def _measured(
     spark: SparkSession, readers: Executor, archived: Archived, directory: Path, runs: int
 ) -> list[Row]:
     whole = pipeline.read(spark, archived.url)
+    of_source = spark.read.format(SOURCE_NAME).load(archived.url)
     headers = pipeline.read(spark, archived.url, columns=HEADERS)
     bodies = pipeline.read(spark, archived.url, columns=BODY_COLUMNS)
     begin, end = _one_percent(archived)
@@ -175,6 +178,7 @@ def _measured(
         OWN_COLUMNS: lambda: _columns_alone(archived),
         OWN_COLUMNS_A_CORE: lambda: _columns_a_core(archived, readers),
         FULL: lambda: _drain(whole),
+        FULL_OF_SOURCE: lambda: _drain(of_source),
         BODIES: lambda: _drain(bodies),
         HEADER_ONLY: lambda: _drain(headers),
         ONE_PERCENT: lambda: _drain(few),

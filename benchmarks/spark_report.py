@@ -15,8 +15,9 @@ RANGE_BYTES_FACTOR_MAX = 1.2
 WORKER_BYTES_MAX = 512 << 20
 OWN_RECORDS, OWN_COLUMNS = "own reader, records", "own reader, the same columns"
 OWN_COLUMNS_A_CORE = "the same, a process a core"
-FULL, BODIES, HEADER_ONLY, ONE_PERCENT, NOTHING = (
+FULL, FULL_OF_SOURCE, BODIES, HEADER_ONLY, ONE_PERCENT, NOTHING = (
     "full scan",
+    "the same by spark.read",
     "bodies and their place",
     "header-only scan",
     "1 % of the time",

@@ -1,6 +1,7 @@
 """One call that reads an archive, or a broker's store directory, into a DataFrame.
 
-Owns how Python values become options. The options themselves are in source_options.py.
+Owns how Python values become options, and by which way Spark gets the rows: planned here, or by the data source where
+Spark shall hand its filters over. The options themselves are in source_options.py.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeline.planned_frame import frame_of
 from pipeline.session import register
-from pipeline.source_options import SOURCE_NAME
+from pipeline.source_options import SOURCE_NAME, parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,14 +26,19 @@ def read(
 
     ``columns``: only these, in this order; what they do not need is not read. ``options``: as in docs/SPARK.md, by
     their own names (``topic="Orders"``, ``mode="PERMISSIVE"``); None is left out. The catalog version is settled
-    now, so every action on the DataFrame sees the same messages.
+    now, so every action on the DataFrame sees the same messages. Raises UsageError for options that are none,
+    NotFoundError and what the object store raises; with ``pushFilters`` Spark raises its own errors instead.
     """
+    texts = {
+        name: option_text(value)
+        for name, value in {"path": url, "columns": columns, **options}.items()
+        if value is not None
+    }
+    chosen = parse_options(texts)
+    if not chosen.push_filters:
+        return frame_of(spark, chosen)
     register(spark)
-    reader = spark.read.format(SOURCE_NAME).option("path", url)
-    for name, value in {"columns": columns, **options}.items():
-        if value is not None:
-            reader = reader.option(name, option_text(value))
-    return reader.load()
+    return spark.read.format(SOURCE_NAME).options(**texts).load()
 
 
 def option_text(value: OptionValue) -> str:

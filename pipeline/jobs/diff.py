@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.jobs.frames import frame_of
+from pipeline.planned_frame import frame_of
 from pipeline.source_options import Mode, Source, SourceOptions
 from pipeline.store_scan import store_path
 from tiered.broker_store.conf import read_broker_conf

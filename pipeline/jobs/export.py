@@ -21,10 +21,10 @@ from pipeline.archive_plan import opened, pinned_versions
 from pipeline.columns import chosen
 from pipeline.jobs.export_plan import BatchPlan, plan_batch
 from pipeline.jobs.export_progress import ArchiveVersion, Choices, Done, ExportProgress, Intent, PartDone
-from pipeline.jobs.frames import frame_of_parts
 from pipeline.jobs.parquet_parts import DAY_MS, PartTask, write_part
 from pipeline.jobs.tasks import SparkTasks, TaskRunner
 from pipeline.partitions import Slices
+from pipeline.planned_frame import frame_of_parts
 from pipeline.source_options import Source, SourceOptions
 from tiered.catalog.reading import load
 from tiered.errors import UsageError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.columns import COLUMNS, DEFAULT_NAMES
-from pipeline.jobs.frames import frame_of
+from pipeline.planned_frame import frame_of
 from pipeline.predicate import INT64_MAX, INT64_MIN, Allowed, Predicate
 from pipeline.source_options import SourceOptions
 from tiered.errors import UsageError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.archive_plan import opened, pinned_versions, wanted_queues
-from pipeline.jobs.frames import frame_of
+from pipeline.planned_frame import frame_of
 from pipeline.source_options import Source, SourceOptions
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.reading import load

@@ -135,14 +135,21 @@ def test_a_broker_store_is_read_as_it_is_archived_stale_checksums_and_all(
 
 
 @pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize("way", ["pipeline.read", "spark.read"])
 def test_a_job_fails_with_the_range_or_goes_on(
-    spark: SparkSession, damaged: tuple[Path, str, int, int], small_archive: Path
+    spark: SparkSession, damaged: tuple[Path, str, int, int], small_archive: Path, way: str
 ) -> None:
     archive, key, begin, end = damaged
     columns = ["topic", "queueOffset", "bodyCRC"]
+
+    def rows(root: Path, **options: str) -> int:
+        if way == "pipeline.read":
+            return pipeline.read(spark, f"file://{root}", columns=columns, **options).count()
+        reader = spark.read.format("rocketmq-tiered").options(columns=",".join(columns), **options)
+        return reader.load(f"file://{root}").count()
+
     with pytest.raises(Exception, match=rf"block 1 \[{begin}, {end}\) fails its CRC32C") as failure:
-        pipeline.read(spark, f"file://{archive}", columns=columns).count()
+        rows(archive)
     assert key in str(failure.value)
-    skipping = pipeline.read(spark, f"file://{archive}", columns=columns, mode="PERMISSIVE").count()
-    whole = pipeline.read(spark, f"file://{small_archive}", columns=columns).count()
+    skipping, whole = rows(archive, mode="PERMISSIVE"), rows(small_archive)
     assert 0 < skipping < whole

@@ -89,10 +89,15 @@ def test_a_store_directory_reads_like_its_archive(name: str, real_store: Callabl
 
 
 @pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize("way", ["pipeline.read", "spark.read"])
 def test_the_dataframe_of_all_stores_equals_the_truth(
-    spark: SparkSession, all_archives: Path, real_store: Callable[[str], Path]
+    spark: SparkSession, all_archives: Path, real_store: Callable[[str], Path], way: str
 ) -> None:
-    frame = pipeline.read(spark, f"file://{all_archives}", columns=SPARK_COLUMNS)
+    if way == "pipeline.read":
+        frame = pipeline.read(spark, f"file://{all_archives}", columns=SPARK_COLUMNS)
+    else:
+        reader = spark.read.format("rocketmq-tiered").option("columns", ",".join(SPARK_COLUMNS))
+        frame = reader.load(f"file://{all_archives}")
     rows = rows_by_place(frame.toArrow().to_batches())
     for name in STORES:
         truth = load_truth(real_store(name), name, FILTER)

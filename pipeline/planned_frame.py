@@ -1,0 +1,87 @@
+"""DataFrames whose partitions are planned when they are made: one Spark partition for each part of the plan.
+
+What ``pipeline.read`` and the jobs use, unless Spark shall hand its filters over. Our batches reach Spark through
+``mapInArrow``, which copies every value into a row once; out of a Python data source Spark copies it twice
+(docs/decisions/0032). And Spark 4.2 keeps what a filter pruned with a source, for every use of a DataFrame, so that a
+query that reads it twice with different filters gets wrong rows: here nothing is pushed down; what a job knows of
+offsets and times is part of the plan.
+
+Owns the frame. Does not own planning (archive_plan.py, store_scan.py) nor reading (partition_reader.py).
+"""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pipeline.archive_plan import pinned_versions, plan
+from pipeline.columns import Column, Cost, chosen, cost_of
+from pipeline.partition_reader import read_in_worker
+from pipeline.partitions import Slices
+from pipeline.predicate import Predicate
+from pipeline.source_options import Source, SourceOptions
+from pipeline.spark_types import columns_of, schema_of
+from pipeline.store_scan import LogRange, plan_ranges
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+Part = Slices | LogRange
+_EVERYTHING = Predicate()
+
+
+def frame_of(spark: SparkSession, options: SourceOptions, predicate: Predicate = _EVERYTHING) -> DataFrame:
+    """The messages that ``options`` mean and ``predicate`` admits, at the catalog versions of this moment."""
+    columns = chosen(options.columns)
+    parts: Sequence[Part]
+    if options.source is Source.STORE:
+        parts = plan_ranges(options)
+    else:
+        is_header_only = cost_of(columns) <= Cost.FOOTER
+        parts = plan(options, pinned_versions(options), predicate, is_header_only=is_header_only)
+    return frame_of_parts(spark, options, columns, parts, predicate)
+
+
+def frame_of_parts(
+    spark: SparkSession,
+    options: SourceOptions,
+    columns: list[Column],
+    parts: Sequence[Part],
+    predicate: Predicate = _EVERYTHING,
+) -> DataFrame:
+    """The rows of ``parts``."""
+    schema = schema_of(columns)
+    if not parts:
+        return spark.createDataFrame([], schema)
+    numbers = spark.range(0, len(parts), 1, len(parts))  # one a partition
+    return numbers.mapInArrow(ReadParts(options, parts, predicate, schema), schema)
+
+
+class ReadParts:
+    """Reads the parts whose numbers it is given. Pickled, with the plan, and shipped to the workers.
+
+    Spark ships it once to every executor where it is larger than a megabyte. A worker unpickles it for every task,
+    so that the parts are bytes in it of which a task unpacks its own. Keys among the options show nowhere: Spark
+    prints the name of the class.
+    """
+
+    def __init__(
+        self, options: SourceOptions, parts: Sequence[Part], predicate: Predicate, schema: StructType
+    ) -> None:
+        self._options, self._predicate, self._schema = options, predicate, schema
+        self._parts = [zlib.compress(pickle.dumps(part), 1) for part in parts]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """In a worker. ``batches`` have one column, of numbers of parts."""
+        columns = columns_of(self._schema)
+        arrow = to_arrow_schema(self._schema, timezone="UTC")
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                part = pickle.loads(zlib.decompress(self._parts[number]))
+                yield from read_in_worker(part, self._options, self._predicate, columns, arrow)

@@ -1,0 +1,75 @@
+"""``pipeline.read``: planned when it is called, one task a part, one copy in Spark, errors at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import pipeline
+from pipeline.archive_plan import pinned_versions, plan
+from pipeline.columns import chosen
+from pipeline.planned_frame import frame_of_parts
+from pipeline.predicate import Predicate
+from pipeline.source_options import parse_options
+from tests.end_to_end.offloading import CLUSTER
+from tiered.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark")
+COLUMNS = ["topic", "queueId", "queueOffset"]
+
+
+def _plan_text(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+def test_nothing_copies_rows_behind_the_reader(spark: SparkSession, small_archive: Path) -> None:
+    frame = pipeline.read(spark, f"file://{small_archive}")
+    assert "MapInArrow ReadParts" in _plan_text(frame)
+    assert "Project" not in _plan_text(frame)
+    source = spark.read.format("rocketmq-tiered").load(f"file://{small_archive}")
+    assert source.schema == frame.schema
+    assert "Project" in _plan_text(source), "Spark copies once by itself now: one way to read is enough"
+
+
+def test_options_and_names_that_are_wrong_are_said_by_the_call(
+    spark: SparkSession, small_archive: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="no option 'topics'"):
+        pipeline.read(spark, f"file://{small_archive}", topics="t_sizes")
+    with pytest.raises(NotFoundError, match="has no topic 'nobody'"):
+        pipeline.read(spark, f"file://{small_archive}", topic="nobody")
+    with pytest.raises(NotFoundError):
+        pipeline.read(spark, f"file://{tmp_path}")
+
+
+def test_a_choice_of_nothing_is_an_empty_frame(spark: SparkSession, small_archive: Path) -> None:
+    nothing = pipeline.read(spark, f"file://{small_archive}", topic="nobody*", columns=COLUMNS)
+    assert nothing.columns == COLUMNS
+    assert nothing.count() == 0
+
+
+def test_keys_show_nowhere(spark: SparkSession, small_archive: Path) -> None:
+    keys = {"accessKey": "AKIA-shown-nowhere", "secretKey": "secret-shown-nowhere"}
+    frame = pipeline.read(spark, f"file://{small_archive}", columns=COLUMNS, **keys)
+    frame.createOrReplaceTempView("with_keys")
+    shown = spark.sql("EXPLAIN EXTENDED SELECT * FROM with_keys").collect()[0][0]
+    assert "ReadParts" in shown
+    assert "shown-nowhere" not in shown
+
+
+def test_a_plan_of_more_than_a_megabyte_has_every_part_once(spark: SparkSession, small_archive: Path) -> None:
+    """Spark ships what is so large in another way, once to each executor."""
+    options = parse_options(
+        {"path": f"file://{small_archive}", "topic": "t_sizes", "columns": ",".join(COLUMNS)}
+    )
+    columns = chosen(options.columns)
+    parts = plan(options, pinned_versions(options), Predicate(), is_header_only=True)
+    rows = frame_of_parts(spark, options, columns, parts).count()
+    filler = Predicate(tags=frozenset(f"{CLUSTER}-{number}" * 8 for number in range(20_000)))
+    assert frame_of_parts(spark, options, columns, parts * 3).count() == 3 * rows > 0
+    assert frame_of_parts(spark, options, columns, parts * 3, filler).count() == 0
