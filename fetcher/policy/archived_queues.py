@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from fetcher.policy.read_policy import OffsetRange
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_SUPERSEDED
+from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED
 
 
 class KnownCatalog(Protocol):
@@ -37,10 +37,11 @@ class ArchivedQueue(NamedTuple):
 
 
 def archived_queue(state: CatalogState, topic: str, queue_id: int) -> ArchivedQueue:
-    """The newest life of a queue. One that ended with its log line has no next offset for the broker's new one."""
+    """The newest life of a queue. One that ended with its log line has no next offset for the broker's new one, and one
+    whose topic was deleted is no part of a queue that the broker has again."""
     generation = state.current_generation(topic, queue_id)
     row = state.queue(QueueKey(topic, queue_id, generation)) if generation is not None else None
-    if row is None or int(row["flags"]) & QUEUE_SUPERSEDED:
+    if row is None or int(row["flags"]) & (QUEUE_SUPERSEDED | QUEUE_HIDDEN):
         return ArchivedQueue(None, 0, state.cursor.phys)
     offsets = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
     return ArchivedQueue(offsets, int(row["end_phys"]), state.cursor.phys, int(row["first_phys"]))

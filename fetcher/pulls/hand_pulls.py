@@ -64,7 +64,7 @@ class HandPulls:
         if place is None or place[0].state is not catalog.state:
             view = catalog.view(catalog.state, (topic, queue_id, None))
             reader = None if view is None else self._readers.find(ReaderKey(group, view.queue))
-            if view is None or reader is None:
+            if view is None or reader is None or view.is_hidden:
                 return None
             if len(self._places) >= PLACES_MAX:
                 self._places = {}

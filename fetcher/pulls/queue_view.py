@@ -19,7 +19,7 @@ from tiered.errors import CorruptionError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import SEGMENT_RUN_DTYPE
 from tiered.model.queue import QueueKey
-from tiered.model.tables import RUN_DTYPE
+from tiered.model.tables import QUEUE_HIDDEN, RUN_DTYPE
 
 _ASKED_RUNS = ("ordinal", "kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
 # A row as a tuple of numbers, once, and then by place: reading a row's fields one by one costs as much as small reads.
@@ -121,13 +121,15 @@ class RunList:
 class QueueView:
     """Bounds and gaps of ``queue`` in ``state``: offsets [min_offset, max_offset)."""
 
-    __slots__ = ("gaps", "max_offset", "min_offset", "queue", "runs", "state")
+    __slots__ = ("gaps", "is_hidden", "max_offset", "min_offset", "queue", "runs", "state")
 
     def __init__(self, state: CatalogState, queue: QueueKey, row: Any) -> None:
         self.state = state
         self.queue = queue
         self.max_offset = max(0, int(row["end_queue_offset"]))
         self.min_offset = min(int(row["min_queue_offset"]), self.max_offset)
+        self.is_hidden = bool(int(row["flags"]) & QUEUE_HIDDEN)
+        """Of a deleted topic, or an earlier life: there for who asks for it by name, but no consumer does."""
         table = state.gaps_of(queue)
         self.gaps = list(
             zip(table["begin_queue_offset"].tolist(), table["end_queue_offset"].tolist(), strict=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 from fetcher.access import ArchiveAccess
 from fetcher.batch import GetResult, GetStatus
+from fetcher.pulls.queue_view import QueueView
 from fetcher.pulls.tag_filter import ANY_TAG
 from fetcher.queries.by_key import KeyKind
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig, Unit
@@ -51,6 +52,8 @@ class BrokerTables:
         self._store = store
         self._keys: Mapping[str, str] = {}
         self._documents: dict[str, Any] = {}
+        self.readings = 0
+        """How often they were read."""
 
     def refresh(self, state: CatalogState) -> None:
         """Read what ``state`` names and is not known yet. Blocking. Raises what the store raises."""
@@ -61,6 +64,7 @@ class BrokerTables:
                 ).header
                 self._documents[name] = header.get("document") or {}
         self._keys = dict(state.state_objects)
+        self.readings += 1
 
     def is_stale(self, state: CatalogState) -> bool:
         """Whether ``refresh`` would read something."""
@@ -80,7 +84,7 @@ class ServedArchive:
         self._access = access
         self._catalog = access.catalog
         self._tables = BrokerTables(access.store)
-        self._topics: tuple[int, dict[str, TopicConfig]] = (-1, {})
+        self._topics: tuple[tuple[int, int], dict[str, TopicConfig]] = (-1, -1), {}
         self._grown = asyncio.Event()
 
     async def load(self) -> None:
@@ -119,8 +123,9 @@ class ServedArchive:
     def topics(self) -> dict[str, TopicConfig]:
         """See ArchiveSide."""
         state = self._catalog.state
-        if self._topics[0] != state.version:
-            self._topics = (state.version, self._make_topics(state))
+        made_of = state.version, self._tables.readings
+        if self._topics[0] != made_of:
+            self._topics = made_of, self._make_topics(state)
         return self._topics[1]
 
     def _make_topics(self, state: CatalogState) -> dict[str, TopicConfig]:
@@ -161,7 +166,7 @@ class ServedArchive:
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
         """See ArchiveSide."""
-        view = self._catalog.view(self._catalog.state, (topic, queue_id, None))
+        view = self._view(topic, queue_id)
         return None if view is None else Bounds(view.min_offset, view.max_offset)
 
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
@@ -171,13 +176,24 @@ class ServedArchive:
         return 0 if row is None else int(row["max_store_timestamp"])
 
     def _queue(self, topic: str, queue_id: int) -> QueueKey | None:
-        view = self._catalog.view(self._catalog.state, (topic, queue_id, None))
+        view = self._view(topic, queue_id)
         return None if view is None else view.queue
+
+    def _view(self, topic: str, queue_id: int) -> QueueView | None:
+        """The newest life of a queue. Of a topic that was recreated some queues may have none yet but a former one."""
+        view = self._catalog.view(self._catalog.state, (topic, queue_id, None))
+        return None if view is None or view.is_hidden else view
+
+    def _is_hidden(self, topic: str, queue_id: int) -> bool:
+        view = self._catalog.view(self._catalog.state, (topic, queue_id, None))
+        return view is not None and view.is_hidden
 
     # -- messages ---------------------------------------------------------------------------------------------
 
     async def pull(self, wish: PullWish) -> PullFound:
         """See ArchiveSide."""
+        if self._is_hidden(wish.topic, wish.queue_id):
+            return PullFound(PullStatus.NO_MATCHED_LOGIC_QUEUE, wish.offset, Bounds(0, 0))
         result = await run_async(
             self._access.fetcher.get(
                 wish.topic,
@@ -219,6 +235,8 @@ class ServedArchive:
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
         """See ArchiveSide."""
+        if self._is_hidden(topic, queue_id):
+            return []
         result = await run_async(
             self._access.fetcher.get(topic, queue_id, offset, count=count, max_bytes=1 << 20, group="")
         )

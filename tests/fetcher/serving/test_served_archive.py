@@ -1,0 +1,104 @@
+"""What is served of an archive whose topics were deleted, recreated, or numbered anew."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from fetcher.access import open_access
+from fetcher.policy.archived_queues import ArchivedQueues
+from fetcher.serving.archive_side import PullStatus, PullWish
+from fetcher.serving.served_archive import ServedArchive
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.fetcher.broker_store_writer import WrittenStore
+from tiered.catalog.state import CatalogState
+from tiered.object_store.file import FileStore
+from tiered.settings.sections import Settings
+
+
+def store_with(path: Path, queues: dict[int, int], word: bytes) -> Path:
+    """A broker's store with so many messages of topic ``t`` by queue."""
+    store = WrittenStore(path)
+    for queue_id, count in queues.items():
+        for number in range(count):
+            store.put("t", queue_id, b"%s %d" % (word, number))
+    return store.path
+
+
+def run(tmp_path: Path, story: Callable[[ServedArchive, FileStore], Awaitable[None]]) -> None:
+    """``story`` of an archive of three queues."""
+
+    async def whole() -> None:
+        root = FileStore(tmp_path / "archive")
+        backfill(store_with(tmp_path / "first", {0: 20, 1: 20, 3: 20}, b"first"), root)
+        access = open_access(
+            f"file://{tmp_path / 'archive'}", cluster=CLUSTER, broker=BROKER, settings=Settings()
+        )
+        try:
+            archive = ServedArchive(access)
+            await archive.load()
+            await story(archive, root)
+        finally:
+            access.close()
+
+    asyncio.run(whole())
+
+
+async def grown(archive: ServedArchive) -> None:
+    """The newest version is known."""
+    watching = asyncio.create_task(archive.watch(0.0))
+    await archive.changed(10)
+    watching.cancel()
+
+
+def test_a_queue_of_an_earlier_life_is_not_served_beside_those_of_the_new_one(tmp_path: Path) -> None:
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        wish = PullWish("t", 3, 0, 8, 1 << 20, "g")
+        first = await archive.pull(wish)
+        assert first.status is PullStatus.FOUND
+        wish.offset = first.next_offset
+        assert archive.pull_in_hand(wish) is not None
+        # Another disk: the topic begins anew, and has messages in two of its queues so far.
+        backfill(store_with(tmp_path / "second", {0: 5, 1: 5}, b"second"), root, instance="second")
+        await grown(archive)
+        assert b"second 0" in b"".join((await archive.pull(PullWish("t", 0, 0, 1, 1 << 20, "g"))).body)
+        assert archive.pull_in_hand(wish) is None
+        again = await archive.pull(wish)
+        assert (again.status, again.next_offset, list(again.body)) == (
+            PullStatus.NO_MATCHED_LOGIC_QUEUE,
+            wish.offset,
+            [],
+        )
+        assert archive.bounds("t", 3) is None
+        assert await archive.offset_by_time("t", 3, 1 << 50, upper=False) == 0
+        assert await archive.stored_ms("t", 3, 0) == -1
+        assert archive.last_stored_ms("t", 3) == 0
+        assert await archive.units("t", 3, 0, 5) == []
+        queues = ArchivedQueues(archive._catalog)
+        assert queues.find("t", 3).queue is None
+        assert queues.find("t", 0).queue is not None
+
+    run(tmp_path, story)
+
+
+def test_topics_are_those_of_the_tables_also_when_they_were_read_after_the_version(tmp_path: Path) -> None:
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        assert archive.topics()["t"].read_queues == 4
+        second = store_with(tmp_path / "second", {0: 5}, b"second")
+        (second / "config").mkdir()
+        table = {"t": {"topicName": "t", "readQueueNums": 9, "writeQueueNums": 9, "perm": 6}}
+        (second / "config/topics.json").write_text(json.dumps({"topicConfigTable": table}))
+        backfill(second, root, instance="second")
+        refresh = archive._tables.refresh
+
+        def asked_meanwhile(state: CatalogState) -> None:
+            assert archive.topics()["t"].read_queues < 9
+            refresh(state)
+
+        archive._tables.refresh = asked_meanwhile  # type: ignore[method-assign]
+        await grown(archive)
+        assert archive.topics()["t"].read_queues == 9
+
+    run(tmp_path, story)
