@@ -16,6 +16,7 @@ from tiered.broker_store.names import BrokerNames, require_names
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.errors import UsageError
 from tiered.remoting.credentials import Credentials, read_credentials
+from tiered.remoting.tls import ClientTls, TlsOptions
 from tiered.settings.sections import Settings
 
 
@@ -66,6 +67,14 @@ def credentials_of(settings: Settings) -> Credentials | None:
     """The account by which the broker is asked, if one is named. Raises UsageError when its file cannot be used."""
     path = settings.broker.credentials_file
     return read_credentials(Path(path)) if path else None
+
+
+def tls_of(settings: Settings) -> ClientTls | None:
+    """How the broker and its name servers are dialled; None: plain. Raises UsageError for files that do not load."""
+    broker = settings.broker
+    if not broker.tls:
+        return None
+    return ClientTls(TlsOptions(broker.tls_verify, broker.tls_ca, broker.tls_certificate, broker.tls_key))
 
 
 def address_of(settings: Settings, conf: BrokerConf | None) -> str:

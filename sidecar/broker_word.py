@@ -12,10 +12,11 @@ from tiered.broker_store.bound import BrokerWord
 from tiered.errors import TieredError, UnavailableError
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.credentials import Credentials
+from tiered.remoting.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
-Connect = Callable[[str, float, Credentials | None], BrokerClient]
+Connect = Callable[[str, float, Credentials | None, ClientTls | None], BrokerClient]
 
 
 class BrokerVoice:
@@ -26,12 +27,13 @@ class BrokerVoice:
         address: str,
         timeout_s: float,
         credentials: Credentials | None = None,
+        tls: ClientTls | None = None,
         *,
         connect: Connect = BrokerClient,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._credentials = credentials
+        self._credentials, self._tls = credentials, tls
         self._connect = connect
         self._client: BrokerClient | None = None
         self._is_silent = False
@@ -57,7 +59,7 @@ class BrokerVoice:
 
     def _word(self) -> BrokerWord:
         if self._client is None:
-            self._client = self._connect(self._address, self._timeout_s, self._credentials)
+            self._client = self._connect(self._address, self._timeout_s, self._credentials, self._tls)
         # Asked first: where nobody answers, this is the only time limit that is waited for.
         confirm_phys = self._client.confirm_offset()
         try:

@@ -10,7 +10,7 @@ import re
 
 from fetcher.serving.facade.service import FacadePlace
 from fetcher.serving.options import parse_address
-from sidecar.broker_side import address_of
+from sidecar.broker_side import address_of, tls_of
 from tiered.broker_store.conf import BrokerConf
 from tiered.errors import UsageError
 from tiered.settings.sections import Settings
@@ -19,7 +19,7 @@ from tiered.settings.sections import Settings
 def facade_place(settings: Settings, conf: BrokerConf | None, broker: str) -> FacadePlace:
     """The place of the façade of ``broker``. Raises UsageError naming what is missing or impossible."""
     advertise, (address, name_servers) = settings.serve.advertise, neighbours(settings, conf, "serve")
-    return FacadePlace(broker, address, name_servers, advertise)
+    return FacadePlace(broker, address, name_servers, advertise, tls_of(settings))
 
 
 def neighbours(settings: Settings, conf: BrokerConf | None, section: str) -> tuple[str, tuple[str, ...]]:

@@ -24,6 +24,7 @@ from tiered.formats import fastjson
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import Credentials
+from tiered.remoting.tls import ClientTls
 
 
 class NotMovedError(TieredError):
@@ -96,12 +97,21 @@ class ArchiveGroups:
 
 class ServerGroups:
     """A group's offsets at a running server, reached by its name-server codes at ``address``. ``credentials`` sign
-    what it is asked."""
+    what it is asked, ``tls`` is how it and its brokers are dialled."""
 
-    def __init__(self, address: str, timeout_s: float = 10.0, credentials: Credentials | None = None) -> None:
-        self._timeout_s, self._credentials = timeout_s, credentials
-        self._names = BrokerClient(address, timeout_s, credentials)
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = 10.0,
+        credentials: Credentials | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        self._timeout_s, self._credentials, self._tls = timeout_s, credentials, tls
+        self._names = self._client(address)
         self._brokers: dict[str, BrokerClient] = {}
+
+    def _client(self, address: str) -> BrokerClient:
+        return BrokerClient(address, self._timeout_s, self._credentials, self._tls)
 
     def close(self) -> None:
         """Hang up."""
@@ -121,8 +131,7 @@ class ServerGroups:
             broker = str(data["brokerName"])
             if broker not in addresses:
                 raise UnavailableError(f"broker {broker} has no master now")
-            client = BrokerClient(addresses[broker], self._timeout_s, self._credentials)
-            self._brokers.setdefault(broker, client)
+            self._brokers.setdefault(broker, self._client(addresses[broker]))
             found += [
                 self._plan_queue(broker, group, topic, queue_id, start)
                 for queue_id in range(int(data["readQueueNums"]))

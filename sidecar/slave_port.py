@@ -15,7 +15,7 @@ from fetcher.serving.options import parse_address
 from fetcher.serving.slave.hand_back import SlavePulls, Surroundings
 from fetcher.serving.slave.registration import SlavePlace
 from fetcher.serving.slave.service import SlaveService, SlaveSide
-from sidecar.broker_side import credentials_of
+from sidecar.broker_side import credentials_of, tls_of
 from sidecar.facade_answers import MergedAnswers
 from sidecar.facade_place import neighbours
 from sidecar.serving_thread import Port
@@ -45,7 +45,7 @@ def slave_place(settings: Settings, conf: BrokerConf | None, broker: str) -> Sla
             f"slave.advertise = {slave.advertise!r} would lead every client to its own host",
             hint="name this host as clients see it",
         )
-    return SlavePlace(broker, address, name_servers, slave.advertise, slave.broker_id)
+    return SlavePlace(broker, address, name_servers, slave.advertise, slave.broker_id, tls_of(settings))
 
 
 def slave_policies(read: ReadSettings) -> ReadSettings:

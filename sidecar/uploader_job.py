@@ -12,7 +12,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sidecar.broker_side import address_of, credentials_of, names_of, open_store_of, read_conf, store_path
+from sidecar.broker_side import (
+    address_of,
+    credentials_of,
+    names_of,
+    open_store_of,
+    read_conf,
+    store_path,
+    tls_of,
+)
 from sidecar.broker_word import BrokerVoice
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter, ReportHead
@@ -77,7 +85,7 @@ class UploaderJob:
     def _build(self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack) -> None:
         conf = read_conf(settings)
         timeout_s = settings.broker.request_timeout_ms / 1000
-        voice = BrokerVoice(address_of(settings, conf), timeout_s, credentials_of(settings))
+        voice = BrokerVoice(address_of(settings, conf), timeout_s, credentials_of(settings), tls_of(settings))
         opened.callback(voice.close)
         pins = writer.pins.hand_over(_pin_keeper(settings, conf, writer))
         pinned = pins.files if pins is not None else None

@@ -35,6 +35,7 @@ CORNERS = {
     "tqdm": ("sidecar/",),
     "prometheus_client": ("sidecar/", "tiered/object_store/"),
     "socket": ("tiered/remoting/client.py", "sidecar/admin.py", "fetcher/serving/"),
+    "ssl": ("tiered/remoting/tls.py", "fetcher/serving/"),
     "socketserver": ("sidecar/admin.py",),
     "yaml": ("fetcher/serving/security/", "tiered/remoting/credentials.py"),
     "http.server": ("sidecar/admin.py",),

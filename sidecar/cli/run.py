@@ -145,6 +145,10 @@ class _Served:
         if settings.slave.advertise:
             slave, port = slave_port(settings, conf, names)
             ports.append(port)
+        if ports and settings.broker.tls and not settings.serve.tls_certificate:
+            logger.warning(
+                "clients are served without TLS, though the broker is dialled with it: serve.tls_certificate is not set"
+            )
         return cls(facade, slave, ServingThread(names, settings, ports) if ports else None)
 
 

@@ -15,8 +15,9 @@ import pytest
 from fetcher.policy.read_policy import BrokerSide, OffsetRange
 from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.continuous_line import judged
+from fetcher.serving.facade.flight_gate import FlightGate
 from fetcher.serving.facade.pull_sides import PullContext, PullSides, said_by
-from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
+from fetcher.serving.facade.upstream import RemotingUpstream
 from fetcher.serving.session import ClientTable
 from fetcher.serving.wire.codes import RequestCode
 from fetcher.serving.wire.request import Request

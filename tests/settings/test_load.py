@@ -109,6 +109,9 @@ def test_lists_may_be_text(text: str) -> None:
         ("process.log_level", "loud", "debug, info, warning, error"),
         ("topics.include", [1], "list of texts"),
         ("archive.url", 5, "a text"),
+        ("broker.tls_verify", "some", "full, ca, none"),
+        ("broker.tls_ca", "/ca.pem", "with broker.tls = true only"),
+        ("broker.tls_key", "/own.key", "with broker.tls = true only"),
     ],
 )
 def test_impossible_values_name_key_origin_and_fix(key: str, value: Any, fix: str) -> None:
@@ -117,6 +120,11 @@ def test_impossible_values_name_key_origin_and_fix(key: str, value: Any, fix: st
     message = str(caught.value)
     assert key in message and "the-origin" in message and fix in message
     assert caught.value.exit_code == 2 and "\n" not in message
+
+
+def test_a_key_of_no_certificate_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"broker.tls_key .*tls_certificate, which is not set"):
+        load_settings(flags=flag_assignments(["broker.tls=true", "broker.tls_key=/own.key"]))
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,9 @@ def test_what_does_not_exist_and_wrong_usage(
 class StubbornBroker:
     """A live broker: one queue, group at 150, a member online; it moves nobody below its first message, 100."""
 
-    def __init__(self, address: str, timeout_s: float, credentials: object = None) -> None:
+    def __init__(
+        self, address: str, timeout_s: float, credentials: object = None, tls: object = None
+    ) -> None:
         pass
 
     def close(self) -> None:

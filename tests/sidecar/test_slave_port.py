@@ -11,9 +11,10 @@ import orjson
 import pytest
 
 from fetcher.access import ArchiveAccess
+from fetcher.serving.facade.flight_gate import FlightGate
 from fetcher.serving.facade.group_reads import GroupReading
 from fetcher.serving.facade.service import FacadePlace, FacadeService
-from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
+from fetcher.serving.facade.upstream import RemotingUpstream
 from fetcher.serving.slave.registrar import Standing
 from fetcher.serving.slave.registration import SlavePlace, Stand
 from fetcher.serving.slave.status import SlaveCounters, SlaveStatus

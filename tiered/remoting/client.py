@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
-from tiered.errors import CorruptionError, UnavailableError
+from tiered.errors import CorruptionError, UnavailableError, UsageError
 from tiered.formats import fastjson
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
 from tiered.remoting.credentials import Credentials
+from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 
 SUCCESS = 0
 NOT_SUPPORTED = 3
@@ -41,14 +42,22 @@ class RequestCode(IntEnum):
 
 
 class BrokerClient:
-    """One connection to ``host:port``, made when first needed. Not thread-safe. ``credentials`` sign what is asked."""
+    """One connection to ``host:port``, made when first needed. Not thread-safe. ``credentials`` sign what is asked;
+    without ``tls`` it is dialled plain."""
 
-    def __init__(self, address: str, timeout_s: float, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        credentials: Credentials | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
         host, _, port = address.rpartition(":")
         self._address = address
         self._endpoint = (host.strip("[]"), int(port))
         self._timeout_s = timeout_s
         self._credentials = credentials
+        self._tls = tls
         self._opaques = itertools.count(1)
         self._socket: socket.socket | None = None
         self._decoder = FrameDecoder()
@@ -66,7 +75,8 @@ class BrokerClient:
     def call(
         self, code: int, ext_fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> RemotingCommand:
-        """One request and its answer, whatever its code. Raises UnavailableError."""
+        """One request and its answer, whatever its code. Raises UnavailableError, and UsageError where TLS is refused
+        by either side for good."""
         deadline_s = time.monotonic() + self._timeout_s
         opaque = next(self._opaques) & 0x7FFFFFFF
         fields = ext_fields or {}
@@ -74,12 +84,13 @@ class BrokerClient:
             fields = self._credentials.signed(fields, body)
         try:
             connection = self._connected(deadline_s)
-            connection.settimeout(_left(deadline_s))
-            connection.sendall(encode(RemotingCommand(code, opaque, ext_fields=fields, body=body)))
+            self._send(
+                connection, encode(RemotingCommand(code, opaque, ext_fields=fields, body=body)), deadline_s
+            )
             return self._answer(connection, opaque, deadline_s)
         except OSError as error:
             self.close()
-            raise UnavailableError(f"broker {self._address} does not answer: {error}") from error
+            raise self._failed(error) from error
         except UnavailableError:
             self.close()
             raise
@@ -87,9 +98,43 @@ class BrokerClient:
     def _connected(self, deadline_s: float) -> socket.socket:
         if self._socket is None:
             self._decoder, self._has_answered = FrameDecoder(), False
-            self._socket = socket.create_connection(self._endpoint, _left(deadline_s))
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = socket.create_connection(self._endpoint, _left(deadline_s))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                connection = self._secured(connection, self._tls, deadline_s)
+            self._socket = connection
         return self._socket
+
+    def _secured(self, connection: socket.socket, tls: ClientTls, deadline_s: float) -> socket.socket:
+        try:
+            connection.settimeout(_left(deadline_s))
+            return tls.context().wrap_socket(connection, server_hostname=self._endpoint[0])
+        except BaseException:
+            connection.close()
+            raise
+
+    def _send(self, connection: socket.socket, frame: bytes, deadline_s: float) -> None:
+        connection.settimeout(_left(deadline_s))
+        try:
+            connection.sendall(frame)
+        except OSError:
+            if self._tls is not None and not self._has_answered:
+                # It may have said why before it hung up, which reading tells.
+                connection.recv(_RECEIVE_BYTES)
+            raise
+
+    def _failed(self, error: OSError) -> UnavailableError | UsageError:
+        words = f"broker {self._address} does not answer: {error}"
+        if self._has_answered:
+            return UnavailableError(words)
+        if self._tls is None:
+            has_hung_up = isinstance(error, ConnectionResetError | BrokenPipeError)
+            return UnavailableError(words, hint=TLS_WANTED if has_hung_up else "")
+        failure = self._tls.explained(error, self._endpoint[0])
+        if failure is None:
+            return UnavailableError(words)
+        kind = UsageError if failure.is_lasting else UnavailableError
+        return kind(f"broker {self._address} cannot be asked: {failure.words}", hint=failure.hint)
 
     def _answer(self, connection: socket.socket, opaque: int, deadline_s: float) -> RemotingCommand:
         while True:
@@ -97,15 +142,19 @@ class BrokerClient:
             data = connection.recv(_RECEIVE_BYTES)
             if not data:
                 raise UnavailableError(
-                    f"broker {self._address} closed the connection",
-                    hint=""
-                    if self._has_answered
-                    else "one that takes TLS only does so: it is dialled without",
+                    f"broker {self._address} closed the connection", hint=self._why_closed()
                 )
             for command in self._decoder.feed(data):
                 if command.is_response and command.opaque == opaque:
                     self._has_answered = True
                     return command
+
+    def _why_closed(self) -> str:
+        if self._has_answered:
+            return ""
+        if self._tls is not None:
+            return closed(self._tls.options).hint
+        return TLS_WANTED
 
     # -- questions --------------------------------------------------------------------------------------------
 

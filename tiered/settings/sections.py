@@ -41,6 +41,33 @@ class BrokerSettings:
         restart=True,
     )
     request_timeout_ms: int = setting(3_000, "time limit of one request to the broker", minimum=50)
+    tls: bool = setting(False, "dial the broker and the name servers with TLS", restart=True)
+    tls_ca: str = setting(
+        "",
+        "PEM file of the CAs that signed their certificates, or of these themselves; empty: the CAs of the system. "
+        "Read anew when it changes, as the other files are",
+        restart=True,
+    )
+    tls_verify: str = setting(
+        "full",
+        "what is checked of their certificates. full: who signed, time and host; ca: not the host; none: nothing, so "
+        "that anybody in between may read along",
+        choices=("full", "ca", "none"),
+        restart=True,
+    )
+    tls_certificate: str = setting(
+        "", "PEM file of the certificate chain that they are shown when they ask for one", restart=True
+    )
+    tls_key: str = setting("", "PEM file of its key, not encrypted; empty: it is in that file", restart=True)
+
+    def complaints(self) -> list[tuple[str, str]]:
+        """What is impossible together. TLS that is meant and not on would be seen by nobody."""
+        if self.tls:
+            return [] if self.tls_certificate or not self.tls_key else [
+                ("broker.tls_key", "is the key of broker.tls_certificate, which is not set")
+            ]  # fmt: skip
+        set_in_vain = [name for name in ("tls_ca", "tls_certificate", "tls_key") if getattr(self, name)]
+        return [(f"broker.{name}", "is in force with broker.tls = true only") for name in set_in_vain]
 
 
 @dataclass(frozen=True)
@@ -539,4 +566,4 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
         found.append(("fetch.piece_bytes", "must not exceed fetch.get_max_bytes"))
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
-    return found + settings.read.complaints() + settings.slave.complaints()
+    return found + settings.broker.complaints() + settings.read.complaints() + settings.slave.complaints()

@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream, as_answer
+from fetcher.serving.facade.flight_gate import FlightGate
+from fetcher.serving.facade.upstream import LinkEvents, RemotingUpstream, as_answer
 from fetcher.serving.wire.codes import RequestCode
 from fetcher.serving.wire.connection import Connection
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +54,12 @@ class QuietPeer:
 class FacadeClient:
     """``connection`` and what belongs to it."""
 
-    def __init__(self, connection: Connection, broker_address: str, gate: FlightGate) -> None:
+    def __init__(
+        self, connection: Connection, broker_address: str, gate: FlightGate, tls: ClientTls | None = None
+    ) -> None:
         self.connection = connection
         self.quiet = QuietPeer(connection, lambda code: code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
-        self.upstream = RemotingUpstream(broker_address, gate, LinkEvents(self._down, self._lost))
+        self.upstream = RemotingUpstream(broker_address, gate, LinkEvents(self._down, self._lost), tls)
         self.is_registered = False
         """Whether the broker knows this client by our connection to it."""
         self._opaques = itertools.count(1)

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
+from fetcher.serving.facade.flight_gate import FlightGate
+from fetcher.serving.facade.upstream import RemotingUpstream
 from fetcher.serving.wire.codes import ResponseCode
 from tiered.errors import UnavailableError
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.tls import ClientTls
 
 TOTAL_S = 2.4
 """For all of them together: clients wait 3 s and then close their connection."""
 
 
 class NameServers:
-    """``addresses``: at least one, as host:port."""
+    """``addresses``: at least one, as host:port; without ``tls`` they are dialled plain."""
 
-    def __init__(self, addresses: Sequence[str], gate: FlightGate) -> None:
+    def __init__(self, addresses: Sequence[str], gate: FlightGate, tls: ClientTls | None = None) -> None:
         if not addresses:
             raise ValueError("no name server")
-        self._servers = [RemotingUpstream(address, gate) for address in addresses]
+        self._servers = [RemotingUpstream(address, gate, tls=tls) for address in addresses]
         self._limit_s = TOTAL_S / len(self._servers)
 
     async def ask(self, command: RemotingCommand) -> RemotingCommand:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fetcher.serving.facade.client import FacadeClient
+from fetcher.serving.facade.flight_gate import FlightGate
 from fetcher.serving.facade.group_reads import GroupReads
 from fetcher.serving.facade.name_servers import NameServers
 from fetcher.serving.facade.protocol import FacadeHandler, FacadeHandlers, relayed
@@ -28,7 +29,6 @@ from fetcher.serving.facade.relay import Relay
 from fetcher.serving.facade.relay_rules import Way, way_of
 from fetcher.serving.facade.routes import Published, may_dial, reads_anything, rewritten
 from fetcher.serving.facade.status import FacadeCounters, FacadeStatus
-from fetcher.serving.facade.upstream import FlightGate
 from fetcher.serving.options import parse_address, server_options
 from fetcher.serving.session import ClientTable
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
@@ -36,6 +36,7 @@ from fetcher.serving.wire.connection import Connection
 from fetcher.serving.wire.request import Handler, HandlerTable, Request, Response
 from fetcher.serving.wire.server import ServingServer
 from tiered.errors import CorruptionError, ThrottledError, UnavailableError
+from tiered.remoting.tls import ClientTls
 from tiered.settings.sections import ReadSettings, ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -51,12 +52,14 @@ MERGED_CODES = frozenset({
 
 @dataclass(frozen=True)
 class FacadePlace:
-    """Whose façade it is: the broker's name and address, its name servers, and where clients dial us."""
+    """Whose façade it is: the broker's name and address, its name servers, and where clients dial us. ``tls``: how the
+    broker and the name servers are dialled; None: plain."""
 
     broker: str
     broker_address: str
     name_servers: Sequence[str]
     advertise: str
+    tls: ClientTls | None = None
 
 
 class _Table(HandlerTable):
@@ -77,7 +80,7 @@ class FacadeService:
         self._place, self._settings, self._policies = place, settings, policies
         self._published = Published(place.broker, place.advertise)
         self._gate = FlightGate()
-        self._name_servers = NameServers(place.name_servers, self._gate)
+        self._name_servers = NameServers(place.name_servers, self._gate, place.tls)
         self._handlers: FacadeHandlers | None = None
         self._members: dict[int, FacadeClient] = {}
         self._server: ServingServer | None = None
@@ -140,7 +143,9 @@ class FacadeService:
         found = self._members.get(peer.id)
         if found is None:
             assert isinstance(peer, Connection)
-            found = self._members[peer.id] = FacadeClient(peer, self._place.broker_address, self._gate)
+            place = self._place
+            found = FacadeClient(peer, place.broker_address, self._gate, place.tls)
+            self._members[peer.id] = found
         return found
 
     def _closed(self, connection: Connection) -> None:

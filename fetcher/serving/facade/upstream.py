@@ -4,8 +4,8 @@ A broker knows consumers, locks and whom to notify by the connection, so every c
 client first asks something of the broker. Requests are numbered anew; nothing is ever sent twice. When an established
 connection is lost its owner is told, because what the broker knew of that client is gone with it.
 
-Owns connecting, matching answers to requests and the bound on bytes under way. Does not own what is relayed
-(service.py) nor what clients are told when the broker is away.
+Owns connecting and matching answers to requests. Does not own what is relayed (service.py), what clients are told when
+the broker is away, nor the bound on bytes under way (flight_gate.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import itertools
 import logging
 import socket
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
+from fetcher.serving.facade.flight_gate import FlightGate
 from tiered.errors import ThrottledError, UnansweredError
 from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode
+from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 
 logger = logging.getLogger(__name__)
 
@@ -31,54 +32,10 @@ CONNECT_AGAIN_S = 0.5
 """After a connection was refused, calls fail at once for this long."""
 UNTAKEN_BYTES_MAX = 4 * 1024 * 1024
 """Answers a client has not taken yet; above, nothing more is read from its connection to the broker."""
-REQUEST_BYTES_MAX = 64 * 1024 * 1024
 
 
 class TimedOutError(UnansweredError):
     """No answer within the time limit; the connection stays."""
-
-
-class FlightGate:
-    """Bytes of requests under way, all clients together; first come, first served. Belongs to one event loop."""
-
-    def __init__(self, limit_bytes: int = REQUEST_BYTES_MAX) -> None:
-        self._limit = limit_bytes
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self.used_bytes = 0
-
-    async def enter(self, byte_count: int) -> None:
-        """Wait for room; a request larger than the limit goes alone."""
-        if not self._waiting and self._fits(byte_count):
-            self.used_bytes += byte_count
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (byte_count, turn)
-        self._waiting.append(entry)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.leave(byte_count)
-            else:
-                with suppress(ValueError):
-                    self._waiting.remove(entry)
-                self._admit()
-            raise
-
-    def leave(self, byte_count: int) -> None:
-        """What ``enter`` took is free again."""
-        self.used_bytes -= byte_count
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            byte_count, turn = self._waiting.popleft()
-            if not turn.done():
-                self.used_bytes += byte_count
-                turn.set_result(None)
-
-    def _fits(self, byte_count: int) -> bool:
-        return self.used_bytes == 0 or self.used_bytes + byte_count <= self._limit
 
 
 @dataclass(frozen=True)
@@ -91,14 +48,15 @@ class LinkEvents:
 
 
 class _Link(asyncio.Protocol):
-    """One TCP connection to ``address``."""
+    """One connection to ``address``."""
 
-    def __init__(self, address: str, events: LinkEvents) -> None:
-        self._address, self._events = address, events
+    def __init__(self, address: str, events: LinkEvents, tls: ClientTls | None) -> None:
+        self._address, self._events, self._tls = address, events, tls
         self._decoder = FrameDecoder()
         self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._transport: asyncio.Transport | None = None
-        self._why = "the broker closed the connection"
+        self._why = ""
+        self._has_answered = False
         self._untaken_bytes = 0
         self._can_write = asyncio.Event()
         self._can_write.set()
@@ -108,6 +66,10 @@ class _Link(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        if not self._has_answered:
+            self._has_answered = True
+            if self._tls is not None:
+                self._tls.succeeded(self._address)
         try:
             for command in self._decoder.feed(data):
                 self._take(command)
@@ -141,13 +103,24 @@ class _Link(asyncio.Protocol):
         self._can_write.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        why = f"{self._why} ({exc})" if exc else self._why
+        why = self._why = self._why or self._why_lost(exc)
         self._can_write.set()
         waiting = [answer for answer in self._pending.values() if not answer.done()]
         self._pending.clear()
         for answer in waiting:
             answer.set_exception(UnansweredError(f"{self._address}: {why}"))
         self._events.on_lost(why, bool(waiting))
+
+    def _why_lost(self, exc: Exception | None) -> str:
+        why = "the broker closed the connection"
+        if self._has_answered:
+            return f"{why} ({exc})" if exc else why
+        if self._tls is None:
+            return f"{why}; {TLS_WANTED}"
+        found = self._tls.explained(exc, host_of(self._address)) if exc else None
+        failure = found or closed(self._tls.options)
+        self._tls.failed(self._address, failure)
+        return str(failure)
 
     @property
     def is_open(self) -> bool:
@@ -163,7 +136,8 @@ class _Link(asyncio.Protocol):
         frame = encode(command)
         await self._can_write.wait()
         if not self.is_open:
-            raise ThrottledError(f"{self._address} is not connected")
+            await asyncio.sleep(0)  # connection_lost, which knows why, comes next
+            raise ThrottledError(f"{self._address} is not connected: {self._why or 'it is closing'}")
         assert self._transport is not None
         self._transport.write(frame)
 
@@ -178,13 +152,21 @@ class _Link(asyncio.Protocol):
             raise TimedOutError(f"{self._address} did not answer within {timeout_s:g} s") from error
         finally:
             self._pending.pop(command.opaque, None)
+            _seen(waiting)  # a write that fails raises first
 
 
 class RemotingUpstream:
-    """See protocol.Upstream. One connection to ``address``, made when needed; ``close`` ends it for good."""
+    """See protocol.Upstream. One connection to ``address``, made when needed; ``close`` ends it for good. Without
+    ``tls`` it is plain."""
 
-    def __init__(self, address: str, gate: FlightGate, events: LinkEvents | None = None) -> None:
-        self.address = address
+    def __init__(
+        self,
+        address: str,
+        gate: FlightGate,
+        events: LinkEvents | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        self.address, self._tls = address, tls
         self._gate = gate
         self._events = events or LinkEvents()
         self._opaques = itertools.count(1)
@@ -268,16 +250,26 @@ class RemotingUpstream:
             raise
 
     async def _connect(self) -> _Link:
-        host, _, port = self.address.rpartition(":")
+        host, port = host_of(self.address), int(self.address.rpartition(":")[2])
+        context, name = (None, None) if self._tls is None else (self._tls.context(), host)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 transport, link = await loop.create_connection(
-                    lambda: _Link(self.address, self._events), host.strip("[]"), int(port)
+                    lambda: _Link(self.address, self._events, self._tls),
+                    host,
+                    port,
+                    ssl=context,
+                    server_hostname=name,
                 )
         except (OSError, TimeoutError, UnicodeError) as error:  # the last of a name that none can have
             self._refused_at_s = time.monotonic()
-            raise ThrottledError(f"{self.address} cannot be reached: {error or 'no answer'}") from error
+            failure = self._tls.explained(error, host) if self._tls is not None else None
+            if failure is not None and self._tls is not None:
+                self._tls.failed(self.address, failure)
+            raise ThrottledError(
+                f"{self.address} cannot be reached: {failure or error or 'no answer'}"
+            ) from error
         finally:
             self._connecting = None
         raw = transport.get_extra_info("socket")
@@ -287,10 +279,15 @@ class RemotingUpstream:
         return link
 
 
-def _seen(task: asyncio.Task[_Link]) -> None:
+def host_of(address: str) -> str:
+    """Of ``host:port``, without brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _seen(outcome: asyncio.Future[Any]) -> None:
     """Its failure is told to who waits; there may be nobody left."""
-    if not task.cancelled():
-        task.exception()
+    if outcome.done() and not outcome.cancelled():
+        outcome.exception()
 
 
 def as_answer(command: RemotingCommand, opaque: int) -> RemotingCommand:

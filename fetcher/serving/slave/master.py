@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream
+from fetcher.serving.facade.flight_gate import FlightGate
+from fetcher.serving.facade.upstream import LinkEvents, RemotingUpstream
 from fetcher.serving.slave.registration import SlavePlace, refusal_of_master
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from tiered.errors import UnavailableError
@@ -37,7 +38,8 @@ class MasterWatch:
         self._broker, self._file = place.broker, file
         fields = {} if credentials is None else credentials.signed({})
         self._question = RemotingCommand(RequestCode.GET_BROKER_CONFIG, 0, ext_fields=fields)
-        self._link = RemotingUpstream(place.broker_address, FlightGate(), LinkEvents(on_lost=self._lost))
+        events = LinkEvents(on_lost=self._lost)
+        self._link = RemotingUpstream(place.broker_address, FlightGate(), events, place.tls)
         self._task: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
         self._has_gone = asyncio.Event()

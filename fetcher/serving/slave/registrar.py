@@ -13,7 +13,8 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream
+from fetcher.serving.facade.flight_gate import FlightGate
+from fetcher.serving.facade.upstream import LinkEvents, RemotingUpstream
 from fetcher.serving.slave.registration import (
     GET_BROKER_CLUSTER_INFO,
     MASTER_ID,
@@ -133,7 +134,7 @@ class _Desk:
 
     def __init__(self, registrar: Registrar, place: SlavePlace, address: str, period_s: float) -> None:
         self._registrar, self._place, self._address, self._period_s = registrar, place, address, period_s
-        self._link = RemotingUpstream(address, FlightGate(), LinkEvents(on_lost=self._lost))
+        self._link = RemotingUpstream(address, FlightGate(), LinkEvents(on_lost=self._lost), place.tls)
         self._progress = Progress()
         self._awake = asyncio.Event()
         self._registering: asyncio.Task[RemotingCommand] | None = None

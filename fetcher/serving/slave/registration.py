@@ -25,6 +25,7 @@ from typing import Final
 from tiered.errors import CorruptionError
 from tiered.formats import fastjson
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.tls import ClientTls
 
 REGISTER_BROKER: Final = 103
 UNREGISTER_BROKER: Final = 104
@@ -54,13 +55,15 @@ _BODY: Final = json.dumps(
 
 @dataclass(frozen=True)
 class SlavePlace:
-    """Whose slave it is and as what: ``broker_id`` at the address ``advertise`` that clients dial."""
+    """Whose slave it is and as what: ``broker_id`` at the address ``advertise`` that clients dial. ``tls``: how the
+    broker and the name servers are dialled; None: plain."""
 
     broker: str
     broker_address: str
     name_servers: tuple[str, ...]
     advertise: str
     broker_id: int
+    tls: ClientTls | None = None
 
 
 @dataclass(frozen=True)

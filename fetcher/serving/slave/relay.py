@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fetcher.serving.facade.client import QuietPeer
+from fetcher.serving.facade.flight_gate import FlightGate
 from fetcher.serving.facade.protocol import relayed
 from fetcher.serving.facade.relay_rules import Failure, failure_of, patience_s
-from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream, TimedOutError
+from fetcher.serving.facade.upstream import RemotingUpstream, TimedOutError
 from fetcher.serving.session import ClientTable, register_session_handlers
 from fetcher.serving.slave.master import MasterWatch
+from fetcher.serving.slave.registration import SlavePlace
 from fetcher.serving.slave.status import SlaveCounters
 from fetcher.serving.wire.codes import RequestCode
 from fetcher.serving.wire.connection import Connection
@@ -27,11 +29,13 @@ from tiered.errors import ThrottledError, UnavailableError
 class SlaveClient:
     """One connection, and its own one to the master, made when first needed."""
 
-    def __init__(self, connection: Connection, master: str, gate: FlightGate, watch: MasterWatch) -> None:
+    def __init__(
+        self, connection: Connection, place: SlavePlace, gate: FlightGate, watch: MasterWatch
+    ) -> None:
         self.connection = connection
         # Notices are the master's business while it is there.
         self.peer = QuietPeer(connection, lambda code: not watch.is_well)
-        self.upstream = RemotingUpstream(master, gate)
+        self.upstream = RemotingUpstream(place.broker_address, gate, tls=place.tls)
 
 
 class MasterRelay:

@@ -21,9 +21,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
+from fetcher.serving.facade.flight_gate import FlightGate
 from fetcher.serving.facade.group_reads import GroupReads
 from fetcher.serving.facade.protocol import FacadeHandlers
-from fetcher.serving.facade.upstream import FlightGate
 from fetcher.serving.options import server_options
 from fetcher.serving.routes import runtime_table
 from fetcher.serving.session import ClientTable
@@ -155,7 +155,7 @@ class SlaveService:
         found = self._members.get(peer.id)
         if found is None:
             assert isinstance(peer, Connection)
-            found = SlaveClient(peer, self._side.place.broker_address, self._gate, self.watch)
+            found = SlaveClient(peer, self._side.place, self._gate, self.watch)
             self._members[peer.id] = found
         return found
 

@@ -15,9 +15,10 @@ from fetcher.access import open_access
 from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.policy_line import PolicyLine
 from fetcher.serving.facade.broker_view import BrokerViews
+from fetcher.serving.facade.flight_gate import FlightGate
 from fetcher.serving.facade.pull import FacadePulls
 from fetcher.serving.facade.pull_sides import PullContext
-from fetcher.serving.facade.upstream import FlightGate, RemotingUpstream
+from fetcher.serving.facade.upstream import RemotingUpstream
 from fetcher.serving.pull import PullLimits
 from fetcher.serving.served_archive import ServedArchive
 from fetcher.serving.wire.codes import RequestCode

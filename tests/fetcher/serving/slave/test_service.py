@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from fetcher.serving.archive_side import Bounds
+from fetcher.serving.facade.flight_gate import FlightGate
 from fetcher.serving.facade.protocol import Upstream
-from fetcher.serving.facade.upstream import FlightGate, LinkEvents, RemotingUpstream
+from fetcher.serving.facade.upstream import LinkEvents, RemotingUpstream
 from fetcher.serving.pull import pull_response
 from fetcher.serving.slave.registration import SlavePlace, Stand
 from fetcher.serving.slave.requests import ACKNOWLEDGED, READ_ONLY, RELAYED

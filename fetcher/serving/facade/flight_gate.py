@@ -1,0 +1,52 @@
+"""How much may be under way to brokers and name servers at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+
+
+class FlightGate:
+    """Bytes of requests under way, all clients together; first come, first served. Belongs to one event loop."""
+
+    def __init__(self, limit_bytes: int = REQUEST_BYTES_MAX) -> None:
+        self._limit = limit_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.used_bytes = 0
+
+    async def enter(self, byte_count: int) -> None:
+        """Wait for room; a request larger than the limit goes alone."""
+        if not self._waiting and self._fits(byte_count):
+            self.used_bytes += byte_count
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (byte_count, turn)
+        self._waiting.append(entry)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(byte_count)
+            else:
+                with suppress(ValueError):
+                    self._waiting.remove(entry)
+                self._admit()
+            raise
+
+    def leave(self, byte_count: int) -> None:
+        """What ``enter`` took is free again."""
+        self.used_bytes -= byte_count
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            byte_count, turn = self._waiting.popleft()
+            if not turn.done():
+                self.used_bytes += byte_count
+                turn.set_result(None)
+
+    def _fits(self, byte_count: int) -> bool:
+        return self.used_bytes == 0 or self.used_bytes + byte_count <= self._limit

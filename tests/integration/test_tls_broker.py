@@ -1,0 +1,113 @@
+"""Beside servers that take TLS only, and want a certificate: archived, and read by Java clients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.integration.client_scene import (
+    all_there_is,
+    begins_and_ends,
+    delete_old_files,
+    everything,
+    need_clients,
+    until,
+)
+from tests.integration.facade_scene import Facade, beside_facade
+from tests.integration.slave_scene import standing
+from tests.integration.tls_cluster import TlsCluster, as_environment, as_flags
+from tests.servers.rocketmq import BROKER
+from tests.servers.running_store import RunningStore
+from tiered.errors import TieredError
+from tiered.remoting.client import BrokerClient
+from tiered.remoting.tls import ClientTls, TlsOptions
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TlsCluster:
+    need_clients("5.3.3")
+    found = TlsCluster.made(tmp_path / "papers")
+    found.begin(tmp_path, monkeypatch)
+    return found
+
+
+def refusal(address: str, options: TlsOptions | None) -> str:
+    """What the error says to whoever asks so."""
+    tls = ClientTls(options) if options is not None else None
+    with closing(BrokerClient(address, 5, tls=tls)) as client, pytest.raises(TieredError) as raised:
+        client.runtime_info()
+    return str(raised.value)
+
+
+def who_is_not_let_in_is_told_why(address: str, cluster: TlsCluster) -> None:
+    assert "broker.tls = true dials with TLS" in refusal(address, None)
+    assert "not signed by a CA in" in refusal(address, TlsOptions(ca=str(cluster.other_ca)))
+    assert "(broker.tls_certificate)" in (said := refusal(address, TlsOptions(ca=str(cluster.ca)))) or (
+        "name one in broker.tls_certificate" in said
+    ), said
+
+
+def a_group_is_looked_at(facade: Facade, cluster: TlsCluster, group: str) -> None:
+    """Through the façade, and at the real name server."""
+    words = ("--group", group, "--topic", "live0", "--earliest", "--dry-run", "--json")
+    for address in (facade.address, facade.broker.name_server_address):
+        done = facade.sidecar.tiered("replay", "--serve", address, *words, *as_flags(cluster.dialling()))
+        assert done.returncode == 0 and BROKER in done.stdout, done.stderr
+    wrong = cluster.dialling() | {"broker.tls_ca": str(cluster.other_ca)}
+    done = facade.sidecar.tiered("replay", "--serve", facade.address, *words, *as_flags(wrong))
+    assert done.returncode == 2 and "broker.tls_ca" in done.stderr and "Traceback" not in done.stderr
+    done = facade.sidecar.tiered("replay", "--serve", facade.address, *words)
+    assert done.returncode == 4, done.stderr
+
+
+def test_it_is_archived_and_read_through_the_facade(
+    cluster: TlsCluster, tmp_path: Path, minio_url: RunningStore
+) -> None:
+    settings = as_environment(cluster.dialling() | cluster.serving())
+    with beside_facade(tmp_path, minio_url, {}, settings, topics=1) as facade:
+        who_is_not_let_in_is_told_why(facade.broker.broker_address, cluster)
+        facade.fill(2000)
+        facade.wait_until_serving()
+        assert delete_old_files(facade) > 100
+        wanted = all_there_is(facade, "live0")
+        assert Counter(facade.consume("push", "G-tls", len(wanted)).finish()) == Counter(wanted)
+        route = facade.mqadmin("topicRoute", "-t", "live0")
+        assert facade.address in route and facade.broker.broker_address in route
+        a_group_is_looked_at(facade, cluster, "G-tls")
+        assert facade.sidecar.stop() == 0
+        assert "with TLS fails" not in facade.sidecar.log.read_text()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", ["5.3.3", "4.9.7"])
+def test_as_its_slave_it_is_listed_and_serves(
+    version: str, cluster: TlsCluster, tmp_path: Path, minio_url: RunningStore
+) -> None:
+    need_clients(version)
+    with standing(version, tmp_path, minio_url, messages=2000, topics=1) as slave:
+        sidecar, begun = slave.sidecar, dict(slave.sidecar.settings)
+        wrong = cluster.dialling() | {"broker.tls_ca": str(cluster.other_ca)}
+        sidecar.settings = begun | as_environment(wrong | cluster.serving())
+        sidecar.start()
+        until(lambda: "broker.tls_ca" in sidecar.log.read_text(), "nobody says what is wrong")
+        assert sidecar.stop() == 0
+        assert "7" not in slave.listed()
+        sidecar.settings = begun | as_environment(cluster.dialling() | cluster.serving())
+        sidecar.start()
+        slave.wait_until_listed()
+        sidecar.wait_until_archived(60)
+        ends = begins_and_ends(slave, "live0")[1]
+        assert set(slave.pinned("pull", "G-pulled", 0).finish()) == everything(ends)
+        assigned = slave.pinned("assign", "G-pinned", 10**6, idle_s=60)
+        assigned.wait_for_all(everything(ends))
+        until(lambda: slave.committed("G-pinned") == ends, "the master was not told", 20)
+        until(lambda: slave.answered("G-pinned")[0] > 0, "not from the archive, or no heartbeat", 45)
+        with slave.produce(40, per_second=20) as producer:
+            producer.finish(30)
+        assigned.wait_for_all(everything(begins_and_ends(slave, "live0")[1]))
+        assigned.kill()
