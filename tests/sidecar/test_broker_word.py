@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
-from sidecar.broker_side import address_of
+from sidecar.broker_side import address_of, tls_of
 from sidecar.broker_word import BrokerVoice
+from tests.remoting.tls_peer import Papers, answering, listening, shows
 from tiered.broker_store.bound import BrokerWord
 from tiered.broker_store.conf import BrokerConf
 from tiered.errors import UnavailableError, UsageError
@@ -80,3 +82,22 @@ def test_where_the_broker_is() -> None:
 def test_a_bad_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match=r"broker\.address"):
         address_of(load_settings(flags={"broker.address": ("flag", address)}).settings, None)
+
+
+def test_it_is_dialled_as_the_settings_say(tmp_path: Path) -> None:
+    papers = Papers.made(tmp_path)
+    files = {"tls_ca": papers.ca, "tls_certificate": papers.client.certificate, "tls_key": papers.client.key}
+    flags = {f"broker.{name}": ("flag", str(path)) for name, path in files.items()}
+    tls = tls_of(load_settings(flags={"broker.tls": ("flag", True), **flags}).settings)
+    with listening(answering(shows(papers.server, asks=papers.ca))) as address:
+        voice = BrokerVoice(address, 5.0, tls=tls)
+        assert voice.ask() == BrokerWord(None, None, None)
+        voice.close()
+    assert tls is not None and tls.options.verify == "full"
+    assert tls_of(load_settings().settings) is None
+
+
+def test_a_file_for_tls_that_is_not_there_ends_the_start() -> None:
+    flags = {"broker.tls": ("flag", True), "broker.tls_ca": ("flag", "/nowhere.pem")}
+    with pytest.raises(UsageError, match=r"broker\.tls_ca = '/nowhere.pem' does not load: No such file"):
+        tls_of(load_settings(flags=flags).settings)

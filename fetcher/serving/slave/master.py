@@ -52,7 +52,8 @@ class MasterWatch:
         """Of its answers: what consumers are told, too."""
         self.answers = 0
         """So many came."""
-        self._has_answered = False
+        self._has_answered: bool | None = None
+        """Not known before the first look, so that this one is told, too."""
         self.on_refusal: Callable[[], None] = lambda: None
         """There is another reason to stay out than before."""
 
@@ -65,7 +66,7 @@ class MasterWatch:
         after a look at its queue over there, which fails (hand_back.next_id); what is relayed meanwhile gets no answer,
         and its client asks again; and who replaced that master is not taken for it (registrar.Registrar.heard_of).
         """
-        return self._has_answered and self._link.is_connected
+        return self._has_answered is True and self._link.is_connected
 
     def start(self) -> None:
         """Ask from now on."""

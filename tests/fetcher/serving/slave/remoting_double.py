@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from tiered.remoting.command import FrameDecoder, RemotingCommand
 
@@ -13,6 +14,8 @@ class RemotingDouble:
     def __init__(self) -> None:
         self.seen: list[RemotingCommand] = []
         self.address = ""
+        self.tls: ssl.SSLContext | None = None
+        """Speaks nothing else, when set before the start."""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -22,7 +25,7 @@ class RemotingDouble:
 
     async def start(self, port: int = 0) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self.tls)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
