@@ -28,7 +28,7 @@ from fetcher.queries.found import FoundMessage
 from fetcher.queries.kept import KeptParts
 from fetcher.queries.source import QuerySource
 from fetcher.queue_listing import QueueListing, list_queues
-from fetcher.span import Span, TimePoint, milliseconds
+from fetcher.span import Span
 from fetcher.time_reader import TimeReader
 from fetcher.time_search import Boundary
 from fetcher.timer import ThreadTimer
@@ -39,6 +39,7 @@ from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
+from tiered.instant import TimePoint, milliseconds
 from tiered.model.queue import QueueKey
 from tiered.object_store.async_url import open_async_store
 from tiered.object_store.options import StoreOptions

@@ -20,10 +20,11 @@ from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.queries.by_key import KeyKind
 from fetcher.queue_handle import QueueHandle
 from fetcher.queue_listing import QueueListing
-from fetcher.span import Span, TimePoint, milliseconds, span_of
+from fetcher.span import Span, span_of
 from fetcher.time_search import Boundary
 from fetcher.waiting import run_sync
 from fetcher.walk import Walk, messages_of
+from tiered.instant import TimePoint, milliseconds
 from tiered.settings.sections import Settings
 
 

@@ -21,11 +21,12 @@ from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.queries.by_key import KeyKind
 from fetcher.queue_handle import QueueHandle
 from fetcher.queue_listing import QueueListing
-from fetcher.span import Span, TimePoint, milliseconds, span_of
+from fetcher.span import Span, span_of
 from fetcher.time_search import Boundary
 from fetcher.waiting import run_async
 from fetcher.walk import Walk, messages_of
 from tiered.errors import UsageError
+from tiered.instant import TimePoint, milliseconds
 from tiered.settings.sections import Settings
 
 

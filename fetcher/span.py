@@ -1,4 +1,4 @@
-"""Where a walk over a queue begins and how far it goes, and times as programs give them.
+"""Where a walk over a queue begins and how far it goes.
 
 Pure values. Does not own reading (archive.py, async_archive.py).
 """
@@ -6,26 +6,12 @@ Pure values. Does not own reading (archive.py, async_archive.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from tiered.errors import UsageError
-
-TimePoint = int | datetime
-"""Milliseconds since the epoch, or a datetime; one without a zone is UTC."""
+from tiered.instant import TimePoint, milliseconds
 
 BATCH_MESSAGES = 4096
 BATCH_BYTES = 4 * 1024 * 1024
-_EPOCH = datetime.fromtimestamp(0, UTC)
-
-
-def milliseconds(time: TimePoint) -> int:
-    """``time`` as ms since the epoch, rounded down."""
-    if isinstance(time, int):
-        return time
-    moment = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    # Whole numbers all the way: a float has no room for the milliseconds of far years.
-    delta = moment - _EPOCH
-    return (delta.days * 86_400 + delta.seconds) * 1000 + delta.microseconds // 1000
 
 
 @dataclass(frozen=True)

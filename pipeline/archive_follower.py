@@ -34,6 +34,7 @@ from tiered.errors import NotFoundError
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_SUPERSEDED
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
 
@@ -143,6 +144,7 @@ class ArchiveFollower:
 
     def limited(self, start: StreamOffset, newest: StreamOffset, limit: ReadLimit) -> StreamOffset:
         """The end of the batch that begins at ``start``, queue by queue in proportion to what there is."""
+        start = self._standing(start, newest)
         if not isinstance(limit, ReadMaxRows | ReadMaxBytes):
             return _merged(start, newest)
         todo = [
@@ -189,6 +191,7 @@ class ArchiveFollower:
 
     def parts(self, start: StreamOffset, end: StreamOffset, *, is_header_only: bool) -> list[Slices]:
         """The slices between two offsets, from the catalog version of ``end``."""
+        start = self._standing(start, end)
         found: list[Slices] = []
         for names, one in sorted(end.items()):
             state = self._state(names, one.version)
@@ -200,7 +203,10 @@ class ArchiveFollower:
                 first = int(row["min_queue_offset"])
                 begin = start[names].queues.get(queue, first) if names in start else first
                 if begin < min(first, stop):
-                    self._note_loss(queue, begin, first)
+                    self._note_loss(
+                        f"{queue}: offsets [{begin}, {first}) expired before they were read",
+                        "failOnDataLoss=false goes on behind them",
+                    )
                 wanted[queue] = OffsetRange(max(begin, first), stop)
             ref = ArchiveRef(*names, one.version)
             found += slices(
@@ -208,10 +214,43 @@ class ArchiveFollower:
             )
         return found
 
-    def _note_loss(self, queue: QueueKey, begin: int, first: int) -> None:
-        message = f"{queue}: offsets [{begin}, {first}) expired before they were read"
+    def _standing(self, start: StreamOffset, end: StreamOffset) -> StreamOffset:
+        """``start`` as it stands at the versions of ``end``: where the broker's log was replaced since, queues go on
+        behind what both logs have in common, as other messages have the offsets read there."""
+        found = dict(start)
+        for names, one in start.items():
+            kept = self._kept(names, one, end[names].version) if names in end else {}
+            for queue, offset in kept.items():
+                self._note_loss(
+                    f"{queue}: the broker's log was replaced, offsets [{offset}, {one.queues[queue]}) that were read "
+                    "are other messages now",
+                    "failOnDataLoss=false reads the new ones",
+                )
+            found[names] = ArchiveOffset(one.version, {**one.queues, **kept})
+        return found
+
+    def _kept(self, names: Names, start: ArchiveOffset, version: int) -> dict[QueueKey, int]:
+        """Ends of the queues of which log lines that began after ``start`` took something back."""
+        if version <= start.version:
+            return {}
+        state = self._state(names, version)
+        kept: dict[QueueKey, int] = {}
+        for line in state.lines:
+            if line.version <= start.version or line.common_version == 0:
+                continue  # from nothing in common on, queues have a new generation: old rows stay what they were
+            common = self._state(names, line.common_version)
+            for queue, offset in start.queues.items():
+                now, before = state.queue(queue), common.queue(queue)
+                if now is not None and int(now["flags"]) & QUEUE_SUPERSEDED:
+                    continue
+                end = 0 if before is None else max(0, int(before["end_queue_offset"]))
+                if kept.get(queue, offset) > end:
+                    kept[queue] = end
+        return kept
+
+    def _note_loss(self, message: str, hint: str) -> None:
         if self._options.fail_on_data_loss:
-            raise NotFoundError(message, hint="failOnDataLoss=false goes on behind them")
+            raise NotFoundError(message, hint=hint)
         logger.warning("%s", message)
 
 

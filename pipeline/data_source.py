@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from pipeline.archive_plan import Names, pinned_versions, plan
 from pipeline.columns import CORRUPT_RECORD, Cost, chosen, cost_of
 from pipeline.partition_reader import read_in_worker
-from pipeline.predicate import NUMBER_COLUMNS, Predicate, push_down
+from pipeline.predicate import NUMBER_COLUMNS, push_down
 from pipeline.source_options import SOURCE_NAME, Source, SourceOptions, parse_options
 from pipeline.spark_types import columns_of, schema_of
 from pipeline.store_scan import plan_ranges
@@ -75,7 +75,7 @@ class MessageReader(DataSourceReader):
         self._options = options
         self._schema = schema
         self._versions = versions
-        self._predicate = Predicate()
+        self._predicate = options.times
 
     def partitions(self) -> list[InputPartition]:
         """Parts of about ``partitionBytes``, from one catalog version."""
@@ -105,6 +105,7 @@ class PushingReader(MessageReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Keep what prunes; give back what Spark must still apply."""
         is_store = self._options.source is Source.STORE
-        self._predicate, left = push_down(filters, _STORE_NUMBERS if is_store else NUMBER_COLUMNS)
+        pushed, left = push_down(filters, _STORE_NUMBERS if is_store else NUMBER_COLUMNS)
+        self._predicate = self._options.times.also(pushed)
         # Rows that report damage have nulls in every column: Spark must judge them.
         return filters if CORRUPT_RECORD in self._schema.fieldNames() else left

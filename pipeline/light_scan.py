@@ -65,12 +65,26 @@ class QueueScanner:
             queue = self._part.queues[int(row["queue"])]
             known = state.queue(queue)
             if known is None or int(known["min_queue_offset"]) > int(row["begin"]):
-                raise NotFoundError(
-                    f"{queue} from offset {int(row['begin'])} on has expired since catalog version "
-                    f"{self._part.archive.version}",
-                    hint="run the job again: it plans from the newest version",
-                )
+                raise self._gone(f"{queue} from offset {int(row['begin'])} on has expired")
+            if int(row["end"]) > self._kept_end(state, queue):
+                raise self._gone(f"{queue} before offset {int(row['end'])} was taken back by a replaced log")
             yield from self._read(state, row)
+
+    def _gone(self, what: str) -> NotFoundError:
+        return NotFoundError(
+            f"{what} since catalog version {self._part.archive.version}",
+            hint="run the job again: it plans from the newest version",
+        )
+
+    def _kept_end(self, state: CatalogState, queue: QueueKey) -> int:
+        """Up to here the queue still has the messages it had when the partition was planned."""
+        row = state.queue(queue)
+        end = 0 if row is None else int(row["end_queue_offset"])
+        for line in state.lines:
+            if line.version > self._part.archive.version and line.common_version > 0:
+                common = load(self._store, version=line.common_version).queue(queue)
+                end = min(end, 0 if common is None else int(common["end_queue_offset"]))
+        return end
 
     def _read(self, state: CatalogState, row: np.void) -> Iterator[RowChunk]:
         queue, end = self._part.queues[int(row["queue"])], int(row["end"])

@@ -36,8 +36,9 @@ Part = Slices | LogRange
 _EVERYTHING = Predicate()
 
 
-def frame_of(spark: SparkSession, options: SourceOptions, predicate: Predicate = _EVERYTHING) -> DataFrame:
-    """The messages that ``options`` mean and ``predicate`` admits, at the catalog versions of this moment."""
+def frame_of(spark: SparkSession, options: SourceOptions) -> DataFrame:
+    """The messages that ``options`` mean, at the catalog versions of this moment."""
+    predicate = options.times
     columns = chosen(options.columns)
     parts: Sequence[Part]
     if options.source is Source.STORE:

@@ -92,6 +92,15 @@ class Predicate:
             masks.append(np.isin(columns["tagsCode"], codes))
         return np.logical_and.reduce(masks) if masks else None
 
+    def also(self, other: Predicate) -> Predicate:
+        """Both together."""
+        numbers = dict(self.numbers)
+        for name, allowed in other.numbers.items():
+            numbers[name] = self.allowed(name).meets(allowed)
+        topics = self.topics if other.topics is None else _both(self.topics, other.topics)
+        tags = self.tags if other.tags is None else _both(self.tags, other.tags)
+        return Predicate(numbers, topics, tags)
+
     @property
     def tags_codes(self) -> NDArray[np.int64] | None:
         """Codes of the tags wanted, None when any tag will do."""
@@ -104,6 +113,15 @@ class Predicate:
     def for_topic(self, topic: str) -> Predicate:
         """What of it can be judged by the columns of ``topic``: codes of scheduled messages are times."""
         return self.without_tags() if topic == SCHEDULE_TOPIC else self
+
+
+def stored_between(since_ms: int | None, until_ms: int | None) -> Predicate:
+    """Messages stored in [``since_ms``, ``until_ms``), ms since the epoch; None: no bound."""
+    if since_ms is None and until_ms is None:
+        return Predicate()
+    low = INT64_MIN if since_ms is None else since_ms
+    high = INT64_MAX if until_ms is None else until_ms - 1
+    return Predicate({"storeTimestamp": Allowed(low, high)})
 
 
 def push_down(

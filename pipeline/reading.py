@@ -7,16 +7,18 @@ Spark shall hand its filters over. The options themselves are in source_options.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pipeline.planned_frame import frame_of
 from pipeline.session import register
 from pipeline.source_options import SOURCE_NAME, parse_options
+from tiered.instant import milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-OptionValue = str | int | float | bool | Sequence[str] | None
+OptionValue = str | int | float | bool | datetime | Sequence[str] | None
 
 
 def read(
@@ -25,8 +27,8 @@ def read(
     """The messages at ``url``: an archive's address, or with ``source="store"`` a broker's store directory.
 
     ``columns``: only these, in this order; what they do not need is not read. ``options``: as in docs/SPARK.md, by
-    their own names (``topic="Orders"``, ``mode="PERMISSIVE"``); None is left out. The catalog version is settled
-    now, so every action on the DataFrame sees the same messages. Raises UsageError for options that are none,
+    their own names (``topic="Orders"``, ``since=datetime(2026, 11, 1)``); None is left out. The catalog version is
+    settled now, so every action on the DataFrame sees the same messages. Raises UsageError for options that are none,
     NotFoundError and what the object store raises; with ``pushFilters`` Spark raises its own errors instead.
     """
     texts = {
@@ -42,9 +44,11 @@ def read(
 
 
 def option_text(value: OptionValue) -> str:
-    """How an option's value is written for Spark: lists with commas, truth as ``true`` and ``false``."""
+    """How an option's value is written for Spark: lists with commas, times in ms, truth as ``true`` and ``false``."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, datetime):
+        return str(milliseconds(value))
     if isinstance(value, str | int | float):
         return str(value)
     return ",".join(value or ())

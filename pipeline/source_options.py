@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
+from pipeline.predicate import Predicate, stored_between
 from tiered.errors import UsageError
+from tiered.instant import parse_instant
 from tiered.object_store.options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
@@ -64,6 +66,9 @@ class SourceOptions:
     all_generations: bool = False
     version: int | None = None
     """Catalog version to read; None: the newest when the DataFrame is made."""
+    since_ms: int | None = None
+    until_ms: int | None = None
+    """Messages stored in [since_ms, until_ms): what lies outside is not read."""
     columns: tuple[str, ...] = ()
     push_filters: bool = False
     """Take filters over from Spark. Only for a DataFrame that is used once: Spark 4.2 keeps what was pushed for one
@@ -90,6 +95,11 @@ class SourceOptions:
         return not self.topics or any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.topics)
 
     @property
+    def times(self) -> Predicate:
+        """What ``since_ms`` and ``until_ms`` admit."""
+        return stored_between(self.since_ms, self.until_ms)
+
+    @property
     def window_bytes(self) -> int:
         """Message bytes that one request asks for, before compression, about."""
         return max(self.batch_bytes, WINDOW_BYTES_MIN)
@@ -103,10 +113,10 @@ class SourceOptions:
 
 
 _NAMES = (
-    "path", "source", "topic", "cluster", "broker", "generation", "version", "columns", "pushFilters", "mode",
-    "partitionBytes", "batchBytes", "brokerConf", "startingOffsets", "startingTimestamp", "maxRowsPerTrigger",
-    "maxBytesPerTrigger", "failOnDataLoss", "endpoint", "region", "addressingStyle", "accessKey", "secretKey",
-    "sessionToken",
+    "path", "source", "topic", "cluster", "broker", "generation", "version", "since", "until", "columns",
+    "pushFilters", "mode", "partitionBytes", "batchBytes", "brokerConf", "startingOffsets", "startingTimestamp",
+    "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss", "endpoint", "region", "addressingStyle",
+    "accessKey", "secretKey", "sessionToken",
 )  # fmt: skip
 OPTION_NAMES = {name.lower(): name for name in _NAMES}
 """Spark's options are the same in any case."""
@@ -129,6 +139,9 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     rows, size = text.number("maxRowsPerTrigger", 1), text.number("maxBytesPerTrigger", 1)
     if rows is not None and size is not None:
         raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger exclude each other")
+    since, until = text.instant("since"), text.instant("until")
+    if since is not None and until is not None and since >= until:
+        raise UsageError("since is not before until", hint="until is not included")
     every = options.get("generation", "").lower() == "all"
     return SourceOptions(
         path=path,
@@ -139,6 +152,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         generation=None if every else text.number("generation", 0),
         all_generations=every,
         version=text.number("version", 1),
+        since_ms=since,
+        until_ms=until,
         columns=text.names("columns"),
         push_filters=text.flag("pushFilters", default=False),
         mode=text.choice("mode", Mode, Mode.FAILFAST),
@@ -187,6 +202,15 @@ class _Options:
         if value < minimum:
             raise UsageError(f"{name} is {text!r}", hint=f"a whole number from {minimum} on")
         return value
+
+    def instant(self, name: str) -> int | None:
+        text = self._options.get(name.lower())
+        if text is None:
+            return None
+        try:
+            return parse_instant(text)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error.message}") from error
 
     def flag(self, name: str, *, default: bool) -> bool:
         text = self._options.get(name.lower(), str(default)).lower()

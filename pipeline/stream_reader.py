@@ -44,6 +44,10 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         if options.source is not Source.ARCHIVE:
             raise UsageError("a stream reads archives", hint="read a store directory with spark.read")
+        if options.since_ms is not None or options.until_ms is not None:
+            raise UsageError(
+                "a stream has no since and until", hint="startingOffsets=timestamp begins at a time"
+            )
         self._options = options
         self._schema = schema
         self._follower: ArchiveFollower | None = None

@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from datetime import datetime
 from typing import TYPE_CHECKING
 
-from fetcher.span import milliseconds
 from pipeline.session import session
 from pipeline.source_options import Mode, Source, SourceOptions, parse_options
 from tiered.errors import UsageError
@@ -81,6 +79,12 @@ def add_source(parser: argparse.ArgumentParser, *, columns: bool = False) -> Non
         parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
 
 
+def add_times(parser: argparse.ArgumentParser) -> None:
+    """Of what time."""
+    parser.add_argument("--since", metavar="TIME", help="stored at or after: ISO 8601 (UTC) or ms")
+    parser.add_argument("--until", metavar="TIME", help="stored before")
+
+
 def add_topics(parser: argparse.ArgumentParser) -> None:
     """Which topics a writer archives."""
     _add_settings(parser, _TOPIC_SETTINGS)
@@ -131,6 +135,8 @@ def source_of(
         "cluster": options.cluster,
         "broker": options.broker,
         "generation": getattr(options, "generation", None),
+        "since": getattr(options, "since", None),
+        "until": getattr(options, "until", None),
         "columns": getattr(options, "columns", ""),
         "mode": Mode.PERMISSIVE.value if getattr(options, "permissive", False) else None,
         "partitionBytes": getattr(options, "partition_bytes", None),
@@ -159,18 +165,6 @@ def _named_options(assignments: list[str]) -> dict[str, str]:
             raise UsageError(f"--option {name}: no value", hint=f"--option {name}=VALUE")
         found[known[name.lower()]] = value
     return found
-
-
-def parse_instant(text: str) -> int:
-    """Milliseconds since the epoch of ``1795227708020`` or ``2026-11-21T07:00:00Z``; without a zone it is UTC."""
-    if text.strip().isdigit():
-        return int(text)
-    try:
-        return milliseconds(datetime.fromisoformat(text.strip()))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no time: use milliseconds since 1970, or 2026-11-21T07:00:00Z"
-        ) from error
 
 
 def whole_number(text: str) -> int:

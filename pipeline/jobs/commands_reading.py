@@ -13,7 +13,7 @@ from pipeline.jobs.arguments import (
     add_names,
     add_source,
     add_spark,
-    parse_instant,
+    add_times,
     session_of,
     settings_of,
     source_of,
@@ -82,6 +82,7 @@ def add_stats(parser: argparse.ArgumentParser) -> None:
     """URL, how deep, and where the page goes."""
     parser.add_argument("url", metavar="URL", help=f"{_ARCHIVE}; with --source store a store directory")
     parser.add_argument("--source", choices=[one.value for one in Source], default=Source.ARCHIVE.value)
+    add_times(parser)
     parser.add_argument("--html", metavar="FILE", help="write a page with charts")
     parser.add_argument("--headers-only", action="store_true", help="read no message: no tags, no keys")
     add_source(parser)
@@ -176,10 +177,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--select", metavar="NAMES", default=",".join(SHOWN), help="columns to show, comma-separated"
     )
-    parser.add_argument(
-        "--since", metavar="TIME", type=parse_instant, help="stored at or after: ISO 8601 or ms"
-    )
-    parser.add_argument("--until", metavar="TIME", type=parse_instant, help="stored before")
+    add_times(parser)
     parser.add_argument(
         "--limit", metavar="N", type=whole_number, default=1000, help="rows at most; 0: all (default: 1000)"
     )
@@ -195,8 +193,6 @@ def run_search(options: argparse.Namespace) -> int:
         where=options.where,
         body=options.body,
         select=tuple(name.strip() for name in options.select.split(",") if name.strip()),
-        since_ms=options.since,
-        until_ms=options.until,
         limit=options.limit,
     )
     spark = session_of(options, "search")

@@ -85,6 +85,11 @@ def export(
         raise UsageError(
             f"no export to {format!r} of a {source.source.value}", hint=f"{', '.join(FORMATS)} of an archive"
         )
+    if source.since_ms is not None or source.until_ms is not None:
+        raise UsageError(
+            "an export has no since and until: each goes on where the last one ended",
+            hint="write the DataFrame of pipeline.read",
+        )
     if format == DELTA and parse_url(target).scheme != "file":
         raise UsageError(
             f"{target}: a Delta table is written by Spark's own file systems, here only file://",

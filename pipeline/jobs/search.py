@@ -1,4 +1,4 @@
-"""SQL over messages: headers, properties and bodies, within a time range that prunes what is read.
+"""SQL over messages: headers, properties and bodies.
 
 Owns the view that a query sees and which columns are read for it. The engine is Spark's.
 """
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.columns import COLUMNS, DEFAULT_NAMES
 from pipeline.planned_frame import frame_of
-from pipeline.predicate import INT64_MAX, INT64_MIN, Allowed, Predicate
 from pipeline.source_options import SourceOptions
 from tiered.errors import UsageError
 
@@ -31,7 +30,7 @@ _WRONG_DATA = re.compile(
 
 @dataclass(frozen=True)
 class Question:
-    """What to look for. Times are ms since the epoch, ``until_ms`` is not included.
+    """What to look for.
 
     Either ``sql`` over the view ``messages``, or any of: ``where``, a condition; ``body``, a regular expression that
     the body's text must match somewhere; ``select``, the columns to show.
@@ -41,8 +40,6 @@ class Question:
     where: str = ""
     body: str = ""
     select: tuple[str, ...] = SHOWN
-    since_ms: int | None = None
-    until_ms: int | None = None
     limit: int = 0
 
 
@@ -59,7 +56,7 @@ def search(spark: SparkSession, source: SourceOptions, question: Question) -> Da
             "sql and a condition exclude each other", hint="write the condition into the WHERE of sql"
         )
     columns = columns_of(question)
-    frame = frame_of(spark, replace(source, columns=columns), _time_range(question))
+    frame = frame_of(spark, replace(source, columns=columns))
     if "body" in columns:
         frame = frame.withColumn(TEXT, functions.expr("make_valid_utf8(CAST(body AS STRING))"))
     try:
@@ -82,14 +79,6 @@ def fault_of_the_question(error: Exception) -> UsageError | None:
     """What rows revealed to be wrong with the question, such as a division by zero; None for any other error."""
     found = _WRONG_DATA.search(str(error))
     return None if found is None else UsageError(f"Spark cannot compute it: {' '.join(found[0].split())}")
-
-
-def _time_range(question: Question) -> Predicate:
-    if question.since_ms is None and question.until_ms is None:
-        return Predicate()
-    low = INT64_MIN if question.since_ms is None else question.since_ms
-    high = INT64_MAX if question.until_ms is None else question.until_ms - 1
-    return Predicate({"storeTimestamp": Allowed(low, high)})
 
 
 def columns_of(question: Question) -> tuple[str, ...]:

@@ -117,7 +117,8 @@ def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = Fa
         functions.max("storeTimestamp").alias("last"),
         functions.count_distinct("queueId").alias("queues"),
     ).collect()  # fmt: skip
-    stored = _stored_bytes(source) if source.source is Source.ARCHIVE else {}
+    is_whole = source.source is Source.ARCHIVE and source.since_ms is None and source.until_ms is None
+    stored = _stored_bytes(source) if is_whole else {}
     found = sorted(
         (
             TopicStats(

@@ -18,7 +18,7 @@ from fetcher.sql92.message_filter import Sql92Filter
 from fetcher.waiting import run_sync
 from fetcher.walk import Walk
 from sidecar.cli.arguments import add_archive, settings_of
-from sidecar.cli.instant import parse_instant
+from sidecar.cli.instant import instant
 from sidecar.cli.rendering import BODY_FORMS, jsonl_line
 from sidecar.logs import log_plain
 from tiered.errors import NotFoundError, UnavailableError, UsageError
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="start", type=int, metavar="OFFSET", help="first queue offset of a queue"
     )
     parser.add_argument(
-        "--time", type=parse_instant, metavar="MS_OR_ISO",
+        "--time", type=instant, metavar="MS_OR_ISO",
         help="begin at the first message stored at or after this time (ISO 8601; UTC unless it says otherwise)",
     )  # fmt: skip
     parser.add_argument("--count", type=int, metavar="N", help="at most this many records of a queue")

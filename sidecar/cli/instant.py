@@ -1,27 +1,16 @@
-"""Points in time on a command line: milliseconds since the epoch, or ISO 8601.
-
-Owns reading them. Printing is in output.py.
-"""
+"""Points in time as arguments. Owns how argparse says that one is wrong; reading them is in tiered/instant.py."""
 
 from __future__ import annotations
 
 import argparse
-from datetime import datetime
 
-from fetcher.span import milliseconds
+from tiered.errors import UsageError
+from tiered.instant import parse_instant
 
 
-def parse_instant(text: str) -> int:
-    """Milliseconds since the epoch of ``1795227708020`` or ``2026-11-21T07:00:00.5Z``; without a zone it is UTC.
-
-    Raises ArgumentTypeError, which argparse turns into wrong usage.
-    """
-    if text.strip().lstrip("-").isdigit():
-        return int(text)
+def instant(text: str) -> int:
+    """Milliseconds since the epoch. Raises ArgumentTypeError, which argparse turns into wrong usage."""
     try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no time: use milliseconds since 1970, or 2026-11-21T07:00:00Z"
-        ) from error
-    return milliseconds(moment)
+        return parse_instant(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(error.message) from error

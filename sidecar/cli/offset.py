@@ -8,7 +8,7 @@ import fetcher
 from fetcher.archive import Queue
 from fetcher.time_search import Boundary
 from sidecar.cli.arguments import add_archive, add_json, settings_of
-from sidecar.cli.instant import parse_instant
+from sidecar.cli.instant import instant
 from tiered.console import print_json, print_table, time_text
 from tiered.errors import NotFoundError
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--queue", type=int, metavar="N", help="only this queue id, and only its offset is printed"
     )
     parser.add_argument(
-        "--time", type=parse_instant, metavar="MS_OR_ISO", required=True,
+        "--time", type=instant, metavar="MS_OR_ISO", required=True,
         help="milliseconds since 1970, or ISO 8601 such as 2026-11-21T07:00:00Z (UTC unless it says otherwise)",
     )  # fmt: skip
     parser.add_argument(

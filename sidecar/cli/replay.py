@@ -7,9 +7,9 @@ import time
 
 import fetcher
 from fetcher.serving.group_state import GroupLog
-from sidecar.broker_side import credentials_of
+from sidecar.broker_side import credentials_of, tls_of
 from sidecar.cli.arguments import NAME_FLAGS, STORE_FLAGS, add_json, add_setting_flags, settings_of
-from sidecar.cli.instant import parse_instant
+from sidecar.cli.instant import instant
 from sidecar.group_owner import is_gone, own_name
 from sidecar.group_replay import ArchiveGroups, QueueMove, ServerGroups, Start, StartKind
 from tiered.console import print_json, print_table
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start.add_argument("--earliest", action="store_true", help="from the first message there is")
     start.add_argument(
         "--time",
-        type=parse_instant,
+        type=instant,
         metavar="MS_OR_ISO",
         help="from the first message stored at or after a time",
     )
@@ -85,7 +85,8 @@ def _at_server(options: argparse.Namespace, start: Start) -> list[QueueMove]:
     host, _, port = options.serve.rpartition(":")
     if not host or not port.isdecimal():
         raise UsageError(f"--serve {options.serve!r} is no host:port")
-    server = ServerGroups(options.serve, credentials=credentials_of(settings_of(options).settings))
+    settings = settings_of(options).settings
+    server = ServerGroups(options.serve, credentials=credentials_of(settings), tls=tls_of(settings))
     try:
         moves = server.plan(options.group, options.topic, start)
         return moves if options.dry_run else server.move(options.group, options.topic, start, moves)

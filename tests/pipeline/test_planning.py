@@ -137,6 +137,8 @@ def test_options_are_checked() -> None:
         "accessKey": "A", "secretKey": "S", "startingOffsets": "timestamp", "startingTimestamp": "5",
     })  # fmt: skip
     assert (good.topics, good.mode, good.source) == (("a", "b*"), Mode.PERMISSIVE, Source.STORE)
+    dated = parse_options({"path": "p", "since": "2026-11-21T02:21:48.020Z", "until": "1795227708021"})
+    assert (dated.since_ms, dated.until_ms) == (1795227708020, 1795227708021)
     assert good.wants("bcd") and not good.wants("c")
     assert (good.starting, good.starting_timestamp) == (Starting.TIMESTAMP, 5)
     assert "S'" not in repr(good) and good.store_options().credentials is not None
@@ -146,6 +148,8 @@ def test_options_are_checked() -> None:
         ({"path": "x", "mode": "DROP"}, "one of FAILFAST, PERMISSIVE"),
         ({"path": "x", "partitionBytes": "1k"}, "a whole number"),
         ({"path": "x", "accessKey": "a"}, "belong together"),
+        ({"path": "x", "since": "soon"}, "since: 'soon' is no time"),
+        ({"path": "x", "since": "5", "until": "5"}, "since is not before until"),
         ({"path": "x", "startingOffsets": "timestamp"}, "belong together"),
         ({"path": "x", "maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "exclude each other"),
     ):

@@ -211,7 +211,8 @@ def test_a_search_finds_by_header_body_and_time(
     times = sorted(line["storeTimestamp"] for line in truth)
     since, until = times[len(times) // 3], times[len(times) // 2]
     sql = "SELECT count(*) AS n FROM messages WHERE queueId = 0"
-    (row,) = search(spark, source, Question(sql=sql, since_ms=since, until_ms=until)).collect()
+    middle = replace(source, since_ms=since, until_ms=until)
+    (row,) = search(spark, middle, Question(sql=sql)).collect()
     assert row["n"] == sum(since <= line["storeTimestamp"] < until and line["queueId"] == 0 for line in truth)
     # Spark's own push-down would let the first of these conditions decide for both.
     twice = "SELECT (SELECT count(*) FROM messages WHERE queueId = 0) AS n, (SELECT count(*) FROM messages) AS every"

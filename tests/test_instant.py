@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.span import milliseconds
-from sidecar.cli.instant import parse_instant
+from tiered.errors import UsageError
+from tiered.instant import milliseconds, parse_instant
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def test_milliseconds_and_iso_8601(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "12:00", "1.5"])
 def test_anything_else_is_wrong_usage(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
+    with pytest.raises(UsageError, match="is no time"):
         parse_instant(text)
 
 
