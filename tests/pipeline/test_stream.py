@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +27,13 @@ from pipeline.stream_offsets import (
     to_json,
 )
 from pipeline.stream_reader import MessageStreamReader
+from tests.end_to_end.offloading import backfill
+from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.growing_archive import GrowingArchive
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE
+from tiered.object_store.file import FileStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -185,6 +189,74 @@ def test_expired_offsets_are_an_error_unless_told(small_archive: Path) -> None:
         reader.partitions(start, end)
     tolerant = stream_reader(f"file://{small_archive}", topic="t_sizes", failondataloss="false")
     assert len(rows_of(tolerant, start, end)) > 0
+
+
+class ReplacedLog:
+    """An archive of a broker that came back from a copy of its disk: queue 0 of ``t`` had 150 messages, 100 of them are
+    also in the log that takes its place. Queue 1 began behind those."""
+
+    def __init__(self, path: Path) -> None:
+        self.url = f"file://{path / 'archive'}"
+        self._root = FileStore(path / "archive")
+        self._first = WrittenStore(path / "first")
+        for _ in range(2):
+            self._put(self._first, 0, 50)
+            backfill(self._first.path, self._root)
+        shutil.copytree(self._first.path, path / "second")
+        self._second = WrittenStore(path / "second", self._first.phys)
+        self._second.records = {place: dict(found) for place, found in self._first.records.items()}
+        self._put(self._first, 0, 50)
+        self._put(self._first, 1, 20)
+        backfill(self._first.path, self._root)
+
+    def replace(self, counts: dict[int, int]) -> None:
+        """The second log goes on, by queue."""
+        for queue_id, count in counts.items():
+            self._put(self._second, queue_id, count)
+        backfill(self._second.path, self._root, instance="second")
+
+    @staticmethod
+    def _put(store: WrittenStore, queue_id: int, count: int) -> None:
+        for number in range(count):
+            store.put("t", queue_id, f"{store.path.name} {number} ".encode() + b"x" * 800)
+
+
+@pytest.mark.parametrize("limit", [ReadAllAvailable(), ReadMaxRows(7), ReadMaxBytes(9_000)])
+@pytest.mark.parametrize("steps", [[{0: 30, 1: 5}], [{0: 90, 1: 40}], [{0: 1}, {0: 10}, {0: 80, 1: 30}]])
+def test_a_replaced_log_is_an_error_unless_told_and_then_all_of_it_is_read(
+    tmp_path: Path, limit: ReadLimit, steps: list[dict[int, int]]
+) -> None:
+    archive = ReplacedLog(tmp_path)
+    strict, tolerant = stream_reader(archive.url), stream_reader(archive.url, failondataloss="false")
+    batches, reached = drained(tolerant, tolerant.initialOffset(), limit)
+    assert sum(map(len, batches)) == 170
+    rows, at = [], reached
+    for counts in steps:
+        archive.replace(counts)
+        with pytest.raises(NotFoundError, match="log was replaced"):
+            strict.latestOffset(reached, limit)
+        batches, at = drained(tolerant, at, limit)
+        rows += [row for batch in batches for row in batch]
+    expected = {(0, 100 + number) for number in range(sum(counts.get(0, 0) for counts in steps))}
+    expected |= {(1, number) for number in range(sum(counts.get(1, 0) for counts in steps))}
+    assert Counter((row["queueId"], row["queueOffset"]) for row in rows) == dict.fromkeys(expected, 1)
+    with pytest.raises(NotFoundError, match="log was replaced"):
+        strict.partitions(reached, at)
+
+
+def test_a_batch_whose_objects_are_gone_with_a_replaced_log_is_not_read_from_the_new_one(
+    tmp_path: Path,
+) -> None:
+    archive = ReplacedLog(tmp_path)
+    reader = stream_reader(archive.url)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    taken_back = sorted((tmp_path / "archive").rglob("*.s*o"))[-1]
+    archive.replace({0: 90, 1: 40})
+    assert len(rows_of(reader, start, end)) == 170
+    taken_back.unlink()
+    with pytest.raises(NotFoundError, match="taken back by a replaced log"):
+        rows_of(reader, start, end)
 
 
 def test_store_directories_are_no_streams() -> None:
