@@ -275,4 +275,5 @@ class ArchiveAccess:
 
 def _message(found: FoundMessage) -> Message:
     data = memoryview(found.data)
-    return Message(found.queue, found.queue_offset, data, found.record.store_timestamp)
+    stored_ms = found.record.store_timestamp
+    return Message(found.queue, found.queue_offset, data, stored_ms, inner_num=found.inner_num)

@@ -152,7 +152,8 @@ async def _look(
         ):
             continue
         data = await source.record(index, run, row)
-        found = FoundMessage(queue, offset, data, int(index.runs["kind"][run]) == RunKind.BATCH)
+        is_batch, inner_num = int(index.runs["kind"][run]) == RunKind.BATCH, int(columns.inner_num[row])
+        found = FoundMessage(queue, offset, data, is_batch, inner_num)
         if wanted.text in ("", found.record.offset_msg_id):
             return found
     return None

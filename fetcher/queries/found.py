@@ -27,13 +27,14 @@ _SAME = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "
 class FoundMessage:
     """A message at ``queue_offset`` of ``queue``; ``data`` is its record as the broker stored it.
 
-    ``is_batch``: it is read from a BatchCQ queue and may span several offsets.
+    ``is_batch``: it is read from a BatchCQ queue and spans ``inner_num`` offsets.
     """
 
     queue: QueueKey
     queue_offset: int
     data: bytes
     is_batch: bool
+    inner_num: int = 1
 
     @cached_property
     def record(self) -> Record:
@@ -99,7 +100,8 @@ async def read_entry(source: QuerySource, state: CatalogState, entry: Entry) -> 
     ):
         return None
     data = await source.record(index, ordinal, number)
-    return FoundMessage(entry.queue, entry.queue_offset, data, int(run["kind"]) == RunKind.BATCH)
+    is_batch, inner_num = int(run["kind"]) == RunKind.BATCH, int(columns.inner_num[number])
+    return FoundMessage(entry.queue, entry.queue_offset, data, is_batch, inner_num)
 
 
 def check_run(index: SegmentIndex, run: np.void, queue: QueueKey) -> None:

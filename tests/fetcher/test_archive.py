@@ -152,6 +152,16 @@ def test_keys_and_ids_are_found(archive: Archive, truth: Queues) -> None:
     assert archive.find_by_key("t_keys", "no such key") == []
 
 
+def test_an_inner_batch_is_found_as_it_is_read(archive: Archive) -> None:
+    batch = next(message for message in archive.queue("t_bcq", 0).messages() if message.inner_num > 1)
+    found = [archive.find_by_id(batch.offset_msg_id)]
+    found += [one for key in batch.keys for one in archive.find_by_key("t_bcq", key)]
+    found += archive.find_by_unique_key("t_bcq", batch.unique_key) if batch.unique_key else []
+    assert {(one.queue_offset, one.inner_num) for one in found if one} == {
+        (batch.queue_offset, batch.inner_num)
+    }
+
+
 def test_what_does_not_exist_and_what_is_wrong(archive: Archive, directory: Path) -> None:
     with pytest.raises(NotFoundError, match="no queue 9 of t_one"):
         archive.queue("t_one", 9)
