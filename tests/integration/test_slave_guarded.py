@@ -1,7 +1,9 @@
-"""A broker that checks signatures, and `tiered run` as its slave: what it asks in its own name is signed, too."""
+"""A broker that checks signatures, and `tiered run` as its slave: what it asks in its own name is signed, too, by an
+account that is allowed nothing at all. Moving a group takes rights on that group and topic."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from tests.integration.client_scene import (
     wait_for,
 )
 from tests.integration.slave_scene import Slave, standing
-from tests.servers.rocketmq import checking_signatures
+from tests.servers.rocketmq import CLUSTER, checking_signatures
 from tests.servers.running_store import RunningStore
 from tiered.catalog.protocol import load
 from tiered.remoting.client import BrokerClient, RequestCode, is_refusal
@@ -25,11 +27,14 @@ from tiered.remoting.credentials import Credentials
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 VERSIONS = ["5.3.3", pytest.param("4.9.7", marks=pytest.mark.soak)]
+CLIENT = Credentials("the-clients", "a secret of theirs")
 OWN = Credentials("the-sidecar", "its own secret")
-TOOLS_YML = f'accessKey: {OWN.access_key}\nsecretKey: "{OWN.secret_key}"\n'
+TOOLS_YML = 'accessKey: {0.access_key}\nsecretKey: "{0.secret_key}"\n'
+GROUP = "G-pinned"
 PLAIN_ACL = f"""globalWhiteRemoteAddresses:
 accounts:
-- {{accessKey: {OWN.access_key}, secretKey: "{OWN.secret_key}", admin: true}}
+- {{accessKey: {CLIENT.access_key}, secretKey: "{CLIENT.secret_key}", admin: true}}
+- {{accessKey: {OWN.access_key}, secretKey: "{OWN.secret_key}", defaultTopicPerm: DENY, defaultGroupPerm: DENY}}
 """
 AUTHORIZATION = "org.apache.rocketmq.auth.authorization.provider."
 ALLOWS = {
@@ -51,13 +56,42 @@ def slave(
     need_clients(request.param)
     with standing(request.param, tmp_path, minio_url, messages=800) as found:
         (tmp_path / "mq" / "conf" / "plain_acl.yml").write_text(PLAIN_ACL)
-        checks = checking_signatures(request.param, OWN.access_key, OWN.secret_key)
+        checks = checking_signatures(request.param, CLIENT.access_key, CLIENT.secret_key)
         found.broker.restart_with(checks | ALLOWS[request.param])
+        add_account(found)
         for user in ("client_scene", "live"):
             monkeypatch.setattr(
-                f"tests.integration.{user}.BrokerClient", partial(BrokerClient, credentials=OWN)
+                f"tests.integration.{user}.BrokerClient", partial(BrokerClient, credentials=CLIENT)
             )
         yield found
+
+
+def add_account(slave: Slave) -> None:
+    """The sidecar's, of a user who is not Super; 4.9 has it from plain_acl.yml."""
+    (slave.directory / "conf").mkdir(exist_ok=True)
+    (slave.directory / "conf" / "tools.yml").write_text(TOOLS_YML.format(CLIENT))
+    if slave.broker.version.startswith("5"):
+        words = ("createUser", "-c", CLUSTER, "-u", OWN.access_key, "-p", OWN.secret_key, "-t", "Normal")
+        until(lambda: "success" in slave.mqadmin(*words), "no account for the sidecar")
+
+
+def allow_moving(slave: Slave) -> None:
+    """Give the sidecar's account what moving the group takes."""
+    if slave.broker.version.startswith("5"):
+        words = f"-c {CLUSTER} -s User:{OWN.access_key} -r Topic:live0,Group:{GROUP} -a Get,Update -d Allow"
+        assert "success" in slave.mqadmin("createAcl", *words.split())
+        return
+    perms = f"topicPerms: [live0=SUB], groupPerms: [{GROUP}=SUB]"
+    text = PLAIN_ACL.replace("defaultGroupPerm: DENY}", f"defaultGroupPerm: DENY, {perms}}}")
+    (slave.directory / "mq" / "conf" / "plain_acl.yml").write_text(text)
+
+
+def moved(slave: Slave, account: Path) -> subprocess.CompletedProcess[str]:
+    """`tiered replay` of the group to the broker's first messages, by the sidecar's account."""
+    return slave.sidecar.tiered(
+        "replay", "--serve", slave.broker.name_server_address, "--group", GROUP, "--topic", "live0", "--earliest",
+        "--set", f"broker.credentials_file={account}",
+    )  # fmt: skip
 
 
 def test_a_broker_that_checks_who_asks_is_followed_and_relieved(slave: Slave, tmp_path: Path) -> None:
@@ -68,18 +102,18 @@ def test_a_broker_that_checks_who_asks_is_followed_and_relieved(slave: Slave, tm
     assert sidecar.stop() == 0
     assert load(sidecar.open_archive()).cursor.phys == 0, "it does not know how far the log may be read"
     account = tmp_path / "tools.yml"
-    account.write_text(TOOLS_YML)
+    account.write_text(TOOLS_YML.format(OWN))
     sidecar.settings = {**sidecar.settings, "TIERED_BROKER__CREDENTIALS_FILE": account}
     sidecar.start()
     slave.wait_until_listed()
     sidecar.wait_until_archived(60)
     ends = begins_and_ends(slave, "live0")[1]
-    signs = (f"-Dacl.key={OWN.access_key}", f"-Dacl.secret={OWN.secret_key}")
+    signs = (f"-Dacl.key={CLIENT.access_key}", f"-Dacl.secret={CLIENT.secret_key}")
     assert set(slave.pinned("pull", "G-pulled", 0, flags=signs).finish()) == everything(ends)
-    assigned = slave.pinned("assign", "G-pinned", 10**6, idle_s=60, flags=signs)
+    assigned = slave.pinned("assign", GROUP, 10**6, idle_s=60, flags=signs)
     assigned.wait_for_all(everything(ends))
-    until(lambda: slave.answered("G-pinned")[0] > 0, "not from the archive, or no heartbeat", 45)
-    until(lambda: slave.committed("G-pinned") == ends, "the master was not told", 20)
+    until(lambda: slave.answered(GROUP)[0] > 0, "not from the archive, or no heartbeat", 45)
+    until(lambda: slave.committed(GROUP) == ends, "the master was not told", 20)
     assigned.kill()
     assert sorted(assigned.lines()) == sorted(everything(ends))
     stranger = BrokerClient(slave.address, 5)
@@ -90,4 +124,8 @@ def test_a_broker_that_checks_who_asks_is_followed_and_relieved(slave: Slave, tm
     })  # fmt: skip
     assert is_refusal(answer) and not answer.body, answer
     stranger.close()
+    assert moved(slave, account).returncode == 4, "it is allowed nothing"
+    allow_moving(slave)
+    until(lambda: moved(slave, account).returncode == 0, "not moved", 20)
+    assert slave.committed(GROUP) == begins_and_ends(slave, "live0")[0]
     assert OWN.secret_key not in sidecar.log.read_text()

@@ -71,13 +71,11 @@ def test_it_is_archived_and_read_through_the_facade(
     settings = as_environment(cluster.dialling() | cluster.serving())
     with beside_facade(tmp_path, minio_url, {}, settings, topics=1) as facade:
         who_is_not_let_in_is_told_why(facade.broker.broker_address, cluster)
-        facade.fill(2000)
+        facade.fill(1500)
         facade.wait_until_serving()
         assert delete_old_files(facade) > 100
         wanted = all_there_is(facade, "live0")
         assert Counter(facade.consume("push", "G-tls", len(wanted)).finish()) == Counter(wanted)
-        route = facade.mqadmin("topicRoute", "-t", "live0")
-        assert facade.address in route and facade.broker.broker_address in route
         a_group_is_looked_at(facade, cluster, "G-tls")
         assert facade.sidecar.stop() == 0
         assert "with TLS fails" not in facade.sidecar.log.read_text()
