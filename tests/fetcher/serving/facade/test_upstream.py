@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable
 
 import pytest
@@ -13,8 +14,10 @@ from fetcher.serving.facade.relay_rules import Failure, Way, failure_of, patienc
 from fetcher.serving.facade.upstream import UNTAKEN_BYTES_MAX, FlightGate, RemotingUpstream, TimedOutError
 from fetcher.serving.wire.request import HandlerTable, Request, Response
 from fetcher.serving.wire.server import ServerOptions, ServingServer
+from tests.remoting.tls_peer import Papers, shows, trusting
 from tiered.errors import ThrottledError, UnansweredError
 from tiered.remoting.command import RemotingCommand
+from tiered.remoting.tls import ClientTls
 
 ANSWER_BYTES = 1 << 20
 
@@ -79,7 +82,9 @@ async def _with_finally(requests: list[tuple[int, bool]], limit: int) -> None:
     assert gate.used_bytes == 0
 
 
-async def _broker(delay_s: float = 0.0) -> tuple[ServingServer, str, list[RemotingCommand]]:
+async def _broker(
+    delay_s: float = 0.0, tls: ssl.SSLContext | None = None
+) -> tuple[ServingServer, str, list[RemotingCommand]]:
     seen: list[RemotingCommand] = []
 
     async def answer(request: Request) -> Response:
@@ -89,15 +94,22 @@ async def _broker(delay_s: float = 0.0) -> tuple[ServingServer, str, list[Remoti
 
     table = HandlerTable()
     table.register(11)(answer)
-    server = ServingServer(table, ServerOptions())
+    server = ServingServer(table, ServerOptions(tls=tls))
     _, port = await server.start()
     return server, f"127.0.0.1:{port}", seen
 
 
-def test_answers_that_nobody_takes_stay_at_the_broker() -> None:
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers.made(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_answers_that_nobody_takes_stay_at_the_broker(with_tls: bool, papers: Papers) -> None:
     async def story() -> None:
-        server, address, _ = await _broker()
-        upstream = RemotingUpstream(address, FlightGate())
+        server, address, _ = await _broker(tls=shows(papers.server) if with_tls else None)
+        tls = ClientTls(trusting(papers.ca)) if with_tls else None
+        upstream = RemotingUpstream(address, FlightGate(), tls=tls)
         takes = asyncio.Event()
         arrived: list[int] = []
 
