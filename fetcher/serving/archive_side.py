@@ -110,6 +110,10 @@ class ArchiveSide(Protocol):
         """What the broker had as the group's offset when it was archived."""
         ...
 
+    def consumed_end(self, topic: str, queue_id: int) -> int:
+        """The largest offset that any group had of a queue when its broker was archived, 0 without any."""
+        ...
+
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
         """Offsets held of a queue, or None for one that does not exist."""
         ...

@@ -158,11 +158,13 @@ class ServedArchive:
 
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """See ArchiveSide."""
-        queues = self._tables.table("consumer_offsets").get(f"{topic}@{group}")
-        if not isinstance(queues, dict):
-            return None
-        found = queues.get(str(queue_id), queues.get(queue_id))
-        return None if found is None else int(found)
+        return _offset_in(self._tables.table("consumer_offsets").get(f"{topic}@{group}"), queue_id)
+
+    def consumed_end(self, topic: str, queue_id: int) -> int:
+        """See ArchiveSide."""
+        table = self._tables.table("consumer_offsets")
+        offsets = (_offset_in(table[name], queue_id) for name in table if name.startswith(f"{topic}@"))
+        return max((offset for offset in offsets if offset is not None), default=0)
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
         """See ArchiveSide."""
@@ -260,6 +262,13 @@ class ServedArchive:
         kind = KeyKind.UNIQUE if is_unique else KeyKind.ANY
         found = await run_async(self._access.find_by_key(topic, key, kind, begin_ms, end_ms, count))
         return [bytes(message.data) for message in found]
+
+
+def _offset_in(queues: Any, queue_id: int) -> int | None:
+    if not isinstance(queues, dict):
+        return None
+    found = queues.get(str(queue_id), queues.get(queue_id))
+    return None if found is None else int(found)
 
 
 def found_of(result: GetResult) -> PullFound:

@@ -19,8 +19,8 @@ class DeliveredQueues:
     def __init__(self) -> None:
         self.state = RetryState()
         self._grown = asyncio.Event()
-        self.archived_end: Callable[[str], int] = lambda topic: 0
-        """Where the archived part of a topic's queue 0 ends."""
+        self.free_from: Callable[[str], int] = lambda topic: 0
+        """The first offset of a topic's queue 0 behind what is archived and what was consumed at the broker."""
 
     def announce(self) -> None:
         """Wake who waits for messages."""

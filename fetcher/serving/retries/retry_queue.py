@@ -160,7 +160,7 @@ class RetryQueues(DeliveredQueues):
 
     def _next_offset(self, topic: str) -> int:
         queue = self.state.queues.get(topic)
-        return queue.next_offset if queue is not None else self.archived_end(topic)
+        return queue.next_offset if queue is not None else self.free_from(topic)
 
     def _release(self) -> None:
         """Forget what its group consumed, by offsets that are durable, and old dead letters."""

@@ -58,7 +58,7 @@ class ArchiveWithRetries:
         self._archive, self._grown = archive, grown
         self._known: _Topics | None = None
         for queues in grown:
-            queues.archived_end = self._archived_end
+            queues.free_from = self._free_from
 
     def _holder(self, topic: str, queue_id: int) -> tuple[DeliveredQueues, RetryQueue] | None:
         """Who continues this queue."""
@@ -71,6 +71,11 @@ class ArchiveWithRetries:
     def _archived_end(self, topic: str) -> int:
         bounds = self._archive.bounds(topic, 0)
         return 0 if bounds is None else bounds.maximum
+
+    def _free_from(self, topic: str) -> int:
+        """What its groups had consumed at the broker need not be archived: it may have expired there, or been lost with
+        the broker. Their consumers ask for what comes behind it."""
+        return max(self._archived_end(topic), self._archive.consumed_end(topic, 0))
 
     def topics(self) -> dict[str, TopicConfig]:
         """See ArchiveSide."""
@@ -87,6 +92,10 @@ class ArchiveWithRetries:
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """See ArchiveSide."""
         return self._archive.archived_offset(group, topic, queue_id)
+
+    def consumed_end(self, topic: str, queue_id: int) -> int:
+        """See ArchiveSide."""
+        return self._archive.consumed_end(topic, queue_id)
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
         """See ArchiveSide."""

@@ -224,6 +224,9 @@ class ArchiveWithRetryTopic:
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
         return Bounds(10, 13) if (topic, queue_id) == (RETRY, 0) else None
 
+    def consumed_end(self, topic: str, queue_id: int) -> int:
+        return 0
+
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
         return 500
 
@@ -241,13 +244,34 @@ class ArchiveWithRetryTopic:
         await asyncio.sleep(timeout_s)
 
 
+class ConsumedFurther(ArchiveWithRetryTopic):
+    """The group had consumed ``end`` messages of its retry topic when its broker was archived: of those, the last ones
+    were not archived, or none at all."""
+
+    def __init__(self, end: int, bounds: Bounds | None) -> None:
+        self._end, self._bounds = end, bounds
+
+    def consumed_end(self, topic: str, queue_id: int) -> int:
+        return self._end if (topic, queue_id) == (RETRY, 0) else 0
+
+    def bounds(self, topic: str, queue_id: int) -> Bounds | None:
+        return self._bounds if (topic, queue_id) == (RETRY, 0) else None
+
+
 class Scene:
     """One server's retry queues over a store."""
 
-    def __init__(self, store: MemoryStore, clock: Clock, limits: RetryLimits | None = None) -> None:
+    def __init__(
+        self,
+        store: MemoryStore,
+        clock: Clock,
+        limits: RetryLimits | None = None,
+        archive: ArchiveWithRetryTopic | None = None,
+    ) -> None:
         self.offsets = GroupOffsets(GroupLog(store, "one", clock), lease_ms=60_000, take_over=True)
         self.queues = RetryQueues(RetryLog(store, "one"), self.offsets, limits or RetryLimits(), clock)
-        self.archive = ArchiveWithRetries(ArchiveWithRetryTopic(), self.queues)  # type: ignore[arg-type]
+        archive = archive or ArchiveWithRetryTopic()
+        self.archive = ArchiveWithRetries(archive, self.queues)  # type: ignore[arg-type]
         self.clock = clock
         self.table = HandlerTable()
         routes = RouteTable(self.archive, "127.0.0.1:9876")
@@ -318,6 +342,30 @@ def test_what_was_acknowledged_survives_and_keeps_its_offset() -> None:
         await two.until_end(18)
         assert decode_record((await two.pull(17)).body[0]).reconsume_times == 2
         await two.die()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("bounds", [None, Bounds(10, 13)])
+def test_what_is_sent_back_comes_behind_what_the_group_had_consumed_at_its_broker(
+    bounds: Bounds | None,
+) -> None:
+    """Its consumers ask from there on: before it nobody would get it, and it would count as consumed."""
+
+    async def scene() -> None:
+        store, clock = MemoryStore(), Clock()
+        one = Scene(store, clock, archive=ConsumedFurther(500, bounds))
+        await one.start()
+        assert (await one.send_back()).code == 0
+        await one.offsets.commit("g", RETRY, 0, 500)  # as consumers do that have nothing to consume
+        clock.now_ms += 1_000
+        await one.until_end(501)
+        found = await one.pull(500)
+        assert (found.status, found.next_offset, found.records) == (PullStatus.FOUND, 501, 1)
+        assert decode_record(found.body[0]).queue_offset == 500
+        led = await one.pull(13)
+        assert (led.next_offset, led.records) == (501, 1)
+        await one.die()
 
     asyncio.run(scene())
 

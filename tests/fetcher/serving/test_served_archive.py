@@ -102,3 +102,20 @@ def test_topics_are_those_of_the_tables_also_when_they_were_read_after_the_versi
         assert archive.topics()["t"].read_queues == 9
 
     run(tmp_path, story)
+
+
+def test_how_far_groups_were_is_known_also_of_queues_that_are_not_archived(tmp_path: Path) -> None:
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        assert archive.consumed_end("t", 0) == 0
+        second = store_with(tmp_path / "second", {0: 5}, b"second")
+        (second / "config").mkdir()
+        table = {"%RETRY%g@g": {"0": 500}, "t@g": {"0": 3, "1": 9}, "t@h": {"0": 7}, "t2@g": {"0": 99}}
+        (second / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
+        backfill(second, root, instance="second")
+        await grown(archive)
+        found = [archive.consumed_end(*queue) for queue in (("%RETRY%g", 0), ("t", 0), ("t", 1), ("t", 2))]
+        assert found == [500, 7, 9, 0]
+        assert archive.archived_offset("g", "t", 0) == 3
+        assert archive.bounds("%RETRY%g", 0) is None
+
+    run(tmp_path, story)
