@@ -26,6 +26,7 @@ from fetcher.waiting import run_async
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats.container import decode_container
+from tiered.formats.segment_index import begin_page_kernel
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.protocol import ObjectStore
@@ -33,6 +34,8 @@ from tiered.object_store.protocol import ObjectStore
 logger = logging.getLogger(__name__)
 
 _FOUND = PullStatus.FOUND
+KERNEL_WAIT_S = 2.0
+"""Loading takes half a second, compiling, once on a machine, longer: meanwhile pages are decoded without it."""
 STATE_KIND = b"RMQTSTAT"
 _STATUSES = {
     GetStatus.FOUND: PullStatus.FOUND,
@@ -88,8 +91,10 @@ class ServedArchive:
         self._grown = asyncio.Event()
 
     async def load(self) -> None:
-        """Read the broker's tables; before serving."""
+        """Before serving: read the broker's tables and load the kernel for column pages, unless it must be compiled."""
+        kernel = begin_page_kernel()
         await asyncio.to_thread(self._tables.refresh, self._catalog.state)
+        await asyncio.to_thread(kernel.join, KERNEL_WAIT_S)
 
     async def watch(self, every_s: float) -> None:
         """Look for new commits again and again, and wake who waits for them; ends when cancelled."""

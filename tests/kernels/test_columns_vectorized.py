@@ -67,21 +67,30 @@ def test_noise_is_never_taken_for_more_than_the_kernel_takes_it(noise: bytes, ru
     assert_same(noise, runs, 0, sum(len(run.rows) for run in runs))
 
 
+BEGIN = (
+    "import sys\n"
+    "from tests.kernels.test_columns_vectorized import *\n"
+    "from tiered.kernels import columns_vectorized\n"
+    "from tiered.kernels.columns_vectorized import PageDecoder\n"
+    "from tiered.kernels.segment_oracle import PageRow\n"
+    "from tiered.model.tables import RunKind\n"
+    "runs = [PageRun(int(RunKind.PLAIN), 5, 7, [PageRow(3, 1, 6, 8, 1, -1, -1)])]\n"
+    "page = bytes([1, 0, 0, 0] * 4 + [0] * 12 + [6, 2, 2, 2])\n"
+    "def decodes():\n"
+    "    found = [column.tolist() for column in decoded(decode, page, runs, 0, 1)]\n"
+    "    return found == [[3], [1], [6], [8], [1], [-1], [-1]]\n"
+)
+
+
+def assert_runs_alone(script: str) -> None:
+    """``script`` after ``BEGIN``, in a process of its own: here numba is loaded."""
+    done = subprocess.run([sys.executable, "-c", BEGIN + script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_kernel_takes_over_when_pages_become_many() -> None:
-    """In a process of its own: here numba is loaded."""
-    script = (
-        "import sys\n"
-        "from tests.kernels.test_columns_vectorized import *\n"
-        "from tiered.kernels import columns_vectorized\n"
-        "from tiered.kernels.columns_vectorized import PageDecoder\n"
-        "from tiered.kernels.segment_oracle import PageRow\n"
-        "from tiered.model.tables import RunKind\n"
-        "runs = [PageRun(int(RunKind.PLAIN), 5, 7, [PageRow(3, 1, 6, 8, 1, -1, -1)])]\n"
-        "page = bytes([1, 0, 0, 0] * 4 + [0] * 12 + [6, 2, 2, 2])\n"
+    assert_runs_alone(
         "decode = PageDecoder(pages_without_kernel=2)\n"
-        "def decodes():\n"
-        "    found = [column.tolist() for column in decoded(decode, page, runs, 0, 1)]\n"
-        "    return found == [[3], [1], [6], [8], [1], [-1], [-1]]\n"
         "for _ in range(2):\n"
         "    assert decodes() and 'numba' not in sys.modules and decode.loading is None\n"
         "assert decodes()\n"
@@ -90,8 +99,18 @@ def test_the_kernel_takes_over_when_pages_become_many() -> None:
         "columns_vectorized.decode_page_vectorized = None\n"
         "assert decodes()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+
+
+def test_who_asks_has_the_kernel_before_the_first_page() -> None:
+    assert_runs_alone(
+        "decode = PageDecoder()\n"
+        "loading = decode.begin()\n"
+        "loading.join()\n"
+        "assert decode.begin() is loading\n"
+        "columns_vectorized.decode_page_vectorized = None\n"
+        "assert decodes()\n"
+        "assert len(decode_page.dispatcher().signatures) == 1  # the one for pages as they come\n"
+    )
 
 
 def test_nobody_waits_while_the_kernel_loads(monkeypatch: pytest.MonkeyPatch) -> None:

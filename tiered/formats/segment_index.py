@@ -8,6 +8,7 @@ Owns decoding. Does not own fetching (tiered.flat_file.segment_reader) nor encod
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -390,6 +391,12 @@ class SegmentIndex:
             raise CorruptionError(f"{where} has {self.key_count} hashes, its counts say otherwise")
         hashes = np.frombuffer(stored, "<u8", offset=self._stored_counts_bytes)
         return KeySection(counts, hashes)
+
+
+def begin_page_kernel() -> threading.Thread:
+    """For processes that will decode many column pages: have the kernel loaded by the thread returned. Meanwhile, and
+    in processes that do not ask, pages are decoded without it, at ten times the cost."""
+    return _decode_page.begin()
 
 
 def tail_bytes_of(data: bytes, size_bytes: int, *, key: str) -> int:

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 PAGES_WITHOUT_KERNEL = 512
 """About as many take as long here as loading the kernel and using it."""
+COLUMN_KINDS = (np.int32, np.int64, np.int64, np.int64, np.int32, np.int32, np.int64)
+"""Of the arrays a page is decoded into, in their order."""
 _I32_MAX = 0x7FFFFFFF
 _BATCH, _LMQ = 1, 2
 _ONE, _LOW = np.uint64(1), np.uint64(0x7F)
@@ -30,7 +32,7 @@ class PageDecoder:
     """Decodes pages, by the kernel once numba is there for other reasons or pages become many.
 
     The kernel is loaded by a thread of its own, half a second in which pages are decoded without it: a server that
-    decodes one on its event loop must not stand still."""
+    decodes one on its event loop must not stand still. Who will decode many says so at once (``begin``)."""
 
     def __init__(self, pages_without_kernel: int = PAGES_WITHOUT_KERNEL) -> None:
         self._left = pages_without_kernel
@@ -46,23 +48,31 @@ class PageDecoder:
             if self._left > 0 and "numba" not in sys.modules:
                 self._left -= 1
             else:
-                # Decoding is what loads it. Read-only arrays as they are: the kernel is compiled for such.
-                own = [one.copy() if _is_written(one) else one for one in arguments]
-                self.loading = threading.Thread(target=self._load, args=(data, *own), name="load-kernel")
-                self.loading.start()
+                self.begin()
         return decode_page_vectorized(data, *arguments)
 
-    def _load(self, *arguments: Any) -> None:
+    def begin(self) -> threading.Thread:
+        """Have the kernel loaded, by a thread that ends when it is; no wait."""
+        if self.loading is None:
+            self.loading = threading.Thread(target=self._load, name="load-kernel")
+            self.loading.start()
+        return self.loading
+
+    def _load(self) -> None:
         try:
-            decode_page(*arguments)
+            decode_page(*_page_of_no_rows())  # decoding is what loads it
         except Exception as error:
             logger.warning("column pages are decoded without the kernel, which does not load: %r", error)
         else:
             self._is_loaded = True
 
 
-def _is_written(argument: Any) -> bool:
-    return isinstance(argument, np.ndarray) and argument.flags.writeable
+def _page_of_no_rows() -> tuple[Any, ...]:
+    """Arguments of the types that pages come with, by which the compiled kernel is found: what is read is read-only."""
+    no_longs, no_ints = np.zeros(0, np.int64), np.zeros(0, np.int32)
+    columns = [np.empty(0, kind) for kind in COLUMN_KINDS]
+    data = np.frombuffer(bytes(LENGTHS_BYTES), np.uint8)
+    return data, 0, 0, 0, np.zeros(1, np.int64), no_ints, no_longs, no_longs, *columns
 
 
 def decode_page_vectorized(
