@@ -75,7 +75,8 @@ class ArchiveWithRetries:
     def _free_from(self, topic: str) -> int:
         """What its groups had consumed at the broker need not be archived: it may have expired there, or been lost with
         the broker. Their consumers ask for what comes behind it."""
-        return max(self._archived_end(topic), self._archive.consumed_end(topic, 0))
+        consumed_end = self._archive.consumed_end(topic, 0)
+        return max(self._archived_end(topic), consumed_end if consumed_end < PHYS_BASE else 0)
 
     def topics(self) -> dict[str, TopicConfig]:
         """See ArchiveSide."""

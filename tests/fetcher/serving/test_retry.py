@@ -370,6 +370,19 @@ def test_what_is_sent_back_comes_behind_what_the_group_had_consumed_at_its_broke
     asyncio.run(scene())
 
 
+def test_an_offset_that_no_queue_reaches_is_not_believed() -> None:
+    async def scene() -> None:
+        clock = Clock()
+        one = Scene(MemoryStore(), clock, archive=ConsumedFurther((1 << 63) - 1, Bounds(10, 13)))
+        await one.start()
+        assert (await one.send_back()).code == 0
+        clock.now_ms += 1_000
+        await one.until_end(14)
+        await one.die()
+
+    asyncio.run(scene())
+
+
 def test_what_a_group_consumed_is_kept_no_longer_and_offsets_go_on() -> None:
     async def scene() -> None:
         store, clock = MemoryStore(), Clock()
