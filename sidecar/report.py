@@ -49,7 +49,7 @@ class ServingReport:
 @dataclass(frozen=True)
 class SlaveReport:
     """Slave mode. ``redirects``: whether the master sends slow consumers here (slaveReadEnable), None: it does not
-    tell; ``name_servers``: (address, how it stands there)."""
+    tell; ``name_servers``: (address, how it stands there); ``master_failure``: why the master does not answer."""
 
     address: str
     broker_id: int
@@ -59,6 +59,7 @@ class SlaveReport:
     redirects: bool | None
     name_servers: tuple[tuple[str, str], ...]
     groups: tuple[GroupReport, ...]
+    master_failure: str = ""
 
 
 @dataclass(frozen=True)

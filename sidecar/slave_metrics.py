@@ -67,5 +67,5 @@ def slave_report(status: SlaveStatus) -> SlaveReport:
     )
     return SlaveReport(
         status.address, status.broker_id, status.connections, status.is_archive_open, status.is_master_well,
-        status.redirects, standings, group_reports(status.readings),
+        status.redirects, standings, group_reports(status.readings), status.master_failure,
     )  # fmt: skip

@@ -54,6 +54,8 @@ class MasterWatch:
         """So many came."""
         self._has_answered: bool | None = None
         """Not known before the first look, so that this one is told, too."""
+        self.failure = ""
+        """Why it does not answer, as far as is known; empty while it does."""
         self.on_refusal: Callable[[], None] = lambda: None
         """There is another reason to stay out than before."""
 
@@ -155,7 +157,7 @@ class MasterWatch:
         if has_answered != self._has_answered:
             logger.log(logging.INFO if has_answered else logging.WARNING, "the master %s",
                        "answers" if has_answered else "does not answer", extra={"why": why})  # fmt: skip
-        self._has_answered = has_answered
+        self._has_answered, self.failure = has_answered, why
 
 
 def _properties(body: bytes) -> dict[str, str]:

@@ -128,6 +128,7 @@ class SlaveService:
             self.watch.redirects(),
             self._registrar.standings(),
             self._reads.readings(groups),
+            self.watch.failure,
         )
 
     async def _register(self) -> None:

@@ -24,7 +24,8 @@ class SlaveCounters:
 
 @dataclass(frozen=True)
 class SlaveStatus:
-    """A moment's view. ``redirects``: whether the master sends slow consumers here; None: it does not tell."""
+    """A moment's view. ``redirects``: whether the master sends slow consumers here; None: it does not tell.
+    ``master_failure``: why it does not answer, as far as is known."""
 
     address: str
     broker_id: int
@@ -34,3 +35,4 @@ class SlaveStatus:
     redirects: bool | None
     standings: tuple[Standing, ...]
     readings: tuple[GroupReading, ...] = ()
+    master_failure: str = ""

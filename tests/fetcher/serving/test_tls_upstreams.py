@@ -79,6 +79,7 @@ def test_a_slave_without_the_right_ca_says_so_and_stays_out(
         async with slave(shows(papers.server), tls) as (service, name_server, _):
             await until(lambda: any(words in record.__dict__.get("why", "") for record in caplog.records))
             assert OWN_ID not in name_server.addresses and not service.status().is_master_well
+            assert words in service.status().master_failure
             caplog.clear()
 
     with caplog.at_level(logging.INFO):
