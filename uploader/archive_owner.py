@@ -8,6 +8,7 @@ Owns that order, and that an epoch is claimed once only. Commits of data are cyc
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.protocol import CatalogWriter, log_checks
@@ -31,7 +32,10 @@ class ArchiveOwner:
         *,
         root_every: int,
         take_over: bool,
+        said_end_phys: Callable[[], int | None],
     ) -> None:
+        """``said_end_phys``: where a live broker says its log ends, None from one that does not."""
+        self._said_end_phys = said_end_phys
         self._archive = archive
         self._log = log
         self._environment = environment
@@ -59,9 +63,10 @@ class ArchiveOwner:
             state = self.writer.state_or_none
         if state is None:
             return self._log.min_phys
-        if compare(self._log, state.cursor.check) == CheckResult.DIFFERENT:
+        said_end_phys = self._said_end_phys()
+        if compare(self._log, state.cursor.check, said_end_phys) == CheckResult.DIFFERENT:
             self.claim()
-            return self._start_new_line()
+            return self._start_new_line(said_end_phys)
         return state.cursor.phys
 
     def planning_begins(self) -> None:
@@ -99,8 +104,9 @@ class ArchiveOwner:
                 generation=key.generation,
             )
 
-    def _start_new_line(self) -> int:
-        new_line = find_new_line(self._log, log_checks(self._archive, self.writer.state))
+    def _start_new_line(self, said_end_phys: int | None) -> int:
+        checks = log_checks(self._archive, self.writer.state)
+        new_line = find_new_line(self._log, checks, said_end_phys)
         self.writer.append_line(common_version=new_line.version, phys=new_line.phys)
         self._environment.log(
             "the broker's log differs from the archive: new log line",

@@ -60,6 +60,13 @@ class BoundSource:
             Thread(target=_fill, args=arguments, name="queues-shown", daemon=True).start()
         return bound
 
+    def said_end_phys(self) -> int | None:
+        """Where a live broker says its log ends; None from one that is dead or silent."""
+        if self._store.liveness().is_dead:
+            return None
+        word = self._word_source()
+        return None if word is None or word.max_phys is None or word.max_phys < 0 else word.max_phys
+
     def settle(self) -> Bound | None:
         """Look at what ``ask_early`` left open; None when nothing was. Raises what the look at the queues raises."""
         if self._unproven is None:

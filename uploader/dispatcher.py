@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 
+from tiered.catalog.state import LogCheck
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
@@ -58,6 +59,7 @@ class TieredDispatcher:
         self._lock = threading.Lock()
         self._open: LogBatch | None = None
         self._cursor = start_phys
+        self._closed_check: LogCheck | None = None
 
     @property
     def cursor(self) -> int:
@@ -75,6 +77,12 @@ class TieredDispatcher:
         """Whether anything was read that is not yet closed."""
         batch = self._open
         return batch is not None and batch.to_phys > batch.from_phys
+
+    def log_check(self) -> LogCheck | None:
+        """Of the last bytes that were read, which end at the cursor; None before any were."""
+        with self._lock:
+            check = self._open.log_check() if self._open is not None else None
+            return check or self._closed_check
 
     def dispatch_step(self, bound: FeedBound) -> StepResult:
         """Hand over at most STEP_BYTES; never waits for a lock, memory or the store."""
@@ -129,6 +137,7 @@ class TieredDispatcher:
         with self._lock:
             self._release_open()
             self._cursor = phys
+            self._closed_check = None
 
     def _advance(self, bound: FeedBound, max_bytes: int) -> StepResult:
         batch = self._open or self._open_batch()
@@ -161,9 +170,10 @@ class TieredDispatcher:
         return StepResult.HANDED_OVER if self._close(batch) else StepResult.BUSY
 
     def _close(self, batch: LogBatch) -> bool:
+        check = batch.log_check()  # now: the batch is the builder's once it is put
         if not self._closed.try_put(batch):
             return False
-        self._open = None
+        self._open, self._closed_check = None, check
         return True
 
     def _replace_with_larger(self, batch: LogBatch) -> StepResult:

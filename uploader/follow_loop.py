@@ -14,13 +14,17 @@ from tiered.broker_store.liveness import LivenessReport
 from tiered.broker_store.pins import PinKeeper, PinStatus
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.state import NO_CHECK
 from tiered.errors import UnavailableError
 from tiered.settings.sections import OffloadSettings
 from uploader.bound_source import BoundSource
 from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.follow import ASK_EVERY_MS, REFRESH_FILES_EVERY_MS, AdaptivePoll, Every
+from uploader.log_line import CheckResult, compare
 
 PIN_EVERY_MS = 5_000
+ASK_END_EVERY_MS = 5_000
+"""A broker that becomes a slave cuts its log without being started again, and says so only when it is asked."""
 
 
 class BrokerRestartedError(UnavailableError):
@@ -57,6 +61,7 @@ class FollowLoop:
         poll = AdaptivePoll(min_ms=context.settings.poll_min_ms, max_ms=context.settings.poll_max_ms)
         ask, refresh = Every(ASK_EVERY_MS), Every(REFRESH_FILES_EVERY_MS)
         alive, pin = Every(ASK_EVERY_MS), Every(PIN_EVERY_MS)
+        ask_end = Every(ASK_END_EVERY_MS)
         broker = context.store.liveness()
         while not stop.is_set():
             context.check_failure()
@@ -65,10 +70,13 @@ class FollowLoop:
                 self._refuse_restarted_broker(broker)
             if refresh.is_due(now_ms):
                 self._log.refresh()
+            if ask_end.is_due(now_ms):
+                self._refuse_cut_log()
             wants_more = dispatcher.cursor >= source.feed.limit_phys and self._has_new_bytes()
             # Once in any case: without it nobody could say that nothing is behind.
             if (wants_more or source.last is None) and ask.is_due(now_ms):
                 source.ask(dispatcher.cursor)
+                self._refuse_overwritten_log()
             has_more = dispatcher.cursor < source.feed.limit_phys and self._has_new_bytes()
             result = dispatcher.dispatch_step(source.feed) if has_more else StepResult.CAUGHT_UP
             if result == StepResult.BUSY or self._is_behind():
@@ -90,6 +98,27 @@ class FollowLoop:
         last = self._context.bound_source.last
         if last is not None and last.has_retreated:
             raise BrokerRestartedError(f"the broker's log ends at {last.phys} now, lower than before")
+
+    def _refuse_cut_log(self) -> None:
+        """Also where nothing new stands at the cursor: what comes after a cut comes below it."""
+        end_phys = self._context.bound_source.said_end_phys()
+        if end_phys is not None and end_phys < self._context.dispatcher.cursor:
+            raise BrokerRestartedError(
+                f"the broker's log ends at {end_phys} now, lower than what was read of it"
+            )
+
+    def _refuse_overwritten_log(self) -> None:
+        """The last bytes read, written over: a log that was cut, and has grown beyond what was read of it. After the
+        broker's word, that no such word is believed."""
+        state = self._context.writer.state_or_none
+        check = self._context.dispatcher.log_check() or (
+            state.cursor.check if state is not None else NO_CHECK
+        )
+        if compare(self._log, check) is not CheckResult.DIFFERENT:
+            return
+        self._log.refresh()  # the broker may have deleted them between two looks
+        if compare(self._log, check) is CheckResult.DIFFERENT:
+            raise BrokerRestartedError(f"the broker's log is another one below {check.end_phys} now")
 
     def _has_new_bytes(self) -> bool:
         """Whether anything but zeros stands at the cursor; costs one small read of a hot page."""

@@ -5,6 +5,9 @@ A commit carries a CRC of the last log bytes below its end. If the broker's log 
 holds and starts a new log line there; what was archived above it is superseded, not deleted. Never waits, but for files
 to be there at all: a commitlog on a disk that is not mounted is no other log.
 
+A broker that cuts its log leaves the bytes behind the cut in the files until it writes over them: where it can be
+asked, its word says where the log ends.
+
 Pure but for reading the log.
 """
 
@@ -37,13 +40,19 @@ class NewLine:
     phys: int
 
 
-def compare(log: CommitLog, check: LogCheck) -> CheckResult:
-    """Read the checked bytes again. Raises UnavailableError when it may be that the log is only not mounted."""
+def compare(log: CommitLog, check: LogCheck, said_end_phys: int | None = None) -> CheckResult:
+    """Read the checked bytes again. ``said_end_phys``: where the broker says its log ends, None if it does not.
+
+    Raises UnavailableError when it may be that the log is only not mounted.
+    """
     if check.end_phys <= check.begin_phys:
         return CheckResult.SAME
     log.refuse_unmounted()
+    end_phys = _end_phys(log, said_end_phys)
     if check.begin_phys < log.min_phys:
-        return CheckResult.DELETED if check.end_phys <= log.max_file_end else CheckResult.DIFFERENT
+        return CheckResult.DELETED if check.end_phys <= end_phys else CheckResult.DIFFERENT
+    if check.end_phys > end_phys and said_end_phys is not None:
+        return CheckResult.DIFFERENT
     data = bytearray(check.end_phys - check.begin_phys)
     filled = 0
     while filled < len(data):
@@ -58,16 +67,23 @@ def compare(log: CommitLog, check: LogCheck) -> CheckResult:
     return CheckResult.SAME if fastcrc.crc32.iscsi(bytes(data)) == check.crc32c else CheckResult.DIFFERENT
 
 
-def find_new_line(log: CommitLog, checks: Iterable[tuple[int, LogCheck, int]]) -> NewLine:
+def find_new_line(
+    log: CommitLog, checks: Iterable[tuple[int, LogCheck, int]], said_end_phys: int | None = None
+) -> NewLine:
     """Walk ``checks`` (version, check, to_phys; newest first) back to the last one the log still holds.
 
     A version whose bytes the broker has deleted cannot differ from what it has: the walk ends there, so that history
     which nobody can check stays visible, and what lies between is a recorded gap.
     """
+    end_phys = _end_phys(log, said_end_phys)
     for version, check, to_phys in checks:
-        result = compare(log, check)
-        if result == CheckResult.SAME and log.min_phys <= to_phys <= log.max_file_end:
+        result = compare(log, check, said_end_phys)
+        if result == CheckResult.SAME and log.min_phys <= to_phys <= end_phys:
             return NewLine(version, to_phys)
         if result == CheckResult.DELETED:
             return NewLine(version, to_phys)
     return NewLine(0, log.min_phys)
+
+
+def _end_phys(log: CommitLog, said_end_phys: int | None) -> int:
+    return log.max_file_end if said_end_phys is None else min(log.max_file_end, said_end_phys)

@@ -74,8 +74,9 @@ class Offloader:
         self._bound_source = BoundSource(broker_store, word_source)
         prefixed = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
         self._owner = ArchiveOwner(
-            prefixed, self._log, identity, environment, root_every=settings.root_every, take_over=take_over
-        )
+            prefixed, self._log, identity, environment, root_every=settings.root_every, take_over=take_over,
+            said_end_phys=self._bound_source.said_end_phys,
+        )  # fmt: skip
         self._writer = self._owner.writer
         self._given = OffloadGiven(
             store=broker_store,

@@ -105,6 +105,12 @@ def test_a_bound_that_retreats_says_so() -> None:
     assert not decide_bound(replace(LIVE, previous=Bound(900, 900, BoundReason.BROKER))).has_retreated
 
 
+def test_a_log_that_ends_below_what_was_read_was_cut() -> None:
+    word = BrokerWord(max_phys=400, confirm_phys=400)
+    assert decide_bound(replace(LIVE, word=word)).has_retreated
+    assert not decide_bound(replace(LIVE, word=BrokerWord(max_phys=500, confirm_phys=400))).has_retreated
+
+
 offsets = st.none() | st.integers(-1, 5000)
 
 

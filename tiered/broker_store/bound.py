@@ -42,8 +42,8 @@ class BrokerWord:
 @dataclass(frozen=True)
 class Bound:
     """``phys``: nothing at or above is uploaded. ``proven_phys``: below it an invalid record is damage, at
-    or above it the end of what is written. ``has_retreated``: lower than before, so the log may have been
-    replaced."""
+    or above it the end of what is written. ``has_retreated``: lower than before, or the log ends below what was
+    read of it, so it may have been replaced."""
 
     phys: int
     proven_phys: int
@@ -82,7 +82,11 @@ def decide_bound(facts: BoundFacts) -> Bound:
     retreated = (
         facts.previous is not None and not _was_scan(facts.previous) and bound.phys < facts.previous.phys
     )
-    return Bound(bound.phys, bound.proven_phys, bound.why, has_retreated=retreated)
+    # What was read lay below the bound of its time: a log that ends below it now was cut.
+    cut = (
+        facts.word is not None and facts.word.max_phys is not None and facts.word.max_phys < facts.cursor_phys
+    )
+    return Bound(bound.phys, bound.proven_phys, bound.why, has_retreated=retreated or cut)
 
 
 def _said_phys(word: BrokerWord | None) -> int | None:

@@ -1,0 +1,204 @@
+"""A log that its broker cut, with stale records still in the files: the broker's word says so, bytes do not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace as replaced
+from pathlib import Path
+
+import pytest
+
+from benchmarks.synthetic_store import StoreSpec, write_store
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.uploader.test_broker_starts_meanwhile import HOLD_LOCK
+from tiered.broker_store.bound import BrokerWord
+from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.store import open_broker_store
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.reading import load
+from tiered.flat_file.composite_flat_file import QueueReader
+from tiered.flat_file.segment_reader import SegmentCache
+from tiered.flat_file.verify import verify_archive
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from uploader.follow_loop import BrokerRestartedError
+from uploader.offload import Offloader, OffloadIdentity
+
+MESSAGES, KEPT, AFTER = 20_000, 9_001, 3_000
+SPEC = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
+RECORD = SPEC.record_bytes
+
+
+class LivingBroker:
+    """Holds the lock of a store and says where its log ends."""
+
+    def __init__(self, store: Path) -> None:
+        self.end_phys = 0
+        self.answers = True
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", HOLD_LOCK, str(store / "lock")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"held\n"
+
+    def word(self) -> BrokerWord | None:
+        return BrokerWord(max_phys=self.end_phys, dispatch_behind_bytes=0) if self.answers else None
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Iterator[tuple[Path, MemoryStore, LivingBroker]]:
+    """An archive of 20,000 messages, and the same store after its broker, started again as the slave of another
+    master, has cut its log to 9,001 of them; nothing is overwritten yet."""
+    write_store(tmp_path / "store", SPEC, messages=MESSAGES)
+    memory = MemoryStore("memory://cut")
+    backfill(tmp_path / "store", memory)
+    broker = LivingBroker(tmp_path / "store")
+    broker.end_phys = KEPT * RECORD
+    yield tmp_path / "store", memory, broker
+    broker.close()
+
+
+def overwrite(store: Path, broker: LivingBroker, tmp_path: Path) -> None:
+    """3,000 other messages come; behind them stale ones stand as before."""
+    write_store(tmp_path / "other", replaced(SPEC, seed=2), messages=KEPT + AFTER)
+    (old,), (new,) = (
+        CommitLog([store / "commitlog"]).files,
+        CommitLog([tmp_path / "other" / "commitlog"]).files,
+    )
+    data = new.path.read_bytes()[KEPT * RECORD : (KEPT + AFTER) * RECORD]
+    with old.path.open("r+b") as opened:
+        opened.seek(KEPT * RECORD)
+        opened.write(data)
+    shutil.rmtree(tmp_path / "other")
+    broker.end_phys = (KEPT + AFTER) * RECORD
+
+
+def offloader_of(store: object, memory: MemoryStore, broker: LivingBroker) -> Offloader:
+    identity = OffloadIdentity(CLUSTER, BROKER, "test", "run")
+    return Offloader(
+        store, memory, identity, SMALL, topic_filter=FILTER, word_source=broker.word  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def assert_archive_equals_the_log(store: Path, memory: MemoryStore, messages: int) -> None:
+    archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    state, segments, run_index = load(archive), SegmentCache(archive), RunIndex(archive)
+    log = CommitLog([store / "commitlog"])
+    found = 0
+    for queue in state.visible_queues():
+        reader = QueueReader(archive, state, queue, segments=segments, run_index=run_index)
+        offset = reader.min_offset
+        assert offset == 0
+        while offset < reader.max_offset:
+            batch = reader.read(offset, max_rows=1000, max_bytes=1 << 20)
+            for begin, size, phys in zip(batch.starts, batch.sizes, batch.phys, strict=True):
+                record = batch.data[begin : begin + size].tobytes()
+                assert record == log.read(int(phys), int(size)), f"{queue} at {phys}"
+                found += 1
+            offset = batch.next_offset
+    assert found == messages
+    assert verify_archive(archive, full=True).anomalies == []
+
+
+def test_what_came_after_the_cut_is_archived(
+    cut: tuple[Path, MemoryStore, LivingBroker], tmp_path: Path
+) -> None:
+    directory, memory, broker = cut
+    overwrite(directory, broker, tmp_path)
+    with open_broker_store(directory) as store:
+        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+    assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
+
+
+def test_a_broker_that_tells_only_later_is_believed_then(
+    cut: tuple[Path, MemoryStore, LivingBroker], tmp_path: Path
+) -> None:
+    """At the start it does not answer: nothing is uploaded. Its first word makes following start again."""
+    directory, memory, broker = cut
+    overwrite(directory, broker, tmp_path)
+    broker.answers = False
+
+    def answer() -> None:
+        broker.answers = True
+
+    assert "lower than" in followed(directory, memory, broker, answer)
+    with open_broker_store(directory) as store:
+        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+    assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
+
+
+def test_a_log_that_only_grew_keeps_its_line(cut: tuple[Path, MemoryStore, LivingBroker]) -> None:
+    directory, memory, broker = cut
+    broker.end_phys = MESSAGES * RECORD
+    line = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.line
+    with open_broker_store(directory) as store:
+        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+    assert load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.line == line
+    assert_archive_equals_the_log(directory, memory, MESSAGES)
+
+
+def followed(directory: Path, memory: MemoryStore, broker: LivingBroker, during: Callable[[], None]) -> str:
+    """Follow; once everything is archived do ``during``. What ends following."""
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def run(following: Offloader) -> None:
+        try:
+            following.run(stop, follow=True)
+        except BrokerRestartedError as error:
+            failures.append(error)
+
+    with open_broker_store(directory) as store:
+        following = offloader_of(store, memory, broker)
+        thread = threading.Thread(target=run, args=(following,))
+        thread.start()
+        while (status := following.status()) is None or status.bound_phys == 0:
+            assert thread.is_alive()
+        during()
+        thread.join(20)
+        stop.set()
+        thread.join(20)
+    return str(failures[0])
+
+
+def test_a_broker_that_cuts_its_log_as_it_runs_is_noticed_while_nothing_comes(
+    cut: tuple[Path, MemoryStore, LivingBroker], tmp_path: Path
+) -> None:
+    """One that becomes a slave is not started again; what comes next stands below what was read."""
+    directory, memory, broker = cut
+    broker.end_phys = MESSAGES * RECORD
+    said = followed(directory, memory, broker, lambda: overwrite(directory, broker, tmp_path))
+    assert "lower than what was read" in said
+    with open_broker_store(directory) as store:
+        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+    assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
+
+
+def test_a_log_that_grew_beyond_its_cut_meanwhile_is_another_one(
+    cut: tuple[Path, MemoryStore, LivingBroker], tmp_path: Path
+) -> None:
+    directory, memory, broker = cut
+    broker.end_phys = MESSAGES * RECORD
+
+    def replace() -> None:
+        write_store(tmp_path / "other", replaced(SPEC, seed=2), messages=MESSAGES + AFTER)
+        (old,), (new,) = (CommitLog([root / "commitlog"]).files for root in (directory, tmp_path / "other"))
+        data = new.path.read_bytes()
+        broker.end_phys = (MESSAGES + AFTER) * RECORD
+        with old.path.open("r+b") as opened:
+            opened.seek(KEPT * RECORD)
+            opened.write(data[KEPT * RECORD : broker.end_phys])
+
+    assert "another one below" in followed(directory, memory, broker, replace)
+    with open_broker_store(directory) as store:
+        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+    assert_archive_equals_the_log(directory, memory, MESSAGES + AFTER)
