@@ -71,10 +71,25 @@ def credentials_of(settings: Settings) -> Credentials | None:
 
 def tls_of(settings: Settings) -> ClientTls | None:
     """How the broker and its name servers are dialled; None: plain. Raises UsageError for files that do not load."""
-    broker = settings.broker
-    if not broker.tls:
-        return None
-    return ClientTls(TlsOptions(broker.tls_verify, broker.tls_ca, broker.tls_certificate, broker.tls_key))
+    return KeptTls().of(settings)
+
+
+class KeptTls:
+    """How one process dials, from job to job: what was loaded once stays in use when a later job finds its files
+    unusable."""
+
+    def __init__(self) -> None:
+        self._kept: ClientTls | None = None
+
+    def of(self, settings: Settings) -> ClientTls | None:
+        """See tls_of."""
+        broker = settings.broker
+        options = TlsOptions(broker.tls_verify, broker.tls_ca, broker.tls_certificate, broker.tls_key)
+        if not broker.tls:
+            self._kept = None
+        elif self._kept is None or self._kept.options != options:
+            self._kept = ClientTls(options)
+        return self._kept
 
 
 def address_of(settings: Settings, conf: BrokerConf | None) -> str:

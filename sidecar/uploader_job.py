@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidecar.broker_side import (
+    KeptTls,
     address_of,
     credentials_of,
     names_of,
     open_store_of,
     read_conf,
     store_path,
-    tls_of,
 )
 from sidecar.broker_word import BrokerVoice
 from sidecar.report import StatusReport
@@ -70,6 +70,7 @@ class Writer:
     committed: Callable[[CatalogState], None] = lambda state: None
     """See uploader.offload.Environment."""
     pins: KeptPins = field(default_factory=KeptPins)
+    tls: KeptTls = field(default_factory=KeptTls)
 
 
 class UploaderJob:
@@ -85,12 +86,15 @@ class UploaderJob:
     def _build(self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack) -> None:
         conf = read_conf(settings)
         timeout_s = settings.broker.request_timeout_ms / 1000
-        voice = BrokerVoice(address_of(settings, conf), timeout_s, credentials_of(settings), tls_of(settings))
-        opened.callback(voice.close)
+        tls = writer.tls.of(settings)
         pins = writer.pins.hand_over(_pin_keeper(settings, conf, writer))
         pinned = pins.files if pins is not None else None
         store = opened.enter_context(open_store_of(settings, conf, pinned))
         names: BrokerNames = names_of(settings, store)
+        voice = BrokerVoice(
+            address_of(settings, conf), timeout_s, credentials_of(settings), tls, name=store.names().broker
+        )
+        opened.callback(voice.close)
         topic_filter = settings.topics.topic_filter(names.cluster, names.broker)
         archive = open_store(settings.archive.url, StoreOptions(settings.object_store), metrics=metrics)
         opened.callback(archive.close)

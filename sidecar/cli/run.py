@@ -18,7 +18,7 @@ from fetcher.serving.facade.service import FacadeService
 from fetcher.serving.slave.service import SlaveService
 from sidecar.admin import AdminServer
 from sidecar.allocator import return_freed_memory
-from sidecar.broker_side import names_of, open_store_of, read_conf
+from sidecar.broker_side import KeptTls, names_of, open_store_of, read_conf
 from sidecar.cli.arguments import (
     BROKER_FLAGS,
     NAME_FLAGS,
@@ -167,12 +167,14 @@ class _Factory:
         self._metrics = metrics
         self._committed = committed
         self._took_over_for: Settings | None = None
-        self._pins = KeptPins()
+        self._pins, self._tls = KeptPins(), KeptTls()
 
     def __call__(self, settings: Settings) -> UploaderJob:
         take_over = settings.archive.take_over and settings is not self._took_over_for
         self._took_over_for = settings
-        writer = Writer(self._state.identity(), "run", take_over, self._state.path, pins=self._pins)
+        writer = Writer(
+            self._state.identity(), "run", take_over, self._state.path, pins=self._pins, tls=self._tls
+        )
         if self._committed is not None:
             writer = replace(writer, committed=self._committed)
         return UploaderJob(settings, writer, self._metrics)

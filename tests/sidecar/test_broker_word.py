@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.broker_side import address_of, tls_of
+from sidecar.broker_side import KeptTls, address_of, tls_of
 from sidecar.broker_word import BrokerVoice
 from tests.remoting.tls_peer import Papers, answering, listening, shows
+from tests.servers.certificates import Authority
 from tiered.broker_store.bound import BrokerWord
 from tiered.broker_store.conf import BrokerConf
 from tiered.errors import UnavailableError, UsageError
@@ -23,6 +24,10 @@ class FakeClient:
         self.info = info
         self.confirm = confirm
         self.closed = 0
+        self.name: str | None = None
+
+    def broker_config(self) -> dict[str, str] | None:
+        return None if self.name is None else {"brokerName": self.name}
 
     def runtime_info(self) -> dict[str, str]:
         if self.info is None:
@@ -66,6 +71,18 @@ def test_a_silent_broker_is_none_and_said_once(caplog: pytest.LogCaptureFixture)
     assert client.closed == 3
 
 
+def test_another_broker_at_the_address_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+    client = FakeClient({"commitLogMaxOffset": "100"}, 90)
+    voice = BrokerVoice("127.0.0.1:10911", 1.0, name="broker-a", connect=lambda *_: client)  # type: ignore[arg-type,return-value]
+    assert voice.ask() is not None, "who may not know is not stopped"
+    voice.close()
+    client.name = "broker-b"
+    assert voice.ask() is None
+    assert "is broker broker-b, not broker-a" in str(caplog.records[-1].__dict__["cause"])
+    client.name = "broker-a"
+    assert voice.ask() is not None
+
+
 def test_without_an_address_nobody_is_asked() -> None:
     assert BrokerVoice("", 1.0).ask() is None
 
@@ -95,6 +112,19 @@ def test_it_is_dialled_as_the_settings_say(tmp_path: Path) -> None:
         voice.close()
     assert tls is not None and tls.options.verify == "full"
     assert tls_of(load_settings().settings) is None
+
+
+def test_a_later_job_goes_on_with_what_was_loaded(tmp_path: Path) -> None:
+    ca = tmp_path / "copy.pem"
+    ca.write_bytes(Authority(tmp_path).certificate.read_bytes())
+    flags = {"broker.tls": ("flag", True), "broker.tls_ca": ("flag", str(ca))}
+    kept, settings = KeptTls(), load_settings(flags=flags).settings
+    first = kept.of(settings)
+    ca.write_text("half writ")
+    assert kept.of(settings) is first is not None
+    assert kept.of(load_settings().settings) is None
+    with pytest.raises(UsageError):
+        kept.of(settings)
 
 
 def test_a_file_for_tls_that_is_not_there_ends_the_start() -> None:
