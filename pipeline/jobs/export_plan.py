@@ -54,7 +54,7 @@ def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveE
             last = known.pop((one.cluster, one.broker), ArchiveEnds(one.cluster, one.broker, one.line))
             _refuse_superseded(archive, state, last)
             ended = {QueueKey(*queue[:3]): queue[3] for queue in last.queues}
-            wanted = wanted_queues(state, options)
+            wanted = _begun(state, options, ended) | wanted_queues(state, options)
             fresh = _fresh(wanted, ended)
             expired += sum(max(0, wanted[queue].begin - ended[queue]) for queue in wanted if queue in ended)
             for layer in (fresh, *_filled(state, last, wanted)):
@@ -70,6 +70,17 @@ def _require_topics(options: SourceOptions, ends: Iterable[ArchiveEnds]) -> None
     for topic in options.topics:
         if not set("*?[") & set(topic) and topic not in known:
             raise NotFoundError(f"{options.path} has no topic {topic!r}", hint="tiered ls shows the topics")
+
+
+def _begun(state: CatalogState, options: SourceOptions, ended: Iterable[QueueKey]) -> Layer:
+    """Queues that earlier batches hold a part of: those that are hidden by now, as their topic was deleted or made
+    anew, may have a rest."""
+    rows = {queue: state.queue(queue) for queue in ended if options.wants(queue.topic)}
+    return {
+        queue: OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
+        for queue, row in rows.items()
+        if row is not None
+    }
 
 
 def _fresh(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:

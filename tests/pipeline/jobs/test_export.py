@@ -20,6 +20,7 @@ from pipeline.jobs.parquet_parts import PartTask, partition_directory
 from pipeline.source_options import SourceOptions
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
+from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.jobs.inline_tasks import InlineTasks
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.reading import load
@@ -190,6 +191,32 @@ def test_rows_that_a_replaced_log_took_back_are_an_error(real_store: RealStore, 
 
 def _cursor_at(archive: PrefixedStore, version: int) -> int:
     return load(archive, version=version).cursor.phys
+
+
+@pytest.mark.parametrize("is_same_log", [True, False], ids=["recreated topic", "another disk"])
+def test_the_rest_of_a_queue_that_was_begun_is_exported_though_it_is_hidden_now(
+    tmp_path: Path, is_same_log: bool
+) -> None:
+    def put(store: WrittenStore, count: int) -> None:
+        for number in range(count):
+            store.put("t", 0, b"%d" % number)
+        backfill(store.path, FileStore(tmp_path / "archive"), instance=store.path.name)
+
+    first = WrittenStore(tmp_path / "first")
+    put(first, 50)
+    assert run(source(tmp_path / "archive"), tmp_path / "table").rows == 50
+    put(first, 30)
+    if is_same_log:  # deleted and created again: offsets begin at 0, the log goes on
+        first.records.clear()
+        shutil.rmtree(first.path / "consumequeue" / "t")
+        put(first, 20)
+    else:
+        put(WrittenStore(tmp_path / "second"), 20)
+    assert run(source(tmp_path / "archive"), tmp_path / "table").rows == 50
+    assert exported(tmp_path / "table") == Counter(
+        [("t", 0, 0, offset) for offset in range(80)] + [("t", 0, 1, offset) for offset in range(20)]
+    )
+    assert run(source(tmp_path / "archive"), tmp_path / "table").batches == 0
 
 
 def test_choices_are_kept_and_unknown_topics_refused(real_store: RealStore, tmp_path: Path) -> None:
