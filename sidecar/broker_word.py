@@ -20,7 +20,9 @@ Connect = Callable[[str, float, Credentials | None, ClientTls | None], BrokerCli
 
 
 class BrokerVoice:
-    """Asks one broker. ``address`` empty: there is nobody to ask. Not thread-safe."""
+    """Asks one broker. ``address`` empty: there is nobody to ask. ``name``: what it must call itself to be believed,
+    empty: anything. Another broker's word would be a wrong bound, or make the log look cut. Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -29,12 +31,14 @@ class BrokerVoice:
         credentials: Credentials | None = None,
         tls: ClientTls | None = None,
         *,
+        name: str = "",
         connect: Connect = BrokerClient,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
         self._credentials, self._tls = credentials, tls
         self._connect = connect
+        self._name = name
         self._client: BrokerClient | None = None
         self._is_silent = False
 
@@ -60,6 +64,7 @@ class BrokerVoice:
     def _word(self) -> BrokerWord:
         if self._client is None:
             self._client = self._connect(self._address, self._timeout_s, self._credentials, self._tls)
+            self._refuse_another(self._client)
         # Asked first: where nobody answers, this is the only time limit that is waited for.
         confirm_phys = self._client.confirm_offset()
         try:
@@ -74,6 +79,15 @@ class BrokerVoice:
             confirm_phys=confirm_phys,
             dispatch_behind_bytes=_number(info, "dispatchBehindBytes"),
         )
+
+    def _refuse_another(self, client: BrokerClient) -> None:
+        """Who may not ask for the configuration is not told, and goes on."""
+        said = (client.broker_config() or {}).get("brokerName", "") if self._name else ""
+        if said not in ("", self._name):
+            raise UnavailableError(
+                f"{self._address} is broker {said}, not {self._name} whose store this is",
+                hint="set broker.address, or brokerIP1 and listenPort of broker.conf",
+            )
 
     def close(self) -> None:
         """Hang up; the next question connects again."""

@@ -92,7 +92,11 @@ class UploaderJob:
         store = opened.enter_context(open_store_of(settings, conf, pinned))
         names: BrokerNames = names_of(settings, store)
         voice = BrokerVoice(
-            address_of(settings, conf), timeout_s, credentials_of(settings), tls, name=store.names().broker
+            address_of(settings, conf),
+            timeout_s,
+            credentials_of(settings),
+            tls,
+            name=conf.broker if conf is not None else "",
         )
         opened.callback(voice.close)
         topic_filter = settings.topics.topic_filter(names.cluster, names.broker)

@@ -73,7 +73,7 @@ def test_a_silent_broker_is_none_and_said_once(caplog: pytest.LogCaptureFixture)
 
 def test_another_broker_at_the_address_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient({"commitLogMaxOffset": "100"}, 90)
-    voice = BrokerVoice("127.0.0.1:10911", 1.0, name="broker-a", connect=lambda *_: client)  # type: ignore[arg-type,return-value]
+    voice = BrokerVoice("127.0.0.1:10911", 1.0, name="broker-a", connect=lambda *_: client)  # type: ignore[arg-type]
     assert voice.ask() is not None, "who may not know is not stopped"
     voice.close()
     client.name = "broker-b"
