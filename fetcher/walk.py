@@ -64,6 +64,7 @@ class Walk:
         self._group = f"walk-{next(_numbers)}"
         self.offset = start_offset
         """The next offset to read."""
+        self._told_end: int | None = None
 
     def __repr__(self) -> str:
         return f"Walk({self._queue}, at {self.offset})"
@@ -108,6 +109,12 @@ class Walk:
                 if self._left is not None:
                     self._left -= len(result.batch)
                 return result.batch
+            if result.status is GetStatus.OFFSET_OVERFLOW_BADLY and result.max_offset != self._told_end:
+                self._told_end = result.max_offset
+                logger.warning(
+                    "%s queue %d ends at %d, before %d: this is begun beyond its end, or the broker's log was replaced",
+                    *self._queue[:2], result.max_offset, self.offset,
+                )  # fmt: skip
             if result.status not in _PASSING or result.next_offset <= self.offset:
                 return None
             self.offset = result.next_offset

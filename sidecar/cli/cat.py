@@ -118,6 +118,7 @@ def _follow(
             time.sleep(POLL_S)
             try:
                 archive.refresh()
+                printer.print_queues(printer.hidden_since(options.topic))
                 printer.print_queues(_chosen(archive, options))
             except (UnavailableError, NotFoundError) as error:
                 logger.warning("%s", error)
@@ -135,6 +136,12 @@ class _Printer:
         self._options = options
         self._filter = message_filter
         self._walks: dict[QueueKey, Walk] = {}
+
+    def hidden_since(self, topic: str | None) -> list[QueueListing]:
+        """Queues that were begun and are not shown any more, as their topic was deleted or made anew: they may have a
+        rest."""
+        known = self._archive.queues(topic, hidden=True)
+        return [queue for queue in known if queue.hidden and queue.key in self._walks]
 
     def print_queues(self, listings: list[QueueListing]) -> None:
         """What there is, or is new, of each."""

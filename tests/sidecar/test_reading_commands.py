@@ -17,7 +17,11 @@ from typing import Any
 
 import pytest
 
+import fetcher
+from fetcher.span import Span
+from fetcher.waiting import run_sync
 from sidecar.cli import main
+from tests.fetcher.broker_store_writer import WrittenStore
 from tests.sidecar.imported import STARTING, imported, libraries
 from tests.truth import read_lines
 
@@ -223,3 +227,34 @@ def test_follow_prints_what_comes_and_ends_cleanly(real_store: Callable[[str], P
     assert (code, error) == (0, b"")
     printed = [json.loads(line) for line in follower.lines]
     assert [(line["queueId"], line["queueOffset"]) for line in printed] == expected
+
+
+def test_follow_prints_the_rest_of_a_topic_that_was_made_anew_and_then_the_new_one(tmp_path: Path) -> None:
+    store = WrittenStore(tmp_path / "store")
+    url, names = f"file://{tmp_path}/archive", ["--cluster", "c", "--broker", "b"]
+
+    def put(count: int) -> None:
+        for number in range(count):
+            store.put("t", 0, b"%d" % number)
+
+    put(50)
+    assert main(["backfill", str(store.path), url, *names]) == 0
+    follower = Follower(url, "t")
+    follower.wait_for(50)
+    put(30)
+    store.records.clear()
+    shutil.rmtree(store.path / "consumequeue" / "t")
+    put(20)
+    assert main(["backfill", str(store.path), url, *names]) == 0
+    follower.wait_for(100)
+    assert follower.interrupt() == (0, b"")
+    assert [json.loads(line)["queueOffset"] for line in follower.lines] == [*range(80), *range(20)]
+
+
+def test_a_walk_beyond_the_end_says_so_once(archive: str, caplog: pytest.LogCaptureFixture) -> None:
+    with fetcher.open(archive) as opened:
+        walk = opened.queue("t_one", 0).walk(Span(1 << 40))
+        for _ in range(3):
+            assert run_sync(walk.next_batch()) is None
+    (record,) = [one for one in caplog.records if one.name == "fetcher.walk"]
+    assert "ends at" in record.getMessage() and str(1 << 40) in record.getMessage()
