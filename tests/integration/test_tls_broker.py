@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fetcher.serving.slave.registration import GET_BROKER_CLUSTER_INFO
 from tests.integration.client_scene import (
     all_there_is,
     begins_and_ends,
@@ -17,7 +18,7 @@ from tests.integration.client_scene import (
 from tests.integration.facade_scene import Facade, beside_facade
 from tests.integration.slave_scene import standing
 from tests.integration.tls_cluster import TlsCluster, as_environment, as_flags
-from tests.servers.rocketmq import BROKER
+from tests.servers.rocketmq import BROKER, RocketMq
 from tests.servers.running_store import RunningStore
 from tiered.errors import TieredError
 from tiered.remoting.client import BrokerClient
@@ -83,6 +84,37 @@ def test_it_is_archived_and_read_through_the_facade(
         a_group_is_looked_at(facade, cluster, "G-tls")
         assert facade.sidecar.stop() == 0
         assert "with TLS fails" not in facade.sidecar.log.read_text()
+
+
+ANYBODY, VERIFIED = TlsOptions("none"), TlsOptions()
+SAID = {
+    "enforcing": {None: "broker.tls = true dials with TLS", VERIFIED: "name its CA", ANYBODY: ""},
+    "permissive": {None: "", VERIFIED: "name its CA", ANYBODY: ""},
+    "disabled": {None: "", VERIFIED: "tls.server.mode=disabled", ANYBODY: "tls.server.mode=disabled"},
+}
+"""What the error says by the server's mode, in test mode with a certificate it made itself; empty: it answers."""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", SAID)
+@pytest.mark.parametrize("version", ["5.3.3", "4.9.7"])
+def test_each_mode_of_a_server_as_it_comes(
+    version: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_clients(version)
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Dtls.server.mode={mode}")
+    servers = RocketMq(version, tmp_path)
+    servers.name_server.start()
+    try:
+        for options, words in SAID[mode].items():
+            if words:
+                assert words in refusal(servers.name_server_address, options)
+                continue
+            tls = None if options is None else ClientTls(options)
+            with closing(BrokerClient(servers.name_server_address, 5, tls=tls)) as client:
+                assert client.call(GET_BROKER_CLUSTER_INFO).code == 0
+    finally:
+        servers.name_server.stop()
 
 
 @pytest.mark.soak
