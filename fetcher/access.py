@@ -199,6 +199,11 @@ class ArchiveAccess:
             )
         return view.queue
 
+    def generation(self, topic: str, queue_id: int) -> int:
+        """The newest life of a queue at the version seen last; 0 for one that is not there, or hidden."""
+        view = self.catalog.view(self.state, (topic, queue_id, None))
+        return 0 if view is None or view.is_hidden else view.queue.generation
+
     def bounds(self, queue: QueueKey) -> tuple[int, int]:
         """[minimum, maximum) offset at the version seen last. Raises NotFoundError."""
         view = self.catalog.view(self.state, queue)

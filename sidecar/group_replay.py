@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 from fetcher.archive import Archive
-from fetcher.serving.group_state import GroupLog, load_snapshot
+from fetcher.serving.group_state import GroupLog
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.time_search import Boundary
 from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
@@ -74,13 +74,14 @@ class ArchiveGroups:
 
     def plan(self, group: str, topic: str, start: Start) -> list[QueueMove]:
         """What ``move`` would do. Raises NotFoundError for an unknown topic."""
-        known = load_snapshot(self._archive.access.store).offsets.get((group, topic), {})
+        known = self._log.read().get((group, topic), {})
         found = []
         for listing in self._archive.queues(topic):
             queue = self._archive.queue(*listing.key[:2], generation=listing.generation)
             by_time = queue.offset_by_time(start.value, Boundary.LOWER) if start.kind is StartKind.TIME else 0
             after = start.within(queue.min_offset, queue.max_offset, by_time)
-            place = self._archive.access.broker, queue.queue_id, known.get(queue.queue_id)
+            before = known.get(self._log.number(topic, queue.queue_id))
+            place = self._archive.access.broker, queue.queue_id, before
             found.append(QueueMove(*place, after, queue.min_offset, queue.max_offset))
         if not found:
             raise NotFoundError(f"{self._archive.title} has no {topic}", hint="tiered ls shows what there is")
@@ -90,7 +91,8 @@ class ArchiveGroups:
         """Write it. Raises FencedError while a server owns the groups."""
         self._log.claim(self._lease_ms)
         offsets = {key: dict(queues) for key, queues in self._log.offsets.items()}
-        offsets.setdefault((group, topic), {}).update({move.queue_id: move.after for move in moves})
+        numbers = {self._log.number(topic, move.queue_id): move.after for move in moves}
+        offsets.setdefault((group, topic), {}).update(numbers)
         self._log.write(offsets, released=True)
         return moves
 

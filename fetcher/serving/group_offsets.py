@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from fetcher.serving.group_state import GroupLog, Offsets
+from fetcher.serving.group_state import GroupLog, Offsets, is_life_of
 from fetcher.serving.wire.request import BadRequestError
 from tiered.errors import AccessDeniedError, FencedError, TieredError
 
@@ -61,16 +61,24 @@ class GroupOffsets:
         return self.is_owner
 
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The group's offset as last committed here."""
-        return self._offsets.get((group, topic), {}).get(queue_id)
+        """The group's offset as last committed here, in the life of the queue that is served; a group that consumed a
+        former one begins the new one at its first message."""
+        queues = self._offsets.get((group, topic))
+        if queues is None:
+            return None
+        number = self._log.number(topic, queue_id)
+        found = queues.get(number)
+        if found is None and number != queue_id and any(is_life_of(known, queue_id) for known in queues):
+            return 0
+        return found
 
     def durable(self, group: str, topic: str, queue_id: int) -> int:
         """The group's offset as last written, 0 without any: what may be relied on after any end of this server."""
-        return self._log.offsets.get((group, topic), {}).get(queue_id, 0)
+        return self._log.offsets.get((group, topic), {}).get(self._log.number(topic, queue_id), 0)
 
-    def of_group(self, group: str) -> dict[str, dict[int, int]]:
-        """Topic -> queue id -> offset."""
-        return {topic: dict(queues) for (name, topic), queues in self._offsets.items() if name == group}
+    def topics_of(self, group: str) -> list[str]:
+        """Topics of which the group committed offsets."""
+        return sorted({topic for name, topic in self._offsets if name == group})
 
     def groups_of(self, topic: str) -> list[str]:
         """Groups that committed offsets of ``topic``."""
@@ -83,24 +91,28 @@ class GroupOffsets:
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Take an offset; durable soon. Nothing happens while the groups are another's, or for a new queue of a group
         when there is no room: a client learns that when it commits."""
-        if self.is_owner and self.has_room(group, topic, queue_id):
-            self._take(group, topic, queue_id, offset)
+        number = self._log.number(topic, queue_id)
+        if self.is_owner and self._has_room(group, topic, number):
+            self._take(group, topic, number, offset)
 
-    def _take(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def _take(self, group: str, topic: str, number: int, offset: int) -> None:
         queues = self._offsets.get((group, topic))
         if queues is None:
             queues = self._offsets[group, topic] = {}
             self._held_bytes += _key_bytes(group, topic)
-        before = queues.get(queue_id)
+        before = queues.get(number)
         if before != offset:
             self._held_bytes += QUEUE_BYTES if before is None else 0
-            queues[queue_id] = offset
+            queues[number] = offset
             self._changed.set()
 
     def has_room(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether an offset of this queue is kept, or could be."""
+        return self._has_room(group, topic, self._log.number(topic, queue_id))
+
+    def _has_room(self, group: str, topic: str, number: int) -> bool:
         queues = self._offsets.get((group, topic))
-        if queues is not None and queue_id in queues:
+        if queues is not None and number in queues:
             return True
         more_bytes = QUEUE_BYTES + (_key_bytes(group, topic) if queues is None else 0)
         return self._held_bytes + more_bytes <= self._bytes_max
@@ -110,18 +122,19 @@ class GroupOffsets:
         BadRequestError when there is no room for a group or queue that has none yet."""
         if not self.is_owner:
             raise FencedError("consumer groups of this archive are served by another server")
+        number = self._log.number(topic, queue_id)
         if (
-            self.find(group, topic, queue_id) == offset
-            and self._log.offsets.get((group, topic), {}).get(queue_id) == offset
+            self._offsets.get((group, topic), {}).get(number) == offset
+            and self._log.offsets.get((group, topic), {}).get(number) == offset
             and self._flushed is None
             and not self._changed.is_set()
         ):
             return
-        if not self.has_room(group, topic, queue_id):
+        if not self._has_room(group, topic, number):
             raise BadRequestError(
                 f"offsets of all groups have {self._held_bytes} bytes, no new ones are kept (serve.offsets_bytes_max)"
             )
-        self._take(group, topic, queue_id, offset)
+        self._take(group, topic, number, offset)
         self._changed.set()
         if self._flushed is None:
             self._flushed = asyncio.get_running_loop().create_future()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
@@ -22,10 +22,26 @@ from tiered.object_store.protocol import ObjectStore
 
 KIND: Final = b"RMQTSERV"
 VERSIONS_KEPT: Final = 8
+LIFE_BITS: Final = 32
+_OWN_TOPICS: Final = ("%RETRY%", "%DLQ%")
+"""Prefixes of topics that go on here, whatever life of them was archived."""
 _VERSION_MAX: Final = 10**20 - 1
 
 Offsets = dict[tuple[str, str], dict[int, int]]
-"""(group, topic) -> queue id -> next queue offset to consume."""
+"""(group, topic) -> queue number (``queue_number``) -> next queue offset to consume."""
+GenerationOf = Callable[[str, int], int]
+"""Topic and queue id -> which life of the queue is served."""
+
+
+def queue_number(queue_id: int, generation: int) -> int:
+    """What names a queue in offsets. A recreated topic begins at 0 again, and its groups with it: offsets of its former
+    lives are not theirs."""
+    return queue_id + (generation << LIFE_BITS)
+
+
+def is_life_of(number: int, queue_id: int) -> bool:
+    """Whether ``number`` names some life of the queue."""
+    return number & ((1 << LIFE_BITS) - 1) == queue_id
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,8 @@ class GroupSnapshot:
     offsets: Offsets = field(default_factory=dict)
     first_version: int = 0
     """The one that made its owner the owner."""
+    has_lives: bool = True
+    """False in what was written before offsets were kept by life: then they are of the life that is served."""
 
 
 def snapshot_key(version: int) -> str:
@@ -55,7 +73,7 @@ def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
     header = {
         "version": snapshot.version, "owner": snapshot.owner, "owner_name": snapshot.owner_name,
         "renewed_ms": snapshot.renewed_ms, "released": snapshot.released, "offsets": rows,
-        "first_version": snapshot.first_version,
+        "first_version": snapshot.first_version, "has_lives": snapshot.has_lives,
     }  # fmt: skip
     return encode_container(KIND, header, {})
 
@@ -71,6 +89,7 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
         return GroupSnapshot(
             int(header["version"]), str(header["owner"]), str(header["owner_name"]), int(header["renewed_ms"]),
             bool(header["released"]), offsets, int(header.get("first_version", header["version"])),
+            bool(header.get("has_lives", False)),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"{source}: snapshot of consumer groups does not parse: {error!r}") from error
@@ -98,9 +117,11 @@ class GroupLog:
         clock_ms: Callable[[], int],
         *,
         is_gone: Callable[[str], bool] = lambda owner_name: False,
+        generation_of: GenerationOf = lambda topic, queue_id: 0,
     ) -> None:
         """``is_gone``: whether the owner of this name certainly does not run any more."""
         self._store = store
+        self._generation_of = generation_of
         self._is_gone = is_gone
         self._owner = secrets.token_hex(8)
         self._owner_name = owner_name
@@ -116,9 +137,29 @@ class GroupLog:
         """As of the last version read or written."""
         return self._last.offsets
 
+    def read(self) -> Offsets:
+        """The newest offsets, whoever writes them."""
+        self._last = self._with_lives(load_snapshot(self._store))
+        return self._last.offsets
+
+    def number(self, topic: str, queue_id: int) -> int:
+        """What names the queue in offsets, in the life that is served."""
+        return queue_number(
+            queue_id, 0 if topic.startswith(_OWN_TOPICS) else self._generation_of(topic, queue_id)
+        )
+
+    def _with_lives(self, found: GroupSnapshot) -> GroupSnapshot:
+        if found.has_lives:
+            return found
+        offsets = {
+            (group, topic): {self.number(topic, queue_id): offset for queue_id, offset in queues.items()}
+            for (group, topic), queues in found.offsets.items()
+        }
+        return replace(found, offsets=offsets, has_lives=True)
+
     def claim(self, lease_ms: int, *, take_over: bool = False) -> None:
         """Become the owner. Raises FencedError while another one, not released, renewed within ``lease_ms``."""
-        found = self._last = load_snapshot(self._store)
+        found = self._last = self._with_lives(load_snapshot(self._store))
         age_ms = self._clock_ms() - found.renewed_ms
         is_held = bool(found.owner) and not found.released and not self._is_gone(found.owner_name)
         if is_held and age_ms < lease_ms and not take_over:

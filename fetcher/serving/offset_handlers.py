@@ -92,7 +92,7 @@ class OffsetHandlers:
     def _topics_of(self, group: str) -> list[str]:
         online = self._clients.group(group)
         subscribed = set(online.subscriptions) if online is not None else set()
-        return sorted(subscribed | set(self._offsets.of_group(group)))
+        return sorted(subscribed | set(self._offsets.topics_of(group)))
 
     async def who_consumes(self, request: Request) -> Response:
         """QUERY_TOPIC_CONSUME_BY_WHO."""

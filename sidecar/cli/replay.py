@@ -99,7 +99,10 @@ def _in_archive(options: argparse.Namespace, start: Start) -> list[QueueMove]:
     with fetcher.open(
         options.url, cluster=settings.archive.cluster, broker=settings.archive.broker, settings=settings
     ) as archive:
-        log = GroupLog(archive.access.store, own_name(), lambda: time.time_ns() // 1_000_000, is_gone=is_gone)
+        log = GroupLog(
+            archive.access.store, own_name(), lambda: time.time_ns() // 1_000_000,
+            is_gone=is_gone, generation_of=archive.access.generation,
+        )  # fmt: skip
         groups = ArchiveGroups(archive, log, settings.serve.lease_ms)
         moves = groups.plan(options.group, options.topic, start)
         return moves if options.dry_run else groups.move(options.group, options.topic, moves)

@@ -52,7 +52,7 @@ def execute(options: argparse.Namespace) -> int:
 async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) -> None:
     archive = ServedArchive(access)
     await archive.load()
-    log = GroupLog(access.store, own_name(), _now_ms, is_gone=is_gone)
+    log = GroupLog(access.store, own_name(), _now_ms, is_gone=is_gone, generation_of=access.generation)
     offsets = GroupOffsets(
         log, lease_ms=settings.serve.lease_ms, take_over=take_over, bytes_max=settings.serve.offsets_bytes_max
     )

@@ -54,7 +54,7 @@ class PopPlaces:
         place = self._places.get(key)
         if not self._offsets.has_room(*key):  # its offset would be lost, and everything come again
             raise BadRequestError("no offsets of new groups are kept (serve.offsets_bytes_max)")
-        if place is None or (known is not None and known != place.noted):  # new, or the group was moved
+        if place is None or known != place.noted:  # new, or the group was moved, or the topic made anew
             if known is None:
                 bounds = self._archive.bounds(key[1], key[2])
                 known = 0 if bounds is None else bounds.minimum

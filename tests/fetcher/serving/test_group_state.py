@@ -17,6 +17,8 @@ from fetcher.serving.group_state import (
     decode_snapshot,
     encode_snapshot,
     load_snapshot,
+    queue_number,
+    snapshot_key,
 )
 from tiered.errors import CorruptionError, FencedError, UnansweredError, UnsupportedFormatError
 from tiered.formats.keys import SERVE_PREFIX
@@ -121,6 +123,49 @@ def test_a_fenced_server_learns_it_however_far_its_successors_are(versions: int,
     with pytest.raises(FencedError, match="successor 0"):
         first.write({("g", "t"): {0: 99}})
     assert load_snapshot(store).offsets == {("g", "t"): {0: versions - 1}}
+
+
+def test_a_topic_made_anew_is_begun_at_its_first_message_and_not_where_its_former_life_was_left() -> None:
+    lives = {("t", 0): 0, ("%RETRY%g", 0): 0}
+
+    async def server(store: MemoryStore) -> GroupOffsets:
+        log = GroupLog(store, "one", Clock(), generation_of=lambda *queue: lives.get(queue, 0))
+        offsets = GroupOffsets(log, lease_ms=LEASE_MS, take_over=True)
+        assert await offsets.claim()
+        return offsets
+
+    async def scene() -> None:
+        store = MemoryStore()
+        offsets = await server(store)
+        offsets.note("g", "t", 0, 1000)
+        offsets.note("g", "%RETRY%g", 0, 7)
+        lives["t", 0] = lives["%RETRY%g", 0] = 1
+        assert offsets.find("g", "t", 0) == 0
+        assert offsets.find("g", "t", 1) is None and offsets.find("new", "t", 0) is None
+        assert offsets.find("g", "%RETRY%g", 0) == 7, "it goes on here"
+        await offsets.close()
+        offsets = await server(store)
+        assert offsets.find("g", "t", 0) == 0
+        running = asyncio.create_task(offsets.run())
+        await offsets.commit("g", "t", 0, 0)
+        await offsets.commit("g", "t", 0, 5)
+        running.cancel()
+        offsets = await server(store)
+        assert (offsets.find("g", "t", 0), offsets.durable("g", "t", 0)) == (5, 5)
+        assert offsets.topics_of("g") == ["%RETRY%g", "t"]
+
+    asyncio.run(scene())
+
+
+def test_offsets_of_before_lives_were_told_apart_are_those_of_the_life_that_is_served() -> None:
+    store = MemoryStore()
+    old = GroupSnapshot(1, "o", "one", 5, True, {("g", "t"): {0: 9, 1: 4}}, has_lives=False)
+    store.put_if_absent(snapshot_key(1), [encode_snapshot(old)])
+    log = GroupLog(store, "two", Clock(), generation_of=lambda topic, queue_id: 3 if queue_id == 0 else 0)
+    assert log.read() == {("g", "t"): {queue_number(0, 3): 9, 1: 4}}
+    log.claim(LEASE_MS)
+    assert load_snapshot(store).offsets == log.offsets == {("g", "t"): {queue_number(0, 3): 9, 1: 4}}
+    assert load_snapshot(store).has_lives
 
 
 def test_a_lost_answer_loses_no_offset() -> None:

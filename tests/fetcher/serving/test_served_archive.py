@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from fetcher.access import open_access
 from fetcher.policy.archived_queues import ArchivedQueues
 from fetcher.serving.archive_side import PullStatus, PullWish
 from fetcher.serving.served_archive import ServedArchive
-from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
+from tiered.broker_store.store import open_broker_store
 from tiered.catalog.state import CatalogState
 from tiered.object_store.file import FileStore
 from tiered.settings.sections import Settings
+from uploader.bound_source import no_word
+from uploader.offload import Offloader, OffloadIdentity
 
 
 def store_with(path: Path, queues: dict[int, int], word: bytes) -> Path:
@@ -25,6 +29,14 @@ def store_with(path: Path, queues: dict[int, int], word: bytes) -> Path:
         for number in range(count):
             store.put("t", queue_id, b"%s %d" % (word, number))
     return store.path
+
+
+def on_another_disk(store: Path, root: FileStore) -> None:
+    """What the sidecar does beside a broker that came back with nothing of what is archived."""
+    with open_broker_store(store) as opened:
+        identity = OffloadIdentity(CLUSTER, BROKER, "second", "run")
+        offloader = Offloader(opened, root, identity, SMALL, topic_filter=FILTER, word_source=no_word)
+        offloader.run(threading.Event(), follow=False)
 
 
 def run(tmp_path: Path, story: Callable[[ServedArchive, FileStore], Awaitable[None]]) -> None:
@@ -61,7 +73,7 @@ def test_a_queue_of_an_earlier_life_is_not_served_beside_those_of_the_new_one(tm
         wish.offset = first.next_offset
         assert archive.pull_in_hand(wish) is not None
         # Another disk: the topic begins anew, and has messages in two of its queues so far.
-        backfill(store_with(tmp_path / "second", {0: 5, 1: 5}, b"second"), root, instance="second")
+        on_another_disk(store_with(tmp_path / "second", {0: 5, 1: 5}, b"second"), root)
         await grown(archive)
         assert b"second 0" in b"".join((await archive.pull(PullWish("t", 0, 0, 1, 1 << 20, "g"))).body)
         assert archive.pull_in_hand(wish) is None
@@ -90,7 +102,7 @@ def test_topics_are_those_of_the_tables_also_when_they_were_read_after_the_versi
         (second / "config").mkdir()
         table = {"t": {"topicName": "t", "readQueueNums": 9, "writeQueueNums": 9, "perm": 6}}
         (second / "config/topics.json").write_text(json.dumps({"topicConfigTable": table}))
-        backfill(second, root, instance="second")
+        on_another_disk(second, root)
         refresh = archive._tables.refresh
 
         def asked_meanwhile(state: CatalogState) -> None:
@@ -111,7 +123,7 @@ def test_how_far_groups_were_is_known_also_of_queues_that_are_not_archived(tmp_p
         (second / "config").mkdir()
         table = {"%RETRY%g@g": {"0": 500}, "t@g": {"0": 3, "1": 9}, "t@h": {"0": 7}, "t2@g": {"0": 99}}
         (second / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
-        backfill(second, root, instance="second")
+        on_another_disk(second, root)
         await grown(archive)
         found = [archive.consumed_end(*queue) for queue in (("%RETRY%g", 0), ("t", 0), ("t", 1), ("t", 2))]
         assert found == [500, 7, 9, 0]

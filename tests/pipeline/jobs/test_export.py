@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,15 +20,18 @@ from pipeline.jobs.export_progress import DIRECTORY, ExportProgress
 from pipeline.jobs.parquet_parts import PartTask, partition_directory
 from pipeline.source_options import SourceOptions
 from tests.end_to_end.ground_truth import load_truth
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.jobs.inline_tasks import InlineTasks
+from tiered.broker_store.store import open_broker_store
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.reading import load
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
+from uploader.bound_source import no_word
+from uploader.offload import Offloader, OffloadIdentity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -200,7 +204,11 @@ def test_the_rest_of_a_queue_that_was_begun_is_exported_though_it_is_hidden_now(
     def put(store: WrittenStore, count: int) -> None:
         for number in range(count):
             store.put("t", 0, b"%d" % number)
-        backfill(store.path, FileStore(tmp_path / "archive"), instance=store.path.name)
+        with open_broker_store(store.path) as opened:
+            identity = OffloadIdentity(CLUSTER, BROKER, store.path.name, "run")
+            archive = FileStore(tmp_path / "archive")
+            offloader = Offloader(opened, archive, identity, SMALL, topic_filter=FILTER, word_source=no_word)
+            offloader.run(threading.Event(), follow=False)
 
     first = WrittenStore(tmp_path / "first")
     put(first, 50)
