@@ -7,6 +7,7 @@ import logging
 import shutil
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,10 +160,40 @@ def test_the_log_tells_once_what_fails_and_once_that_it_works_again(
 
 
 def test_a_server_that_says_nothing_is_waited_for_no_longer_than_the_time_limit(papers: Papers) -> None:
-    with listening(lambda plain: plain.recv(1 << 20) and plain.recv(1 << 20) and None) as address:
+    def say_nothing(plain: socket.socket) -> None:
+        while plain.recv(1 << 16):
+            pass
+
+    with listening(say_nothing) as address:
         client = BrokerClient(address, 0.3, tls=ClientTls(trusting(papers.ca)))
         with pytest.raises(UnavailableError, match=r"does not answer: .*timed out"):
             client.runtime_info()
+
+
+def test_handshakes_at_once_are_few_and_who_gets_no_turn_is_told(
+    papers: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fetcher.serving.facade.upstream.CONNECT_TIMEOUT_S", 0.4)
+    dialled: list[float] = []
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dialled.append(time.monotonic())
+        await reader.read()
+        writer.close()
+
+    async def story() -> None:
+        server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        gate, tls = FlightGate(handshakes_max=2), ClientTls(trusting(papers.ca))
+        upstreams = [RemotingUpstream(f"127.0.0.1:{port}", gate, tls=tls) for _ in range(5)]
+        calls = (upstream.call(RemotingCommand(28, 5), 5) for upstream in upstreams)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, ThrottledError) for result in results)
+        assert not gate.handshakes.locked()
+        server.close()
+
+    asyncio.run(story())
+    assert len([at for at in dialled if at < dialled[0] + 0.3]) == 2, "a slot is free after 0.4 s"
 
 
 def test_files_that_change_count_for_the_next_connection_and_useless_ones_do_not(

@@ -7,13 +7,18 @@ from collections import deque
 from contextlib import suppress
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
+HANDSHAKES_MAX = 128
+"""Of TLS, at once: some milliseconds of CPU each. Two thousand clients that come back in one moment would take so long
+together that most handshakes ran into their time limit, with their work done for nothing."""
 
 
 class FlightGate:
-    """Bytes of requests under way, all clients together; first come, first served. Belongs to one event loop."""
+    """Bytes of requests under way, all clients together; first come, first served. Belongs to one event loop.
+    ``handshakes``: to be held during one."""
 
-    def __init__(self, limit_bytes: int = REQUEST_BYTES_MAX) -> None:
+    def __init__(self, limit_bytes: int = REQUEST_BYTES_MAX, handshakes_max: int = HANDSHAKES_MAX) -> None:
         self._limit = limit_bytes
+        self.handshakes = asyncio.Semaphore(handshakes_max)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.used_bytes = 0
 

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from ssl import SSLContext
 from typing import Any
 
 from fetcher.serving.facade.flight_gate import FlightGate
@@ -250,18 +251,11 @@ class RemotingUpstream:
             raise
 
     async def _connect(self) -> _Link:
-        host, port = host_of(self.address), int(self.address.rpartition(":")[2])
-        context, name = (None, None) if self._tls is None else (self._tls.context(), host)
-        loop = asyncio.get_running_loop()
+        host = host_of(self.address)
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                transport, link = await loop.create_connection(
-                    lambda: _Link(self.address, self._events, self._tls),
-                    host,
-                    port,
-                    ssl=context,
-                    server_hostname=name,
-                )
+            transport, link = await (
+                self._opened(host) if self._tls is None else self._secured(host, self._tls)
+            )
         except (OSError, TimeoutError, UnicodeError) as error:  # the last of a name that none can have
             self._refused_at_s = time.monotonic()
             failure = self._tls.explained(error, host) if self._tls is not None else None
@@ -277,6 +271,25 @@ class RemotingUpstream:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._link = link
         return link
+
+    async def _secured(self, host: str, tls: ClientTls) -> tuple[asyncio.Transport, _Link]:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await self._gate.handshakes.acquire()
+        try:
+            return await self._opened(host, tls.context())
+        finally:
+            self._gate.handshakes.release()
+
+    async def _opened(self, host: str, context: SSLContext | None = None) -> tuple[asyncio.Transport, _Link]:
+        port, name = int(self.address.rpartition(":")[2]), host if context is not None else None
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            return await asyncio.get_running_loop().create_connection(
+                lambda: _Link(self.address, self._events, self._tls),
+                host,
+                port,
+                ssl=context,
+                server_hostname=name,
+            )
 
 
 def host_of(address: str) -> str:
