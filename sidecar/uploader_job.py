@@ -111,6 +111,7 @@ class UploaderJob:
             topic_filter=topic_filter,
             word_source=voice.ask,
             take_over=writer.take_over,
+            replace_log=settings.archive.replace_log,
             pins=pins,
             environment=Environment(log=_log, committed=writer.committed),
             index_settings=settings.index,

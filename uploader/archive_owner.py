@@ -15,7 +15,7 @@ from tiered.catalog.protocol import CatalogWriter, log_checks
 from tiered.errors import FencedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.protocol import ObjectStore
-from uploader.log_line import CheckResult, compare, find_new_line
+from uploader.log_line import CheckResult, NewLine, compare, find_new_line, require_shared
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
@@ -32,9 +32,12 @@ class ArchiveOwner:
         *,
         root_every: int,
         take_over: bool,
+        may_replace_log: bool,
         said_end_phys: Callable[[], int | None],
     ) -> None:
-        """``said_end_phys``: where a live broker says its log ends, None from one that does not."""
+        """``may_replace_log``: go on also with a log that has nothing of the archive. ``said_end_phys``: where a live
+        broker says its log ends, None from one that does not."""
+        self._may_replace_log = may_replace_log
         self._said_end_phys = said_end_phys
         self._archive = archive
         self._log = log
@@ -65,8 +68,9 @@ class ArchiveOwner:
             return self._log.min_phys
         said_end_phys = self._said_end_phys()
         if compare(self._log, state.cursor.check, said_end_phys) == CheckResult.DIFFERENT:
+            self._find_line(said_end_phys)  # who may not go on claims nothing
             self.claim()
-            return self._start_new_line(said_end_phys)
+            return self._start_new_line(self._find_line(said_end_phys))
         return state.cursor.phys
 
     def planning_begins(self) -> None:
@@ -104,9 +108,12 @@ class ArchiveOwner:
                 generation=key.generation,
             )
 
-    def _start_new_line(self, said_end_phys: int | None) -> int:
+    def _find_line(self, said_end_phys: int | None) -> NewLine:
         checks = log_checks(self._archive, self.writer.state)
-        new_line = find_new_line(self._log, checks, said_end_phys)
+        line = find_new_line(self._log, checks, said_end_phys)
+        return require_shared(line, may_replace=self._may_replace_log)
+
+    def _start_new_line(self, new_line: NewLine) -> int:
         self.writer.append_line(common_version=new_line.version, phys=new_line.phys)
         self._environment.log(
             "the broker's log differs from the archive: new log line",

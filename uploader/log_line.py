@@ -21,6 +21,7 @@ import fastcrc
 
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.state import LogCheck
+from tiered.errors import UsageError
 
 
 class CheckResult(Enum):
@@ -83,6 +84,19 @@ def find_new_line(
         if result == CheckResult.DELETED:
             return NewLine(version, to_phys)
     return NewLine(0, log.min_phys)
+
+
+def require_shared(line: NewLine, *, may_replace: bool) -> NewLine:
+    """``line``, unless it shares nothing with the archive and nobody said that it may. Raises UsageError.
+
+    A running broker that lost its disk goes on under its name; a directory may be another broker's by mistake.
+    """
+    if line.version == 0 and not may_replace:
+        raise UsageError(
+            "the store's log has nothing of what is archived under its name: another broker's, or its disk was lost",
+            hint="name another archive with --broker; or --replace-log: what is archived stays, and is shown no more",
+        )
+    return line
 
 
 def _end_phys(log: CommitLog, said_end_phys: int | None) -> int:

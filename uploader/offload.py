@@ -63,6 +63,7 @@ class Offloader:
         topic_filter: TopicFilter,
         word_source: WordSource,
         take_over: bool = False,
+        replace_log: bool = False,
         pins: PinKeeper | None = None,
         environment: Environment | None = None,
         index_settings: IndexSettings | None = None,
@@ -75,6 +76,7 @@ class Offloader:
         prefixed = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
         self._owner = ArchiveOwner(
             prefixed, self._log, identity, environment, root_every=settings.root_every, take_over=take_over,
+            may_replace_log=replace_log or identity.kind == "run",
             said_end_phys=self._bound_source.said_end_phys,
         )  # fmt: skip
         self._writer = self._owner.writer

@@ -44,6 +44,11 @@ def add_offload(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="become the writer although another one has not released the archive",
     )
+    parser.add_argument(
+        "--replace-log",
+        action="store_true",
+        help="go on although a store's log has nothing of what is archived under its name; that stays, hidden",
+    )
     add_topics(parser)
     add_spark(parser)
 
@@ -58,6 +63,7 @@ def run_offload(options: argparse.Namespace) -> int:
         index=settings.index,
         store=StoreOptions(settings.object_store),
         take_over=options.take_over or settings.archive.take_over,
+        replace_log=options.replace_log or settings.archive.replace_log,
     )
     progress = Progress("offload", as_text=size_text, quiet=options.json)
     reports = offload(

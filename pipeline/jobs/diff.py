@@ -76,9 +76,9 @@ def diff(
     from pyspark.sql import functions
 
     choices: dict[str, Any] = {"columns": _COLUMNS, "mode": Mode.PERMISSIVE, "topics": archive.topics}
-    ours = frame_of(
-        spark, replace(archive, source=Source.ARCHIVE, all_generations=True, generation=None, **choices)
-    )
+    # What ended with a log that another replaced is in no store any more.
+    lives: dict[str, Any] = {"all_generations": True, "generation": None, "with_superseded": False}
+    ours = frame_of(spark, replace(archive, source=Source.ARCHIVE, **lives, **choices))
     theirs = frame_of(spark, replace(store, source=Source.STORE, **choices))
     judged = (
         _sides(ours, theirs)

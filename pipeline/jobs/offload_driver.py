@@ -32,6 +32,7 @@ from pipeline.jobs.offload_parts import grouped, log_parts
 from pipeline.jobs.offload_tails import move
 from pipeline.jobs.offload_tasks import ArchiveTarget, LogPart, PutCycle, PutTask, Scan, ScanTask, StoreSource
 from pipeline.jobs.tasks import TaskRunner
+from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitDraft, CommitKind
@@ -43,7 +44,7 @@ from tiered.object_store.url import open_store
 from uploader.bound_source import BoundSource, no_word
 from uploader.broker_marks import broker_tables
 from uploader.broker_state_archive import BrokerStateArchive
-from uploader.log_line import CheckResult, compare, find_new_line
+from uploader.log_line import CheckResult, NewLine, compare, find_new_line, require_shared
 from uploader.offload import Offloader, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
@@ -104,12 +105,14 @@ class StoreOffload:
         self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
         if not is_other_log and start_phys >= min(bound.phys, log.max_file_end):
             return
+        if is_other_log and state is not None:
+            self._find_line(log, archive, state)  # who may not go on claims nothing
         # The owner before may commit until the claim is won: what counts is what is there after it.
         writer.claim(take_over=self._options.take_over)
         state = writer.state_or_none
         start_phys = log.min_phys if state is None else state.cursor.phys
         if state is not None and compare(log, state.cursor.check) is CheckResult.DIFFERENT:
-            line = find_new_line(log, log_checks(archive, state))
+            line = self._find_line(log, archive, state)
             writer.append_line(common_version=line.version, phys=line.phys)
             start_phys = line.phys
         self._load_tails(writer.state_or_none)
@@ -122,6 +125,10 @@ class StoreOffload:
             raise
         self._commit_tables(writer, archive, store)
         writer.release(doomed=self._doomed)
+
+    def _find_line(self, log: CommitLog, archive: ObjectStore, state: CatalogState) -> NewLine:
+        line = find_new_line(log, log_checks(archive, state))
+        return require_shared(line, may_replace=self._options.replace_log)
 
     def _commit_tables(self, writer: CatalogWriter, archive: ObjectStore, store: BrokerStore) -> None:
         """The broker's topics, groups and offsets as they are now, if they changed."""

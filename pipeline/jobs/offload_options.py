@@ -32,6 +32,7 @@ class OffloadOptions:
     index: IndexSettings = field(default_factory=IndexSettings)
     store: StoreOptions = field(default_factory=StoreOptions)
     take_over: bool = False
+    replace_log: bool = False
 
 
 @dataclass(frozen=True)

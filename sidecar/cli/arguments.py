@@ -45,6 +45,7 @@ _FLAGS = (*NAME_FLAGS, *STORE_FLAGS, *BROKER_FLAGS, *TOPIC_FLAGS, *SERVE_FLAGS)
 _KNOWN = {flag.key: flag.option for flag in _FLAGS} | {
     "topics.include_system": "--include-system",
     "archive.take_over": "--take-over",
+    "archive.replace_log": "--replace-log",
     "archive.url": "ARCHIVE_URL",
     "broker.store_path": "STORE",
     "process.state_dir": "--state-dir",

@@ -43,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("archive.url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS)
     add_writer_flags(parser)
+    parser.add_argument(
+        "--replace-log", dest="archive.replace_log", action="store_const", const="true", default=None,
+        help="go on although the store's log has nothing of what is archived under its name; that stays, hidden",
+    )  # fmt: skip
     add_json(parser)
 
 

@@ -62,6 +62,22 @@ def test_backfill_says_what_it_did_and_a_second_run_uploads_nothing(
     assert (document["messages"], document["interrupted"]) == (0, False)
 
 
+def test_another_brokers_store_under_the_same_names_is_refused_unless_it_is_meant(
+    run: Run, own_archive: tuple[str, Path], real_store: Callable[[str], Path]
+) -> None:
+    url, root = own_archive
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    command = ("backfill", real_store("B") / "store", url, "--cluster", "FxCluster", "--broker", "fx-a")
+    code, _, error = run(*command)
+    assert code == 2
+    assert "another broker's" in _one_line(error) and "--replace-log" in error
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert run(*command, "--replace-log")[0] == 0
+    shown = json.loads(run("ls", url, "--json")[1])
+    assert "t_k_one" not in json.dumps(shown)
+    assert all(path.exists() for path in before if path.suffix in (".so", ".sso"))
+
+
 def test_names_come_from_the_store_itself(run: Run, killed: Path, tmp_path: Path) -> None:
     code, out, _ = run("backfill", killed / "store", f"file://{tmp_path}/archive")
     assert code == 0 and out.startswith("FxCluster/fx-a")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import fastcrc
+import pytest
 
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.state import LogCheck
-from uploader.log_line import CheckResult, NewLine, compare, find_new_line
+from tiered.errors import UsageError
+from uploader.log_line import CheckResult, NewLine, compare, find_new_line, require_shared
 
 FILE_BYTES = 4096
 
@@ -53,6 +55,14 @@ def test_history_that_was_deleted_stays_when_everything_newer_differs(tmp_path: 
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     checks = [(3, LogCheck(5000, 5100, 1), 5100), (2, check_of(DATA, 900, 1000), 1000)]
     assert find_new_line(log, checks) == NewLine(2, 1000)
+
+
+def test_a_log_that_shares_nothing_is_taken_only_by_who_may() -> None:
+    nothing = NewLine(0, 0)
+    assert require_shared(nothing, may_replace=True) == nothing
+    assert require_shared(NewLine(3, 70), may_replace=False) == NewLine(3, 70)
+    with pytest.raises(UsageError, match="--replace-log"):
+        require_shared(nothing, may_replace=False)
 
 
 def test_a_wiped_disk_shares_nothing(tmp_path: Path) -> None:

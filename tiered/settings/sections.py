@@ -80,6 +80,10 @@ class ArchiveSettings:
     take_over: bool = setting(
         False, "claim the archive at start even though another instance is its writer (fences it)"
     )
+    replace_log: bool = setting(
+        False,
+        "back-fill a store whose log has nothing of what is archived under its name: that stays, and is shown no more",
+    )
 
 
 @dataclass(frozen=True)
