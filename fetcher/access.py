@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,7 +45,7 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.async_url import open_async_store
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
+from tiered.object_store.url import open_store, parse_url
 from tiered.settings.sections import Settings
 
 T = TypeVar("T")
@@ -56,19 +57,22 @@ _ALWAYS_MS = (1 << 63) - 1
 def open_access(url: str, *, cluster: str, broker: str, settings: Settings) -> ArchiveAccess:
     """The archive at ``url``, data read by threads. Raises NotFoundError, UsageError or what the store raises."""
 
-    def reader(place: ArchivePlace) -> RangeReader:
-        fetch = settings.fetch
-        return ThreadRangeReader(
-            place.store, fetch.user_requests + fetch.prefetch_requests + fetch.background_requests
-        )
+    return _opened(url, cluster, broker, settings, partial(_threads, settings=settings))
 
-    return _opened(url, cluster, broker, settings, reader)
+
+def _threads(place: ArchivePlace, settings: Settings) -> RangeReader:
+    fetch = settings.fetch
+    return ThreadRangeReader(
+        place.store, fetch.user_requests + fetch.prefetch_requests + fetch.background_requests
+    )
 
 
 def open_async_access(url: str, *, cluster: str, broker: str, settings: Settings) -> ArchiveAccess:
-    """As ``open_access``, but data is read by an asynchronous client on an event loop thread of its own."""
+    """As ``open_access``, but s3:// is read by an asynchronous client on an event loop thread of its own."""
 
     def reader(place: ArchivePlace) -> RangeReader:
+        if parse_url(url).scheme != "s3":  # it would run in threads all the same, and change them twice more
+            return _threads(place, settings)
         own_url = f"{url.rstrip('/')}/{archive_prefix(place.cluster, place.broker)}"
         return LoopRangeReader(open_async_store(own_url, StoreOptions(settings.object_store)))
 

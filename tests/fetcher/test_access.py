@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -49,3 +51,18 @@ def test_blocks_that_leave_the_cache_unread_halve_the_window_of_who_had_them_fet
         assert reader.window.unread_bytes == 0
         result = run_sync(access.fetcher.get(*QUEUE[:2], offset, count=32, max_bytes=1 << 20, group="g"))
         assert result.batch.queue_offsets.tolist() == list(range(offset, offset + 32))
+
+
+def test_files_are_read_by_threads_for_an_event_loop_too(tmp_path: Path) -> None:
+    """A loop would only pass them on to threads, and their answers back."""
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), archive_prefix("c", "b")))
+    builder.commit([Sent(QUEUE, b"%d" % number) for number in range(9)])
+
+    async def offsets() -> list[int]:
+        async with fetcher.open_async(f"file://{tmp_path}", cluster="c", broker="b") as archive:
+            found = [message.queue_offset async for message in archive.queue(*QUEUE[:2]).messages()]
+            names = {thread.name.rpartition("_")[0] or thread.name for thread in threading.enumerate()}
+            assert "range-reader" in names and "range-reader-loop" not in names
+            return found
+
+    assert asyncio.run(offsets()) == list(range(9))
