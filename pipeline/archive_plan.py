@@ -19,7 +19,7 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_HIDDEN
+from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
 from tiered.object_store.url import open_store
@@ -98,6 +98,8 @@ def wanted_queues(state: CatalogState, options: SourceOptions) -> dict[QueueKey,
             is_meant = queue.generation == options.generation
         else:
             is_meant = options.all_generations or not int(row["flags"]) & QUEUE_HIDDEN
+        if not options.with_superseded and int(row["flags"]) & QUEUE_SUPERSEDED:
+            continue
         if is_meant and options.wants(queue.topic):
             found[queue] = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
     return found

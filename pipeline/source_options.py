@@ -64,6 +64,8 @@ class SourceOptions:
     generation: int | None = None
     """A life of recreated topics; None: what the archive shows by default."""
     all_generations: bool = False
+    with_superseded: bool = True
+    """Whether those are among them that ended with a log that another replaced. For jobs; no option says so."""
     version: int | None = None
     """Catalog version to read; None: the newest when the DataFrame is made."""
     since_ms: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,14 +21,18 @@ from pipeline.jobs.stats import Stats, bucket_width_ms, stats
 from pipeline.jobs.stats_report import page
 from pipeline.source_options import Source, SourceOptions
 from tests.end_to_end.ground_truth import load_truth
-from tests.end_to_end.offloading import CLUSTER, FILTER
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
+from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.conftest import archive_store
 from tests.pipeline.jobs.inline_tasks import InlineTasks
+from tiered.broker_store.store import open_broker_store
 from tiered.errors import UsageError
 from tiered.flat_file.verify import AnomalyKind, verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
+from uploader.bound_source import no_word
+from uploader.offload import Offloader, OffloadIdentity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,6 +101,21 @@ def test_an_archive_is_like_its_store(
     report = diff(spark, SourceOptions(f"file://{small_archive}"), store_options(real_store("K") / "store"))
     assert (report.counts, report.examples, report.older) == ({}, (), 0)
     assert report.same == report.compared > 5000
+
+
+def test_what_ended_with_a_replaced_log_is_no_difference(spark: SparkSession, tmp_path: Path) -> None:
+    for name, count in (("first", 50), ("second", 20)):
+        store = WrittenStore(tmp_path / name)
+        for number in range(count):
+            store.put("t", 0, f"{name} {number}".encode())
+        with open_broker_store(store.path) as opened:
+            identity, root = OffloadIdentity(CLUSTER, BROKER, name, "run"), FileStore(tmp_path / "archive")
+            offloader = Offloader(opened, root, identity, SMALL, topic_filter=FILTER, word_source=no_word)
+            offloader.run(threading.Event(), follow=False)
+    archive = SourceOptions(f"file://{tmp_path / 'archive'}")
+    store_now = SourceOptions(str(tmp_path / "second"), source=Source.STORE, cluster=CLUSTER, broker=BROKER)
+    report = diff(spark, archive, store_now)
+    assert (report.same, report.older, dict(report.counts)) == (20, 0, {})
 
 
 def test_missing_extra_different_and_older_messages_are_told_apart(
