@@ -1,6 +1,6 @@
 """The driver's half of bulk back-fill: one store directory into its archive.
 
-    settle   load the catalog → claim the epoch → compare the log with the archive (a new log line if it differs)
+    settle   load the catalog → compare the log with the archive → claim the epoch (uploader/archive_owner.py)
     scan     tasks, one per file:  cut the log into cycles, sum up how each moves the ends of its queues
     put      tasks, one per cycle: encode from the ends before it, put objects under keys of the claimed epoch
     commit   the driver, in log order, through the catalog protocol
@@ -32,20 +32,19 @@ from pipeline.jobs.offload_parts import grouped, log_parts
 from pipeline.jobs.offload_tails import move
 from pipeline.jobs.offload_tasks import ArchiveTarget, LogPart, PutCycle, PutTask, Scan, ScanTask, StoreSource
 from pipeline.jobs.tasks import TaskRunner
-from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.protocol import CatalogWriter, log_checks
-from tiered.catalog.state import NO_CHECK, CatalogState
+from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.state import NO_CHECK
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.protocol import ObjectStore
 from tiered.object_store.url import open_store
+from uploader.archive_owner import ArchiveOwner
 from uploader.bound_source import BoundSource, no_word
 from uploader.broker_marks import broker_tables
 from uploader.broker_state_archive import BrokerStateArchive
-from uploader.log_line import CheckResult, NewLine, compare, find_new_line, require_shared
-from uploader.offload import Offloader, OffloadIdentity
+from uploader.offload import Environment, Offloader, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
 CYCLES_PER_CORE = 2
@@ -85,38 +84,29 @@ class StoreOffload:
     # -- settle -----------------------------------------------------------------------------------------------
 
     def _ship(self, store: BrokerStore, archive: ObjectStore) -> None:
-        writer = CatalogWriter(
-            archive,
-            cluster=self._source.cluster,
-            broker=self._source.broker,
-            instance=self._instance,
-            kind=BACKFILL,
-            host=os.uname().nodename,
-            clock_ms=_now_ms,
-            root_every=self._options.settings.root_every,
-        )
         log = store.commit_log
-        log.refresh()
-        state = writer.load()
-        start_phys = log.min_phys if state is None else state.cursor.phys
         self._bound_source = BoundSource(store, no_word)
+        owner = ArchiveOwner(
+            archive,
+            log,
+            OffloadIdentity(self._source.cluster, self._source.broker, self._instance, BACKFILL),
+            Environment(),
+            root_every=self._options.settings.root_every,
+            take_over=self._options.take_over,
+            may_replace_log=self._options.replace_log,
+            said_end_phys=self._bound_source.said_end_phys,
+        )
+        start_phys = owner.open(claim_now=False)
         bound = self._bound_source.ask(start_phys)
-        is_other_log = state is not None and compare(log, state.cursor.check) is CheckResult.DIFFERENT
         self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
-        if not is_other_log and start_phys >= min(bound.phys, log.max_file_end):
-            return
-        if is_other_log and state is not None:
-            self._find_line(log, archive, state)  # who may not go on claims nothing
-        # The owner before may commit until the claim is won: what counts is what is there after it.
-        writer.claim(take_over=self._options.take_over)
-        state = writer.state_or_none
-        start_phys = log.min_phys if state is None else state.cursor.phys
-        if state is not None and compare(log, state.cursor.check) is CheckResult.DIFFERENT:
-            line = self._find_line(log, archive, state)
-            writer.append_line(common_version=line.version, phys=line.phys)
-            start_phys = line.phys
-        self._load_tails(writer.state_or_none)
-        self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
+        writer = owner.writer
+        if not writer.is_claimed:
+            if start_phys >= min(bound.phys, log.max_file_end):
+                return
+            # The owner before may commit until the claim is won: what counts is what is there after it.
+            start_phys = owner.open(claim_now=True)
+            self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
+        owner.load_tails(self._table, self._tails)
         parts = log_parts(store, start_phys, bound.phys, bound.proven_phys)
         try:
             self._commit_all(writer, parts)
@@ -125,10 +115,6 @@ class StoreOffload:
             raise
         self._commit_tables(writer, archive, store)
         writer.release(doomed=self._doomed)
-
-    def _find_line(self, log: CommitLog, archive: ObjectStore, state: CatalogState) -> NewLine:
-        line = find_new_line(log, log_checks(archive, state))
-        return require_shared(line, may_replace=self._options.replace_log)
 
     def _commit_tables(self, writer: CatalogWriter, archive: ObjectStore, store: BrokerStore) -> None:
         """The broker's topics, groups and offsets as they are now, if they changed."""
@@ -148,18 +134,6 @@ class StoreOffload:
                     created_ms=_now_ms(),
                 )
             )
-
-    def _load_tails(self, state: CatalogState | None) -> None:
-        for key, row in state.current_queues() if state is not None else ():
-            self._tails.set(
-                self._table.ordinal(key.topic, key.queue_id),
-                next_offset=int(row["end_queue_offset"]),
-                end_byte=int(row["end_byte"]),
-                end_phys=int(row["end_phys"]),
-                generation=key.generation,
-            )
-
-    # -- scan, put, commit ------------------------------------------------------------------------------------
 
     def _commit_all(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> None:
         """Stages overlap: while one is committed, the next ones are put and the one after is scanned."""
