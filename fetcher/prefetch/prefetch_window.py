@@ -146,8 +146,9 @@ class PrefetchWindow:
         self.size = min(self.size, self.size_max)
 
     def _drop_read(self) -> None:
-        while self.stretches and self.stretches[0].is_done and self.stretches[0].end <= self.in_hand:
-            self.stretches.popleft()
+        in_hand = self.in_hand  # fetches end in any order: what is read may stand behind one that is not done
+        for stretch in [one for one in self.stretches if one.is_done and one.end <= in_hand]:
+            self.stretches.remove(stretch)
 
     def _lose(self, since_s: float, time_s: float) -> bool:
         """What was fetched ahead at ``since_s`` was lost before it was read. Halves the window, unless it has been
@@ -176,6 +177,7 @@ class PrefetchWindow:
             end = min(end, self.until)
         if room_bytes < self.block_bytes:
             return None
+        begin, end = self._free(begin, end)
         if self.bytes_per_offset > 0:
             fitting = int((room_bytes - self.block_bytes) / self.bytes_per_offset)
             if begin - self.position > fitting:
@@ -183,12 +185,22 @@ class PrefetchWindow:
             end = min(end, begin + max(1, fitting))  # what is asked for ends inside a block
         return (begin, end) if end > begin else None
 
+    def _free(self, begin: int, end: int) -> tuple[int, int]:
+        """The first part of [begin, end) that is in no stretch. Where one fetch failed, later ones may go on."""
+        for stretch in sorted(self.stretches, key=lambda one: one.begin):
+            if stretch.begin <= begin < stretch.end:
+                begin = stretch.end
+            elif begin < stretch.begin < end:
+                end = stretch.begin
+        return begin, end
+
     def aligned(self, begin: int, end: int, last: RunEnds, room_bytes: int) -> int:
         """Where to end a fetch of [begin, end): at the end of the run it ends in, or of the one before, if that changes
         it by no more than half of it and of the window. So each run is read with one request where its length allows,
         and a small window stays small. ``last``: the run of offset ``end - 1``."""
         slack = min(end - begin, self.size) // 2
         fits = (last.end - begin) * self.bytes_per_offset + self.block_bytes <= room_bytes
+        fits = fits and self._free(begin, last.end) == (begin, last.end)
         if last.end - end <= slack and fits and (self.until is None or last.end <= self.until):
             return last.end
         return last.begin if begin < last.begin and end - last.begin <= slack else end

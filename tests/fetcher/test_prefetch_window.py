@@ -290,6 +290,22 @@ def test_no_room_no_fetch_and_little_room_little_fetch() -> None:
     assert subject.wanted(100, PLENTY) is None
 
 
+def test_the_rest_of_a_failed_fetch_is_asked_for_and_no_more() -> None:
+    """A later fetch, on its way or in memory, is not repeated."""
+    subject = window(FIRST)
+    subject.announced(0, 1 << 40)
+    first, second = subject.started(0, 100, 0.0), subject.started(100, 300, 0.0)
+    subject.failed(first, 1.0)
+    assert subject.wanted(1 << 40, PLENTY) == (0, 100)
+    assert subject.aligned(0, 100, RunEnds(0, 120), PLENTY) == 100
+    again = subject.started(0, 100, 10.0)
+    begin, _ = subject.wanted(1 << 40, PLENTY) or (0, 0)
+    assert begin == 300
+    subject.finished(second, 300, 2000, 11.0)
+    pull(subject, 0, 300, 12.0)
+    assert list(subject.stretches) == [again], "what is read goes, also behind a fetch that is not done"
+
+
 class Courses(RuleBasedStateMachine):
     """Any course of pulls, fetches that end in any order or fail, expiry and evictions."""
 
