@@ -47,6 +47,8 @@ __all__ = [
 ]
 
 SHORT_WAIT_S = 0.05
+IDLE_WAIT_S = 0.25
+"""Of parts that are woken when there is something to do: how late they notice the end. A back-fill ends sooner."""
 MARKS_EVERY_S = 60.0
 
 
@@ -98,6 +100,7 @@ class Offloader:
         self._behind = threading.Event()
         self._started_s = time.monotonic()
         self._is_wired = False
+        self._wait_s = SHORT_WAIT_S
         self._pool: LogBatchPool
         self._dispatcher: TieredDispatcher
         self._uploader: CycleUploader
@@ -133,6 +136,7 @@ class Offloader:
         with watched_pins(given.pins, self._log, PIN_EVERY_MS / 1000, given.environment.log):
             self._open(claim_now=follow)
         from_phys = self._dispatcher.cursor
+        self._wait_s = IDLE_WAIT_S if follow else SHORT_WAIT_S
         threads = [
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
             for name, work in (
@@ -184,7 +188,7 @@ class Offloader:
 
     def _compensate_loop(self) -> None:
         while not self._stop_parts.is_set():
-            if not self._behind.wait(SHORT_WAIT_S):
+            if not self._behind.wait(self._wait_s):
                 continue
             result = self._dispatcher.compensate(self._bound_source.feed)
             if result == StepResult.CAUGHT_UP:
@@ -194,11 +198,11 @@ class Offloader:
 
     def _build_loop(self) -> None:
         while not self._stop_parts.is_set():
-            self._uploader.build_next(SHORT_WAIT_S)
+            self._uploader.build_next(self._wait_s)
 
     def _commit_loop(self) -> None:
         while not self._stop_parts.is_set():
-            if self._uploader.commit_next(SHORT_WAIT_S):
+            if self._uploader.commit_next(self._wait_s):
                 self._index_builder.committed()
                 self._environment.committed(self._writer.state)
 
