@@ -23,7 +23,6 @@ from pipeline.archive_plan import pinned_versions, plan
 from pipeline.columns import Column, Cost, chosen, cost_of
 from pipeline.partition_reader import read_in_worker
 from pipeline.partitions import Slices
-from pipeline.predicate import Predicate
 from pipeline.source_options import Source, SourceOptions
 from pipeline.spark_types import columns_of, schema_of
 from pipeline.store_scan import LogRange, plan_ranges
@@ -33,35 +32,29 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Part = Slices | LogRange
-_EVERYTHING = Predicate()
 
 
 def frame_of(spark: SparkSession, options: SourceOptions) -> DataFrame:
     """The messages that ``options`` mean, at the catalog versions of this moment."""
-    predicate = options.times
     columns = chosen(options.columns)
     parts: Sequence[Part]
     if options.source is Source.STORE:
         parts = plan_ranges(options)
     else:
         is_header_only = cost_of(columns) <= Cost.FOOTER
-        parts = plan(options, pinned_versions(options), predicate, is_header_only=is_header_only)
-    return frame_of_parts(spark, options, columns, parts, predicate)
+        parts = plan(options, pinned_versions(options), options.times, is_header_only=is_header_only)
+    return frame_of_parts(spark, options, columns, parts)
 
 
 def frame_of_parts(
-    spark: SparkSession,
-    options: SourceOptions,
-    columns: list[Column],
-    parts: Sequence[Part],
-    predicate: Predicate = _EVERYTHING,
+    spark: SparkSession, options: SourceOptions, columns: list[Column], parts: Sequence[Part]
 ) -> DataFrame:
     """The rows of ``parts``."""
     schema = schema_of(columns)
     if not parts:
         return spark.createDataFrame([], schema)
     numbers = spark.range(0, len(parts), 1, len(parts))  # one a partition
-    return numbers.mapInArrow(ReadParts(options, parts, predicate, schema), schema)
+    return numbers.mapInArrow(ReadParts(options, parts, schema), schema)
 
 
 class ReadParts:
@@ -72,10 +65,8 @@ class ReadParts:
     prints the name of the class.
     """
 
-    def __init__(
-        self, options: SourceOptions, parts: Sequence[Part], predicate: Predicate, schema: StructType
-    ) -> None:
-        self._options, self._predicate, self._schema = options, predicate, schema
+    def __init__(self, options: SourceOptions, parts: Sequence[Part], schema: StructType) -> None:
+        self._options, self._schema = options, schema
         self._parts = [zlib.compress(pickle.dumps(part), 1) for part in parts]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -85,4 +76,4 @@ class ReadParts:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 part = pickle.loads(zlib.decompress(self._parts[number]))
-                yield from read_in_worker(part, self._options, self._predicate, columns, arrow)
+                yield from read_in_worker(part, self._options, self._options.times, columns, arrow)
