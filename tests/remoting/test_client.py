@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from tests.remoting.tls_peer import listening
 from tiered.errors import UnavailableError
 from tiered.remoting.client import BrokerClient, RequestCode
 from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
@@ -19,29 +19,18 @@ Answer = Callable[[RemotingCommand], bytes]
 @contextmanager
 def peer(answer: Answer) -> Iterator[str]:
     """A broker that answers every request with what ``answer`` returns; empty bytes hang up."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
+    def serve(connection: socket.socket) -> None:
+        decoder = FrameDecoder()
+        while data := connection.recv(65536):
+            for command in decoder.feed(data):
+                reply = answer(command)
+                if not reply:
                     return
-                with connection:
-                    decoder = FrameDecoder()
-                    while data := connection.recv(65536):
-                        for command in decoder.feed(data):
-                            reply = answer(command)
-                            if not reply:
-                                break
-                            connection.sendall(reply)
-                        else:
-                            continue
-                        break
+                connection.sendall(reply)
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+    with listening(serve) as address:
+        yield address
 
 
 def reply(request: RemotingCommand, body: bytes = b"", code: int = 0) -> bytes:

@@ -89,6 +89,11 @@ def offloader_of(store: object, memory: MemoryStore, broker: LivingBroker) -> Of
     )  # fmt: skip
 
 
+def archive_the_rest(directory: Path, memory: MemoryStore, broker: LivingBroker) -> None:
+    with open_broker_store(directory) as store:
+        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+
+
 def assert_archive_equals_the_log(store: Path, memory: MemoryStore, messages: int) -> None:
     archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
     state, segments, run_index = load(archive), SegmentCache(archive), RunIndex(archive)
@@ -114,8 +119,7 @@ def test_what_came_after_the_cut_is_archived(
 ) -> None:
     directory, memory, broker = cut
     overwrite(directory, broker, tmp_path)
-    with open_broker_store(directory) as store:
-        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+    archive_the_rest(directory, memory, broker)
     assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
 
 
@@ -131,8 +135,7 @@ def test_a_broker_that_tells_only_later_is_believed_then(
         broker.answers = True
 
     assert "lower than" in followed(directory, memory, broker, answer)
-    with open_broker_store(directory) as store:
-        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+    archive_the_rest(directory, memory, broker)
     assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
 
 
@@ -140,8 +143,7 @@ def test_a_log_that_only_grew_keeps_its_line(cut: tuple[Path, MemoryStore, Livin
     directory, memory, broker = cut
     broker.end_phys = MESSAGES * RECORD
     line = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.line
-    with open_broker_store(directory) as store:
-        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+    archive_the_rest(directory, memory, broker)
     assert load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.line == line
     assert_archive_equals_the_log(directory, memory, MESSAGES)
 
@@ -178,8 +180,7 @@ def test_a_broker_that_cuts_its_log_as_it_runs_is_noticed_while_nothing_comes(
     broker.end_phys = MESSAGES * RECORD
     said = followed(directory, memory, broker, lambda: overwrite(directory, broker, tmp_path))
     assert "lower than what was read" in said
-    with open_broker_store(directory) as store:
-        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+    archive_the_rest(directory, memory, broker)
     assert_archive_equals_the_log(directory, memory, KEPT + AFTER)
 
 
@@ -199,6 +200,5 @@ def test_a_log_that_grew_beyond_its_cut_meanwhile_is_another_one(
             opened.write(data[KEPT * RECORD : broker.end_phys])
 
     assert "another one below" in followed(directory, memory, broker, replace)
-    with open_broker_store(directory) as store:
-        offloader_of(store, memory, broker).run(threading.Event(), follow=False)
+    archive_the_rest(directory, memory, broker)
     assert_archive_equals_the_log(directory, memory, MESSAGES + AFTER)
