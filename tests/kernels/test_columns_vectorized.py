@@ -113,6 +113,17 @@ def test_who_asks_has_the_kernel_before_the_first_page() -> None:
     )
 
 
+def test_a_process_does_not_end_while_the_kernel_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_vectorized, "decode_page", lambda *_: True)
+    decode = PageDecoder()
+    of_a_backfill = threading.Thread(target=decode.begin, daemon=True)
+    of_a_backfill.start()
+    of_a_backfill.join()
+    assert decode.loading is not None
+    decode.loading.join()
+    assert not decode.loading.daemon
+
+
 def test_nobody_waits_while_the_kernel_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     loads, kernel_pages = threading.Event(), []
 

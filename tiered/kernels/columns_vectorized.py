@@ -54,7 +54,9 @@ class PageDecoder:
     def begin(self) -> threading.Thread:
         """Have the kernel loaded, by a thread that ends when it is; no wait."""
         if self.loading is None:
-            self.loading = threading.Thread(target=self._load, name="load-kernel")
+            # Never a daemon, which it would be when a daemon begins it: an interpreter that ends takes LLVM down, and a
+            # process whose work was done would die compiling.
+            self.loading = threading.Thread(target=self._load, name="load-kernel", daemon=False)
             self.loading.start()
         return self.loading
 
