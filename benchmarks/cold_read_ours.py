@@ -27,7 +27,7 @@ from fetcher.archive import Archive
 from fetcher.queries.by_key import KeyKind
 from fetcher.queue_listing import QueueListing
 from fetcher.time_search import Boundary
-from fetcher.waiting import run_sync
+from fetcher.waiting import gather, run_sync
 from sidecar.cli.arguments import add_archive, settings_of
 from tiered.kernels.columns import LENGTHS_BYTES, decode_page
 from tiered.settings.sections import Settings
@@ -55,8 +55,10 @@ class Tally:
 # -- sequential -----------------------------------------------------------------------------------------------
 
 
-def consume(archive: Archive, queues: deque[QueueListing], group: str) -> Tally:
-    """One consumer: queue after queue, pulls of 32 answered as ``tiered serve`` answers them, every offset checked."""
+async def consume(archive: Archive, queues: deque[QueueListing], group: str) -> Tally:
+    """One consumer: queue after queue, pulls of 32 answered as ``tiered serve`` answers them, every offset checked.
+
+    A coroutine of the core: it leaves its thread to other consumers where it waits, as in a server's event loop."""
     tally, reader = Tally(), archive.access.fetcher
     while True:
         try:
@@ -74,11 +76,9 @@ def consume(archive: Archive, queues: deque[QueueListing], group: str) -> Tally:
                 tally.record_bytes += sum(map(len, found.body))
                 offset = found.next_offset
                 continue
-            result = run_sync(
-                reader.get(
-                    *name, offset,
-                    count=BATCH_MESSAGES, max_bytes=BATCH_BYTES, group=group, generation=queue.generation,
-                )
+            result = await reader.get(
+                *name, offset,
+                count=BATCH_MESSAGES, max_bytes=BATCH_BYTES, group=group, generation=queue.generation,
             )  # fmt: skip
             batch = result.batch
             check_offsets(batch, offset)
@@ -87,7 +87,28 @@ def consume(archive: Archive, queues: deque[QueueListing], group: str) -> Tally:
             offset = result.next_offset
 
 
-def walk(archive: Archive, queues: deque[QueueListing], group: str) -> Tally:
+def consume_all(archive: Archive, queues: deque[QueueListing], consumers: int) -> list[Tally]:
+    """So many consumers in one thread, as `tiered serve` has them."""
+    return run_sync(gather([consume(archive, queues, "g") for _ in range(consumers)]))
+
+
+def consume_all_by_threads(archive: Archive, queues: deque[QueueListing], consumers: int) -> list[Tally]:
+    """A thread for each consumer; they take turns at the interpreter."""
+    with ThreadPoolExecutor(consumers) as pool:
+        running = [pool.submit(run_sync, consume(archive, queues, "g")) for _ in range(consumers)]
+        return [future.result() for future in running]
+
+
+def walk_all(archive: Archive, queues: deque[QueueListing], readers: int) -> list[Tally]:
+    """A thread for each reader of the Python API, but for a single one."""
+    if readers == 1:
+        return [walk(archive, queues)]
+    with ThreadPoolExecutor(readers) as pool:
+        running = [pool.submit(walk, archive, queues) for _ in range(readers)]
+        return [future.result() for future in running]
+
+
+def walk(archive: Archive, queues: deque[QueueListing]) -> Tally:
     """One reader of the Python API: queue after queue in batches of its own, every offset checked."""
     tally = Tally()
     while True:
@@ -104,23 +125,25 @@ def walk(archive: Archive, queues: deque[QueueListing], group: str) -> Tally:
             offset += len(batch)
 
 
-WAYS: dict[str, Callable[[Archive, deque[QueueListing], str], Tally]] = {"seq": consume, "walk": walk}
+Way = Callable[[Archive, deque[QueueListing], int], list[Tally]]
+WAYS: dict[str, tuple[Way, int]] = {
+    "walk-1": (walk_all, 1),
+    "walk-16": (walk_all, 16),
+    "seq-1": (consume_all, 1),
+    "seq-16": (consume_all, 16),
+    "seq-16-threads": (consume_all_by_threads, 16),
+}
+"""``walk``: the Python API. ``seq``: pulls of 32, as the peer's program and a RocketMQ consumer make them."""
 
 
-def sequential(archive: Archive, consumers: int, way: str = "seq") -> Row:
-    """All queues, by so many threads."""
-    consume = WAYS[way]
+def sequential(archive: Archive, way: Way, readers: int) -> Row:
+    """All queues, by so many readers."""
     listings = archive.queues()
     expected = sum(listing.messages for listing in listings)
     queues = deque(listings)
     before = requests_of(archive)
     cpu, started = time.process_time(), time.perf_counter()
-    if consumers == 1:
-        tallies = [consume(archive, queues, "g")]
-    else:
-        with ThreadPoolExecutor(consumers) as pool:
-            running = [pool.submit(consume, archive, queues, "g") for _ in range(consumers)]
-            tallies = [future.result() for future in running]
+    tallies = way(archive, queues, readers)
     wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
     messages = sum(tally.messages for tally in tallies)
     if messages != expected:
@@ -255,14 +278,12 @@ def load_kernel() -> None:
     consecutive(np.frombuffer(bytes(4), np.uint8), 0)
 
 
-READS = ("walk-1", "walk-16", "seq-1", "seq-16", "random", "time", "key")
-"""``walk``: the Python API. ``seq``: pulls of 32, as the peer's program and a RocketMQ consumer make them."""
+READS = (*WAYS, "random", "time", "key")
 
 
 def measure(read: str, open_archive: Open, drop: Path | None) -> Row:
     """One way of reading, from a cold page cache."""
-    way, _, consumers = read.partition("-")
-    if way in WAYS:
+    if read in WAYS:
         load_kernel()
         with open_archive() as archive:  # modules are imported
             listing = archive.queues()[0]
@@ -270,7 +291,7 @@ def measure(read: str, open_archive: Open, drop: Path | None) -> Row:
                 break
         drop_directory(drop)
         with open_archive() as archive:
-            return sequential(archive, int(consumers), way)
+            return sequential(archive, *WAYS[read])
     chosen = {
         "random": (random_offset, RANDOM_READS),
         "time": (random_time, SEARCHES),

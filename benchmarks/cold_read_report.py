@@ -20,7 +20,9 @@ WARM_REQUESTS_MAX = 0
 TIME_REQUESTS_MAX = 2
 
 SEQUENTIAL = ("walk-1", "walk-16", "seq-1", "seq-16")
-"""Batches of the Python API; pulls of 32, as the peer makes them."""
+"""Batches of the Python API; pulls of 32, as the peer makes them, by consumers of one thread as a server has them."""
+SHOWN = (*SEQUENTIAL, "seq-16-threads")
+"""With what is shown beside and has no target: a thread for each consumer."""
 LATENCIES = ("random", "time", "key")
 
 
@@ -49,7 +51,7 @@ def _summary(rows: Sequence[Row], peer: Sequence[Row]) -> Row:
         "bare_p99_ms": median_of([row["bare_get"] for row in parts], "p99_ms"),
         "others_cores": max((row["others_cores"] for row in (*rows, *peer)), default=0.0),
     }
-    for read in SEQUENTIAL:
+    for read in SHOWN:
         ours = _of(rows, "ours", read)
         both = [_of(peer, "peer", read), _of(peer, "peer", f"{read}-cache-off")]
         rates = [median_of(found, "messages_per_s") for found in both]
@@ -119,7 +121,7 @@ def table(summaries: Sequence[Row]) -> str:
               "peer", "peer best", "peer CPU"]  # fmt: skip
     cells = [header]
     for summary in summaries:
-        for read in SEQUENTIAL:
+        for read in SHOWN:
             own = summary[read]
             cells.append([
                 summary["store"], summary["target"], read, _text(own["messages_per_s"], 0),
