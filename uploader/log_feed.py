@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.damage import find_next_record
 from tiered.kernels.queue_table import ADMITTED, QueueTable
-from tiered.kernels.record_checks import RESERVED_CRC_BYTES
-from tiered.kernels.scan import InvalidReason, StopReason, scan_log
+from tiered.kernels.record_checks import END_OF_FILE_BYTES, RESERVED_CRC_BYTES
+from tiered.kernels.scan import InvalidReason, ScanStop, StopReason, scan_log
 from tiered.model.queue import TopicFilter
 from uploader.log_batch import DamagedRange, LogBatch
 
@@ -44,6 +44,18 @@ class FeedBound:
 
     limit_phys: int
     proven_phys: int
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One read at ``batch.to_phys``: ``got`` bytes of ``wanted``, the first ``scanned`` of which are records.
+    ``available``: what the file has below the bound."""
+
+    file: LogFile
+    available: int
+    wanted: int
+    got: int
+    scanned: int
 
 
 NextRecord = Callable[[int, int], int | None]
@@ -90,11 +102,13 @@ class LogFeed:
         file = self._log.file_at(phys)
         if file is None:
             return self._skip_missing(batch, bound)
-        want = min(max_bytes, batch.room, bound.limit_phys - phys, file.end_phys - phys)
-        if want <= 0:
+        available = min(bound.limit_phys, file.end_phys) - phys
+        # Fewer bytes than the marker at a file's end would not show it.
+        wanted = min(max(max_bytes, END_OF_FILE_BYTES), batch.room, available)
+        if wanted < min(END_OF_FILE_BYTES, available):
             return FeedOutcome.FULL
         begin = batch.filled
-        got = self._log.read_into(batch.arena.data[begin : begin + want], phys)
+        got = self._log.read_into(batch.arena.data[begin : begin + wanted], phys)
         stop = scan_log(
             batch.arena, begin, begin + got, phys, file.end_phys, self._table, batch.columns,
             delay_levels_ms=self._delay_levels_ms,
@@ -104,36 +118,27 @@ class LogFeed:
         scanned = stop.position - begin
         if scanned:
             batch.extend(scanned, phys)
-        return self._after_stop(stop.reason, stop.detail, batch, bound, file, scanned, got)
+        return self._after_stop(stop, batch, bound, _Look(file, available, wanted, got, scanned))
 
-    def _after_stop(
-        self,
-        reason: StopReason,
-        detail: int,
-        batch: LogBatch,
-        bound: FeedBound,
-        file: LogFile,
-        scanned: int,
-        got: int,
-    ) -> FeedOutcome:
-        phys = batch.to_phys
+    def _after_stop(self, stop: ScanStop, batch: LogBatch, bound: FeedBound, look: _Look) -> FeedOutcome:
+        phys, reason, detail = batch.to_phys, stop.reason, stop.detail
         if reason == StopReason.FILE_END:
-            batch.to_phys = file.end_phys
+            batch.to_phys = look.file.end_phys
             return FeedOutcome.MORE
         if reason == StopReason.INPUT_END:
             if phys >= bound.limit_phys:
                 return FeedOutcome.CAUGHT_UP
-            return FeedOutcome.MORE if scanned else self._record_larger_than_read(batch, bound, file, got)
+            return FeedOutcome.MORE if look.scanned else self._record_larger_than_read(batch, bound, look)
         if phys >= bound.proven_phys:
             return FeedOutcome.CAUGHT_UP
         if (
             reason == StopReason.INVALID
             and detail == InvalidReason.RECORD_CRC
-            and self._take_accepted(batch, file)
+            and self._take_accepted(batch, look.file)
         ):
             return FeedOutcome.MORE
-        what = "no record" if reason == StopReason.NO_RECORD else InvalidReason(detail).name.lower()
-        return self._skip_damage(batch, bound, file, what)
+        what = "no record" if reason == StopReason.NO_RECORD else detail.name.lower()
+        return self._skip_damage(batch, bound, look.file, what)
 
     def _take_accepted(self, batch: LogBatch, file: LogFile) -> bool:
         """Add the record at ``to_phys``, already in the arena, if the broker took it with the checksum it has."""
@@ -157,21 +162,42 @@ class LogFeed:
         batch.extend(size, phys)
         return True
 
-    def _record_larger_than_read(
-        self, batch: LogBatch, bound: FeedBound, file: LogFile, got: int
-    ) -> FeedOutcome:
+    def _record_larger_than_read(self, batch: LogBatch, bound: FeedBound, look: _Look) -> FeedOutcome:
         """The record at ``to_phys`` needs more bytes than were read: from the file, the bound, or the arena."""
-        size = self._log.record_size_at(batch.to_phys)
-        available = min(bound.limit_phys, file.end_phys) - batch.to_phys
-        if size is None or size > available:
+        phys = batch.to_phys
+        if look.got < look.wanted:
+            return self._after_short_read(phys, look.file)
+        size = self._log.record_size_at(phys)
+        if size is None:
+            # Not even a marker fits. Cut by the bound: wait for the rest. By the file's end: nothing comes any more.
+            is_cut = look.file.end_phys - phys < END_OF_FILE_BYTES and phys < bound.proven_phys
+            return (
+                self._skip_damage(batch, bound, look.file, "cut short") if is_cut else FeedOutcome.CAUGHT_UP
+            )
+        if size <= min(batch.room, look.available):
+            return self.advance(batch, bound, size) if look.got < size else FeedOutcome.CAUGHT_UP
+        if self._is_disproved(phys, size, bound):
+            return self._skip_damage(batch, bound, look.file, InvalidReason.SIZE.name.lower())
+        if size > look.available:
             # The scan accepted the size as fitting the file, so only the bound can cut it: wait for the rest.
             return FeedOutcome.CAUGHT_UP
-        if size <= batch.room:
-            return self.advance(batch, bound, size) if got < size else FeedOutcome.CAUGHT_UP
         if batch.filled:
             return FeedOutcome.FULL
         self.oversize_bytes = size
         return FeedOutcome.OVERSIZE
+
+    def _after_short_read(self, phys: int, file: LogFile) -> FeedOutcome:
+        """The file is shorter than it was listed, or gone."""
+        self._log.refresh()
+        return FeedOutcome.CAUGHT_UP if self._log.file_at(phys) == file else FeedOutcome.MORE
+
+    def _is_disproved(self, phys: int, size: int, bound: FeedBound) -> bool:
+        """Whether a provable record begins inside what the header at ``phys`` claims: its size is damaged. Costs a
+        look at about so many bytes."""
+        if phys >= bound.proven_phys:
+            return False
+        following = self._next_record(phys, min(bound.proven_phys, bound.limit_phys))
+        return following is not None and following < phys + size
 
     def _skip_missing(self, batch: LogBatch, bound: FeedBound) -> FeedOutcome:
         """No file holds ``to_phys``: the broker deleted it, or it was never there yet.
