@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered.remoting.command import (
+    DIALECT_BYTES_MAX,
     FRAME_BYTES_MAX,
+    HEADER_BYTES_MAX,
     LANGUAGES,
     FrameDecoder,
     ProtocolError,
@@ -154,6 +157,33 @@ def test_frames_before_a_broken_one_are_delivered(garbage: bytes) -> None:
 def test_broken_frames_are_protocol_errors(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(frame)
+
+
+def frame_of(header: bytes, kind: SerializeType = SerializeType.JSON) -> bytes:
+    return struct.pack(">I", kind << 24 | len(header)) + header
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{" * 60 + b'"a":1' + b"}:1" * 59 + b"}",  # a key of 2^60 characters, if it were made
+        b"{" + b'\\"' * 100_000,
+        b"{" + b"," * DIALECT_BYTES_MAX,
+    ],
+)
+def test_a_header_that_is_costly_to_parse_is_not_parsed(header: bytes) -> None:
+    begun_s = time.process_time()
+    with pytest.raises(ProtocolError):
+        decode(frame_of(header))
+    assert time.process_time() - begun_s < 2.0
+
+
+@pytest.mark.parametrize("kind", list(SerializeType))
+def test_headers_have_a_bound_of_their_own_that_properties_of_any_message_keep(kind: SerializeType) -> None:
+    longest = RemotingCommand(310, 1, ext_fields={"i": "\x01" * 32_767}, serialize_type=kind)
+    assert decode(encode(longest)[4:]) == longest
+    with pytest.raises(ProtocolError, match="a header of"):
+        decode(frame_of(bytes(HEADER_BYTES_MAX + 1), kind))
 
 
 @given(st.binary(max_size=300))

@@ -4,6 +4,9 @@ Strict JSON is read by orjson. What fastjson adds: integer keys without quotes (
 as keys (``{{"brokerName":"a"}:{…}}``), single quotes, bare identifiers as keys, stray commas, ``\\x41``
 and ``\\v`` escapes.
 
+Text may come from anybody who can connect: reading it takes time and memory in proportion to its length, whatever it
+says. The dialect is read a hundred times slower than strict JSON, so callers bound how much of it they take.
+
 Owns text -> values only; which file a value came from is the caller's to say. Sources: com.alibaba.fastjson
 1.2.83 ``JSONLexerBase``, ``DefaultJSONParser``.
 """
@@ -19,7 +22,9 @@ from tiered.errors import CorruptionError
 
 DEPTH_MAX: Final = 128
 
-_STRING_OR_INTEGER_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,\s])(-?\d+)(?=\s*:)', re.DOTALL)
+# A string without an end is one, too: else the search would begin again at each quote in it. For the same reason no
+# part gives back what it took.
+_STRING_OR_INTEGER_KEY = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|(?<=[{,\s])(-?\d++)(?=\s*+:)', re.DOTALL)
 _SPACE_OR_COMMENT = re.compile(r"(?:[\s\ufeff\b]+|//[^\n]*|/\*.*?\*/)+", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _NUMBER_SUFFIX = re.compile(r"[LSBFD]?(?![\w.$])")
@@ -42,10 +47,11 @@ class FastjsonError(CorruptionError):
         self.position = position
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str | bytes, *, dialect_max: int | None = None) -> Any:
     """The value of ``text``. Keys of objects are always strings; an object used as a key becomes its
     compact JSON.
 
+    ``dialect_max``: what is no strict JSON may have so many characters (bytes, if bytes were given); None: any.
     Raises FastjsonError. Of two equal keys the last wins, as in a Java map.
     """
     try:
@@ -53,6 +59,8 @@ def loads(text: str | bytes) -> Any:
     except orjson.JSONDecodeError:
         # Not strict JSON: the dialect below decides whether it is an error.
         pass
+    if dialect_max is not None and len(text) > dialect_max:
+        raise FastjsonError(f"{len(text)} characters that are no strict JSON; at most {dialect_max}", 0)
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")
@@ -74,6 +82,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._position = 0
+        self._is_in_key = False
 
     def document(self) -> Any:
         value = self._value(0)
@@ -140,10 +149,7 @@ class _Parser:
 
     def _key(self, first: str, depth: int) -> str:
         if first in ("{", "["):
-            try:
-                return orjson.dumps(self._value(depth + 1)).decode("utf-8")
-            except orjson.JSONEncodeError as error:
-                raise self._error("an unusable key") from error
+            return self._document_key(depth)
         if first in ('"', "'") and first:
             return self._string(first)
         bare = _IDENTIFIER.match(self._text, self._position) or _NUMBER.match(self._text, self._position)
@@ -151,6 +157,18 @@ class _Parser:
             raise self._error("a key is missing" if first else "the text ends too early")
         self._position = bare.end()
         return bare[0]
+
+    def _document_key(self, depth: int) -> str:
+        """A map's key that is an object. None is within another: each level would double the quoting of those in it."""
+        if self._is_in_key:
+            raise self._error("an object as a key within a key")
+        self._is_in_key = True
+        try:
+            return orjson.dumps(self._value(depth + 1)).decode("utf-8")
+        except orjson.JSONEncodeError as error:
+            raise self._error("an unusable key") from error
+        finally:
+            self._is_in_key = False
 
     def _array(self, depth: int) -> list[Any]:
         self._position += 1

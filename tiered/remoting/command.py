@@ -3,7 +3,8 @@
     frame = length i32 | serialize type u8, header length u24 | header | body      (length counts all after itself)
 
 A frame that breaks a rule is a ProtocolError: the connection cannot be used any more, because the next frame's
-begin is unknown. Nothing is allocated for a frame before its length was checked.
+begin is unknown. Nothing is allocated for a frame before its length was checked, and a header is bounded by itself: it
+is parsed before anybody can be asked who he is.
 Sources: RemotingCommand, RocketMQSerializable, NettyDecoder (FRAME_MAX_LENGTH).
 """
 
@@ -23,6 +24,10 @@ from tiered.formats import fastjson
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Including the length field itself."""
+HEADER_BYTES_MAX = 1024 * 1024
+"""The longest there are carry a message's properties, 32,767 characters, each written as up to six."""
+DIALECT_BYTES_MAX = 256 * 1024
+"""Of a header, or a client's document, that is no strict JSON: read so slowly that others would have to wait."""
 LANGUAGES = (
     "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST",
     "NODE_JS",
@@ -68,6 +73,8 @@ class RemotingCommand:
     ext_fields: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     serialize_type: SerializeType = SerializeType.JSON
+    frame_bytes: int = field(default=0, compare=False)
+    """Of the frame it came in, without the length field; 0 where it did not come in one."""
 
     @property
     def is_response(self) -> bool:
@@ -195,12 +202,14 @@ def decode(frame: bytes) -> RemotingCommand:
     kind, header_end = lengths >> 24, 4 + (lengths & 0xFFFFFF)
     if header_end > len(frame):
         raise ProtocolError(f"a header of {header_end - 4} bytes in a frame of {len(frame)}")
+    if header_end - 4 > HEADER_BYTES_MAX:
+        raise ProtocolError(f"a header of {header_end - 4} bytes; {HEADER_BYTES_MAX} are allowed")
     header, body = frame[4:header_end], frame[header_end:]
     try:
         if kind == _JSON:
-            return _from_json(header, body)
+            return _from_json(header, body, len(frame))
         if kind == _ROCKETMQ:
-            return _from_binary(header, body)
+            return _from_binary(header, body, len(frame))
     except (
         ValueError,
         TypeError,
@@ -240,8 +249,8 @@ def _json_header(
         return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _from_json(header: bytes, body: bytes) -> RemotingCommand:
-    document = fastjson.loads(header)
+def _from_json(header: bytes, body: bytes, frame_bytes: int) -> RemotingCommand:
+    document = fastjson.loads(header, dialect_max=DIALECT_BYTES_MAX)
     if not isinstance(document, dict):
         raise ValueError("the header is no object")
     get = document.get
@@ -266,7 +275,7 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
         and _INT_MIN <= version <= _INT_MAX
     ):
         code, opaque, flag, version = map(_int32, (code, opaque, flag, version))
-    return RemotingCommand(code, opaque, flag, language, version, remark, fields, body, _JSON)
+    return RemotingCommand(code, opaque, flag, language, version, remark, fields, body, _JSON, frame_bytes)
 
 
 def _binary_header(command: RemotingCommand) -> bytes:
@@ -285,7 +294,7 @@ def _binary_header(command: RemotingCommand) -> bytes:
     return b"".join((fixed, _LENGTH.pack(len(remark)), remark, _LENGTH.pack(len(fields)), fields))
 
 
-def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
+def _from_binary(header: bytes, body: bytes, frame_bytes: int) -> RemotingCommand:
     code, language, version, opaque, flag = _FIXED.unpack_from(header)
     remark, position = _piece(header, _FIXED.size)
     fields, _ = _piece(header, position)
@@ -299,6 +308,7 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
         ext_fields=_binary_fields(fields),
         body=body,
         serialize_type=_ROCKETMQ,
+        frame_bytes=frame_bytes,
     )
 
 

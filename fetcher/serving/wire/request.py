@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fetcher.serving.wire.codes import ResponseCode
 from tiered.errors import CorruptionError, TieredError
 from tiered.formats import fastjson
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import DIALECT_BYTES_MAX, RemotingCommand
 
 Buffer = bytes | bytearray | memoryview
 
@@ -101,7 +101,7 @@ class Request:
     def document(self) -> dict[str, Any]:
         """The body as a JSON object, of fastjson's dialect."""
         try:
-            found = fastjson.loads(self.command.body)
+            found = fastjson.loads(self.command.body, dialect_max=DIALECT_BYTES_MAX)
         except (CorruptionError, ValueError, RecursionError) as error:
             raise BadRequestError(f"the body is no JSON: {error}") from error
         if not isinstance(found, dict):
