@@ -25,6 +25,7 @@ from fetcher.serving.retries.retry_handlers import RetryHandlers
 from fetcher.serving.retries.retry_queue import RetryQueues
 from fetcher.serving.retries.retry_topics import ArchiveWithRetries
 from fetcher.serving.routes import RouteHandlers, RouteTable
+from fetcher.serving.security.door import SecurityDoor
 from fetcher.serving.session import ClientTable, register_session_handlers
 from fetcher.serving.wire.request import HandlerTable
 from fetcher.serving.wire.server import ServingServer
@@ -68,16 +69,18 @@ class ServingService:
         await self.offsets.claim()
         await self.retries.claim()
         table = HandlerTable()
-        self._server = ServingServer(table, server_options(settings), on_close=self.clients.closed)
+        options = server_options(settings)
+        assert isinstance(options.door, SecurityDoor)
+        self._server = ServingServer(table, options, on_close=self.clients.closed)
         bound_host, bound_port = await self._server.start()
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
         self._address = settings.advertise or f"{shown}:{bound_port}"
-        self._register(table, RouteTable(self._archive, self._address, made=self._made))
+        self._register(table, RouteTable(self._archive, self._address, made=self._made), options.door)
         work = (self.offsets.run(), self.retries.run(), self._expire())
         self._tasks = [asyncio.create_task(one) for one in work]
         return self._address
 
-    def _register(self, table: HandlerTable, routes: RouteTable) -> None:
+    def _register(self, table: HandlerTable, routes: RouteTable, door: SecurityDoor) -> None:
         settings = self._settings
         limits = PullLimits(
             count_max=settings.pull_messages_max,
@@ -90,7 +93,7 @@ class ServingService:
         OffsetHandlers(self._archive, routes, self.clients, self.offsets).register(table)
         PullService(self._archive, routes, self.clients, self.offsets, limits).register(table)
         LookupHandlers(self._archive, routes).register(table)
-        RetryHandlers(self._archive, routes, self.retries).register(table)
+        RetryHandlers(self._archive, routes, self.retries, door.refusal_of_message).register(table)
         pop = PopHandlers(self._archive, routes, self.offsets, bytes_max=settings.pull_bytes_max)
         pop.register(table)
         self._expiring.append(pop.expire)

@@ -134,7 +134,10 @@ class PopHandlers:
     async def acknowledge_many(self, request: Request) -> Response:
         """BATCH_ACK_MESSAGE: bits count from a start offset."""
         code = Response()
-        for item in request.document().get("acks") or []:
+        listed = request.document().get("acks") or []
+        if not isinstance(listed, list):
+            raise BadRequestError("acks is no list")
+        for item in listed:
             try:
                 start, bits = int(item["so"]), base64.b64decode(str(item["b"]), validate=True).rstrip(b"\0")
                 key = str(item["c"]), str(item["t"]), int(item["q"])

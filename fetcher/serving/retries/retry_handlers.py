@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fetcher.serving.archive_side import ArchiveSide
 from fetcher.serving.retries.retry_queue import RetryQueues
 from fetcher.serving.retries.retry_record import sent_back
@@ -15,8 +17,17 @@ from tiered.formats.record import decode_record
 class RetryHandlers:
     """Takes messages back. What is refused its consumer consumes again itself, after five seconds."""
 
-    def __init__(self, archive: ArchiveSide, routes: RouteTable, retries: RetryQueues) -> None:
+    def __init__(
+        self,
+        archive: ArchiveSide,
+        routes: RouteTable,
+        retries: RetryQueues,
+        refusal_of_message: Callable[[Request, str], Response | None] = lambda request, topic: None,
+    ) -> None:
+        """``refusal_of_message``: what to answer who may not be shown a message of this topic. Sent back it would be,
+        whatever topic the request says."""
         self._archive, self._routes, self._retries = archive, routes, retries
+        self._refusal_of_message = refusal_of_message
 
     def register(self, table: HandlerTable) -> None:
         """36."""
@@ -24,16 +35,19 @@ class RetryHandlers:
 
     async def send_back(self, request: Request) -> Response:
         """CONSUMER_SEND_MSG_BACK; acknowledged once it is durable."""
-        group, phys = request.text("group"), request.number("offset")
+        group, phys = request.name("group"), request.number("offset")
         config = self._routes.group_config(group)
         if int(config["retryQueueNums"]) <= 0:
             return Response()  # as a broker does: such a group wants none again
         data = await self._archive.message_at_phys(phys)
         if data is None:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"look message by offset failed, {phys}")
+        source = decode_record(data)
+        if (refusal := self._refusal_of_message(request, source.topic)) is not None:
+            return refusal
         try:
             message = sent_back(
-                decode_record(data),
+                source,
                 group,
                 delay_level=request.number("delayLevel"),
                 times_max=request.number("maxReconsumeTimes", int(config["retryMaxTimes"])),

@@ -2,6 +2,8 @@
 
 Without rules everything is let in. A refusal is NO_PERMISSION, which clients of all versions report and try again.
 A 4.9 client takes any refusal of QUERY_CONSUMER_OFFSET for "never read here" and would begin elsewhere: it gets none.
+
+A message that is named by its place in the log (33, 36) is one of any topic: its own is asked for when it is found.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from fetcher.serving.security.rules_file import RulesFile
 from fetcher.serving.security.signature import is_signed
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import Request, Response
+from tiered.formats.record import decode_record
 from tiered.remoting.credentials import ACCESS_KEY, SIGNATURE
 
 FIRST_5 = 413
@@ -64,6 +67,30 @@ class SecurityDoor:
         if not account.is_enabled:
             return f"{name[:64]} is disabled"
         return rules.forbids(account, request, host)
+
+    def refusal_of_message(self, request: Request, topic: str) -> Response | None:
+        """What to answer a request that was let in, and names a message of ``topic`` by its place; None: serve it."""
+        if self._rules is None:
+            return None
+        rules, host = self._rules.rules, host_of(request.peer.address)
+        account = rules.accounts.get(request.command.ext_fields.get(ACCESS_KEY, ""))
+        if rules.trusts(host) or (
+            account is not None and account.trusted_from and matches(account.trusted_from, host)
+        ):
+            return None
+        # None: the rules were read anew since it was let in.
+        why = "its account is gone" if account is None else rules.forbids_message(account, topic, host)
+        if why is None:
+            return None
+        self.refused += 1
+        return Response(ResponseCode.NO_PERMISSION, remark=why)
+
+    def shown(self, request: Request, response: Response) -> Response:
+        """See Door. Raises CorruptionError."""
+        if self._rules is None or request.command.code != RequestCode.VIEW_MESSAGE_BY_ID or not response.body:
+            return response
+        topic = decode_record(b"".join(response.body)).topic
+        return self.refusal_of_message(request, topic) or response
 
     def note(self, request: Request, response: Response, body_bytes: int) -> None:
         """See Door."""

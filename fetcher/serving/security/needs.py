@@ -1,7 +1,8 @@
 """What a request needs permission for: topics, groups, and what is done to them. Pure.
 
 Sources: org.apache.rocketmq.acl.plain.PlainAccessValidator (ACL 1.0), DefaultAuthorizationContextBuilder (5.x).
-Stricter than both: LITE_PULL_MESSAGE is treated as PULL_MESSAGE; resetting a group needs topic and group.
+Stricter than both: LITE_PULL_MESSAGE is treated as PULL_MESSAGE; resetting a group needs topic and group; who names a
+message by its place in the log needs permission for its own topic (``needs_of_message``), whatever topic he says.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from fetcher.serving.wire.codes import RequestCode
-from fetcher.serving.wire.request import Request
+from fetcher.serving.wire.request import BadRequestError, Request
 
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 
@@ -93,8 +94,20 @@ _ACL_1_BOTH = frozenset(_TOPIC_AND_GROUP) - {RequestCode.QUERY_CONSUMER_OFFSET}
 _LOCKS = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 
 
+def needs_of_message(topic: str) -> list[Need]:
+    """To be shown a message of ``topic``."""
+    return _topics([topic], _READ)
+
+
 def needs_of(request: Request) -> list[Need]:
     """As 5.x asks. Raises BadRequestError for a body that does not parse."""
+    try:
+        return _needs_of(request)
+    except (AttributeError, TypeError) as error:
+        raise BadRequestError(f"the body is not what its code says: {error}") from error
+
+
+def _needs_of(request: Request) -> list[Need]:
     code, fields = request.command.code, request.command.ext_fields
     if (both := _TOPIC_AND_GROUP.get(code)) is not None:  # type: ignore[call-overload]
         actions, group_field = both

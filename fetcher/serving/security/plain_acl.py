@@ -1,7 +1,8 @@
 """ACL 1.0: accounts of ``plain_acl.yml`` with DENY, PUB and SUB on topics and groups. Pure.
 
 Order: addresses trusted for everybody, known key, addresses trusted for the account, signature, permissions. A resource
-that is not named has the account's default, which is DENY where it is not given.
+that is not named has the account's default, which is DENY where it is not given. An administrator for whom any resource
+is named is bound by that like everybody else.
 Sources: org.apache.rocketmq.acl.plain.PlainPermissionManager, PlainAccessConfig, Permission.
 """
 
@@ -12,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fetcher.serving.security import addresses
-from fetcher.serving.security.needs import ADMIN_CODES, Action, Kind, Need, acl_1_needs_of
+from fetcher.serving.security.needs import (
+    ADMIN_CODES,
+    SUB,
+    Action,
+    Kind,
+    Need,
+    acl_1_needs_of,
+    needs_of_message,
+)
 from fetcher.serving.security.rules import Account, RulesError, text_of
 from fetcher.serving.wire.request import Request
 
@@ -28,6 +37,11 @@ class Permissions:
     group_default: frozenset[Action] = frozenset()
     topics: Mapping[str, frozenset[Action]] = field(default_factory=dict)
     groups: Mapping[str, frozenset[Action]] = field(default_factory=dict)
+
+    @property
+    def names_any(self) -> bool:
+        """Whether it is said what the account may do to some resource."""
+        return bool(self.topics or self.groups)
 
     def allow(self, need: Need) -> bool:
         """Whether any of the actions needed is granted."""
@@ -64,12 +78,19 @@ class PlainAcl:
 
     def forbids(self, account: Account, request: Request, host: str) -> str | None:
         """See Rules."""
-        if account.is_free:
-            return None
-        if request.command.code in ADMIN_CODES:
+        if request.command.code in ADMIN_CODES and not account.is_free:
             return f"{account.name} is no administrator"
+        return self._lacking(account, acl_1_needs_of(request))
+
+    def forbids_message(self, account: Account, topic: str, host: str) -> str | None:
+        """See Rules."""
+        return self._lacking(account, [Need(one.kind, one.name, SUB) for one in needs_of_message(topic)])
+
+    def _lacking(self, account: Account, needs: list[Need]) -> str | None:
         permissions = self._permissions[account.name]
-        for need in acl_1_needs_of(request):
+        if account.is_free and not permissions.names_any:
+            return None
+        for need in needs:
             if not permissions.allow(need):
                 return f"{account.name} has no permission for {need.kind.value.lower()} {need.name}"
         return None

@@ -15,7 +15,7 @@ class RulesError(UsageError):
 
 @dataclass(frozen=True)
 class Account:
-    """Somebody known. ``is_free``: every permission."""
+    """Somebody known. ``is_free``: an administrator or super user, who has every permission unless rules name some."""
 
     name: str
     secret: str = field(repr=False)
@@ -39,6 +39,10 @@ class Rules(Protocol):
 
     def forbids(self, account: Account, request: Request, host: str) -> str | None:
         """Why ``account`` may not ask this, or None. Pure. Raises BadRequestError."""
+        ...
+
+    def forbids_message(self, account: Account, topic: str, host: str) -> str | None:
+        """Why ``account`` may not be shown a message of ``topic``, or None. Pure."""
         ...
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fetcher.serving.security import addresses
-from fetcher.serving.security.needs import Action, Kind, Need, needs_of
+from fetcher.serving.security.needs import Action, Kind, Need, needs_of, needs_of_message
 from fetcher.serving.security.rules import Account, RulesError, text_of
 from fetcher.serving.wire.request import Request
 
@@ -37,9 +37,9 @@ class Entry:
     sources: tuple[str, ...]
     allows: bool
 
-    def matches(self, need: Need, action: Action, host: str) -> bool:
-        """Whether it says anything about this."""
-        if self.kind not in (None, need.kind) or action not in self.actions:
+    def matches(self, need: Need, host: str) -> bool:
+        """Whether it says anything about this: about any of the actions that would do."""
+        if self.kind not in (None, need.kind) or not self.actions & need.actions:
             return False
         if need.name != self.prefix if self.is_literal else not need.name.startswith(self.prefix):
             return False
@@ -64,9 +64,9 @@ class UserAcl:
             self.accounts[account.name] = account
         self._custom: dict[str, list[Entry]] = {}
         self._default: dict[str, list[Entry]] = {}
-        for acl in _list(document, "acls"):
+        for acl in _mappings(document, "acls"):
             name = text_of(acl.get("subject")).removeprefix("User:")
-            for policy in _list(acl, "policies"):
+            for policy in _mappings(acl, "policies"):
                 is_default = text_of(policy.get("policyType")).lower() == "default"
                 target = self._default if is_default else self._custom
                 found = [_entry(entry) for entry in _list(policy, "entries")]
@@ -78,19 +78,26 @@ class UserAcl:
 
     def forbids(self, account: Account, request: Request, host: str) -> str | None:
         """See Rules."""
+        return self._lacking(account, needs_of(request), host)
+
+    def forbids_message(self, account: Account, topic: str, host: str) -> str | None:
+        """See Rules."""
+        return self._lacking(account, needs_of_message(topic), host)
+
+    def _lacking(self, account: Account, needs: list[Need], host: str) -> str | None:
         if account.is_free:
             return None
-        for need in needs_of(request):
-            if not any(self._allows(account.name, need, action, host) for action in need.actions):
+        for need in needs:
+            if not self._allows(account.name, need, host):
                 return (
                     f"{account.name} has no permission for {need.kind.value.lower()} {need.name} from {host}"
                 )
         return None
 
-    def _allows(self, name: str, need: Need, action: Action, host: str) -> bool:
+    def _allows(self, name: str, need: Need, host: str) -> bool:
         for entries in (self._custom, self._default):
             for entry in entries.get(name, ()):
-                if entry.matches(need, action, host):
+                if entry.matches(need, host):
                     return entry.allows
         return False
 
@@ -135,6 +142,13 @@ def _action(value: object) -> frozenset[Action]:
     found = _ACTIONS.get(text_of(value).lower())
     if found is None:
         raise RulesError(f"action {text_of(value)!r} is unknown")
+    return found
+
+
+def _mappings(document: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = _list(document, name)
+    if not all(isinstance(one, dict) for one in found):
+        raise RulesError(f"{name} holds what is no mapping")
     return found
 
 

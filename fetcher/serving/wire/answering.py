@@ -22,6 +22,10 @@ class Door(Protocol):
         """What to answer instead of serving the request, or None."""
         ...
 
+    def shown(self, request: Request, response: Response) -> Response:
+        """``response``, or what to say instead: it may show what the request did not name."""
+        ...
+
     def note(self, request: Request, response: Response, body_bytes: int) -> None:
         """The request was answered so."""
         ...
@@ -48,7 +52,7 @@ class Answerer:
         """The answer to what needs no waiting; None: ask ``answer``, which need not judge again."""
         try:
             return self._judged(request) or at_once(request)
-        except TieredError as error:
+        except (TieredError, UnicodeEncodeError) as error:
             return _refused(request, error)
 
     async def answer(self, request: Request, *, is_judged: bool) -> Response | None:
@@ -60,8 +64,9 @@ class Answerer:
         try:
             if not is_judged and (refusal := self._judged(request)) is not None:
                 return refusal
-            return await handler(request)
-        except TieredError as error:
+            response = await handler(request)
+            return response if response is None or self._door is None else self._door.shown(request, response)
+        except (TieredError, UnicodeEncodeError) as error:
             return _refused(request, error)
 
     def _judged(self, request: Request) -> Response | None:
@@ -69,9 +74,9 @@ class Answerer:
         return None if self._door is None else self._door.refusal(request)
 
 
-def _refused(request: Request, error: TieredError) -> Response:
-    """What a client is told of an error."""
-    if isinstance(error, BadRequestError):
+def _refused(request: Request, error: TieredError | UnicodeEncodeError) -> Response:
+    """What a client is told of an error. Half a surrogate pair can be written in JSON, and is no text."""
+    if isinstance(error, BadRequestError | UnicodeEncodeError):
         return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
     where = {"client": request.peer.address, "code": request.code}
     if isinstance(error, UnavailableError):

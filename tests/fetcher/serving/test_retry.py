@@ -32,7 +32,7 @@ from fetcher.serving.retries.retry_state import (
 from fetcher.serving.retries.retry_topics import ArchiveWithRetries
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
-from fetcher.serving.wire.request import HandlerTable, Response
+from fetcher.serving.wire.request import HandlerTable, Request, Response
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.serving.serving_peer import request
 from tiered.errors import CorruptionError, FencedError, StoreFullError, UnansweredError
@@ -378,6 +378,33 @@ def test_an_offset_that_no_queue_reaches_is_not_believed() -> None:
         assert (await one.send_back()).code == 0
         clock.now_ms += 1_000
         await one.until_end(14)
+        await one.die()
+
+    asyncio.run(scene())
+
+
+def test_nobody_is_sent_a_message_that_he_may_not_read() -> None:
+    """Of which he knows no more than its place in the log."""
+
+    async def scene() -> None:
+        store, clock = MemoryStore(), Clock()
+        one = Scene(store, clock)
+        await one.start()
+        table, named = HandlerTable(), list[str]()
+
+        def refusal(request: Request, topic: str) -> Response | None:
+            named.append(topic)
+            return Response(ResponseCode.NO_PERMISSION)
+
+        routes = RouteTable(one.archive, "127.0.0.1:9876")
+        RetryHandlers(one.archive, routes, one.queues, refusal).register(table)
+        handler = table.find(RequestCode.CONSUMER_SEND_MSG_BACK)
+        assert handler is not None
+        sent: dict[str, object] = {"group": "g", "offset": 777, "delayLevel": 1, "originTopic": "mine"}
+        response = await handler(request(RequestCode.CONSUMER_SEND_MSG_BACK, None, **sent))
+        assert response is not None and response.code == ResponseCode.NO_PERMISSION
+        assert named == ["t"]
+        assert not one.queues.state.messages
         await one.die()
 
     asyncio.run(scene())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
@@ -20,9 +21,11 @@ from fetcher.serving.security.door import SecurityDoor
 from fetcher.serving.security.rules import RulesError
 from fetcher.serving.security.rules_file import RulesFile, read_rules
 from fetcher.serving.security.signature import is_signed
+from fetcher.serving.wire.answering import Answerer
 from fetcher.serving.wire.codes import RequestCode as Code
-from fetcher.serving.wire.request import Request, Response
+from fetcher.serving.wire.request import BadRequestError, HandlerTable, Request, Response
 from tests.fetcher.serving.serving_peer import RecordingPeer
+from tests.fetcher.serving.test_retry import original
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import signature_of
 
@@ -36,6 +39,8 @@ PLAIN: dict[str, Any] = {
             "topicPerms": ["t_a=SUB", "t_pub=PUB"], "groupPerms": ["g_no=DENY"],
         },
         {"accessKey": "rocketmq2", "secretKey": 987654321, "whiteRemoteAddress": "172.16.0.1-9", "admin": True},
+        {"accessKey": "bound-admin", "secretKey": SECRET, "admin": True, "defaultGroupPerm": "SUB",
+         "topicPerms": ["t_a=SUB"]},
     ],
 }  # fmt: skip
 USERS: dict[str, Any] = {
@@ -48,6 +53,7 @@ USERS: dict[str, Any] = {
         {"resource": "Topic:*", "actions": ["Sub", "Get"], "decision": "Allow"},
         {"resource": "Topic:secret*", "actions": ["All"], "decision": "Deny"},
         {"resource": "Topic:secret-but-open", "actions": ["Sub"], "decision": "Allow"},
+        {"resource": "Topic:no-pulls", "actions": ["Sub"], "decision": "Deny"},
         {"resource": "Group:g_*", "actions": ["Sub"], "sourceIps": ["127.0.0.0/8"], "decision": "Allow"},
     ]}]}],
 }  # fmt: skip
@@ -143,6 +149,90 @@ def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, Any], re
     assert door.refusal(asked(code, "rocketmq2", "987654321", **fields)) is None  # an administrator
 
 
+@pytest.mark.parametrize(
+    ("code", "fields", "refused"),
+    [
+        (Code.UPDATE_AND_CREATE_TOPIC, {"topic": "t_b"}, False),
+        (Code.PULL_MESSAGE, {"topic": "t_a", "consumerGroup": "g"}, False),
+        (Code.PULL_MESSAGE, {"topic": "t_b", "consumerGroup": "g"}, True),
+        (Code.GET_MAX_OFFSET, {"topic": "t_b"}, False),
+    ],
+)
+def test_an_administrator_with_named_resources_is_bound_by_them(
+    tmp_path: Path, code: int, fields: dict[str, Any], refused: bool
+) -> None:
+    """As PlainPermissionManager.checkPerm: only one without any is let in unasked."""
+    door = door_of(tmp_path, PLAIN)
+    assert (door.refusal(asked(code, "bound-admin", SECRET, **fields)) is not None) is refused
+
+
+@pytest.mark.parametrize(
+    ("document", "key", "secret", "address", "topic", "refused"),
+    [
+        (PLAIN, "RocketMQ", SECRET, "127.0.0.1:5", "t_a", False),
+        (PLAIN, "RocketMQ", SECRET, "127.0.0.1:5", "t_b", True),
+        (PLAIN, "RocketMQ", SECRET, "127.0.0.1:5", "%RETRY%g", False),
+        (PLAIN, "RocketMQ", SECRET, "127.0.0.1:5", "%RETRY%g_no", True),
+        (PLAIN, "RocketMQ", SECRET, "10.10.1.1:5", "t_b", False),
+        (PLAIN, "rocketmq2", "987654321", "127.0.0.1:5", "t_b", False),
+        (PLAIN, "bound-admin", SECRET, "127.0.0.1:5", "t_b", True),
+        (PLAIN, None, "", "10.10.1.1:5", "t_b", False),
+        (USERS, "reader", SECRET, "127.0.0.1:5", "open", False),
+        (USERS, "reader", SECRET, "127.0.0.1:5", "secret1", True),
+        (USERS, "root", "root-password", "127.0.0.1:5", "secret1", False),
+    ],
+)
+def test_a_message_named_by_its_place_is_shown_to_who_may_read_its_own_topic(
+    tmp_path: Path, document: Any, key: str | None, secret: str, address: str, topic: str, refused: bool
+) -> None:
+    """Whatever topic is named with it: physical offsets are those of one log of all topics."""
+    door = door_of(tmp_path, document)
+    named = asked(Code.VIEW_MESSAGE_BY_ID, key, secret, address, topic="open", offset="0")
+    assert door.refusal(named) is None
+    found = Response(body=(original(topic=topic.encode()),))
+    answer = door.shown(named, found)
+    assert (answer.code == 16 and not answer.body) if refused else (answer is found)
+    assert (door.refusal_of_message(named, topic) is not None) is refused
+    nothing = Response(1)
+    assert door.shown(named, nothing) is nothing
+
+
+def test_a_message_that_may_not_be_shown_does_not_leave_the_server(tmp_path: Path) -> None:
+    table = HandlerTable()
+
+    async def view(request: Request) -> Response:
+        return Response(body=(memoryview(original(topic=b"secret1")),))
+
+    table.register(Code.VIEW_MESSAGE_BY_ID)(view)
+    answerer = Answerer(table, door_of(tmp_path, USERS))
+    named = asked(Code.VIEW_MESSAGE_BY_ID, "reader", SECRET, topic="open", offset="777")
+    answer = asyncio.run(answerer.answer(named, is_judged=False))
+    assert answer is not None
+    assert (answer.code, answer.body) == (16, ())
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        (34, {"consumerDataSet": [1]}),
+        (34, {"consumerDataSet": 5}),
+        (200151, {"acks": [1]}),
+        (200151, {"acks": 5}),
+    ],
+)
+def test_a_body_that_is_none_of_its_codes_is_an_error_of_the_client(
+    tmp_path: Path, code: int, body: Any
+) -> None:
+    data = json.dumps(body).encode()
+    for document, key in ((PLAIN, "RocketMQ"), (USERS, "reader")):
+        fields = {"AccessKey": key, "Signature": ""}
+        fields["Signature"] = signature_of({"AccessKey": key}, data, SECRET)
+        sent = Request(RemotingCommand(code, 1, ext_fields=fields, body=data), RecordingPeer())
+        if document is USERS or code == 34:
+            with pytest.raises(BadRequestError):
+                door_of(tmp_path, document).refusal(sent)
+
+
 def test_who_is_asked_for_a_signature(tmp_path: Path) -> None:
     door = door_of(tmp_path, PLAIN)
     pull: dict[str, Any] = {"topic": "t_a", "consumerGroup": "g"}
@@ -177,6 +267,8 @@ def test_a_heartbeat_needs_every_topic_and_group(tmp_path: Path) -> None:
         ("reader", SECRET, 11, {"topic": "open", "consumerGroup": "other"}, True),
         ("reader", SECRET, 361, {"topic": "secret1", "consumerGroup": "g_1"}, True),
         ("reader", SECRET, 33, {"topic": "secret1"}, True),
+        ("reader", SECRET, 33, {"topic": "no-pulls"}, True),
+        ("reader", SECRET, 14, {"topic": "no-pulls", "consumerGroup": "g_1"}, True),
         ("reader", SECRET, 105, {"topic": "open"}, False),
         ("reader", SECRET, 17, {"topic": "open"}, True),
         ("left", SECRET, 105, {"topic": "open"}, True),
@@ -252,6 +344,7 @@ def read_rules_of(tmp_path: Path) -> Any:
         {"users": [], "acls": [{"subject": "User:u", "policies": [{"entries": [{"resource": "Topic"}]}]}]},
         {"users": [], "acls": [{"subject": "User:u", "policies": [
             {"entries": [{"resource": "Topic:a", "decision": "Maybe"}]}]}]},
+        {"users": [], "acls": [1]}, {"users": [], "acls": [{"subject": "User:u", "policies": [1]}]},
         [], 7,
     ],
 )  # fmt: skip
