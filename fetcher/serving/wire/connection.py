@@ -46,22 +46,24 @@ class ConnectionPlace:
     version: int
     on_open: Callable[[Connection], None] = field(default=lambda _: None)
     on_close: Callable[[Connection], None] = field(default=lambda _: None)
-    accepts_proxy: bool = False
     door: Door | None = None
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Peer of the requests it reads. Lives on one event loop. ``plain``: its socket, where there is no TLS over it."""
+    """Peer of the requests it reads. Lives on one event loop. ``plain``: its socket, where there is no TLS over it;
+    ``address``: of who is behind the load balancer it comes from, where that says so."""
 
-    def __init__(self, place: ConnectionPlace, plain: socket.socket | None = None) -> None:
+    def __init__(
+        self, place: ConnectionPlace, plain: socket.socket | None = None, address: str | None = None
+    ) -> None:
         self.id = next(_numbers)
         self._place = place
         self._limits, self._ledgers, self._door = place.limits, place.ledgers, place.door
         self._answerer = Answerer(place.handlers, place.door)
-        self._in = Incoming(place.limits.frame_bytes_max, accepts_proxy=place.accepts_proxy)
+        self._in = Incoming(place.limits.frame_bytes_max)
         self._out = Outgoing(self, place.ledgers, plain)
         self._transport: asyncio.Transport | None = None
-        self._address = ""
+        self._address = "" if address is None else known_address(*address.rsplit(":", 1))
         self._at_work: set[asyncio.Task[None]] = set()
         self._is_reading = True
         self._goes_on: asyncio.Handle | None = None
@@ -82,8 +84,9 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._out.opened(transport)
-        peer = transport.get_extra_info("peername")
-        self._address = known_address(peer[0], peer[1]) if peer else "?"
+        if not self._address:
+            peer = transport.get_extra_info("peername")
+            self._address = known_address(peer[0], peer[1]) if peer else "?"
         self._place.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -130,12 +133,10 @@ class Connection(asyncio.BufferedProtocol):
                 if not self._may_begin():
                     self._start_waiting()
                 return
-            address = self._in.push(data)
         except ProtocolError as error:
             self.close(str(error))
             return
-        if address is not None:
-            self._address = known_address(*address.rsplit(":", 1))
+        self._in.push(data)
         self._start_waiting()
 
     # -- requests ---------------------------------------------------------------------------------------------
@@ -164,7 +165,9 @@ class Connection(asyncio.BufferedProtocol):
                 transport.pause_reading()
             else:
                 transport.resume_reading()
-        unfinished_bytes = self._in.unfinished(self.last_active_s, is_held_back=is_full)
+        unfinished_bytes = self._in.unfinished(
+            self.last_active_s, is_held_back=is_full, has_taken=turn < TURN_REQUESTS
+        )
         self._ledgers.unfinished.set(self, unfinished_bytes)
 
     def _may_begin(self) -> bool:

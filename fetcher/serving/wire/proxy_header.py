@@ -11,9 +11,23 @@ from tiered.remoting.command import ProtocolError
 
 PROXY_V2 = b"\x0d\x0a\x0d\x0a\x00\x0d\x0a\x51\x55\x49\x54\x0a"
 _PROXY_V1 = re.compile(rb"PROXY (?:TCP4|TCP6) (\S+) \S+ (\d+) \d+\r\n|PROXY UNKNOWN[^\r\n]*\r\n")
-_V1_BYTES_MAX = 107
-_V2_BYTES_MAX = 16 + 4096
+FIRST_BYTES = frozenset({PROXY_V2[0], ord("P")})
+"""What a header can begin with, and no frame and no TLS handshake can."""
+_V1_BYTES_MIN, _V1_BYTES_MAX = len(b"PROXY UNKNOWN\r\n"), 107
+_V2_HEAD_BYTES = 16
+_LOCAL = 0
+"""The load balancer's own connection, whatever addresses it names."""
+_V2_BYTES_MAX = _V2_HEAD_BYTES + 4096
 """Addresses take 216 bytes at most; the rest are extensions, which are skipped."""
+
+
+def missing_bytes(head: bytes) -> int:
+    """So many bytes at least belong to a header that begins with ``head`` and is not complete."""
+    if head[:1] != PROXY_V2[:1]:
+        return max(1, _V1_BYTES_MIN - len(head))
+    if len(head) < _V2_HEAD_BYTES:
+        return _V2_HEAD_BYTES - len(head)
+    return max(1, _V2_HEAD_BYTES + int.from_bytes(head[14:16], "big") - len(head))
 
 
 def split_proxy_header(head: bytes) -> tuple[str | None, int] | None:
@@ -42,14 +56,16 @@ def _version_1(head: bytes) -> tuple[str | None, int] | None:
 
 
 def _version_2(head: bytes) -> tuple[str | None, int] | None:
-    if len(head) < 16:
+    if len(head) < _V2_HEAD_BYTES:
         return None
-    end = 16 + int.from_bytes(head[14:16], "big")
+    end = _V2_HEAD_BYTES + int.from_bytes(head[14:16], "big")
     if end > _V2_BYTES_MAX:
         raise ProtocolError(f"a PROXY header of {end} bytes")
     if len(head) < end:
         return None
-    family, address = head[13] >> 4, head[16:end]
+    if head[12] & 0xF == _LOCAL:
+        return None, end
+    family, address = head[13] >> 4, head[_V2_HEAD_BYTES:end]
     if family == 1 and len(address) >= 12:
         return f"{'.'.join(map(str, address[:4]))}:{int.from_bytes(address[8:10], 'big')}", end
     if family == 2 and len(address) >= 36:

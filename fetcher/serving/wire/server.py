@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 
 from fetcher.serving.wire.answering import Door
 from fetcher.serving.wire.connection import Connection, ConnectionPlace
+from fetcher.serving.wire.first_bytes import begins_tls, take_proxy_header
 from fetcher.serving.wire.limits import ConnectionLimits, Ledgers
 from fetcher.serving.wire.request import HandlerTable
+from tiered.remoting.command import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-TLS_CLIENT_HELLO = 0x16
 FIRST_BYTE_S = 10.0
+"""Of what comes before frames: a PROXY header, and the byte that tells whether TLS follows."""
 SWEEP_S = 5.0
 BACKLOG = 1024
 OTHER_DESCRIPTORS = 512
@@ -59,7 +61,7 @@ class ServingServer:
         self.ledgers = Ledgers(options.limits)
         self._place = ConnectionPlace(
             handlers, options.limits, self.ledgers, options.version, self._opened, self._closed,
-            options.accepts_proxy, options.door,
+            options.door,
         )  # fmt: skip
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
@@ -128,20 +130,25 @@ class ServingServer:
             self._spawn(self._open(client))
 
     async def _open(self, client: socket.socket) -> None:
+        options = self._options
         try:
             async with asyncio.timeout(FIRST_BYTE_S):
-                is_tls = self._options.tls is not None and await _begins_tls(client)
-            if self._options.tls_only and not is_tls:
+                address = await take_proxy_header(client) if options.accepts_proxy else None
+                is_tls = options.tls is not None and await begins_tls(client)
+            if options.tls_only and not is_tls:
                 client.close()
                 return
-            tls = self._options.tls if is_tls else None
+            tls = options.tls if is_tls else None
             place = self._place
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: Connection(place, None if tls else client), client, ssl=tls
+                lambda: Connection(place, None if tls else client, address), client, ssl=tls
             )
-        except (OSError, TimeoutError, ssl.SSLError) as error:
+        except (OSError, TimeoutError, ssl.SSLError, ProtocolError) as error:
             logger.info("a connection did not open: %r", error)
             client.close()
+        except asyncio.CancelledError:  # the server stops
+            client.close()
+            raise
         finally:
             self._opening -= 1
 
@@ -175,15 +182,3 @@ def _allow_descriptors(connections: int) -> None:
         wanted = hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-async def _begins_tls(client: socket.socket) -> bool:
-    """Whether the first byte, left where it is, begins a TLS handshake (frames begin with 0 or 1)."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(client.fileno(), readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(client.fileno())
-    return client.recv(1, socket.MSG_PEEK)[:1] == bytes([TLS_CLIENT_HELLO])

@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fetcher.serving.security.addresses import host_of
+from fetcher.serving.wire import server as server_module
 from fetcher.serving.wire.connection import TURN_REQUESTS
+from fetcher.serving.wire.incoming import Incoming
 from fetcher.serving.wire.limits import ConnectionLimits
 from fetcher.serving.wire.proxy_header import PROXY_V2
 from fetcher.serving.wire.request import HandlerTable, Request, Response
@@ -334,10 +336,49 @@ def test_a_proxy_header_names_the_real_client() -> None:
         mapped = await made.client()
         mapped.writer.write(b"PROXY TCP6 ::ffff:10.1.2.3 ::1 5555 9876\r\n")
         assert (await mapped.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.3:5555"}
+        own = (
+            await made.client()
+        )  # a health check of the load balancer itself, which names addresses all the same
+        own.writer.write(header.replace(b"\x21\x11", b"\x20\x11"))
+        assert (await own.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
         plain = await made.client()
         assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
 
     play(story, ServerOptions(accepts_proxy=True))
+
+
+@pytest.mark.parametrize(
+    "head", [b"PROXY", PROXY_V2 + b"\x21", b"PROXY TCP4 10.1.2.3 10.9", b"PROXY \r\n" + bytes(99)]
+)
+def test_a_proxy_header_that_does_not_end_keeps_no_connection(
+    head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "FIRST_BYTE_S", 0.3)
+
+    async def story(made: Scene) -> None:
+        slow = await made.client()
+        slow.writer.write(head)
+        with suppress(ConnectionError):
+            for _ in range(20):  # a byte from time to time does not make it better
+                await asyncio.sleep(0.05)
+                slow.writer.write(b"0")
+            async with asyncio.timeout(2):
+                assert await slow.reader.read(1) == b""
+
+    play(story, ServerOptions(accepts_proxy=True))
+
+
+def test_whoever_sends_without_a_pause_is_not_late() -> None:
+    """Producers beside a live broker: what was received never ends where a frame does."""
+    frame = encode(RemotingCommand(ECHO, 5, ext_fields={"a": "b"}, body=bytes(500)))
+    incoming = Incoming(1 << 20)
+    for now_s in range(100):
+        incoming.push(frame[-10:] + frame[:-10] if now_s else frame[:-10])
+        has_taken = incoming.pop() is not None
+        assert incoming.pop() is None
+        incoming.unfinished(float(now_s), is_held_back=False, has_taken=has_taken)
+        assert not incoming.is_late(now_s + 1.0, 30.0)
+    assert incoming.is_late(99.0 + 31.0, 30.0)
 
 
 def test_connections_above_the_limit_are_refused() -> None:

@@ -21,7 +21,7 @@ from fetcher.serving.wire import server as server_module
 from fetcher.serving.wire.held_bytes import HeldBytes
 from fetcher.serving.wire.limits import ConnectionLimits
 from fetcher.serving.wire.server import ServerOptions
-from tests.fetcher.serving.test_connection import ECHO, LARGE, LARGE_BYTES, Client, Scene, play
+from tests.fetcher.serving.test_connection import ECHO, LARGE, LARGE_BYTES, WHO, Client, Scene, play
 from tiered.errors import UsageError
 from tiered.remoting.command import FRAME_BYTES_MAX, FrameDecoder, ProtocolError, RemotingCommand, encode
 from tiered.settings.sections import ServeSettings
@@ -266,6 +266,33 @@ def test_client_certificates(tmp_path: Path, shows_one: bool, is_required: bool)
         assert (await plain.ask(RemotingCommand(ECHO, 2))).opaque == 2
 
     play(story, ServerOptions(tls=tls_context(settings)))
+
+
+@pytest.mark.parametrize("tls_only", [False, True])
+def test_tls_may_follow_a_proxy_header(tmp_path: Path, tls_only: bool) -> None:
+    """A load balancer that hands TCP on unread puts its header before the handshake."""
+    settings = certificate(tmp_path)
+
+    async def story(made: Scene) -> None:
+        own = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        own.check_hostname = False
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
+        await writer.start_tls(own)
+        client = Client(reader, writer)
+        answer = await client.ask(RemotingCommand(WHO, 1))
+        assert answer.ext_fields == {"peer": "10.1.2.3:5555"}
+        writer.close()
+        await writer.wait_closed()
+        plain = await made.client()
+        plain.writer.write(b"PROXY TCP4 10.1.2.4 10.9.9.9 5555 9876\r\n")
+        if tls_only:
+            plain.writer.write(FRAME)
+            assert await is_closed(plain)
+        else:
+            assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.4:5555"}
+
+    play(story, ServerOptions(tls=tls_context(settings), tls_only=tls_only, accepts_proxy=True))
 
 
 def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_path: Path) -> None:
