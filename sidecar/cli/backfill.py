@@ -6,9 +6,11 @@ import argparse
 import hashlib
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from uploader.outcome_text import outcome_text
 
 EXIT_ANOMALIES = 1
 EXIT_INTERRUPTED = 130
+INTERRUPTED = "interrupted; the same command continues where it stopped"
 POLL_S = 0.2
 
 
@@ -58,21 +61,17 @@ def execute(options: argparse.Namespace) -> int:
     writer = Writer(_instance(settings.broker.store_path), "backfill", settings.archive.take_over)
     job = UploaderJob(settings, writer, StoreMetrics())
     stop = threading.Event()
-    previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    try:
-        with Progress("backfill", 0, quiet=options.json) as progress:
-            limits = settings.process
-            patience = Patience(limits.patience_ms / 1000, limits.drain_timeout_ms / 1000)
-            result = _run(job, stop, progress, patience)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    with _set_by_signals(stop), Progress("backfill", 0, quiet=options.json) as progress:
+        limits = settings.process
+        patience = Patience(limits.patience_ms / 1000, limits.drain_timeout_ms / 1000)
+        result = _run(job, stop, progress, patience)
     title = f"{job.names.cluster}/{job.names.broker} in {settings.archive.url}"
     if options.json:
         print_json(asdict(result) | {"interrupted": stop.is_set()})
     else:
         print(f"{title}: {outcome_text(result)}")
         if stop.is_set():
-            print("interrupted; the same command continues where it stopped")
+            print(INTERRUPTED)
     if stop.is_set():
         return EXIT_INTERRUPTED
     return EXIT_ANOMALIES if result.damaged or result.lost else 0
@@ -105,21 +104,22 @@ class Patience:
 
 
 def _run(job: UploaderJob, stop: threading.Event, progress: Progress, patience: Patience) -> OffloadResult:
-    """The uploader in a thread, progress and Ctrl-C in this one."""
+    """The uploader in a thread, progress and signals in this one."""
     outcome: list[OffloadResult] = []
     failure: list[BaseException] = []
+    ended = threading.Event()
 
     def work() -> None:
         try:
             outcome.append(job.offload(stop, follow=False))
         except BaseException as error:  # raised again in the main thread
             failure.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=work, name="uploader", daemon=True)
-    thread.start()
+    threading.Thread(target=work, name="uploader", daemon=True).start()
     first_phys: int | None = None
-    while thread.is_alive():
-        _patiently(lambda: thread.join(POLL_S), stop)
+    while not ended.wait(POLL_S):
         status = job.status()
         patience.check(status, is_stopping=stop.is_set(), now_s=time.monotonic())
         if status is not None:
@@ -132,14 +132,23 @@ def _run(job: UploaderJob, stop: threading.Event, progress: Progress, patience: 
     return outcome[0]
 
 
-def _patiently(wait: Callable[[], None], stop: threading.Event) -> None:
-    """The first Ctrl-C stops orderly, the second at once."""
-    try:
-        wait()
-    except KeyboardInterrupt:
+@contextmanager
+def _set_by_signals(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and the first Ctrl-C set ``stop``. The second ends the process where it is: threads run compiled code
+    that an interpreter must not take down under them, and what is not committed is still in the log."""
+
+    def interrupted(*_: object) -> None:
         if stop.is_set():
-            raise
+            print(f"tiered: {INTERRUPTED}", file=sys.stderr, flush=True)
+            os._exit(EXIT_INTERRUPTED)
         stop.set()
+
+    previous = signal.signal(signal.SIGTERM, lambda *_: stop.set()), signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous[0])
+        signal.signal(signal.SIGINT, previous[1])
 
 
 def _instance(store: str) -> str:
