@@ -24,8 +24,8 @@ from uploader.bound_source import no_word
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
 NAME = "B"
-# Where in a record: TOTALSIZE, MAGICCODE, PHYSICALOFFSET, and the first body byte of an IPv4 record.
-PLACES = {"size": 0, "magic": 4, "physical offset": 28, "body": 88}
+# Where in a record: TOTALSIZE, MAGICCODE, QUEUEOFFSET, PHYSICALOFFSET, and the first body byte of an IPv4 record.
+PLACES = {"size": 0, "magic": 4, "queue offset": 20, "physical offset": 28, "body": 88}
 
 
 @pytest.mark.parametrize("place", sorted(PLACES))

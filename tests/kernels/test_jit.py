@@ -70,6 +70,20 @@ def test_a_change_in_another_kernel_file_voids_the_cache(package_copy: Path, tmp
     assert run(CALL + HITS, cwd=package_copy, cache=cache).split() == ["21", "1"]
 
 
+def test_a_process_whose_files_are_replaced_leaves_no_old_code_for_new_ones(
+    package_copy: Path, tmp_path: Path
+) -> None:
+    """An upgrade in place: what runs has imported the old files, and compiles only now."""
+    cache = tmp_path / "cache"
+    replace = (
+        "import pathlib, tiered.kernels.callee as c; path = pathlib.Path(c.__file__); "
+        "path.write_text(path.read_text().replace('x + 1', 'x + 10')); "
+    )
+    code = f"from tiered.kernels.caller import twice; {replace} print(twice(1))"
+    assert run(code, cwd=package_copy, cache=cache) == "3"
+    assert run(CALL + HITS, cwd=package_copy, cache=cache).split() == ["21", "0"]
+
+
 def test_kernels_run_where_no_directory_is_writable(
     package_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

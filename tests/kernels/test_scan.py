@@ -179,6 +179,9 @@ def patched(record: bytes, at: int, layout: str, value: int) -> bytes:
         (4, ">I", 0xDAA320A6, InvalidReason.MAGIC),
         (4, ">I", 0, InvalidReason.MAGIC),
         (8, ">i", 1, InvalidReason.BODY_CRC),
+        (20, ">q", -1, InvalidReason.QUEUE_OFFSET),
+        (20, ">q", -(1 << 63), InvalidReason.QUEUE_OFFSET),
+        (20, ">q", (1 << 63) // 20 + 1, InvalidReason.QUEUE_OFFSET),
         (28, ">q", 1, InvalidReason.PHYSICAL_OFFSET),
         (36, ">i", 0x10, InvalidReason.LENGTH),
         (84, ">i", -1, InvalidReason.LENGTH),
@@ -195,6 +198,10 @@ def test_each_damaged_field_is_named(at: int, layout: str, value: int, detail: I
     assert record[92:98] == b"\x05topic"
     stop, columns, _ = scan(patched(record, at, layout, value) + bytes(200))
     assert (stop, columns.rows) == (ScanStop(StopReason.INVALID, 0, detail), 0)
+
+
+def test_the_largest_queue_offset_is_believed() -> None:
+    assert one_row(Message(queue_offset=(1 << 63) // 20)).queue_offset == (1 << 63) // 20
 
 
 def test_recycled_bytes_are_refused_before_all_of_them_are_there() -> None:

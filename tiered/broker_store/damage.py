@@ -24,6 +24,8 @@ SEARCH_BYTES: Final = 4 * 1024 * 1024
 CHAIN_RECORDS_MAX: Final = 256
 HEADER_BYTES: Final = 40
 RECORD_BYTES_MIN: Final = 91
+QUEUE_OFFSET_MAX: Final = ((1 << 63) - 1) // 20
+"""The broker counts the bytes of a consume queue, 20 a unit, in a long."""
 _MAGIC_PREFIX: Final = b"\xda\xa3\x20"
 _HEADER = struct.Struct(">iIiiiqqi")
 CRC_MASK: Final = 0x7FFFFFFF
@@ -87,8 +89,10 @@ def _is_stored(data: bytes, phys: int) -> bool:
     """``is_record`` but for the record's own checksum, which may be of another life of the message."""
     if len(data) < RECORD_BYTES_MIN:
         return False
-    size, magic, body_crc, _, _, _, stored_phys, sys_flag = _HEADER.unpack_from(data)
+    size, magic, body_crc, _, _, queue_offset, stored_phys, sys_flag = _HEADER.unpack_from(data)
     if size != len(data) or magic not in RECORD_MAGICS or stored_phys != phys:
+        return False
+    if not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
         return False
     born = 20 if sys_flag & _BORN_HOST_V6 else 8
     store = 20 if sys_flag & _STORE_HOST_V6 else 8

@@ -114,7 +114,7 @@ def _cached_dispatcher(function: Callable[..., Any], nogil: bool) -> Any:
     except RuntimeError:  # no directory is writable: compile in every process rather than fail
         return numba.njit(function, **options)
     cache_file = dispatcher._cache._cache_file
-    cache_file._source_stamp = (cache_file._source_stamp, _package_stamp())
+    cache_file._source_stamp = (cache_file._source_stamp, _PACKAGE_STAMP)
     return dispatcher
 
 
@@ -122,3 +122,8 @@ def _package_stamp() -> tuple[tuple[str, int, int], ...]:
     """Name, modification time and size of every source file here: what a compiled kernel may depend on."""
     stats = [(path.name, path.stat()) for path in sorted(Path(__file__).parent.glob("*.py"))]
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+
+
+_PACKAGE_STAMP = _package_stamp()
+"""Of the files as they are imported: taken later, a process that runs while they are replaced would leave its old code
+under the new ones' stamp."""

@@ -112,6 +112,8 @@ def check_record(data: bytes, phys: int, file_end_phys: int) -> Parsed | tuple[S
         return _invalid(InvalidReason.SIZE)
     if len(data) >= 36 and struct.unpack_from(">q", data, 28)[0] != phys:
         return _invalid(InvalidReason.PHYSICAL_OFFSET)
+    if len(data) >= 28 and not 0 <= struct.unpack_from(">q", data, 20)[0] * 20 < 1 << 63:
+        return _invalid(InvalidReason.QUEUE_OFFSET)
     if size > len(data):
         return StopReason.INPUT_END, InvalidReason.NONE
     return _parse(data[:size], magic == _V2)

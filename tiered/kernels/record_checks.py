@@ -1,7 +1,8 @@
 """Kernels that decide whether the bytes at a commitlog position are a record to be believed.
 
 Owns every test of CommitLog.checkMessageAndReturnSize, and those the broker leaves out: the blank marker
-spans the rest of its file, PHYSICALOFFSET is the record's own position, all lengths stay inside the record.
+spans the rest of its file, PHYSICALOFFSET is the record's own position, a consume queue can hold QUEUEOFFSET, all
+lengths stay inside the record.
 Fills the parsed fields of the record's words (record_columns). Oracle:
 ``tiered.kernels.oracle.check_record``.
 """
@@ -44,6 +45,8 @@ END_OF_FILE_BYTES = 8
 """A record is only written if this much room stays behind it in its file."""
 RESERVED_CRC_BYTES = 20
 """``__CRC32#``, separator, ten digits, separator."""
+QUEUE_OFFSET_MAX = ((1 << 63) - 1) // 20
+"""The broker counts the bytes of a consume queue, 20 a unit, in a long."""
 VALID = -1
 
 _INPUT_END, _FILE_END = int(StopReason.INPUT_END), int(StopReason.FILE_END)
@@ -52,6 +55,8 @@ _NONE, _SIZE, _MAGIC = int(InvalidReason.NONE), int(InvalidReason.SIZE), int(Inv
 _PHYSICAL_OFFSET, _LENGTH = int(InvalidReason.PHYSICAL_OFFSET), int(InvalidReason.LENGTH)
 _BODY_CRC, _RECORD_CRC = int(InvalidReason.BODY_CRC), int(InvalidReason.RECORD_CRC)
 _TOPIC, _PROPERTIES = int(InvalidReason.TOPIC), int(InvalidReason.PROPERTIES)
+
+_QUEUE_OFFSET = int(InvalidReason.QUEUE_OFFSET)
 
 _CRC32_NAME = word(b"__CRC32#")
 _NAME_SEPARATOR = 1
@@ -81,6 +86,9 @@ def check_record(arena: Int, position: Int, end: Int, phys: Int, file_end_phys: 
         return _INVALID
     if available >= 36 and load_be64(arena, position + 28) != phys:
         put_i64(out, STOP_DETAIL, _PHYSICAL_OFFSET)
+        return _INVALID
+    if available >= 28 and not 0 <= load_be64(arena, position + 20) <= QUEUE_OFFSET_MAX:
+        put_i64(out, STOP_DETAIL, _QUEUE_OFFSET)
         return _INVALID
     if size > available:
         return _INPUT_END

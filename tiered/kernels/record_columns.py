@@ -52,6 +52,8 @@ class InvalidReason(IntEnum):
     """Empty, or not UTF-8."""
     PROPERTIES = 8
     """Negative length."""
+    QUEUE_OFFSET = 9
+    """Negative, or above what any consume queue can hold: QUEUEOFFSET is in no checksum of most records."""
 
 
 @dataclass(frozen=True)
