@@ -21,6 +21,7 @@ from tiered.errors import TieredError
 
 EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
+INTERRUPTED = "interrupted"
 
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("sidecar.cli.run", "follow a broker and archive its messages until stopped"),
@@ -59,7 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_threshold(COLLECT_EVERY)
     atexit.register(freeze)  # the interpreter's last look for garbage takes 0.2 s and finds nothing
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads that nothing here uses
-    module = importlib.import_module(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except KeyboardInterrupt:  # most of a short command's time
+        print(f"tiered: {INTERRUPTED}", file=sys.stderr)
+        return EXIT_INTERRUPTED
     parser = argparse.ArgumentParser(
         prog=f"tiered {verb}", description=help_text, epilog=EXIT_CODES, allow_abbrev=False
     )
@@ -111,7 +116,7 @@ def _execute(module: ModuleType, options: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        return _report(options, "interrupted", EXIT_INTERRUPTED)
+        return _report(options, INTERRUPTED, EXIT_INTERRUPTED)
     except Exception as error:
         message = f"internal error, {type(error).__name__}: {' '.join(str(error).split())}"
         return _report(options, f"{message}; please report it with the output of --debug", EXIT_INTERNAL)

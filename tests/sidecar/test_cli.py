@@ -91,6 +91,17 @@ def test_every_verb_starts_with_few_libraries(verb: str) -> None:
     assert libraries(imported([verb, "--help"])) <= STARTING | LIBRARIES_OF.get(verb, frozenset())
 
 
+def test_ctrl_c_is_one_line_also_while_modules_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert main(["ls", "file:///nowhere"]) == 130
+    assert capsys.readouterr() == ("", "tiered: interrupted\n")
+
+
 def test_a_closed_pipe_is_silent() -> None:
     command = f"{sys.executable} -c 'from sidecar.cli import main; import sys; sys.exit(main())' config check"
     done = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, check=False)
