@@ -188,12 +188,16 @@ async def _verified(
         for first in range(0, len(entries), READ_AT_ONCE):
             some = entries[first : first + READ_AT_ONCE]
             read = await gather([read_entry(source, state, entry) for entry in some])
-            found += [message for message in read if message is not None and carries(message.record, query)]
+            found += [message for message in read if message is not None and _is_wanted(message, query)]
             source.forget()
     found.sort(key=Position.of, reverse=True)
-    if query.after is not None:
-        found = [message for message in found if Position.of(message) < query.after]
     return found, at >= len(candidates)
+
+
+def _is_wanted(message: FoundMessage, query: KeyQuery) -> bool:
+    """Whether it carries the key, and is not one of the pages before: those do not count as found."""
+    is_behind = query.after is None or Position.of(message) < query.after
+    return is_behind and carries(message.record, query)
 
 
 def carries(record: Record, query: KeyQuery) -> bool:

@@ -27,7 +27,8 @@ NOW_MS = 1_700_000_000_000
 
 @dataclass(frozen=True)
 class Sent:
-    """One message of a cycle. ``offset`` above the queue's end leaves a gap; ``light``: light queues it is also in."""
+    """One message of a cycle. ``offset`` above the queue's end leaves a gap; ``light``: light queues it is also in;
+    ``stored_ms``: when the broker stored it."""
 
     queue: QueueKey
     body: bytes = b"body"
@@ -36,6 +37,7 @@ class Sent:
     keys: Sequence[str] = ()
     inner_num: int = 1
     light: Sequence[QueueKey] = ()
+    stored_ms: int = NOW_MS
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,9 @@ class ArchiveBuilder:
             light = [(queue, self._claim(queue, None, gaps)) for queue in sent.light]
             record, tags_code = _record(sent, offset, light, self._phys)
             record = self.doctor(record)
-            truth = Stored(offset, sent.inner_num, record, self._phys, tags_code, NOW_MS)
+            truth = Stored(offset, sent.inner_num, record, self._phys, tags_code, sent.stored_ms)
             hashes = [xxhash.xxh64_intdigest(f"{sent.queue.topic}#{key}".encode()) for key in sent.keys]
-            row = RowSpec(record, tags_code, NOW_MS, 0, sent.inner_num, hashes)
+            row = RowSpec(record, tags_code, sent.stored_ms, 0, sent.inner_num, hashes)
             rows.append((sent.queue, row, offset, self._phys))
             self._note(sent.queue, truth)
             for queue, light_offset in light:
@@ -272,6 +274,6 @@ def _record(sent: Sent, offset: int, light: Sequence[tuple[QueueKey, int]], phys
         pairs.append((b"INNER_MULTI_QUEUE_OFFSET", ",".join(str(number) for _, number in light).encode()))
     message = Message(
         topic=sent.queue.topic.encode(), queue_id=sent.queue.queue_id, queue_offset=offset, body=sent.body,
-        properties=properties(*pairs), sys_flag=0x80 if sent.inner_num > 1 else 0, store_timestamp=NOW_MS,
+        properties=properties(*pairs), sys_flag=0x80 if sent.inner_num > 1 else 0, store_timestamp=sent.stored_ms,
     )  # fmt: skip
     return encode(message, phys), java_hash(sent.tags)

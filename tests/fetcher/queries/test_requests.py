@@ -25,15 +25,20 @@ def archive_of(cycles: int, *, index_every: int = 0) -> tuple[MemoryStore, Archi
     """Set objects of two queues each; most of their runs are in pages."""
     store = MemoryStore()
     archive = ArchiveBuilder(store, limits=CatalogLimits(root_every=64, spill_runs=50, page_runs_max=40))
-    index = IndexBuilder(
-        store, archive.writer, IndexSettings(merge_files=64), clock_ms=lambda: NOW_MS, log=lambda *_: None,
-        random_source=random.Random(1),
-    )  # fmt: skip
+    index = index_builder(store, archive)
     for number in range(cycles):
         archive.commit([Sent(A, b"%d" % number, keys=(f"k{number}",)), Sent(B, b"b", keys=("same",))])
         if index_every and number % index_every == index_every - 1:
             index.run_to_end(threading.Event())
     return store, archive
+
+
+def index_builder(store: MemoryStore, archive: ArchiveBuilder) -> IndexBuilder:
+    """Of what is in ``archive``."""
+    return IndexBuilder(
+        store, archive.writer, IndexSettings(merge_files=64), clock_ms=lambda: NOW_MS, log=lambda *_: None,
+        random_source=random.Random(1),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("cycles", [40, 400])
@@ -109,6 +114,29 @@ def test_segments_not_indexed_take_one_request_each() -> None:
         assert not queries.by_key(KeyQuery("no such topic", "k1")).messages
         assert queries.requests == 0
         assert queries.cost_of(KeyQuery("a", "k1")).requests == 10
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 20, 25])
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_pages_go_on_behind_a_millisecond_with_more_messages_than_are_read_at_once(
+    page_size: int, is_indexed: bool
+) -> None:
+    store = MemoryStore()
+    archive = ArchiveBuilder(store)
+    stored_ms = [NOW_MS - 1] * 3 + [NOW_MS] * 40 + [NOW_MS + 1]
+    archive.commit([Sent(A, b"%d" % at, keys=("same",), stored_ms=ms) for at, ms in enumerate(stored_ms)])
+    if is_indexed:
+        index_builder(store, archive).run_to_end(threading.Event())
+    bodies: list[bytes] = []
+    after = None
+    with ArchiveQueries(store, load(store)) as queries:
+        for _ in range(len(stored_ms) + 1):
+            page = queries.by_key(KeyQuery("a", "same", max_messages=page_size, after=after))
+            bodies += [message.record.body() for message in page.messages]
+            after = page.next
+            if after is None:
+                break
+    assert bodies == [b"%d" % at for at in reversed(range(len(stored_ms)))]
 
 
 def test_a_missing_index_file_is_an_error_and_never_an_empty_answer() -> None:
