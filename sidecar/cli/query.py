@@ -136,7 +136,8 @@ def _by_key(
 def _announce(queries: ArchiveQueries, wanted: list[KeyQuery]) -> None:
     costs = [queries.cost_of(query) for query in wanted]
     requests = sum(cost.requests for cost in costs)
-    files, segments = max(cost.index_files for cost in costs), max(cost.segments for cost in costs)
+    files = max((cost.index_files for cost in costs), default=0)
+    segments = max((cost.segments for cost in costs), default=0)
     topics = "" if len(wanted) == 1 else f", for each of {len(wanted):,} topics"
     print(
         f"all time: {files:,} index files and {segments:,} segments not indexed yet{topics}: "

@@ -95,6 +95,17 @@ def test_all_time_says_first_what_it_costs(
     assert json.loads(shown.out) == message
 
 
+def test_all_time_of_an_archive_without_topics_costs_nothing(
+    real_store: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file://{tmp_path}/archive"
+    assert main(["backfill", str(real_store("F") / "store"), url, "--include", "no-such-topic"]) == 0
+    capsys.readouterr()
+    assert main(["query", url, "--unique-key", "x", "--all-time"]) == 3
+    shown = capsys.readouterr()
+    assert "about 0 requests" in shown.err and "has no message" in shown.err
+
+
 def test_exported_files_answer_as_the_broker_s_do(
     url: str, real_store: Callable[[str], Path], message: dict[str, str], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
