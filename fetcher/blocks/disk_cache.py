@@ -3,7 +3,7 @@
 A file per block: 8 bytes magic, its own CRC32C, the CRC32C of the stored bytes, their length, the length of the
 object's key, the key, then the bytes as the object has them. Written under a temporary name and renamed, without
 fsync: whatever a crash leaves is found out by its checks and is a miss. The directory is scanned at the start; a file
-that does not belong to this format is left alone.
+that does not belong to this format is left alone. The bound is one of disk space: a file counts with whole pages.
 
 Trusted is nothing: a hit needs the key, the length and the CRC32C that the object's own footer names. Errors of the
 disk are misses, counted. Owns the directory. One process at a time gets its bound right; two do no harm.
@@ -33,6 +33,8 @@ LOG = logging.getLogger(__name__)
 _MAGIC = b"RMQTBLK1"
 _HEADER = struct.Struct("<8sIIIH")
 _OWN_CRC_AT = 8
+_PAGE_BYTES = 4096
+"""What disks give out at the least; blocks of light queues have a hundred bytes."""
 _NAME = re.compile(r"[0-9a-f]{32}-\d+\.block")
 _TEMPORARY = re.compile(r"\d+-\d+\.tmp")
 
@@ -50,7 +52,8 @@ class DiskCacheCounts:
 
 
 class DiskCache:
-    """Stored blocks below ``directory``, at most ``bytes_max``. Thread-safe. Blocks its caller: call it in a pool."""
+    """Stored blocks below ``directory``, on at most ``bytes_max`` of disk. Thread-safe. Blocks its caller: call it in a
+    pool."""
 
     def __init__(self, directory: str | os.PathLike[str], bytes_max: int) -> None:
         """Scans the directory, which is made if need be. Raises OSError when that fails."""
@@ -75,7 +78,7 @@ class DiskCache:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all files."""
+        """Disk space of all files."""
         return self._held_bytes
 
     def _scan(self) -> None:
@@ -88,7 +91,7 @@ class DiskCache:
                 elif _NAME.fullmatch(entry.name):
                     with suppress(FileNotFoundError):
                         status = entry.stat()
-                        found.append((status.st_mtime, entry.name, status.st_size))
+                        found.append((status.st_mtime, entry.name, _space_bytes(status.st_size)))
         for _, name, size in sorted(found):
             self._sizes[name] = size
             self._held_bytes += size
@@ -125,8 +128,9 @@ class DiskCache:
         """Keep stored bytes that have passed their checks. Failing to is no error."""
         name = _name(key)
         size = _HEADER.size + len(key.object_key) + len(stored)
+        space_bytes = _space_bytes(size)
         with self._lock:
-            if name in self._sizes or size > self._bytes_max:
+            if name in self._sizes or space_bytes > self._bytes_max:
                 return
         temporary = self._path(f"{os.getpid()}-{next(self._numbers)}.tmp")
         try:
@@ -141,8 +145,8 @@ class DiskCache:
             return
         self.counts.writes += 1
         with self._lock:
-            self._held_bytes += size - self._sizes.get(name, 0)
-            self._sizes[name] = size
+            self._held_bytes += space_bytes - self._sizes.get(name, 0)
+            self._sizes[name] = space_bytes
         self._evict()
 
     def drop(self, key: BlockKey) -> None:
@@ -193,6 +197,11 @@ def directory_of(root: Path, archive_url: str, endpoint_url: str) -> Path:
     """
     where = f"{endpoint_url.rstrip('/')}\0{archive_url.rstrip('/')}"
     return root / hashlib.blake2b(where.encode(), digest_size=8).hexdigest()
+
+
+def _space_bytes(size: int) -> int:
+    """What a file of ``size`` bytes takes of the disk."""
+    return -(-size // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def _name(key: BlockKey) -> str:

@@ -44,7 +44,7 @@ def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
     assert _get(cache) == STORED
     again = DiskCache(tmp_path / "new" / "cache", 1 << 20)
     assert KEY in again and _get(again) == STORED
-    assert again.held_bytes == cache.held_bytes == _file(tmp_path / "new" / "cache").stat().st_size
+    assert again.held_bytes == cache.held_bytes == 2 * 4096 > _file(tmp_path / "new" / "cache").stat().st_size
     assert again.counts.hits == 1 and again.counts.misses == 0
 
 
@@ -116,20 +116,32 @@ def test_leftovers_of_a_crash_go_and_strangers_stay(tmp_path: Path) -> None:
 
 def test_the_bound_holds_and_the_longest_unused_go_first(tmp_path: Path) -> None:
     keys = [BlockKey("data/x.so", number) for number in range(10)]
-    cache = DiskCache(tmp_path, 3200)
+    cache = DiskCache(tmp_path, 3 * 4096 + 1)
     for key in keys[:3]:
         cache.put(key, STORED[:1000])
     assert _get(cache, keys[0], STORED[:1000]) is not None
     cache.put(keys[3], STORED[:1000])
     assert [key.block for key in keys if key in cache] == [0, 2, 3]
-    assert cache.held_bytes <= 3200
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == cache.held_bytes
-    cache.resize(1100)
+    assert cache.held_bytes == 3 * 4096
+    assert len(os.listdir(tmp_path)) == 3
+    cache.resize(4096)
     assert [key.block for key in keys if key in cache] == [3]
     assert len(os.listdir(tmp_path)) == 1
     cache.put(keys[5], STORED)  # larger than the whole cache
     assert keys[5] not in cache and keys[3] in cache
     assert len(DiskCache(tmp_path, 10)) == 0 and os.listdir(tmp_path) == []
+
+
+def test_small_blocks_take_no_more_of_the_disk_than_the_bound(tmp_path: Path) -> None:
+    """A disk gives out whole pages: light queues have blocks of a hundred bytes."""
+    cache = DiskCache(tmp_path, 1 << 20)
+    for number in range(600):
+        cache.put(BlockKey("data/x.so", number), STORED[:100])
+    taken_bytes = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+    assert (1 << 20) - 4096 <= cache.held_bytes <= 1 << 20
+    assert taken_bytes <= cache.held_bytes
+    again = DiskCache(tmp_path, 1 << 19)
+    assert (len(again), again.held_bytes) == (128, 1 << 19)
 
 
 def test_a_file_that_vanished_is_a_miss(tmp_path: Path) -> None:

@@ -469,7 +469,7 @@ class FetchSettings:
         5_000, "a read that finds no memory waits this long, then fails as temporarily unavailable", minimum=0
     )
     disk_cache_path: str = setting("", "directory of the disk cache; empty: none", restart=True)
-    disk_cache_bytes: int = setting(1 * GIB, "stored bytes kept in the disk cache, at most", minimum=0)
+    disk_cache_bytes: int = setting(1 * GIB, "bytes of disk that the disk cache takes, at most", minimum=0)
     gap_ratio: float = setting(
         0.125,
         "share of a GET that may be bytes nobody wants, to save requests",
