@@ -24,8 +24,9 @@ from benchmarks.cold_read_ours import READS as OUR_READS
 from benchmarks.cold_read_peer import reads as peer_reads
 from benchmarks.cold_read_peer import ship
 from benchmarks.cold_read_report import summarize, table
-from benchmarks.machine import await_quiet, note, run_child
-from benchmarks.peer import Peer
+from benchmarks.machine import await_quiet, run_child
+from benchmarks.peer import Peer, peer_at
+from benchmarks.recording import record
 from benchmarks.report import Row
 from benchmarks.stores import PROFILES, BenchStore, StoreProfile, ensure_store
 
@@ -51,17 +52,7 @@ def main() -> int:
     options = _parser().parse_args()
     plan = _plan(options)
     plan.work.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    with options.out.open("a", encoding="utf-8") as out:
-        for row in measure(plan):
-            rows.append(row)
-            out.write(json.dumps(row) + "\n")
-            out.flush()
-            note(json.dumps(row))
-        summaries = summarize(rows)
-        out.writelines(json.dumps(summary) + "\n" for summary in summaries)
-    print(table(summaries))
-    return int(any(summary["missed"] for summary in summaries))
+    return record(options.out, measure(plan), summarize, table)
 
 
 def measure(plan: Plan) -> Iterator[Row]:
@@ -115,12 +106,7 @@ def _peer_rows(peer: Peer, store: BenchStore, plan: Plan) -> Iterator[Row]:
 
 def _plan(options: argparse.Namespace) -> Plan:
     profiles = [PROFILES[name].scaled(options.messages_scale) for name in options.stores.split(",")]
-    peer = None
-    if options.peer is not None:
-        peer = Peer(options.peer.resolve(), options.jars.resolve(), (options.work / "peer-work").resolve())
-        if missing := peer.missing():
-            note(f"without the peer: {missing}")
-            peer = None
+    peer = peer_at(options.peer, options.jars, options.work)
     return Plan(
         profiles, options.targets.split(","), options.runs, options.work.resolve(), peer, options.quiet_wait
     )

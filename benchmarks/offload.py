@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.archive_targets import open_target
@@ -27,7 +28,8 @@ from benchmarks.machine import (
     run_child,
     warm,
 )
-from benchmarks.peer import Peer, PeerResult
+from benchmarks.peer import Peer, PeerResult, peer_at
+from benchmarks.recording import record
 from benchmarks.report import CycleSizes, Row, summarize, table
 from benchmarks.stores import PROFILES, BenchStore, StoreProfile, ensure_store
 from tiered.settings.sections import OffloadSettings
@@ -57,18 +59,9 @@ def main() -> int:
     options = _parser().parse_args()
     plan = _plan(options)
     plan.work.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    with options.out.open("a", encoding="utf-8") as out:
-        for row in measure(plan):
-            rows.append(row)
-            out.write(json.dumps(row) + "\n")
-            out.flush()
-            note(json.dumps({name: value for name, value in row.items() if name != "requests"}))
-        settings = OffloadSettings()
-        summaries = summarize(rows, CycleSizes(settings.batch_bytes, settings.split_bytes))
-        out.writelines(json.dumps(summary) + "\n" for summary in summaries)
-    print(table(summaries))
-    return int(any(summary["missed"] for summary in summaries))
+    settings = OffloadSettings()
+    sizes = CycleSizes(settings.batch_bytes, settings.split_bytes)
+    return record(options.out, measure(plan), partial(summarize, sizes=sizes), table, quiet=("requests",))
 
 
 def measure(plan: Plan) -> Iterator[Row]:
@@ -227,12 +220,7 @@ def _starts(plan: Plan) -> Iterator[Row]:
 
 def _plan(options: argparse.Namespace) -> Plan:
     profiles = [PROFILES[name].scaled(options.messages_scale) for name in options.stores.split(",")]
-    peer = None
-    if options.peer is not None:
-        peer = Peer(options.peer.resolve(), options.jars.resolve(), (options.work / "peer-work").resolve())
-        if missing := peer.missing():
-            note(f"without the peer: {missing}")
-            peer = None
+    peer = peer_at(options.peer, options.jars, options.work)
     targets = options.targets.split(",")
     work = options.work.resolve()
     return Plan(profiles, targets, options.runs, work, peer, not options.no_verify, options.quiet_wait)

@@ -13,6 +13,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.machine import note
 from benchmarks.stores import BenchStore, StoreProfile
 
 PEER_VERSION = "5.3.3"
@@ -96,6 +97,17 @@ class Peer:
             check=True,
         )
         return [json.loads(line) for line in done.stdout.decode("utf-8").splitlines() if line.startswith("{")]
+
+
+def peer_at(harness: Path | None, jars: Path, work: Path) -> Peer | None:
+    """The peer whose harness is in ``harness``; None where there is none, or something it needs is missing: said so."""
+    if harness is None:
+        return None
+    peer = Peer(harness.resolve(), jars.resolve(), (work / "peer-work").resolve())
+    if missing := peer.missing():
+        note(f"without the peer: {missing}")
+        return None
+    return peer
 
 
 def parse_dispatch(row: dict[str, object]) -> PeerResult:

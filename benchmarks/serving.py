@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cold_read_parts import drop_directory
-from benchmarks.machine import await_quiet, note
+from benchmarks.machine import await_quiet
+from benchmarks.recording import record
 from benchmarks.report import MIB, Row
 from benchmarks.serving_report import figures, summarize, table
 from tests.servers.child import ChildServer, free_port
@@ -71,17 +72,7 @@ def main() -> int:
     )  # fmt: skip
     shutil.rmtree(plan.work, ignore_errors=True)
     plan.work.mkdir(parents=True)
-    rows: list[Row] = []
-    with options.out.open("a", encoding="utf-8") as out:
-        for row in measure(plan):
-            rows.append(row)
-            out.write(json.dumps(row) + "\n")
-            out.flush()
-            note(json.dumps(row))
-        summaries = summarize(rows)
-        out.writelines(json.dumps(summary) + "\n" for summary in summaries)
-    print(table(summaries))
-    return int(any(summary["missed"] for summary in summaries))
+    return record(options.out, measure(plan), summarize, table)
 
 
 def measure(plan: Plan) -> Iterator[Row]:

@@ -1,0 +1,37 @@
+"""What a benchmark leaves: every row as a JSON line the moment it is measured, progress on stderr, and at the end the
+summaries, their table and whether a target was missed.
+
+Owns the results file, which is only added to. Does not own figures nor targets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.machine import note
+from benchmarks.report import Row
+
+
+def record(
+    out: Path,
+    measured: Iterable[Row],
+    summarize: Callable[[Sequence[Row]], list[Row]],
+    table: Callable[[Sequence[Row]], str],
+    *,
+    quiet: Collection[str] = (),
+) -> int:
+    """Write rows as ``measured`` gives them, then what ``summarize`` makes of all, and print its ``table``; 1 when a
+    summary names a missed target, else 0. ``quiet``: fields left out of the progress."""
+    rows: list[Row] = []
+    with out.open("a", encoding="utf-8") as file:
+        for row in measured:
+            rows.append(row)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            note(json.dumps({name: value for name, value in row.items() if name not in quiet}))
+        summaries = summarize(rows)
+        file.writelines(json.dumps(summary) + "\n" for summary in summaries)
+    print(table(summaries))
+    return int(any(summary["missed"] for summary in summaries))

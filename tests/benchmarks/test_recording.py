@@ -1,0 +1,48 @@
+"""What a benchmark writes down, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.recording import record
+from benchmarks.report import Row
+
+
+def _table(summaries: Sequence[Row]) -> str:
+    return f"{len(summaries)} summaries"
+
+
+@pytest.mark.parametrize("missed", [[], ["rate"]])
+def test_rows_summaries_and_the_verdict(
+    tmp_path: Path, missed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text('{"of": "the run before"}\n')
+    rows: list[Row] = [{"n": 1, "requests": {"PutObject": 3}}, {"n": 2}]
+
+    def summarize(measured: Sequence[Row]) -> list[Row]:
+        return [{"sum": sum(row["n"] for row in measured), "missed": missed}]
+
+    assert record(out, rows, summarize, _table, quiet=("requests",)) == len(missed)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert lines == [{"of": "the run before"}, *rows, {"sum": 3, "missed": missed}]
+    shown = capsys.readouterr()
+    assert shown.out == "1 summaries\n"
+    assert [json.loads(line) for line in shown.err.splitlines()] == [{"n": 1}, {"n": 2}]
+
+
+def test_what_was_measured_before_a_failure_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+
+    def measured() -> Iterator[Row]:
+        yield {"n": 1}
+        assert json.loads(out.read_text()) == {"n": 1}  # already, not at the end
+        raise RuntimeError("the store is gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        record(out, measured(), list, _table)
+    assert json.loads(out.read_text()) == {"n": 1}
