@@ -17,7 +17,8 @@ from fetcher.blocks.lanes import Lane
 from fetcher.prefetch.prefetch_window import PrefetchWindow
 from fetcher.pulls.block_fetch import Block, Held, Slices
 from fetcher.pulls.queue_view import QueueView
-from fetcher.pulls.read_plan import Limits, RunRows, Taken, take
+from fetcher.pulls.read_plan import Limits, Taken, take
+from fetcher.pulls.run_rows import RunRows
 from fetcher.pulls.stretch import WindowLimits
 from tiered.model.queue import QueueKey
 

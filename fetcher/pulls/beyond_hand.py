@@ -15,8 +15,9 @@ from fetcher.blocks.readers import InHand, Reader
 from fetcher.pulls.block_fetch import Block, BlockId, BlockSource, Held
 from fetcher.pulls.catalog_view import CatalogView
 from fetcher.pulls.queue_view import QueueView
-from fetcher.pulls.read_plan import Limits, RunRows, rows_of_run, take
+from fetcher.pulls.read_plan import Limits, take
 from fetcher.pulls.row_reader import BYTES_AHEAD, ROWS_AHEAD
+from fetcher.pulls.run_rows import RunRows, rows_of_run
 from tiered.errors import CorruptionError
 from tiered.model.tables import RunKind
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fetcher.blocks.lanes import Lane
 from fetcher.pulls.queue_view import QueueView, RunPlace
-from fetcher.pulls.read_plan import RunRows
+from fetcher.pulls.run_rows import RunRows
 from fetcher.waiting import gather
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable

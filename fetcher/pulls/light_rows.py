@@ -17,7 +17,8 @@ from fetcher.batch import EMPTY_BATCH, MessageBatch
 from fetcher.pulls.block_fetch import Block, BlockFetch, Held, Needed
 from fetcher.pulls.catalog_view import CatalogView
 from fetcher.pulls.queue_view import QueueView, RunPlace
-from fetcher.pulls.read_plan import NO_END, Limits, Step, Taken, Wish, blocks_of_rows, rows_of, take
+from fetcher.pulls.read_plan import NO_END, Limits, Step, Taken, Wish, take
+from fetcher.pulls.run_rows import blocks_of_rows, rows_of
 from fetcher.waiting import gather
 from tiered.consume_queue.unit_view import row_at
 from tiered.errors import CorruptionError

@@ -20,7 +20,8 @@ from fetcher.pulls.block_fetch import BlockFetch, BlockId, BlockSource, Held, Ne
 from fetcher.pulls.catalog_view import CatalogView
 from fetcher.pulls.light_rows import LightReader
 from fetcher.pulls.queue_view import QueueView, RunList, RunPlace
-from fetcher.pulls.read_plan import NO_END, Limits, RunRows, Step, Taken, Wish, rows_of_run, take
+from fetcher.pulls.read_plan import NO_END, Limits, Step, Taken, Wish, take
+from fetcher.pulls.run_rows import RunRows, rows_of_run
 from fetcher.pulls.tag_filter import MessageFilter
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.tables import RunKind
