@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from fetcher.access import ArchiveAccess
@@ -97,10 +97,13 @@ class ServedArchive:
         await asyncio.to_thread(kernel.join, KERNEL_WAIT_S)
 
     async def watch(self, every_s: float) -> None:
-        """Look for new commits again and again, and wake who waits for them; ends when cancelled."""
+        """Look for new commits again and again, and wake who waits for them; ends when cancelled.
+
+        Pulls read the catalog on, too: what counts is what was told last.
+        """
+        told = self._catalog.state.version
         while True:
             await asyncio.sleep(every_s)
-            before = self._catalog.state.version
             try:
                 state = await run_async(self._catalog.refreshed())
                 if self._tables.is_stale(state):
@@ -108,7 +111,8 @@ class ServedArchive:
             except (UnavailableError, CorruptionError) as error:
                 logger.warning("the catalog cannot be read now: %s", error)
                 continue
-            if state.version != before:
+            if state.version != told:
+                told = state.version
                 self.wake()
 
     def wake(self) -> None:
@@ -116,12 +120,9 @@ class ServedArchive:
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
-    async def changed(self, timeout_s: float) -> None:
-        """See ArchiveSide."""
-        grown = self._grown
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await grown.wait()
+    def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
+        """See ArchiveSide. Not ``async``: what comes between the call and its first step counts."""
+        return _happened(self._grown, timeout_s)
 
     # -- tables -----------------------------------------------------------------------------------------------
 
@@ -267,6 +268,12 @@ class ServedArchive:
         kind = KeyKind.UNIQUE if is_unique else KeyKind.ANY
         found = await run_async(self._access.find_by_key(topic, key, kind, begin_ms, end_ms, count))
         return [bytes(message.data) for message in found]
+
+
+async def _happened(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 def _offset_in(queues: Any, queue_id: int) -> int | None:

@@ -6,7 +6,8 @@ Owns nothing but a state (retry_state.py), which others change.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish
 from fetcher.serving.retries.retry_state import RetryMessage, RetryQueue, RetryState
@@ -27,9 +28,9 @@ class DeliveredQueues:
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
-    async def delivered(self) -> None:
-        """Returns at the next delivery."""
-        await self._grown.wait()
+    def delivered(self) -> Coroutine[Any, Any, object]:
+        """To be awaited: ends at the next delivery after this call."""
+        return self._grown.wait()
 
     def topics(self) -> list[str]:
         """Topics with queues here."""

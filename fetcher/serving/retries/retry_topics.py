@@ -7,7 +7,7 @@ the archive's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from fetcher.pulls.tag_filter import tags_code
@@ -184,13 +184,19 @@ class ArchiveWithRetries:
             topic, key, is_unique=is_unique, count=count, begin_ms=begin_ms, end_ms=end_ms
         )
 
-    async def changed(self, timeout_s: float) -> None:
-        """See ArchiveSide: also when something sent back is delivered."""
-        loop = asyncio.get_running_loop()
-        waits = {loop.create_task(queues.delivered()) for queues in self._grown}
-        waits.add(loop.create_task(self._archive.changed(timeout_s)))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+    def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
+        """See ArchiveSide: also when something sent back is delivered. Not ``async``: what comes between the call and
+        its first step counts."""
+        return _first_of([queues.delivered() for queues in self._grown], self._archive.changed(timeout_s))
+
+
+async def _first_of(
+    deliveries: list[Coroutine[Any, Any, object]], archived: Coroutine[Any, Any, None]
+) -> None:
+    loop = asyncio.get_running_loop()
+    waits: set[asyncio.Task[object]] = {loop.create_task(one) for one in (*deliveries, archived)}
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

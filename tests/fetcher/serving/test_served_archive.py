@@ -12,6 +12,7 @@ from fetcher.access import open_access
 from fetcher.policy.archived_queues import ArchivedQueues
 from fetcher.serving.archive_side import PullStatus, PullWish
 from fetcher.serving.served_archive import ServedArchive
+from fetcher.waiting import run_async
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tiered.broker_store.store import open_broker_store
@@ -129,5 +130,31 @@ def test_how_far_groups_were_is_known_also_of_queues_that_are_not_archived(tmp_p
         assert found == [500, 7, 9, 0]
         assert archive.archived_offset("g", "t", 0) == 3
         assert archive.bounds("%RETRY%g", 0) is None
+
+    run(tmp_path, story)
+
+
+def test_who_waits_is_woken_also_when_a_pull_was_the_first_to_see_the_commit(tmp_path: Path) -> None:
+    """Each pull reads the catalog on where it is a second old, and any busy consumer is before whoever only looks."""
+
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        on_another_disk(store_with(tmp_path / "second", {0: 5}, b"second"), root)
+        watching = asyncio.create_task(archive.watch(0.5))
+        waiting = asyncio.create_task(archive.changed(10))
+        await asyncio.sleep(0)
+        await run_async(archive._catalog.refreshed())  # as a pull would
+        done, _ = await asyncio.wait({waiting}, timeout=3)
+        watching.cancel()
+        assert done, "it waits for the commit after this one"
+
+    run(tmp_path, story)
+
+
+def test_a_commit_between_an_answer_and_the_wait_for_more_is_not_missed(tmp_path: Path) -> None:
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        waiting = archive.changed(10)
+        archive.wake()
+        async with asyncio.timeout(1):
+            await waiting
 
     run(tmp_path, story)
