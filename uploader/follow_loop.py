@@ -77,8 +77,7 @@ class FollowLoop:
             if (wants_more or source.last is None) and ask.is_due(now_ms):
                 source.ask(dispatcher.cursor)
                 self._refuse_overwritten_log()
-            has_more = dispatcher.cursor < source.feed.limit_phys and self._has_new_bytes()
-            result = dispatcher.dispatch_step(source.feed) if has_more else StepResult.CAUGHT_UP
+            result = dispatcher.dispatch_step(source.feed) if self._has_more() else StepResult.CAUGHT_UP
             if result == StepResult.BUSY or self._is_behind():
                 context.behind.set()
             dispatcher.close_if_due()
@@ -120,9 +119,19 @@ class FollowLoop:
         if compare(self._log, check) is CheckResult.DIFFERENT:
             raise BrokerRestartedError(f"the broker's log is another one below {check.end_phys} now")
 
+    def _has_more(self) -> bool:
+        """Below the broker's word also zeros, or no file at all, are something to get past. A dead broker says
+        nothing: its bound is the end of the last file, written or not."""
+        cursor, feed = self._context.dispatcher.cursor, self._context.bound_source.feed
+        return cursor < feed.proven_phys or (cursor < feed.limit_phys and self._has_new_bytes())
+
     def _has_new_bytes(self) -> bool:
-        """Whether anything but zeros stands at the cursor; costs one small read of a hot page."""
-        return any(self._log.read(self._context.dispatcher.cursor, 8))
+        """Whether anything but zeros stands at the cursor, or the log goes on behind files that are gone; costs one
+        small read of a hot page."""
+        cursor = self._context.dispatcher.cursor
+        return any(self._log.read(cursor, 8)) or (
+            self._log.file_at(cursor) is None and self._log.max_file_end > cursor
+        )
 
     def step_pins(self) -> None:
         """Keep files that are not archived yet, within the disk rules; let go of those that are."""

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
+import pytest
+
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
+from tests.uploader.test_dispatcher import FILE_BYTES, Bench
+from tests.uploader.test_log_cut_by_its_broker import LivingBroker
 from tiered.broker_store.store import open_broker_store
+from tiered.catalog.reading import load
+from tiered.formats.keys import archive_prefix
+from tiered.model.tables import GapReason
 from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_word
 from uploader.offload import Offloader, OffloadIdentity
 
@@ -45,3 +54,65 @@ def test_messages_do_not_wait_for_the_brokers_tables(real_store: Callable[[str],
         thread.join()
     assert committed > 0, "the last batch was not closed by age while a table's PUT stalled"
     assert check_against_truth(memory, real_store("F"), "F") > 10_000
+
+
+@pytest.fixture
+def living(tmp_path: Path) -> Iterator[tuple[Path, MemoryStore, LivingBroker]]:
+    """A log of two files beside a broker that runs, and an archive of the first 100 messages."""
+    store = tmp_path / "store"
+    (store / "commitlog").mkdir(parents=True)
+    (store / "lock").touch()
+    bench = Bench(store / "commitlog")
+    bench.write(100)
+    memory = MemoryStore("memory://living")
+    backfill(store, memory)
+    bench.write(250)
+    assert FILE_BYTES < bench.end < 2 * FILE_BYTES
+    broker = LivingBroker(store)
+    broker.end_phys = bench.end
+    yield store, memory, broker
+    broker.close()
+
+
+def follow_to_the_end(store: Path, memory: MemoryStore, broker: LivingBroker) -> None:
+    stop = threading.Event()
+    with open_broker_store(store) as opened:
+        offloader = Offloader(
+            opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), replace(SMALL, batch_age_ms=100),
+            topic_filter=FILTER, word_source=broker.word,
+        )  # fmt: skip
+        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
+        thread.start()
+        deadline_s = time.monotonic() + PATIENCE_S / 3
+        while time.monotonic() < deadline_s and thread.is_alive():
+            status = offloader.status()
+            if status is not None and status.committed_phys == broker.end_phys:
+                break
+            time.sleep(0.02)
+        stop.set()
+        thread.join()
+    state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
+    assert state.cursor.phys == broker.end_phys
+
+
+def test_a_file_that_was_deleted_under_the_cursor_is_passed_over(
+    living: tuple[Path, MemoryStore, LivingBroker],
+) -> None:
+    """However little the broker has written since: a quiet broker may keep no more than that for days."""
+    store, memory, _ = living
+    (store / "commitlog" / f"{0:020d}").unlink()
+    follow_to_the_end(*living)
+    state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
+    assert [GapReason(int(gap["reason"])) for gap in state.gaps] == [GapReason.BROKER_DELETED]
+
+
+def test_zeros_below_the_brokers_word_are_passed_over(
+    living: tuple[Path, MemoryStore, LivingBroker],
+) -> None:
+    """A block of the disk that came back empty, exactly where reading goes on."""
+    store, memory, _ = living
+    cursor = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.phys
+    with (store / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(cursor)
+        file.write(bytes(1000))
+    follow_to_the_end(*living)
