@@ -239,10 +239,17 @@ class IndexBuilder:
     ) -> IndexRef:
         self._made += 1
         key = index_key(meta.begin_ms, meta.end_ms, state.epoch, f"{self._nonce}_{self._made}")
-        with tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=self._settings.work_dir or None) as spool:
-            shape = write_index(spool, key, chunks, meta, covered, form)
-            self._doomed.append(key)  # until a commit names it, it counts as given up
-            self._send(key, spool, shape.size_bytes)
+        work_dir = self._settings.work_dir or None
+        try:
+            with tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=work_dir) as spool:
+                shape = write_index(spool, key, chunks, meta, covered, form)
+                self._doomed.append(key)  # until a commit names it, it counts as given up
+                self._send(key, spool, shape.size_bytes)
+        except OSError as error:  # the object store's are translated: this is the disk for what is being made
+            raise UnavailableError(
+                f"no temporary index file in {work_dir or tempfile.gettempdir()}: {error.strerror or error}",
+                hint="free space there, or set index.work_dir",
+            ) from error
         return IndexRef(
             key, level, meta.from_version, meta.to_version, meta.begin_ms, meta.end_ms, meta.begin_phys,
             meta.end_phys, shape.items, shape.slot_bits, shape.widths, len(covered.objects), shape.size_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings
+from uploader import index_builder
 from uploader.index_builder import IndexBuilder
 from uploader.index_plan import groups_of
 
@@ -209,4 +211,37 @@ def test_a_store_that_is_away_never_stops_the_uploader() -> None:
     builder.committed()
     thread.join(5)
     assert not thread.is_alive()
+    check(store, 8)
+
+
+def test_a_disk_without_room_for_the_index_never_stops_the_uploader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages do not wait for the index; it is made as soon as there is room."""
+    monkeypatch.setattr(index_builder, "SPOOL_BYTES", 1)
+    store = MemoryStore()
+    archive = ArchiveBuilder(store)
+    for number in range(8):
+        commit(archive, number)
+    builder = builder_of(store, archive.writer, retry_ms=100, work_dir=str(tmp_path / "away"))
+    with pytest.raises(UnavailableError, match=r"away.*index\.work_dir"):
+        builder.run_to_end(threading.Event())
+    stop = threading.Event()
+    thread = threading.Thread(target=builder.run, args=(stop,), daemon=True)
+    thread.start()
+    builder.committed()
+    for _ in range(200):
+        if builder.counters.last_error:
+            break
+        stop.wait(0.02)
+    assert "away" in builder.counters.last_error
+    (tmp_path / "away").mkdir()
+    for _ in range(300):
+        if load(store).indexes:
+            break
+        stop.wait(0.02)
+    stop.set()
+    builder.committed()
+    thread.join(5)
+    assert load(store).indexes
     check(store, 8)
