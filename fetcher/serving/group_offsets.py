@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 0.2
 RETRY_S = 1.0
+CLOSE_S = 10.0
 BYTES_MAX = 64 * 1024 * 1024
 KEY_BYTES, QUEUE_BYTES, CHAR_BYTES = 500, 100, 4
 """A group's entry of a topic, with the dictionaries; a queue of it; a character of text at most."""
@@ -42,6 +43,8 @@ class GroupOffsets:
         self._offsets: Offsets = {}
         self._changed = asyncio.Event()
         self._flushed: asyncio.Future[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        """A version on its way; it goes on when who waits for it is cancelled."""
         self.is_owner = False
 
     async def claim(self) -> bool:
@@ -164,7 +167,7 @@ class GroupOffsets:
         copied = {key: dict(queues) for key, queues in self._offsets.items()}
         while True:
             try:
-                await asyncio.to_thread(self._log.write, copied, released=released)
+                await self._written(copied, released=released)
                 break
             except FencedError as error:
                 logger.error("%s: commits are refused from now on, reading goes on", error)
@@ -178,10 +181,22 @@ class GroupOffsets:
         if waiters is not None:
             waiters.set_result(None)
 
+    async def _written(self, offsets: Offsets, *, released: bool) -> None:
+        write = asyncio.to_thread(self._log.write, offsets, released=released)
+        self._writing = asyncio.create_task(write)
+        await asyncio.shield(self._writing)
+
     async def close(self) -> None:
-        """Write what is left and give the groups up."""
-        if self.is_owner:
-            await self._flush(released=True)
+        """Write what is left and give the groups up; what is being written comes first, or it would be the newest.
+        Without the store for CLOSE_S they are left to their lease."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                if self._writing is not None:
+                    await asyncio.wait({self._writing})
+                if self.is_owner:
+                    await self._flush(released=True)
+        except TimeoutError:
+            logger.error("group offsets that were not acknowledged are not written: the store is away")
 
 
 def _key_bytes(group: str, topic: str) -> int:

@@ -2,8 +2,10 @@
 
 Numbered snapshots under ``state/serve/``, newest first in a listing, each created only if absent: two servers cannot
 both write version n, so the loser knows that it no longer owns the groups. The version that made a server the owner is
-never removed: it is the next one of the server before, who may wake up long after. A snapshot is small (groups times
-queues) and written at most once a flush interval, by one task, for all commits that came meanwhile.
+not removed while the server before may wake up, however long after, as it is the next one that would write; it goes as
+others do where that one gave the groups up, or certainly does not run any more. Who becomes the owner looks whether it
+wrote the newest one: it may have waited so long that its version was there, and was removed. A snapshot is small
+(groups times queues) and written at most once a flush interval, by one task, for all commits that came meanwhile.
 
 Owns the snapshots and who may write them. Does not own the table in memory (group_offsets.py).
 """
@@ -11,7 +13,7 @@ Owns the snapshots and who may write them. Does not own the table in memory (gro
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -55,7 +57,7 @@ class GroupSnapshot:
     released: bool = False
     offsets: Offsets = field(default_factory=dict)
     first_version: int = 0
-    """The one that made its owner the owner."""
+    """None up to it is its owner's to remove: the one that made it the owner, or the last one before."""
     has_lives: bool = True
     """False in what was written before offsets were kept by life: then they are of the life that is served."""
 
@@ -128,9 +130,7 @@ class GroupLog:
         self._clock_ms = clock_ms
         self._last = GroupSnapshot()
         self._first_version = 0
-        """Of those written as the owner."""
-        self._replaced: list[int] = []
-        """Versions of the owner before, removed with the next one that is written."""
+        """See GroupSnapshot."""
 
     @property
     def offsets(self) -> Offsets:
@@ -161,16 +161,18 @@ class GroupLog:
         """Become the owner. Raises FencedError while another one, not released, renewed within ``lease_ms``."""
         found = self._last = self._with_lives(load_snapshot(self._store))
         age_ms = self._clock_ms() - found.renewed_ms
-        is_held = bool(found.owner) and not found.released and not self._is_gone(found.owner_name)
-        if is_held and age_ms < lease_ms and not take_over:
+        # Our own: an answer to an earlier claim was lost.
+        has_ended = found.released or found.owner in ("", self._owner) or self._is_gone(found.owner_name)
+        if not has_ended and age_ms < lease_ms and not take_over:
             raise FencedError(
                 f"consumer groups of this archive are served by {found.owner_name}, seen {age_ms // 1000} s ago",
                 hint="go through it (tiered replay --serve), stop it, or give tiered serve --take-over-groups",
             )
-        self._first_version = found.version + 1
+        self._first_version = found.version + (0 if has_ended else 1)
         self.write(found.offsets)
+        self._check_newest()
         oldest = max(found.first_version, found.version - VERSIONS_KEPT)
-        self._replaced = list(range(oldest + 1, found.version + 1))
+        self._remove(range(oldest + 1, found.version + 1))
 
     def write(self, offsets: Mapping[tuple[str, str], Mapping[int, int]], *, released: bool = False) -> None:
         """Make ``offsets`` durable as the next version; raises FencedError once somebody else wrote it.
@@ -199,12 +201,20 @@ class GroupLog:
             self._last = winner
             return self.write(offsets, released=released)
         self._last = snapshot
-        replaced, self._replaced = self._replaced, []
         if version - VERSIONS_KEPT > self._first_version:
-            replaced.append(version - VERSIONS_KEPT)
-        if replaced:
-            self._store.delete([snapshot_key(old_version) for old_version in replaced])
+            self._remove([version - VERSIONS_KEPT])
         return None
+
+    def _check_newest(self) -> None:
+        key = snapshot_key(self._last.version)
+        for info in self._store.list(SERVE_PREFIX, limit=1):
+            if info.key != key:
+                self._remove([self._last.version])
+                raise FencedError("consumer groups of this archive are served by another server by now")
+
+    def _remove(self, versions: Sequence[int]) -> None:
+        if versions:
+            self._store.delete([snapshot_key(version) for version in versions])
 
     def document(self) -> dict[str, Any]:
         """For status."""

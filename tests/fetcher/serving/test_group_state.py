@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fetcher.serving import group_offsets
 from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import (
     VERSIONS_KEPT,
@@ -84,7 +86,7 @@ def test_a_restart_finds_everything_and_old_versions_go() -> None:
         log.write({("g", "t"): {0: offset}})
     log.write({("g", "t"): {0: 20}}, released=True)
     assert load_snapshot(store).offsets == {("g", "t"): {0: 20}}
-    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT + 1  # and the one that made it the owner
+    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
     for number in range(5):
         again = GroupLog(store, f"{number}", clock)
         again.claim(LEASE_MS)
@@ -92,7 +94,83 @@ def test_a_restart_finds_everything_and_old_versions_go() -> None:
         for _ in range(number * VERSIONS_KEPT // 2):
             again.write(again.offsets)
         again.write(again.offsets, released=True)
-    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT + 6
+    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT  # whoever gave the groups up does not wake up
+
+
+def test_starts_after_kills_leave_nothing_where_the_killed_one_is_known_to_be_gone() -> None:
+    store, clock, gone = MemoryStore(), Clock(), set[str]()
+    for number in range(30):
+        log = GroupLog(store, f"{number}", clock, is_gone=gone.__contains__)
+        log.claim(LEASE_MS)
+        for _ in range(number % 3):
+            log.write({("g", "t"): {0: number}})
+        gone.add(f"{number}")
+    assert len(list(store.list(SERVE_PREFIX))) <= VERSIONS_KEPT + 2
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_who_was_long_about_a_claim_does_not_own_what_another_one_claimed_meanwhile(is_first: bool) -> None:
+    """His version was there, and is removed."""
+    clock, successors = Clock(), list[GroupLog]()
+
+    class Stalls(MemoryStore):
+        def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+            if successors:
+                other = successors.pop()
+                other.claim(LEASE_MS)
+                for offset in range(3 * VERSIONS_KEPT):
+                    other.write({("g", "t"): {0: offset}})
+            super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    store = Stalls()
+    if not is_first:
+        before = GroupLog(store, "before", clock)
+        before.claim(LEASE_MS)
+        before.write({}, released=True)
+    successors.append(GroupLog(store, "other", clock))
+    with pytest.raises(FencedError):
+        GroupLog(store, "long about it", clock).claim(LEASE_MS)
+    found = load_snapshot(store)
+    assert (found.owner_name, found.offsets) == ("other", {("g", "t"): {0: 3 * VERSIONS_KEPT - 1}})
+    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
+
+
+def test_a_claim_whose_answer_was_lost_is_our_own() -> None:
+    store = LosesAnswers(every=1)
+    log = GroupLog(store, "one", Clock())
+    with pytest.raises(UnansweredError):
+        log.claim(LEASE_MS)
+    store._every = 1 << 40
+    log.claim(LEASE_MS)  # it is ours: nobody else could serve these groups for a minute
+    log.write({("g", "t"): {0: 7}})
+    assert load_snapshot(store).offsets == {("g", "t"): {0: 7}}
+
+
+def test_the_end_waits_for_what_is_being_written() -> None:
+    """Else the one that is late wins: with older offsets, and without giving the groups up."""
+
+    async def scene() -> None:
+        store = Slow()
+        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        store.begun.clear()
+        store.go_on.clear()
+        offsets.note("g", "t", 0, 5)
+        assert await asyncio.to_thread(store.begun.wait, 10)
+        offsets.note("g", "t", 0, 6)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        store.is_overtaken = True
+        closing = asyncio.create_task(offsets.close())
+        await asyncio.sleep(0.2)
+        store.go_on.set()
+        await closing
+        await asyncio.sleep(0.3)
+        found = load_snapshot(store)
+        assert (found.offsets["g", "t"][0], found.released) == (6, True)
+
+    asyncio.run(scene())
 
 
 def test_a_second_server_waits_for_the_lease_and_then_fences_the_first() -> None:
@@ -206,11 +284,35 @@ class Slow(MemoryStore):
         super().__init__()
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
+        self.is_overtaken = False
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         self.begun.set()
-        assert self.go_on.wait(10)
+        if not self.go_on.is_set() and not self.is_overtaken:
+            assert self.go_on.wait(10)
+            time.sleep(0.1 if self.is_overtaken else 0)  # as a request that is sent again
         super().put_if_absent(key, body, timeout_s=timeout_s)
+
+
+def test_the_end_does_not_wait_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away(MemoryStore):
+        is_away = False
+
+        def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+            if self.is_away:
+                raise UnansweredError("away")
+            super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    async def scene() -> None:
+        monkeypatch.setattr(group_offsets, "CLOSE_S", 0.3)
+        store = Away()
+        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+        assert await offsets.claim()
+        store.is_away = True
+        async with asyncio.timeout(2):
+            await offsets.close()
+
+    asyncio.run(scene())
 
 
 def test_an_offset_that_is_being_written_is_not_acknowledged_yet() -> None:
