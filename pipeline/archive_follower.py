@@ -7,7 +7,10 @@ an offset is (stream_offsets.py).
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 
 from pyspark.sql.streaming.datasource import (
     ReadLimit,
@@ -15,8 +18,9 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from pipeline.archive_plan import archives, opened, slices, wanted_queues
-from pipeline.partitions import ArchiveRef, OffsetRange, Slices
+from pipeline.archive_plan import ArchivePlanner, archives, opened, wanted_queues
+from pipeline.filled_gaps import GapsByVersion, Layer, filled
+from pipeline.partitions import OffsetRange, Slices
 from pipeline.predicate import Predicate
 from pipeline.source_options import SourceOptions, Starting
 from pipeline.stream_offsets import (
@@ -27,7 +31,6 @@ from pipeline.stream_offsets import (
     offset_after,
     share,
 )
-from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import load, refresh
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError
@@ -49,7 +52,8 @@ class ArchiveFollower:
         self._resources = ExitStack()
         self._root = self._resources.enter_context(opened(options))
         self._states: dict[Names, CatalogState] = {}
-        self._run_indexes: dict[Names, RunIndex] = {}
+        self._planners: dict[Names, ArchivePlanner] = {}
+        self._gaps: dict[Names, GapsByVersion] = {}
 
     def close(self) -> None:
         self._resources.close()
@@ -83,7 +87,11 @@ class ArchiveFollower:
         """Where a new query begins. A queue that is not in it begins at its first message."""
         starting = self._options.starting
         if starting is Starting.LATEST:
-            return self.newest_offset()
+            newest = self.newest_offset()
+            return {
+                names: self._begun_at(names, self._states[names], dict(one.queues))
+                for names, one in newest.items()
+            }
         self._refresh()
         found = {}
         for names, state in self._states.items():
@@ -91,8 +99,22 @@ class ArchiveFollower:
             for queue, offsets in wanted_queues(state, self._options).items():
                 is_first = starting is Starting.EARLIEST
                 queues[queue] = offsets.begin if is_first else self._offset_at_time(names, state, queue)
-            found[names] = ArchiveOffset(state.version, queues)
+            found[names] = self._begun_at(names, state, queues)
         return found
+
+    def _gaps_of(self, names: Names) -> GapsByVersion:
+        if names not in self._gaps:
+            self._gaps[names] = GapsByVersion(partial(self._state, names))
+        return self._gaps[names]
+
+    def _begun_at(self, names: Names, state: CatalogState, queues: dict[QueueKey, int]) -> ArchiveOffset:
+        gaps = self._gaps_of(names).at(state.version)
+        begun = {
+            queue: offset
+            for queue, offset in queues.items()
+            if queue in gaps and gaps[queue][0].begin < offset
+        }
+        return ArchiveOffset(state.version, queues, begun)
 
     def _refresh(self) -> None:
         try:
@@ -103,14 +125,15 @@ class ArchiveFollower:
             names = one.cluster, one.broker
             known = self._states.get(names)
             self._states[names] = load(one.store) if known is None else refresh(one.store, known)
+            self._gaps_of(names).note(self._states[names])
 
     def _store(self, names: Names) -> ObjectStore:
         return PrefixedStore(self._root, archive_prefix(*names))
 
-    def _run_index(self, names: Names) -> RunIndex:
-        if names not in self._run_indexes:
-            self._run_indexes[names] = RunIndex(self._store(names))
-        return self._run_indexes[names]
+    def _planner(self, names: Names) -> ArchivePlanner:
+        if names not in self._planners:
+            self._planners[names] = ArchivePlanner(self._store(names), names)
+        return self._planners[names]
 
     def _state(self, names: Names, version: int) -> CatalogState:
         known = self._states.get(names)
@@ -120,10 +143,20 @@ class ArchiveFollower:
             else load(self._store(names), version=version)
         )
 
+    def _filled(self, names: Names, start: ArchiveOffset | None, version: int) -> list[Layer]:
+        """What was filled at ``version`` into gaps that the stream had passed by ``start``."""
+        if start is None or start.version >= version:
+            return []
+        passed = {
+            queue: OffsetRange(start.begun.get(queue, 0), offset) for queue, offset in start.queues.items()
+        }
+        gaps = self._gaps_of(names).at(start.version)
+        return filled(self._state(names, version), gaps, passed) if gaps else []
+
     def _offset_at_time(self, names: Names, state: CatalogState, queue: QueueKey) -> int:
         """The first message stored at or after the starting time; the end if there is none."""
         wanted_ms = self._options.starting_timestamp or 0
-        chunk = self._run_index(names).runs_of(state, queue)
+        chunk = self._planner(names).run_index.runs_of(state, queue)
         for run in chunk.runs[chunk.runs["max_store_timestamp"] >= wanted_ms]:
             place = chunk.objects[int(run["object"])]
             reader = SegmentReader.open(
@@ -145,8 +178,9 @@ class ArchiveFollower:
     def limited(self, start: StreamOffset, newest: StreamOffset, limit: ReadLimit) -> StreamOffset:
         """The end of the batch that begins at ``start``, queue by queue in proportion to what there is."""
         start = self._standing(start, newest)
+        moved = {names for names, one in newest.items() if self._filled(names, start.get(names), one.version)}
         if not isinstance(limit, ReadMaxRows | ReadMaxBytes):
-            return _merged(start, newest)
+            return _merged(start, newest, moved)
         todo = [
             (names, queue, *self._range(names, queue, start, newest))
             for names, one in sorted(newest.items())
@@ -160,7 +194,8 @@ class ArchiveFollower:
         found: dict[Names, dict[QueueKey, int]] = {names: {} for names in newest}
         for (names, queue, *_), end in zip(todo, ends, strict=True):
             found[names][queue] = end
-        return _merged(start, {names: ArchiveOffset(newest[names].version, found[names]) for names in newest})
+        ends = {names: ArchiveOffset(newest[names].version, found[names]) for names in newest}
+        return _merged(start, ends, moved)
 
     def _range(
         self, names: Names, queue: QueueKey, start: StreamOffset, newest: StreamOffset
@@ -177,7 +212,7 @@ class ArchiveFollower:
         self, todo: list[tuple[Names, QueueKey, int, int]], newest: StreamOffset, byte_limit: int
     ) -> list[int]:
         tables = [
-            self._run_index(names).runs_of(self._state(names, newest[names].version), queue).runs
+            self._planner(names).run_index.runs_of(self._state(names, newest[names].version), queue).runs
             for names, queue, *_ in todo
         ]
         sizes = [bytes_between(runs, begin, end) for runs, (*_, begin, end) in zip(tables, todo, strict=True)]
@@ -203,14 +238,14 @@ class ArchiveFollower:
                 first = int(row["min_queue_offset"])
                 begin = start[names].queues.get(queue, first) if names in start else first
                 if begin < min(first, stop):
-                    self._note_loss(
-                        f"{queue}: offsets [{begin}, {first}) expired before they were read",
-                        "failOnDataLoss=false goes on behind them",
-                    )
+                    self._note_expired(queue, OffsetRange(begin, first))
                 wanted[queue] = OffsetRange(max(begin, first), stop)
-            ref = ArchiveRef(*names, one.version)
-            found += slices(
-                self._run_index(names), state, ref, wanted, Predicate(), is_header_only=is_header_only
+            found += self._planner(names).slices(
+                state,
+                [wanted, *self._filled(names, start.get(names), one.version)],
+                Predicate(),
+                is_header_only=is_header_only,
+                on_expired=self._note_expired,
             )
         return found
 
@@ -226,7 +261,7 @@ class ArchiveFollower:
                     "are other messages now",
                     "failOnDataLoss=false reads the new ones",
                 )
-            found[names] = ArchiveOffset(one.version, {**one.queues, **kept})
+            found[names] = replace(one, queues={**one.queues, **kept})
         return found
 
     def _kept(self, names: Names, start: ArchiveOffset, version: int) -> dict[QueueKey, int]:
@@ -248,16 +283,23 @@ class ArchiveFollower:
                     kept[queue] = end
         return kept
 
+    def _note_expired(self, queue: QueueKey, offsets: OffsetRange) -> None:
+        self._note_loss(
+            f"{queue}: offsets [{offsets.begin}, {offsets.end}) expired before they were read",
+            "failOnDataLoss=false goes on behind them",
+        )
+
     def _note_loss(self, message: str, hint: str) -> None:
         if self._options.fail_on_data_loss:
             raise NotFoundError(message, hint=hint)
         logger.warning("%s", message)
 
 
-def _merged(start: StreamOffset, end: StreamOffset) -> StreamOffset:
+def _merged(start: StreamOffset, end: StreamOffset, moved: Collection[Names]) -> StreamOffset:
     """``end`` with what ``start`` knows besides: an archive or queue that is out of sight is not forgotten.
 
-    Where nothing moves the version stays as well: equal offsets mean that there is nothing to read.
+    Where nothing moves, and nothing was filled in (``moved``), the version stays as well: equal offsets mean that there
+    is nothing to read.
     """
     merged = dict(start)
     for names, one in end.items():
@@ -268,6 +310,6 @@ def _merged(start: StreamOffset, end: StreamOffset) -> StreamOffset:
         queues = {**before.queues}
         for queue, offset in one.queues.items():
             queues[queue] = max(offset, before.queues.get(queue, offset))
-        version = before.version if queues == dict(before.queues) else one.version
-        merged[names] = ArchiveOffset(version, queues)
+        is_moved = names in moved or queues != dict(before.queues)
+        merged[names] = ArchiveOffset(one.version if is_moved else before.version, queues, before.begun)
     return merged

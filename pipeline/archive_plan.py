@@ -6,9 +6,11 @@ Reads catalogs only. Owns the choice; cutting is in partitions.py, reading in ar
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from pipeline.filled_gaps import Layer
+from pipeline.later_plan import OnExpired, expired, later_layers
 from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut, slices_of_page
 from pipeline.predicate import Predicate
 from pipeline.source_options import SourceOptions
@@ -82,8 +84,9 @@ def plan(
             state = load(archive, version=version)
             wanted = wanted_queues(state, options)
             topics |= {queue.topic for queue in wanted}
-            ref = ArchiveRef(cluster, broker, version)
-            parts += slices(RunIndex(archive), state, ref, wanted, predicate, is_header_only=is_header_only)
+            parts += ArchivePlanner(archive, (cluster, broker)).slices(
+                state, [wanted], predicate, is_header_only=is_header_only
+            )
     missing = [topic for topic in options.topics if not set("*?[") & set(topic) and topic not in topics]
     if missing:
         raise NotFoundError(f"{options.path} has no topic {missing[0]!r}", hint="tiered ls shows the topics")
@@ -126,3 +129,48 @@ def slices(
         found = slices_of_page(archive, page, wanted, predicate, is_header_only=is_header_only)
         if found is not None:
             yield found
+
+
+class ArchivePlanner:
+    """Plans from one archive, at any version. Pages of runs are kept for the next plan."""
+
+    def __init__(self, store: ObjectStore, names: Names) -> None:
+        self._store = store
+        self._names = names
+        self.run_index = RunIndex(store)
+
+    def slices(
+        self,
+        state: CatalogState,
+        wanted: Sequence[Layer],
+        predicate: Predicate,
+        *,
+        is_header_only: bool,
+        on_expired: OnExpired | None = None,
+    ) -> list[Slices]:
+        """What of ``wanted`` at ``state`` passes, though pages of that version may be gone.
+
+        Raises NotFoundError for what expired or was taken back since; ``on_expired`` may decide otherwise.
+        """
+        try:
+            return self._slices(state, wanted, predicate, is_header_only)
+        except NotFoundError:
+            newest = load(self._store)
+            if newest.version == state.version:
+                raise
+
+        def refuse(queue: QueueKey, offsets: OffsetRange) -> None:
+            raise expired(queue, offsets, state.version)
+
+        later = later_layers(self._store, state, newest, wanted, on_expired or refuse)
+        return self._slices(newest, later, predicate, is_header_only)
+
+    def _slices(
+        self, state: CatalogState, wanted: Sequence[Layer], predicate: Predicate, is_header_only: bool
+    ) -> list[Slices]:
+        ref = ArchiveRef(*self._names, state.version)
+        return [
+            one
+            for layer in wanted
+            for one in slices(self.run_index, state, ref, layer, predicate, is_header_only=is_header_only)
+        ]

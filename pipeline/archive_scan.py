@@ -46,8 +46,10 @@ class ArchiveScanner:
         with_records: bool,
         window_bytes: int,
         on_corrupt: OnCorrupt,
+        may_have_expired: bool = False,
     ) -> None:
         self._store = store
+        self._may_have_expired = may_have_expired
         self._predicate = predicate
         self._with_records = with_records
         self._window_bytes = window_bytes
@@ -56,7 +58,14 @@ class ArchiveScanner:
     def chunks(self, part: Slices) -> Iterator[RowChunk]:
         """All rows of ``part`` that pass, a window at a time."""
         light = part.table["kind"] == RunKind.LMQ
-        queues = QueueScanner(self._store, part, self._predicate, self._window_bytes, self._on_corrupt)
+        queues = QueueScanner(
+            self._store,
+            part,
+            self._predicate,
+            self._window_bytes,
+            self._on_corrupt,
+            may_have_expired=self._may_have_expired,
+        )
         yield from queues.chunks(part.table[light])
         table = part.table[~light]
         groups = [

@@ -1,16 +1,18 @@
 """Rows that are read by queue offset: light queues through their parents, and slices whose object is gone.
 
 An object may have been compacted away since the plan: then the newest catalog says where its messages are. What has
-expired since is an error, never a shorter answer.
+expired since is an error, never a shorter answer, unless whoever asks has said that it may be.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pipeline.partitions import Slices
+from pipeline.later_plan import KeptEnds, expired, taken_back
+from pipeline.partitions import OffsetRange, Slices
 from pipeline.predicate import Predicate
 from pipeline.row_chunk import CorruptPlace, RowChunk
 from tiered.catalog.pages import RunIndex
@@ -25,6 +27,8 @@ from tiered.object_store.protocol import ObjectStore
 
 READ_ROWS = 8192
 CACHE_BYTES = 16 << 20
+logger = logging.getLogger(__name__)
+
 OnCorrupt = Callable[[CorruptPlace], None]
 
 
@@ -38,14 +42,18 @@ class QueueScanner:
         predicate: Predicate,
         window_bytes: int,
         on_corrupt: OnCorrupt,
+        *,
+        may_have_expired: bool = False,
     ) -> None:
         self._store = store
         self._part = part
+        self._may_have_expired = may_have_expired
         self._predicate = predicate
         self._window_bytes = window_bytes
         self._on_corrupt = on_corrupt
         self._segments = SegmentCache(store, cache_bytes=CACHE_BYTES)
         self._run_index = RunIndex(store, cache_bytes=CACHE_BYTES)
+        self._ends: KeptEnds | None = None
 
     def chunks(self, table: Table) -> Iterator[RowChunk]:
         """The rows of these slices, from the catalog version of the plan."""
@@ -63,28 +71,24 @@ class QueueScanner:
             return
         for row in table:
             queue = self._part.queues[int(row["queue"])]
-            known = state.queue(queue)
-            if known is None or int(known["min_queue_offset"]) > int(row["begin"]):
-                raise self._gone(f"{queue} from offset {int(row['begin'])} on has expired")
-            if int(row["end"]) > self._kept_end(state, queue):
-                raise self._gone(f"{queue} before offset {int(row['end'])} was taken back by a replaced log")
+            self._require(queue, int(row["begin"]), int(row["end"]), state)
             yield from self._read(state, row)
 
-    def _gone(self, what: str) -> NotFoundError:
-        return NotFoundError(
-            f"{what} since catalog version {self._part.archive.version}",
-            hint="run the job again: it plans from the newest version",
-        )
-
-    def _kept_end(self, state: CatalogState, queue: QueueKey) -> int:
-        """Up to here the queue still has the messages it had when the partition was planned."""
-        row = state.queue(queue)
-        end = 0 if row is None else int(row["end_queue_offset"])
-        for line in state.lines:
-            if line.version > self._part.archive.version and line.common_version > 0:
-                common = load(self._store, version=line.common_version).queue(queue)
-                end = min(end, 0 if common is None else int(common["end_queue_offset"]))
-        return end
+    def _require(self, queue: QueueKey, begin: int, end: int, newest: CatalogState) -> None:
+        """Raises NotFoundError unless ``newest`` still has offsets [begin, end) as they were planned, or may have lost
+        the first of them."""
+        version = self._part.archive.version
+        row = newest.queue(queue)
+        floor = end if row is None else int(row["min_queue_offset"])
+        if floor > begin:
+            error = expired(queue, OffsetRange(begin, min(floor, end)), version)
+            if not self._may_have_expired:
+                raise error
+            logger.warning("skipped: %s", error.message)
+        if self._ends is None or self._ends.newest.version != newest.version:
+            self._ends = KeptEnds(self._store, newest, version)
+        if end > self._ends.of(queue):
+            raise taken_back(queue, end, version)
 
     def _read(self, state: CatalogState, row: np.void) -> Iterator[RowChunk]:
         queue, end = self._part.queues[int(row["queue"])], int(row["end"])
@@ -100,6 +104,8 @@ class QueueScanner:
                 self._report(queue, error.message)
                 offset += 1
                 continue
+            if reader.state.version != state.version:  # something was gone: it had to look at a newer one
+                self._require(queue, offset, end, reader.state)
             rows = min(rows * 2, READ_ROWS)
             if len(batch):
                 yield self._chunk(batch, row, queue)

@@ -90,6 +90,7 @@ def _chunks(
             with_records=with_records,
             window_bytes=options.window_bytes,
             on_corrupt=damage,
+            may_have_expired=not options.fail_on_data_loss,
         )
         yield from scanner.chunks(part)
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pipeline.archive_plan import pinned_versions, plan
+from pipeline.archive_plan import Names, pinned_versions, plan
 from pipeline.columns import Column, Cost, chosen, cost_of
 from pipeline.partition_reader import read_in_worker
 from pipeline.partitions import Slices
@@ -34,15 +34,18 @@ if TYPE_CHECKING:
 Part = Slices | LogRange
 
 
-def frame_of(spark: SparkSession, options: SourceOptions) -> DataFrame:
-    """The messages that ``options`` mean, at the catalog versions of this moment."""
+def frame_of(
+    spark: SparkSession, options: SourceOptions, versions: Mapping[Names, int] | None = None
+) -> DataFrame:
+    """The messages that ``options`` mean, at the catalog ``versions`` given, or else those of this moment."""
     columns = chosen(options.columns)
     parts: Sequence[Part]
     if options.source is Source.STORE:
         parts = plan_ranges(options)
     else:
         is_header_only = cost_of(columns) <= Cost.FOOTER
-        parts = plan(options, pinned_versions(options), options.times, is_header_only=is_header_only)
+        versions = pinned_versions(options) if versions is None else versions
+        parts = plan(options, versions, options.times, is_header_only=is_header_only)
     return frame_of_parts(spark, options, columns, parts)
 
 

@@ -3,13 +3,14 @@
     {"<cluster>/<broker>": {"version": 17, "queues": {"<topic>": {"<queueId>.<generation>": 4711}}}}
 
 An offset is the next queue offset to read; ``version`` is the catalog version that the end of a batch was planned
-from, so that a batch that is run again reads the same.
+from, so that a batch that is run again reads the same. Gaps below an offset are those of that version. ``from``, of the
+same shape as ``queues``, is there for queues that the stream began above a gap: what fills it is none of its messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -24,10 +25,11 @@ Names = tuple[str, str]
 
 @dataclass(frozen=True)
 class ArchiveOffset:
-    """Where a stream stands in one archive."""
+    """Where a stream stands in one archive. ``begun``: where it began, of queues that have gaps below that."""
 
     version: int
     queues: Mapping[QueueKey, int]
+    begun: Mapping[QueueKey, int] = field(default_factory=dict)
 
 
 StreamOffset = Mapping[Names, ArchiveOffset]
@@ -37,14 +39,20 @@ def to_json(offset: StreamOffset) -> dict[str, Any]:
     """For the checkpoint. Equal offsets give equal documents."""
     document: dict[str, Any] = {}
     for (cluster, broker), one in sorted(offset.items()):
-        queues: dict[str, dict[str, int]] = {}
-        for queue in sorted(one.queues):
-            queues.setdefault(queue.topic, {})[f"{queue.queue_id}.{queue.generation}"] = one.queues[queue]
+        begun = {"from": _by_topic(one.begun)} if one.begun else {}
         document[f"{quote(cluster, safe='')}/{quote(broker, safe='')}"] = {
             "version": one.version,
-            "queues": queues,
+            "queues": _by_topic(one.queues),
+            **begun,
         }
     return document
+
+
+def _by_topic(offsets: Mapping[QueueKey, int]) -> dict[str, dict[str, int]]:
+    queues: dict[str, dict[str, int]] = {}
+    for queue in sorted(offsets):
+        queues.setdefault(queue.topic, {})[f"{queue.queue_id}.{queue.generation}"] = offsets[queue]
+    return queues
 
 
 def from_json(document: Mapping[str, Any]) -> dict[Names, ArchiveOffset]:
@@ -61,12 +69,16 @@ def _names(text: str) -> Names:
 
 
 def _archive_offset(one: Mapping[str, Any]) -> ArchiveOffset:
+    return ArchiveOffset(int(one["version"]), _offsets(one["queues"]), _offsets(one.get("from", {})))
+
+
+def _offsets(topics: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:
     queues = {}
-    for topic, numbers in one["queues"].items():
+    for topic, numbers in topics.items():
         for name, offset in numbers.items():
             queue_id, generation = map(int, name.split("."))
             queues[QueueKey(topic, queue_id, generation)] = int(offset)
-    return ArchiveOffset(int(one["version"]), queues)
+    return queues
 
 
 def share(available: Sequence[int], limit: int) -> list[int]:

@@ -20,6 +20,7 @@ import orjson
 from pipeline.archive_plan import opened, pinned_versions
 from pipeline.columns import chosen
 from pipeline.jobs.export_plan import BatchPlan, plan_batch
+from pipeline.jobs.export_plan_record import plan_document, plan_of, without_expired
 from pipeline.jobs.export_progress import ArchiveVersion, Choices, Done, ExportProgress, Intent, PartDone
 from pipeline.jobs.parquet_parts import DAY_MS, PartTask, write_part
 from pipeline.jobs.tasks import SparkTasks, TaskRunner
@@ -171,7 +172,7 @@ class _Export:
         self, intent: Intent, before: Done, tasks: TaskRunner | None, report: Callable[[int, int], None]
     ) -> Done:
         source = self._source_of(intent)
-        plan = plan_batch(source, intent, before.ends)
+        plan = self._plan(intent, source, before)
         report(0, len(plan.parts))
         if intent.choices.format == DELTA:
             parts = [self._write_delta(intent, source, plan)]
@@ -196,6 +197,16 @@ class _Export:
             expired=so_far.expired + plan.expired,
         )
         return done
+
+    def _plan(self, intent: Intent, source: SourceOptions, before: Done) -> BatchPlan:
+        """As it was made first, whoever begins or resumes the batch, less what has expired since."""
+        kept = self._progress.plan(intent.number)
+        plan = None if kept is None else plan_of(kept)
+        if plan is not None:
+            return without_expired(source, plan)
+        plan = plan_batch(source, intent, before.ends)
+        self._progress.keep_plan(intent.number, plan_document(plan))
+        return plan
 
     def _write_parquet(
         self,

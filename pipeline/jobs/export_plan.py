@@ -6,12 +6,13 @@ into gaps since. The same intent after the same batch gives the same parts, on a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.archive_plan import opened, slices, wanted_queues
+from pipeline.filled_gaps import Gaps, Layer, by_queue, filled, gaps_in
 from pipeline.jobs.export_progress import ArchiveEnds, Intent
 from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut
 from pipeline.predicate import Predicate
@@ -27,8 +28,6 @@ from tiered.object_store.protocol import ObjectStore
 
 LARGE_TOPIC_SHARE = 8
 """A topic with at least partition_bytes / this gets parts of its own, so that it has few files."""
-
-Layer = dict[QueueKey, OffsetRange]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveE
             wanted = _begun(state, options, ended) | wanted_queues(state, options)
             fresh = _fresh(wanted, ended)
             expired += sum(max(0, wanted[queue].begin - ended[queue]) for queue in wanted if queue in ended)
-            for layer in (fresh, *_filled(state, last, wanted)):
+            for layer in (fresh, *filled(state, _gaps(last), _below(wanted, ended))):
                 found += slices(RunIndex(archive), state, ref, layer, Predicate(), is_header_only=False)
             ends.append(_ends(state, last, ended, wanted))
     _require_topics(options, ends)
@@ -92,40 +91,21 @@ def _fresh(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:
     return {queue: one for queue, one in ranges.items() if one.begin < one.end}
 
 
-def _filled(state: CatalogState, last: ArchiveEnds, wanted: Layer) -> Iterator[Layer]:
-    """Offsets that were gaps at the last batch and are no more, a range of each queue at a time."""
-    pieces: dict[QueueKey, list[OffsetRange]] = {}
-    for topic, queue_id, generation, begin, end in last.gaps:
-        queue = QueueKey(topic, queue_id, generation)
-        if queue in wanted:
-            low = max(begin, wanted[queue].begin)
-            pieces.setdefault(queue, []).extend(_without_gaps(state, queue, low, end))
-    while pieces:
-        yield {queue: ranges.pop() for queue, ranges in pieces.items() if ranges}
-        pieces = {queue: ranges for queue, ranges in pieces.items() if ranges}
+def _gaps(last: ArchiveEnds) -> Gaps:
+    return by_queue((QueueKey(*gap[:3]), OffsetRange(*gap[3:])) for gap in last.gaps)
 
 
-def _without_gaps(state: CatalogState, queue: QueueKey, begin: int, end: int) -> Iterator[OffsetRange]:
-    for gap in state.gaps_of(queue):
-        low, high = int(gap["begin_queue_offset"]), int(gap["end_queue_offset"])
-        if high <= begin or low >= end:
-            continue
-        if begin < low:
-            yield OffsetRange(begin, low)
-        begin = high
-    if begin < end:
-        yield OffsetRange(begin, end)
+def _below(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:
+    """What the last batch had passed: what is above is new, filled gaps too."""
+    return {queue: OffsetRange(one.begin, ended[queue]) for queue, one in wanted.items() if queue in ended}
 
 
 def _ends(state: CatalogState, last: ArchiveEnds, ended: dict[QueueKey, int], wanted: Layer) -> ArchiveEnds:
     after = ended | {queue: max(one.end, ended.get(queue, 0)) for queue, one in wanted.items()}
-    rows = {queue: state.row_of(queue) for queue in after}
-    numbers = {row: queue for queue, row in rows.items() if row is not None}
-    gaps = [
-        (*numbers[int(gap["queue"])], int(gap["begin_queue_offset"]), int(gap["end_queue_offset"]))
-        for gap in state.gaps
-        if int(gap["queue"]) in numbers
-    ]
+    # A queue that this batch leaves out keeps the gaps of the last batch that did not: it is as far as it was then.
+    kept = {queue: gaps for queue, gaps in _gaps(last).items() if queue not in wanted}
+    now = {queue: gaps for queue, gaps in gaps_in(state).items() if queue in wanted}
+    gaps = [(*queue, gap.begin, gap.end) for queue, mine in sorted((kept | now).items()) for gap in mine]
     queues = [(*queue, end) for queue, end in sorted(after.items())]
     return ArchiveEnds(last.cluster, last.broker, state.cursor.line, queues, gaps)
 

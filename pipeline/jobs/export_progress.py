@@ -1,12 +1,14 @@
 """How far an export is: records beside the data, made by create-if-absent, so that a killed export goes on rightly.
 
     _tiered_export/<number>.intent   what batch <number> will hold: catalog versions and choices, before any data
+    _tiered_export/<number>.plan     where its rows are, as planned before the first of them was written
     _tiered_export/<number>/<part>   a part of it is written, with its rows and bytes
     _tiered_export/<number>.done     the batch is complete; where every queue ended
 
 A batch's content and the names of its files follow from its intent alone, so whoever repeats it writes the same files:
-nothing is lost or doubled, even by two exports at a time. Names that begin with an underscore are no data for Spark,
-Hive and Delta. Owns the records; not what a batch is (export_plan.py) nor its data.
+nothing is lost or doubled, even by two exports at a time. The plan says no more than that, but what it was made from
+may be garbage by the time a killed export goes on. Names that begin with an underscore are no data for Spark, Hive and
+Delta. Owns the records; not what a batch is (export_plan.py) nor its data.
 """
 
 from __future__ import annotations
@@ -123,6 +125,14 @@ class ExportProgress:
             return intent
         return self.intent(intent.number) or intent
 
+    def plan(self, number: int) -> dict[str, Any] | None:
+        """What ``keep_plan`` was given for a batch, or None."""
+        return self._read(f"{number:010d}.plan")
+
+    def keep_plan(self, number: int, document: Mapping[str, Any]) -> None:
+        """Record the plan of a batch. Whoever else did so recorded the same."""
+        self._create(f"{number:010d}.plan", document)
+
     def done(self, number: int) -> Done | None:
         """The end of a batch; of batch 0, which every export begins after, an empty one; None while incomplete."""
         if number == 0:
@@ -130,13 +140,7 @@ class ExportProgress:
         document = self._read(f"{number:010d}.done")
         if document is None:
             return None
-        ends = tuple(
-            ArchiveEnds(
-                one["cluster"], one["broker"], int(one["line"]),
-                tuple(map(tuple, one["queues"])), tuple(map(tuple, one["gaps"])),
-            )
-            for one in document["ends"]
-        )  # fmt: skip
+        ends = ends_of(document)
         return Done(number, int(document["rows"]), int(document["files"]), int(document["size_bytes"]), ends)
 
     def finish(self, done: Done) -> None:
@@ -171,3 +175,14 @@ class ExportProgress:
         except (zstandard.ZstdError, orjson.JSONDecodeError) as error:
             raise CorruptionError(f"{self._store.url}/{key}: damaged: {error}") from error
         return document
+
+
+def ends_of(document: Mapping[str, Any]) -> tuple[ArchiveEnds, ...]:
+    """The ``ends`` of a record."""
+    return tuple(
+        ArchiveEnds(
+            one["cluster"], one["broker"], int(one["line"]),
+            tuple(map(tuple, one["queues"])), tuple(map(tuple, one["gaps"])),
+        )
+        for one in document["ends"]
+    )  # fmt: skip

@@ -6,13 +6,14 @@ catalog: a topic's share of an object is its share of the bytes in it. Owns the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.archive_plan import opened, pinned_versions, wanted_queues
+from pipeline.archive_plan import Names, opened, pinned_versions, wanted_queues
 from pipeline.planned_frame import frame_of
 from pipeline.source_options import Source, SourceOptions
 from tiered.catalog.pages import Page, RunIndex
@@ -30,6 +31,7 @@ _WIDTHS_MS = (
     10 * _MIN, 15 * _MIN, 30 * _MIN, _HOUR, 2 * _HOUR, 4 * _HOUR, 6 * _HOUR, 12 * _HOUR, _DAY, 2 * _DAY, 7 * _DAY,
 )  # fmt: skip
 PERCENTILES = (0.5, 0.9, 0.99)
+_QUEUE_COLUMNS = ("cluster", "brokerName", "topic", "queueId", "storeSize")
 TAGS_SHOWN = 50
 KEYS_SHOWN = 50
 
@@ -59,8 +61,10 @@ class TopicStats:
 
 @dataclass(frozen=True)
 class QueueStats:
-    """One queue."""
+    """One queue of one broker."""
 
+    cluster: str
+    broker: str
     topic: str
     queue_id: int
     messages: int
@@ -106,8 +110,9 @@ def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = Fa
     """The numbers of what ``source`` chooses. ``headers_only`` reads no record: no tags, no keys."""
     from pyspark.sql import functions
 
+    versions = pinned_versions(source) if source.source is Source.ARCHIVE else {}
     names = ("topic", "queueId", "storeSize", "storeTimestamp")
-    headers = frame_of(spark, replace(source, columns=names))
+    headers = frame_of(spark, replace(source, columns=names), versions)
     topics = headers.groupBy("topic").agg(
         functions.count("*").alias("messages"),
         functions.sum("storeSize").alias("bytes"),
@@ -115,15 +120,16 @@ def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = Fa
         functions.max("storeSize").alias("largest"),
         functions.min("storeTimestamp").alias("first"),
         functions.max("storeTimestamp").alias("last"),
-        functions.count_distinct("queueId").alias("queues"),
     ).collect()  # fmt: skip
+    queues = _queues(frame_of(spark, replace(source, columns=_QUEUE_COLUMNS), versions))
+    queue_count = Counter(one.topic for one in queues)
     is_whole = source.source is Source.ARCHIVE and source.since_ms is None and source.until_ms is None
-    stored = _stored_bytes(source) if is_whole else {}
+    stored = _stored_bytes(source, versions) if is_whole else {}
     found = sorted(
         (
             TopicStats(
                 topic=row["topic"],
-                queues=row["queues"],
+                queues=queue_count[row["topic"]],
                 messages=row["messages"],
                 message_bytes=row["bytes"],
                 stored_bytes=stored.get(row["topic"], 0),
@@ -141,9 +147,9 @@ def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = Fa
     first = min((one.first_ms for one in found), default=0)
     last = max((one.last_ms for one in found), default=0)
     width = bucket_width_ms(first, last)
-    tags, keys = ([], []) if headers_only or not found else _names(spark, source)
+    tags, keys = ([], []) if headers_only or not found else _names(spark, source, versions)
     return Stats(
-        source.path, found, _queues(headers), _buckets(headers, width), width, _sizes(headers), tags, keys,
+        source.path, found, queues, _buckets(headers, width), width, _sizes(headers), tags, keys,
         has_records=not headers_only,
     )  # fmt: skip
 
@@ -158,10 +164,11 @@ def bucket_width_ms(first_ms: int, last_ms: int) -> int:
 
 
 def _queues(headers: DataFrame) -> list[QueueStats]:
-    rows = headers.groupBy("topic", "queueId").agg({"*": "count", "storeSize": "sum"}).collect()
+    *place, _ = _QUEUE_COLUMNS
+    rows = headers.groupBy(*place).agg({"*": "count", "storeSize": "sum"}).collect()
     return sorted(
-        (QueueStats(row["topic"], row["queueId"], row["count(1)"], row["sum(storeSize)"]) for row in rows),
-        key=lambda one: (one.topic, one.queue_id),
+        (QueueStats(*(row[name] for name in place), row["count(1)"], row["sum(storeSize)"]) for row in rows),
+        key=lambda one: (one.topic, one.cluster, one.broker, one.queue_id),
     )
 
 
@@ -183,11 +190,13 @@ def _sizes(headers: DataFrame) -> list[tuple[int, int]]:
     return sorted((1 << row["power"], row["count"]) for row in headers.groupBy(power).count().collect())
 
 
-def _names(spark: SparkSession, source: SourceOptions) -> tuple[list[NamedCount], list[NamedCount]]:
+def _names(
+    spark: SparkSession, source: SourceOptions, versions: Mapping[Names, int]
+) -> tuple[list[NamedCount], list[NamedCount]]:
     """Frequent tags and keys, in one pass over the records."""
     from pyspark.sql import functions
 
-    records = frame_of(spark, replace(source, columns=("topic", "storeSize", "tags", "keys")))
+    records = frame_of(spark, replace(source, columns=("topic", "storeSize", "tags", "keys")), versions)
     named = records.select(
         "topic",
         "storeSize",
@@ -221,11 +230,11 @@ def _named(row: Any) -> NamedCount:
     return NamedCount(row["topic"], row["name"], row["messages"], row["bytes"])
 
 
-def _stored_bytes(source: SourceOptions) -> dict[str, int]:
+def _stored_bytes(source: SourceOptions, versions: Mapping[Names, int]) -> dict[str, int]:
     """Bytes in objects of every topic."""
     found: dict[str, float] = {}
     with opened(source) as store:
-        for (cluster, broker), version in pinned_versions(source).items():
+        for (cluster, broker), version in versions.items():
             archive = PrefixedStore(store, archive_prefix(cluster, broker))
             state = load(archive, version=version)
             wanted = wanted_queues(state, source)

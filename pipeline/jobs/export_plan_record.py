@@ -1,0 +1,87 @@
+"""The plan of a batch as a document, and what has expired since it was made.
+
+An export that was killed may go on days later: pages of its catalog version may be merged away, and rows may have
+expired. Its parts keep their numbers, as files are named after them. Owns the document; where it is kept is in
+export_progress.py.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from pipeline.archive_plan import opened
+from pipeline.jobs.export_plan import BatchPlan
+from pipeline.jobs.export_progress import ends_of
+from pipeline.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices
+from pipeline.source_options import SourceOptions
+from tiered.catalog.reading import load
+from tiered.catalog.state import CatalogState
+from tiered.formats.keys import archive_prefix
+from tiered.model.queue import QueueKey
+from tiered.object_store.prefixed import PrefixedStore
+
+LAYOUT = SLICE_DTYPE.descr
+"""Columns of a part's table. A record with others is of another version of this program: the batch is planned anew."""
+
+
+def plan_document(plan: BatchPlan) -> dict[str, Any]:
+    """``plan`` for ``plan_of``."""
+    return {
+        "layout": [list(column) for column in LAYOUT],
+        "parts": [_part_document(part) for part in plan.parts],
+        "ends": [asdict(one) for one in plan.ends],
+        "expired": plan.expired,
+    }
+
+
+def plan_of(document: Mapping[str, Any]) -> BatchPlan | None:
+    """The plan, or None when it cannot be read here."""
+    if [tuple(column) for column in document["layout"]] != LAYOUT:
+        return None
+    parts = [_part(one) for one in document["parts"]]
+    return BatchPlan(parts, list(ends_of(document)), int(document["expired"]))
+
+
+def _part_document(part: Slices) -> dict[str, Any]:
+    return {
+        "archive": [part.archive.cluster, part.archive.broker, part.archive.version],
+        "queues": [list(queue) for queue in part.queues],
+        "objects": [[one.key, one.size_bytes, one.tail_bytes] for one in part.objects],
+        "table": b64encode(part.table.tobytes()).decode(),
+    }
+
+
+def _part(document: Mapping[str, Any]) -> Slices:
+    return Slices(
+        ArchiveRef(*document["archive"]),
+        np.frombuffer(b64decode(document["table"]), SLICE_DTYPE),
+        tuple(QueueKey(*queue) for queue in document["queues"]),
+        tuple(ObjectRef(*one) for one in document["objects"]),
+    )
+
+
+def without_expired(options: SourceOptions, plan: BatchPlan) -> BatchPlan:
+    """``plan`` without what has expired since, which ``expired`` counts. Every part stays, though it may be empty."""
+    names = {(part.archive.cluster, part.archive.broker) for part in plan.parts}
+    with opened(options) as store:
+        states = {name: load(PrefixedStore(store, archive_prefix(*name))) for name in names}
+    parts, expired = [], plan.expired
+    for part in plan.parts:
+        table = part.table.copy()
+        floors = _floors(part, states[part.archive.cluster, part.archive.broker])[table["queue"]]
+        begin = np.clip(floors, table["begin"], table["end"])
+        expired += int((begin - table["begin"]).sum())
+        table["begin"] = begin
+        parts.append(replace(part, table=table[table["begin"] < table["end"]]))
+    return replace(plan, parts=parts, expired=expired)
+
+
+def _floors(part: Slices, state: CatalogState) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The first offset that is left of each queue."""
+    rows = [state.queue(queue) for queue in part.queues]
+    return np.array([0 if row is None else int(row["min_queue_offset"]) for row in rows], np.int64)

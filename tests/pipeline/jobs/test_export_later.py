@@ -1,0 +1,117 @@
+"""Exports that go on after gaps were filled, rows expired, and what a batch was planned from became garbage."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipeline.jobs.export import ExportReport
+from pipeline.source_options import SourceOptions
+from tests.pipeline.gapped_archive import ONE, OTHER, GappedArchive
+from tests.pipeline.jobs.inline_tasks import InlineTasks
+from tests.pipeline.jobs.test_export import exported, run
+from tiered.errors import UnavailableError
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> GappedArchive:
+    """Queue ``one``: offsets 0 to 9 and 15 to 24; queue ``other``: 0 to 4."""
+    made = GappedArchive(tmp_path / "archive")
+    made.put(ONE, range(10))
+    made.put(OTHER, range(5))
+    made.put(ONE, range(15, 25))
+    return made
+
+
+def export_once(archive: GappedArchive, target: Path, *topics: str) -> ExportReport:
+    return run(SourceOptions(archive.url, topics=topics, partition_bytes=1000), target)
+
+
+def killed(archive: GappedArchive, target: Path, after: int) -> None:
+    """An export that dies when so many of its parts are written."""
+    parts = iter(range(after))
+
+    def die(task: object) -> None:
+        if next(parts, None) is None:
+            raise UnavailableError("killed")
+
+    with pytest.raises(UnavailableError, match="killed"):
+        run(SourceOptions(archive.url, partition_bytes=1000), target, InlineTasks(die))
+
+
+def offsets(target: Path, topic: str = "one") -> Counter[int]:
+    found: Counter[int] = Counter()
+    for (name, _, _, offset), count in exported(target).items():
+        if name == topic:
+            found[offset] += count
+    return found
+
+
+def test_a_batch_without_a_topic_does_not_forget_its_gaps(archive: GappedArchive, tmp_path: Path) -> None:
+    target = tmp_path / "table"
+    export_once(archive, target)
+    archive.fill(ONE, range(10, 12))
+    archive.put(OTHER, [5])
+    export_once(archive, target, "other")
+    assert offsets(target) == Counter([*range(10), *range(15, 25)])
+    export_once(archive, target)
+    archive.fill(ONE, range(12, 15))
+    export_once(archive, target, "*")
+    assert offsets(target) == Counter(range(25))
+
+
+def test_a_gap_that_came_while_a_topic_was_left_out_is_not_filled_twice(
+    archive: GappedArchive, tmp_path: Path
+) -> None:
+    target = tmp_path / "table"
+    export_once(archive, target)
+    archive.put(ONE, range(28, 30))
+    archive.put(OTHER, [5])
+    export_once(archive, target, "other")
+    archive.fill(ONE, range(25, 28))
+    export_once(archive, target)
+    assert offsets(target) == Counter([*range(10), *range(15, 30)])
+
+
+@pytest.mark.parametrize("written", [0, 2])
+def test_a_killed_export_goes_on_though_its_plan_is_garbage(
+    archive: GappedArchive, tmp_path: Path, written: int
+) -> None:
+    """Merged away, compacted, filled in: what the batch holds and how its files are called does not change."""
+    target, whole = tmp_path / "table", tmp_path / "whole"
+    archive.age()
+    shutil.copytree(tmp_path / "archive", tmp_path / "copy")
+    run(SourceOptions(f"file://{tmp_path / 'copy'}", partition_bytes=1000), whole)
+    killed(archive, target, written)
+    archive.fill(ONE, range(11, 13))
+    archive.age()
+    report = export_once(archive, target)
+    assert report.batches == 2
+    assert offsets(target) == Counter([*range(10), 11, 12, *range(15, 25)])
+    assert offsets(target, "other") == Counter(range(31))
+    first = {path.relative_to(target) for path in target.rglob("00000001-*.parquet")}
+    assert first == {path.relative_to(whole) for path in whole.rglob("*.parquet")}
+
+
+def test_a_killed_export_goes_on_though_rows_expired(archive: GappedArchive, tmp_path: Path) -> None:
+    target = tmp_path / "table"
+    killed(archive, target, 0)
+    archive.expire(ONE)
+    archive.age()
+    report = export_once(archive, target)
+    assert report.expired == 10
+    assert offsets(target) == Counter(range(15, 25))
+    assert export_once(archive, target).batches == 0
+
+
+def test_everything_of_a_killed_export_may_have_expired(archive: GappedArchive, tmp_path: Path) -> None:
+    target = tmp_path / "table"
+    killed(archive, target, 0)
+    archive.expire(ONE, 2)
+    archive.age()
+    assert export_once(archive, target).expired == 20
+    assert offsets(target) == Counter()
+    assert offsets(target, "other") == Counter(range(18))

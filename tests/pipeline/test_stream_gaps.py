@@ -1,0 +1,154 @@
+"""What is filled into a gap behind a stream comes once; a batch is the same again when its version's pages are gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+
+from pipeline.archive_plan import pinned_versions, plan
+from pipeline.predicate import Predicate
+from pipeline.source_options import parse_options
+from tests.pipeline.gapped_archive import ARCHIVE, LIGHT, ONE, OTHER, GappedArchive
+from tests.pipeline.test_stream import drained, rows_of, stream_reader
+from tiered.errors import NotFoundError
+
+LIMITS = [ReadAllAvailable(), ReadMaxRows(4), ReadMaxBytes(500)]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> GappedArchive:
+    """Queue ``one``: offsets 0 to 9 and 15 to 24; queue ``other``: 0 to 4."""
+    made = GappedArchive(tmp_path / "archive")
+    made.put(ONE, range(10))
+    made.put(OTHER, range(5))
+    made.put(ONE, range(15, 25))
+    return made
+
+
+def offsets(batches: list[list[dict[str, Any]]], topic: str = "one") -> list[int]:
+    return sorted(row["queueOffset"] for batch in batches for row in batch if row["topic"] == topic)
+
+
+def by_place(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["topic"], row["queueId"], row["queueOffset"]))
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=["all", "rows", "bytes"])
+def test_what_is_filled_in_behind_a_stream_comes_once(archive: GappedArchive, limit: ReadLimit) -> None:
+    reader = stream_reader(archive.url)
+    batches, at = drained(reader, reader.initialOffset(), limit)
+    assert offsets(batches) == [*range(10), *range(15, 25)]
+    archive.fill(ONE, range(11, 13))
+    batches, at = drained(reader, at, limit)
+    assert offsets(batches) == [11, 12]
+    reader.stop()
+    archive.put(ONE, [25])
+    archive.fill(ONE, range(10, 11))
+    archive.fill(ONE, range(13, 15))
+    reader = stream_reader(archive.url)  # restarted: the gaps of the version before are loaded again
+    batches, at = drained(reader, at, limit)
+    assert offsets(batches) == [10, 13, 14, 25]
+    archive.put(OTHER, [5])
+    batches, at = drained(reader, at, limit)
+    assert (offsets(batches), offsets(batches, "other")) == ([], [5])
+    assert reader.latestOffset(at, limit) == at
+
+
+def test_a_gap_that_is_filled_before_the_stream_has_passed_it_is_no_gap(archive: GappedArchive) -> None:
+    reader = stream_reader(archive.url, topic="one")
+    start = reader.initialOffset()
+    middle = json.loads(json.dumps(reader.latestOffset(start, ReadMaxRows(12))))
+    assert middle[ARCHIVE]["queues"]["one"]["0.0"] == 12
+    first = rows_of(reader, start, middle)
+    archive.fill(ONE, range(10, 15))
+    batches, _ = drained(reader, middle, ReadMaxRows(3))
+    assert offsets([first, *batches]) == list(range(25))
+
+
+@pytest.mark.parametrize("starting", ["latest", "timestamp"])
+def test_a_stream_that_began_later_does_not_read_what_lay_before(
+    archive: GappedArchive, starting: str
+) -> None:
+    given = {"startingoffsets": starting}
+    if starting == "timestamp":
+        given["startingtimestamp"] = "1800000000000"  # later than everything
+    reader = stream_reader(archive.url, **given)
+    start = json.loads(json.dumps(reader.initialOffset()))
+    archive.fill(ONE, range(10, 15))
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    archive.put(ONE, [*range(25, 27), *range(30, 32)])
+    batches, at = drained(reader, start, ReadAllAvailable())
+    assert offsets(batches) == [25, 26, 30, 31]
+    archive.fill(ONE, range(27, 30))
+    batches, _ = drained(stream_reader(archive.url, **given), at, ReadAllAvailable())
+    assert offsets(batches) == [27, 28, 29]
+
+
+def test_a_batch_is_the_same_again_after_days(archive: GappedArchive) -> None:
+    """What its version names is merged and collected; what was filled in since belongs to the next batch."""
+    archive.age()
+    reader = stream_reader(archive.url)
+    start = reader.initialOffset()
+    end = json.loads(json.dumps(reader.latestOffset(start, ReadAllAvailable())))
+    before = rows_of(reader, start, end)
+    archive.fill(ONE, range(11, 13))
+    then = archive.state_at(end[ARCHIVE]["version"])
+    archive.age()
+    assert any(archive.is_gone(page.key) for page in then.pages), "or this shows nothing"
+    reader = stream_reader(archive.url)
+    assert by_place(rows_of(reader, start, end)) == by_place(before)
+    batches, _ = drained(reader, end, ReadAllAvailable())
+    assert offsets(batches) == [11, 12]
+    assert len(offsets(batches, "other")) == 13
+
+
+@pytest.mark.parametrize("of_pages", [False, True])
+def test_what_expired_meanwhile_is_an_error_unless_told(archive: GappedArchive, of_pages: bool) -> None:
+    if of_pages:
+        archive.age()
+    reader = stream_reader(archive.url)
+    start = reader.initialOffset()
+    end = json.loads(json.dumps(reader.latestOffset(start, ReadAllAvailable())))
+    archive.expire(ONE)
+    if of_pages:
+        archive.age()
+    else:
+        archive.collect()
+    with pytest.raises(NotFoundError, match=r"one.*offsets \[0, 1[05]\)"):
+        rows_of(stream_reader(archive.url), start, end)
+    tolerant = stream_reader(archive.url, failondataloss="false")
+    assert offsets([rows_of(tolerant, start, end)]) == list(range(15, 25))
+
+
+def test_a_frame_of_an_old_version_is_whole_or_an_error(archive: GappedArchive) -> None:
+    archive.age()
+    options = parse_options({"path": archive.url, "topic": "one"})
+    versions = pinned_versions(options)
+    archive.age()
+    parts = plan(options, versions, Predicate(), is_header_only=True)
+    found = sum(int((part.table["end"] - part.table["begin"]).sum()) for part in parts)
+    assert found == 20
+    archive.expire(ONE)
+    archive.age()
+    with pytest.raises(NotFoundError, match="have expired since catalog version"):
+        plan(options, versions, Predicate(), is_header_only=True)
+
+
+def test_light_queues_are_never_shorter_than_planned(archive: GappedArchive) -> None:
+    """Their messages are read through another queue, which may have expired between plan and read."""
+    archive.put(ONE, range(25, 30), light=[LIGHT])
+    archive.put(ONE, range(30, 35), light=[LIGHT])
+    archive.age()
+    reader = stream_reader(archive.url, topic=LIGHT.topic)
+    start = reader.initialOffset()
+    end = json.loads(json.dumps(reader.latestOffset(start, ReadAllAvailable())))
+    parts = reader.partitions(start, end)
+    archive.expire(LIGHT)
+    archive.expire(ONE, 3)
+    archive.age()
+    with pytest.raises(NotFoundError, match=r"offsets \[0, 5\) have expired"):
+        [list(reader.read(part)) for part in parts]
