@@ -35,7 +35,7 @@ from uploader.log_batch import LogBatchPool
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.offload_parts import OffloadGiven, wire
 from uploader.offload_status import OffloadResult, OffloadStatus
-from uploader.pin_watch import watched_pins
+from uploader.pin_watch import kept_up, watched_pins
 
 __all__ = [
     "BrokerRestartedError",
@@ -151,12 +151,13 @@ class Offloader:
         try:
             if follow:
                 self._loop.run(stop)
-                self._await_marks(threads[-1])
+                with kept_up(self._look_after_pins, PIN_EVERY_MS / 1000, given.environment.log):
+                    self._await_marks(threads[-1])
+                    self._drain()
+                self._loop.step_pins()
             else:
                 self._read_to_the_end(stop)
-            self._drain()
-            if follow:
-                self._loop.step_pins()
+                self._drain()
             if not follow and not stop.is_set():
                 self._finish_backfill()
                 self._finish_index(stop)
@@ -251,6 +252,11 @@ class Offloader:
             if self._uploader.is_idle and not self._dispatcher.has_open_range:
                 return
             time.sleep(SHORT_WAIT_S / 5)
+
+    def _look_after_pins(self) -> None:
+        """While draining: a store that is away may take hours, and the broker's disk fills meanwhile."""
+        self._log.refresh()
+        self._loop.step_pins()
 
     def _finish_backfill(self) -> None:
         """Show what the broker would show."""

@@ -109,3 +109,40 @@ def test_a_claim_that_the_archive_does_not_take_holds_no_pin_on_a_full_disk(
             archive.is_full = False
             thread.join()
     assert failed == []
+
+
+def test_a_drain_that_the_archive_holds_up_holds_no_pin_on_a_full_disk(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload while the object store is away drains until that is back."""
+    monkeypatch.setattr(offload, "PIN_EVERY_MS", 20)
+
+    class DataRefused(FullStore):
+        def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+            if "/catalog/" in key:
+                MemoryStore.put_if_absent(self, key, body, timeout_s=timeout_s)
+            else:
+                super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    disk, archive, stop = Disk(tmp_path), DataRefused("memory://refused"), threading.Event()
+    with open_broker_store(store, pinned=disk.keeper.files) as broker_store:
+        offloader = offloader_of(broker_store, archive, disk)
+        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
+        thread.start()
+        try:
+            deadline_s = time.monotonic() + 30
+            while (
+                (status := offloader.status()) is None or status.pins is None or status.read_phys == 0
+            ) and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            stop.set()
+            assert disk.pins, "of files that are not archived"
+            disk.used_ratio = 0.73
+            while disk.pins and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert disk.pins == []
+            assert thread.is_alive(), "it still drains"
+        finally:
+            stop.set()
+            archive.is_full = False
+            thread.join()
