@@ -6,12 +6,13 @@ import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.garbage import CLOCK_SKEW_MS_MAX, KeySet, plan_gc, referenced_by, run_gc
+from tiered.catalog.garbage import CLOCK_SKEW_MS_MAX, KeySet, plan_gc, referenced_by, run_gc, settled_version
 from tiered.catalog.protocol import CatalogWriter, load
 from tiered.catalog.reading import head_version
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, Doom
 from tiered.errors import UsageError
+from tiered.formats.keys import catalog_key
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.protocol import ObjectInfo
 
@@ -20,9 +21,17 @@ GRACE_MS = 72 * HOUR_MS
 A = queue("a")
 
 
+class Bucket(MemoryStore):
+    """Stamps objects with a clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+        super().__init__(clock_ms=lambda: self.now_ms)
+
+
 @pytest.fixture
-def memory() -> MemoryStore:
-    return MemoryStore(clock_ms=lambda: NOW_MS + GRACE_MS)
+def memory() -> Bucket:
+    return Bucket()
 
 
 def later() -> int:
@@ -48,25 +57,54 @@ def everything(store: MemoryStore) -> set[str]:
     return {info.key for info in store.list("")}
 
 
-def collect(store: MemoryStore, grace_ms: int = GRACE_MS, apply: bool = True) -> set[str]:
+def collect(store: Bucket, grace_ms: int = GRACE_MS, apply: bool = True) -> set[str]:
+    """When the grace period is over for what was given up so far."""
+    store.now_ms = later()
     return set(run_gc(store, load(store), apply=apply, grace_ms=grace_ms, clock=later).delete)
 
 
-def test_removal_is_undoable_for_the_grace_period(memory: MemoryStore) -> None:
+def test_removal_is_undoable_for_the_grace_period(memory: Bucket) -> None:
     made = filled(memory)
     key = "sets/00/1-1-7.sso"
     put(memory, key)
-    made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=[key], created_ms=NOW_MS + 1))
+    memory.now_ms += 5_000
+    made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=[key], created_ms=NOW_MS + 5_000))
     assert key not in collect(memory)
     made.refresh()
-    made.append(CommitDraft(CommitKind.MAINTENANCE, undoomed=[key], created_ms=NOW_MS + 1))
+    memory.now_ms = NOW_MS
+    made.append(CommitDraft(CommitKind.MAINTENANCE, undoomed=[key], created_ms=NOW_MS))
     made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=[key], created_ms=NOW_MS))
     assert key in collect(memory)
     assert key not in everything(memory)
     assert not load(memory).doomed.keys() & {key}
 
 
-def test_it_is_a_dry_run_unless_told_otherwise(memory: MemoryStore) -> None:
+@pytest.mark.parametrize("writers_clock_ms", [0, NOW_MS - 10 * GRACE_MS, NOW_MS + 1])
+def test_a_writers_wrong_clock_takes_no_grace_away(memory: Bucket, writers_clock_ms: int) -> None:
+    """One without a battery begins at 1970: what it gives up now is not half a century old."""
+    made = filled(memory)
+    key = "sets/00/1-1-7.sso"
+    put(memory, key)
+    memory.now_ms = NOW_MS + GRACE_MS - 60_000
+    made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=[key], created_ms=writers_clock_ms))
+    assert key not in collect(memory)
+    memory.now_ms = later() + GRACE_MS
+    plan = run_gc(memory, load(memory), apply=True, grace_ms=GRACE_MS, clock=lambda: memory.now_ms)
+    assert key in plan.delete
+
+
+@pytest.mark.parametrize("versions", [1, 2, 7, 64])
+def test_the_bucket_says_which_versions_are_older_than_the_grace_period(versions: int) -> None:
+    memory = Bucket()
+    for version in range(1, versions + 1):
+        memory.now_ms = NOW_MS + version
+        put(memory, catalog_key(version))
+    for before in range(-1, versions + 3):
+        found = settled_version(memory, versions, NOW_MS + before)
+        assert found == min(max(before, 0), versions)
+
+
+def test_it_is_a_dry_run_unless_told_otherwise(memory: Bucket) -> None:
     made = filled(memory)
     put(memory, "sets/00/1-1-7.sso")
     made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=["sets/00/1-1-7.sso"], created_ms=NOW_MS))
@@ -75,7 +113,7 @@ def test_it_is_a_dry_run_unless_told_otherwise(memory: MemoryStore) -> None:
     assert (everything(memory), head_version(memory)) == (before, head)
 
 
-def test_never_merely_old_and_unreferenced(memory: MemoryStore) -> None:
+def test_never_merely_old_and_unreferenced(memory: Bucket) -> None:
     filled(memory)
     # In flight, by the writer or by a compaction: unreferenced, and of the epoch that may still name it.
     put(memory, "sets/00/9-1-99.sso", "data/00/t/0/0/00000000000000000000-1-4.so", "state/topics-1-5-abc")
@@ -90,7 +128,7 @@ def test_never_merely_old_and_unreferenced(memory: MemoryStore) -> None:
         assert key in everything(memory)
 
 
-def test_attempts_of_a_fenced_epoch_go(memory: MemoryStore) -> None:
+def test_attempts_of_a_fenced_epoch_go(memory: Bucket) -> None:
     made = filled(memory)
     needed = everything(memory)
     put(memory, "sets/00/9-1-99.sso", "data/00/t/0/0/00000000000000000000-1-4.so", "state/topics-1-5-abc")
@@ -106,9 +144,7 @@ def test_attempts_of_a_fenced_epoch_go(memory: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("carried_bytes_max", [4 << 20, 0])
-def test_what_the_head_needs_stays_and_the_catalog_with_it(
-    memory: MemoryStore, carried_bytes_max: int
-) -> None:
+def test_what_the_head_needs_stays_and_the_catalog_with_it(memory: Bucket, carried_bytes_max: int) -> None:
     made = filled(memory, 60, carried_bytes_max=carried_bytes_max)
     catalog = {key for key in everything(memory) if key.startswith("catalog/")}
     gone = collect(memory, grace_ms=0)
@@ -127,23 +163,26 @@ def test_what_the_head_needs_stays_and_the_catalog_with_it(
 def test_an_object_still_named_is_kept_even_if_doomed() -> None:
     state = CatalogState(epoch=3, doomed={"sets/00/a-1-1.sso": Doom(0, 2)})
     listing = [ObjectInfo("sets/00/a-1-1.sso", 10, 0), ObjectInfo("sets/00/b-2-1.sso", 20, 0)]
-    plan = plan_gc(listing, state, KeySet(["sets/00/a-1-1.sso"]), now_ms=GRACE_MS, grace_ms=0)
+    plan = plan_gc(
+        listing, state, KeySet(["sets/00/a-1-1.sso"]), now_ms=GRACE_MS, grace_ms=0, settled_version=2
+    )
     assert (plan.delete, plan.purge, plan.delete_bytes) == (["sets/00/b-2-1.sso"], [], 20)
     assert plan.kept == {"named by the head": 1}
 
 
-def test_what_is_taken_back_meanwhile_is_not_deleted(memory: MemoryStore) -> None:
+def test_what_is_taken_back_meanwhile_is_not_deleted(memory: Bucket) -> None:
     made = filled(memory)
     key = "sets/00/1-1-7.sso"
     put(memory, key)
     made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=[key], created_ms=NOW_MS))
     stale = load(memory)
     made.append(CommitDraft(CommitKind.MAINTENANCE, undoomed=[key], created_ms=NOW_MS))
+    memory.now_ms = later()
     run_gc(memory, stale, apply=True, grace_ms=0, clock=later)
     assert key in everything(memory)
 
 
-def test_a_paused_writer_cannot_resurrect_a_deleted_name(memory: MemoryStore) -> None:
+def test_a_paused_writer_cannot_resurrect_a_deleted_name(memory: Bucket) -> None:
     paused = filled(memory)
     draft = append_draft(paused.state, {A: 1})
     put(memory, *draft.object_keys)
@@ -156,8 +195,9 @@ def test_a_paused_writer_cannot_resurrect_a_deleted_name(memory: MemoryStore) ->
 
 
 @pytest.mark.parametrize("skew_ms", [CLOCK_SKEW_MS_MAX + 1, -CLOCK_SKEW_MS_MAX - 1])
-def test_it_stops_when_the_clock_is_five_minutes_off(memory: MemoryStore, skew_ms: int) -> None:
+def test_it_stops_when_the_clock_is_five_minutes_off(memory: Bucket, skew_ms: int) -> None:
     filled(memory)
+    memory.now_ms = later()
     with pytest.raises(UsageError, match="clock is 300 s"):
         run_gc(memory, load(memory), apply=False, grace_ms=0, clock=lambda: later() + skew_ms)
     run_gc(memory, load(memory), apply=False, grace_ms=0, clock=lambda: later() + skew_ms // 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from bisect import insort
 from dataclasses import replace
 
 import pytest
@@ -565,3 +566,26 @@ def test_log_checks_walk_newest_first(memory: MemoryStore) -> None:
     assert [(version, to_phys) for version, _, to_phys in checks] == [(5, 800), (4, 600), (3, 400), (2, 200)]
     assert checks[0][1] == first.state.cursor.check
     assert claim_draft().owner is not None
+
+
+@pytest.mark.parametrize("foreign", ["catalog/", "catalog/.DS_Store", "catalog/0-notes"])
+def test_an_object_that_is_no_commit_hides_no_archive(foreign: str) -> None:
+    """Browsers of buckets, and file systems over them, leave one that is called like a folder."""
+    store = MemoryStore()
+    made = writer(store)
+    made.claim()
+    made.append(append_draft(made.state, {queue("a"): 1}))
+    version = head_version(store)
+    store._objects[foreign] = (b"", 0)
+    insort(store._keys, foreign)
+    assert head_version(store) == version
+    assert load(store).version == version
+    other = writer(store, instance="w2")
+    assert other.load() is not None
+    assert other.claim(take_over=True).version == version + 1
+
+
+def test_a_catalog_of_foreign_objects_is_no_archive() -> None:
+    store = MemoryStore()
+    store.put_if_absent("catalog/notes", [b""])
+    assert head_version(store) == 0

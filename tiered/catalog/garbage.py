@@ -4,6 +4,9 @@ Deleted is only what a committed version has given up, once the grace period is 
 have left: an object carries its epoch, and no commit can name one of an older epoch any more. Nothing is deleted for
 being old and unreferenced. Commits are never deleted; what the head needs never is, whatever else is said of it.
 
+How long ago something was given up is told by the writer's clock and by the bucket's stamp of the commit that did, the
+later of both: a writer whose clock was wrong takes no grace away.
+
 The plan is pure. Acting commits first: what is to go is *purged* from the doomed, which cannot be taken back, then
 deleted. A crash in between leaves an object nobody names, which the next epoch's collection finds.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -30,11 +34,13 @@ from tiered.formats.keys import (
     PAGES_PREFIX,
     SETS_PREFIX,
     STATE_PREFIX,
+    catalog_key,
     epoch_of,
 )
 from tiered.object_store.protocol import ObjectInfo, ObjectStore
 
 CLOCK_SKEW_MS_MAX = 5 * 60_000
+CLOCK_UNIT_MS = 1_000
 DELETE_BATCH = 1000
 COLLECTED = (DATA_PREFIX, INDEX_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX)
 
@@ -73,12 +79,20 @@ class GcPlan:
 
 
 def plan_gc(
-    listing: Iterable[ObjectInfo], state: CatalogState, references: KeySet, *, now_ms: int, grace_ms: int
+    listing: Iterable[ObjectInfo],
+    state: CatalogState,
+    references: KeySet,
+    *,
+    now_ms: int,
+    grace_ms: int,
+    settled_version: int,
 ) -> GcPlan:
-    """Decide about every listed object. ``references``: all that the head names, pages read."""
+    """Decide about every listed object. ``references``: all that the head names, pages read. ``settled_version``: the
+    newest that was in the bucket before the grace period, see ``settled_version``."""
     plan = GcPlan()
     for key, doom in state.doomed.items():
-        if now_ms - doom.doomed_ms >= grace_ms and key not in references:
+        is_over = now_ms - doom.doomed_ms >= grace_ms and doom.version <= settled_version
+        if is_over and key not in references:
             plan.purge.append(key)
     due = set(plan.purge)
     for info in listing:
@@ -115,6 +129,17 @@ def referenced_by(store: ObjectStore, state: CatalogState) -> KeySet:
     return KeySet(keys())
 
 
+def settled_version(store: ObjectStore, version: int, before_ms: int) -> int:
+    """The newest version up to ``version`` whose commit the bucket stamped at or before ``before_ms``; 0: none. Costs a
+    LIST of one key for each halving."""
+
+    def stamp_ms(candidate: int) -> int:
+        info = next(iter(store.list(catalog_key(candidate), limit=1)), None)
+        return before_ms + 1 if info is None else info.modified_ms
+
+    return bisect_left(range(1, version + 1), before_ms + 1, key=stamp_ms)
+
+
 def run_gc(
     store: ObjectStore, state: CatalogState, *, apply: bool, grace_ms: int, clock: Callable[[], int]
 ) -> GcPlan:
@@ -122,8 +147,8 @@ def run_gc(
 
     Raises UsageError when the local clock and the store's differ by more than five minutes.
     """
-    now_ms = clock()
-    skew_ms = now_ms - store.clock_ms()
+    now_ms, bucket_ms = clock(), store.clock_ms()
+    skew_ms = now_ms - bucket_ms
     if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
         raise UsageError(
             f"this machine's clock is {abs(skew_ms) // 1000} s {'ahead of' if skew_ms > 0 else 'behind'} "
@@ -131,7 +156,17 @@ def run_gc(
             hint="set the clock first: the grace period is measured by it",
         )
     listing = (info for prefix in COLLECTED for info in store.list(prefix))
-    plan = plan_gc(listing, state, referenced_by(store, state), now_ms=now_ms, grace_ms=grace_ms)
+    # Some buckets tell the time in whole seconds.
+    before_ms = max(now_ms, bucket_ms + CLOCK_UNIT_MS) - grace_ms
+    settled = settled_version(store, state.version, before_ms) if state.doomed else 0
+    plan = plan_gc(
+        listing,
+        state,
+        referenced_by(store, state),
+        now_ms=now_ms,
+        grace_ms=grace_ms,
+        settled_version=settled,
+    )
     if apply:
         purged = _purge(store, state, plan, clock) if plan.purge else frozenset()
         plan.delete = [key for key in plan.delete if key not in state.doomed or key in purged]

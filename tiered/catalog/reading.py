@@ -26,12 +26,17 @@ REPLAY_MAX = 256
 
 
 def head_version(store: ObjectStore) -> int:
-    """The newest version, or 0 for an empty archive."""
-    for info in store.list(CATALOG_PREFIX, limit=1):
-        version = parse_catalog_key(info.key)
-        if version is None:
-            raise CorruptionError(f"{store.url}/{info.key} does not belong into a catalog")
-        return version
+    """The newest version, or 0 for an empty archive. Objects that are no commits are passed over: browsers of buckets
+    and file systems over them leave one that is called like a folder, in front of all others."""
+    after = ""
+    for limit in (1, None):
+        for info in store.list(CATALOG_PREFIX, start_after=after, limit=limit):
+            version = parse_catalog_key(info.key)
+            if version is not None:
+                return version
+            after = info.key
+        if not after:
+            return 0
     return 0
 
 
