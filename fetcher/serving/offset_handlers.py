@@ -114,7 +114,7 @@ class OffsetHandlers:
         queues = [queue_id] if queue_id >= 0 else list(range(config.read_queues))
         moved: dict[MessageQueue, int] = {}
         for number in queues:
-            offset = await self._wanted(request, topic, number)
+            offset = await self._wanted(request, group, topic, number)
             try:
                 await self._offsets.commit(group, topic, number, offset)
             except FencedError as error:
@@ -123,16 +123,20 @@ class OffsetHandlers:
         self._tell(group, topic, request, moved)
         return Response(body=(queue_map("offsetTable", moved),))
 
-    async def _wanted(self, request: Request, topic: str, queue_id: int) -> int:
+    async def _wanted(self, request: Request, group: str, topic: str, queue_id: int) -> int:
         bounds = self._archive.bounds(topic, queue_id)
         low, high = (bounds.minimum, bounds.maximum) if bounds is not None else (0, 0)
         asked = request.number("offset", -1)
         if asked >= 0:
             return min(max(asked, low), high)
         time_ms = request.number("timestamp")
-        if time_ms < 0:
-            return high
-        return await self._archive.offset_by_time(topic, queue_id, time_ms, upper=False)
+        offset = (
+            high if time_ms < 0 else await self._archive.offset_by_time(topic, queue_id, time_ms, upper=False)
+        )
+        at = self.known(group, topic, queue_id)
+        # Unless it is forced, a group is not moved past what it has not consumed.
+        is_forced = request.text("isForce", "true").lower() == "true"
+        return offset if is_forced or at is None else min(offset, at)
 
     def _tell(self, group: str, topic: str, request: Request, moved: dict[MessageQueue, int]) -> None:
         online = self._clients.group(group)

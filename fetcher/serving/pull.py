@@ -19,7 +19,7 @@ from fetcher.pulls.tag_filter import ANY_TAG
 from fetcher.serving.archive_side import ArchiveSide, Bounds, PullFound, PullStatus, PullWish
 from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.routes import RouteTable
-from fetcher.serving.session import SQL92, TAG, ClientTable, Subscription
+from fetcher.serving.session import TAG, ClientTable, Subscription
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import (
     NAME_CHARS_MAX,
@@ -204,14 +204,19 @@ def wish_of(request: Request, subscriptions: Subscriptions, limits: PullLimits) 
     """What a pull asks for; None when its expression is needed and not known. Raises BadRequestError."""
     group, topic = request.name("consumerGroup"), request.name("topic")
     expression_type = request.text("expressionType", TAG) or TAG
+    no_expression = (
+        ANY_TAG if expression_type == TAG else ""
+    )  # of another type it is an error, not everything
     if request.number("sysFlag", 0) & SUBSCRIPTION:
-        expression: str | None = request.text("subscription", "*")
+        expression: str | None = request.text("subscription", no_expression)
     else:
         known = subscriptions.subscription(group, topic)
         expression = None
         if known is not None and known.version >= request.number("subVersion", 0):
             expression, expression_type = known.expression, known.expression_type
-    if expression is None and expression_type == SQL92:
+        elif known is not None and expression_type == TAG:
+            expression_type = known.expression_type  # a newer one is on its way, most likely of the same kind
+    if expression is None and expression_type != TAG:
         return None
     max_bytes = request.number("maxMsgBytes", limits.bytes_default)
     return PullWish(
@@ -221,7 +226,7 @@ def wish_of(request: Request, subscriptions: Subscriptions, limits: PullLimits) 
         count=max(1, min(request.number("maxMsgNums", 32), limits.count_max)),
         max_bytes=max(1, min(max_bytes, limits.bytes_max)),
         group=group,
-        expression=expression or "*",
+        expression=expression or (ANY_TAG if expression_type == TAG else ""),
         expression_type=expression_type,
     )
 

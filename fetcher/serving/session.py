@@ -172,10 +172,12 @@ class ClientTable:
             )
         self.held_bytes += more_bytes
 
-    def leave(self, client_id: str, group_name: str) -> None:
-        """A client says that it leaves a group."""
+    def leave(self, client_id: str, group_name: str, peer: Peer) -> None:
+        """A client says by its connection that it leaves a group. One that has the same id, at another connection, has
+        not said so."""
         group = self._groups.get(group_name)
-        if group is not None and client_id in group.members:
+        member = None if group is None else group.members.get(client_id)
+        if group is not None and member is not None and member.peer is peer:
             self._forget(group, client_id)
             self._left(group)
 
@@ -222,10 +224,11 @@ def _merged(known: dict[str, Subscription], documents: list[dict[str, Any]]) -> 
     """``known``, if a heartbeat with ``documents`` says nothing else."""
     wanted: dict[str, Subscription] = {}
     for document in documents:
+        expression_type = _name(document.get("expressionType") or TAG, "expressionType")
         found = Subscription(
             _name(document.get("topic", ""), "topic"),
-            str(document.get("subString") or "*"),
-            _name(document.get("expressionType") or TAG, "expressionType"),
+            str(document.get("subString") or ("*" if expression_type == TAG else "")),
+            expression_type,
             int(document.get("subVersion") or 0),
         )
         before = known.get(found.topic)
@@ -250,7 +253,7 @@ def register_session_handlers(table: HandlerTable, clients: ClientTable) -> None
     async def unregister(request: Request) -> Response:
         group = request.text("consumerGroup", "")
         if group:
-            clients.leave(request.text("clientID"), group)
+            clients.leave(request.text("clientID"), group, request.peer)
         return Response()
 
     @table.register(RequestCode.GET_CONSUMER_LIST_BY_GROUP)

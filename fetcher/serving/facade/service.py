@@ -205,7 +205,7 @@ class FacadeService:
         client = self._client(request)
         group = request.text("consumerGroup", "")
         if group:
-            self.clients.leave(request.text("clientID"), group)
+            self.clients.leave(request.text("clientID"), group, client.quiet)
         if client.is_registered:
             return await self._relay.relay(request, client)
         return Response()

@@ -18,6 +18,10 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
+_EVERYBODY = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
+"""Of either family, as at a broker."""
+
+
 def matches(pattern: str, host: str) -> bool:
     """Whether ``host``, an IP address, is one of ``pattern``; nothing matches an empty one."""
     return any(_matches_one(one.strip(), host) for one in _COMMA_OUTSIDE_BRACES.split(pattern))
@@ -43,7 +47,7 @@ def _is_valid_one(pattern: str) -> bool:
 def _matches_one(pattern: str, host: str) -> bool:
     if not pattern:
         return False
-    if pattern == "*":
+    if pattern in _EVERYBODY:
         return True
     try:
         address = ipaddress.ip_address(host)

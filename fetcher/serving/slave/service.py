@@ -218,7 +218,7 @@ class SlaveService:
         if request.code == RequestCode.UNREGISTER_CLIENT:
             group = request.text("consumerGroup", "")
             if group:
-                self.clients.leave(request.text("clientID"), group)
+                self.clients.leave(request.text("clientID"), group, client.peer)
             return Response()
         self.clients.heartbeat(Request(request.command, client.peer))
         return Response(version=self.watch.version)

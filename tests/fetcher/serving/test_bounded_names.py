@@ -66,7 +66,7 @@ def test_members_that_come_and_go_cost_nothing() -> None:
     for number in range(3000):
         table.heartbeat(heartbeat(f"c{number}", f"g{number}", "t", expression="y" * 500))
         table.heartbeat(heartbeat(f"c{number}", f"g{number}", "t", "u", version=2))
-        table.leave(f"c{number}", f"g{number}")
+        table.leave(f"c{number}", f"g{number}", PEER)
     assert table.held_bytes == 0
 
 

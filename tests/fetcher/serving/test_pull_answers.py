@@ -16,9 +16,11 @@ from fetcher.serving.group_state import GroupLog
 from fetcher.serving.pull import SUBSCRIPTION, SUSPEND, PullLimits, PullService, answer_of
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
+from fetcher.serving.subscription_filter import filter_of
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import BadRequestError, Request, Response
 from tests.fetcher.serving.serving_peer import request
+from tiered.errors import UsageError
 from tiered.object_store.memory import MemoryStore
 
 S = PullStatus
@@ -73,15 +75,15 @@ class Scene:
         self.archive: ScriptedArchive = archive
         self.offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
         clients = ClientTable(lambda: 0.0)
-        for group, expression in (("known", "a"), ("all", "*")):
-            data = {"topic": "t", "subString": expression, "expressionType": "TAG", "subVersion": 5}
+        for group, expression, kind in (("known", "a", "TAG"), ("all", "*", "TAG"), ("by sql", "", "SQL92")):
+            data = {"topic": "t", "subString": expression, "expressionType": kind, "subVersion": 5}
             document = {
                 "clientID": "c",
                 "consumerDataSet": [{"groupName": group, "subscriptionDataSet": [data]}],
             }
             clients.heartbeat(request(RequestCode.HEART_BEAT, body=document))
         routes = RouteTable(archive, "h:1")
-        self.service = PullService(archive, routes, clients, self.offsets, PullLimits(hold_s_max=0.2))
+        self.service = PullService(archive, routes, clients, self.offsets, PullLimits(hold_s_max=2.0))
 
 
 def asked(**ext: object) -> Request:
@@ -165,7 +167,7 @@ FOUND = PullFound(S.FOUND, 12, Bounds(0, 12), (b"abc", b"defg"), 2)
 
 
 def test_a_pull_at_the_end_is_held_until_there_is_more() -> None:
-    response, archive = pull([AT_END, AT_END, FOUND])
+    response, archive = pull([AT_END, AT_END, FOUND], suspendTimeoutMillis=2000)
     assert (response.code, list(response.body), len(archive.wishes)) == (0, [b"abc", b"defg"], 3)
     assert response.ext["nextBeginOffset"] == "12"
 
@@ -198,6 +200,33 @@ def test_what_cannot_be_served_is_said() -> None:
     assert pull([FOUND], queueOffset=-5)[0].code == ResponseCode.SYSTEM_ERROR
     unknown = pull([FOUND], expressionType="SQL92")[0]
     assert unknown.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+@pytest.mark.parametrize(
+    "ext",
+    [
+        {"sysFlag": SUBSCRIPTION, "expressionType": "SQL92"},
+        {"sysFlag": SUBSCRIPTION, "expressionType": "SQL92", "subscription": ""},
+        {"sysFlag": SUBSCRIPTION, "expressionType": "sql92", "subscription": "a > 1"},
+        {"sysFlag": SUBSCRIPTION, "expressionType": "REGEX", "subscription": "*"},
+        {"consumerGroup": "by sql", "subVersion": 4},
+        {"consumerGroup": "by sql", "subVersion": 6},
+        {"expressionType": "REGEX"},
+    ],
+)
+def test_what_is_no_filter_by_tag_never_means_everything(ext: dict[str, object]) -> None:
+    """Nobody filters again but by tag."""
+    response, archive = pull([FOUND], **ext)
+    assert response.code == ResponseCode.SUBSCRIPTION_NOT_EXIST or all(
+        _is_filter(wish.expression, wish.expression_type) for wish in archive.wishes
+    )
+
+
+def _is_filter(expression: str, expression_type: str) -> bool:
+    try:
+        return filter_of(expression, expression_type) is not None
+    except UsageError:
+        return True
 
 
 def test_limits_bound_what_a_client_may_ask_for() -> None:

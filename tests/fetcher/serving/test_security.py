@@ -117,7 +117,8 @@ def test_old_clients_add_a_field_after_signing() -> None:
         ("1.2.*.*", "1.3.9.9", False), ("1.2.3.{4,6}", "1.2.3.6", True), ("1.2.3.{4,6}", "1.2.3.5", False),
         ("1.2.3.4-9", "1.2.3.7", True), ("1.2.3.4-9", "1.2.3.10", False), ("9.9.9.9,1.2.3.4", "1.2.3.4", True),
         ("10.0.0.0/8", "10.200.1.1", True), ("10.0.0.0/8", "11.0.0.1", False), ("::1", "::1", True),
-        ("fe80:*:*:*:*:*:*:1-f", "fe80::7", True), ("*", "no address", True), ("1.2.3.4", "no address", False),
+        ("fe80:*:*:*:*:*:*:1-f", "fe80::7", True),
+        ("*.*.*.*", "fe80::7", True), ("*", "no address", True), ("1.2.3.4", "no address", False),
     ],
 )  # fmt: skip
 def test_address_patterns(pattern: str, host: str, expected: bool) -> None:

@@ -70,7 +70,10 @@ def test_a_member_goes_with_its_connection_its_word_or_its_silence(clients: Any)
         answer(table, heartbeat(name, "g", peer=peer))
     found.closed(peers[0])
     assert set(found.group("g").members) == {"b", "c"}
-    answer(table, request(RequestCode.UNREGISTER_CLIENT, clientID="b", consumerGroup="g"))
+    namesake = RecordingPeer(9)  # a client that has the same id, and ends
+    answer(table, request(RequestCode.UNREGISTER_CLIENT, namesake, clientID="b", consumerGroup="g"))
+    assert set(found.group("g").members) == {"b", "c"}
+    answer(table, request(RequestCode.UNREGISTER_CLIENT, peers[1], clientID="b", consumerGroup="g"))
     assert set(found.group("g").members) == {"c"}
     assert peers[2].pushed[-1][0] == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
     clock.now_s += EXPIRY_S - 1

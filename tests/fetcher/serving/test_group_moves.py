@@ -1,0 +1,73 @@
+"""INVOKE_BROKER_TO_RESET_OFFSET where there is no broker: where a group begins again, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fetcher.serving.archive_side import Bounds, TopicConfig
+from fetcher.serving.group_offsets import GroupOffsets
+from fetcher.serving.group_state import GroupLog
+from fetcher.serving.offset_handlers import OffsetHandlers
+from fetcher.serving.routes import RouteTable
+from fetcher.serving.session import ClientTable
+from fetcher.serving.wire.codes import RequestCode
+from tests.fetcher.serving.serving_peer import RecordingPeer, request
+from tiered.formats import fastjson
+from tiered.object_store.memory import MemoryStore
+
+
+class Archive:
+    """Offsets 10 to 29 of the only queue of t, stored at ten times their number; group g was at 15 at its broker."""
+
+    cluster, broker = "c", "b"
+
+    def topics(self) -> dict[str, TopicConfig]:
+        return {"t": TopicConfig("t", 1, 1)}
+
+    def bounds(self, topic: str, queue_id: int) -> Bounds:
+        return Bounds(10, 30)
+
+    def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        return 15 if group == "g" else None
+
+    async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
+        return min(max(store_ms // 10, 10), 30)
+
+
+@pytest.mark.parametrize(
+    ("group", "fields", "expected"),
+    [
+        ("g", {"timestamp": 120}, 12),
+        ("g", {"timestamp": 250}, 25),
+        ("g", {"timestamp": 120, "isForce": "false"}, 12),
+        ("g", {"timestamp": 250, "isForce": "false"}, 15),  # never further on than it is
+        ("g", {"timestamp": -1, "isForce": "false"}, 15),
+        ("g", {"timestamp": -1}, 30),
+        ("new", {"timestamp": 250, "isForce": "false"}, 25),
+        ("g", {"timestamp": 0, "offset": 20, "queueId": 0, "isForce": "false"}, 20),
+        ("g", {"timestamp": 0, "offset": 99, "queueId": 0, "isForce": "false"}, 30),
+    ],
+)
+def test_where_a_group_begins_again(group: str, fields: dict[str, Any], expected: int) -> None:
+    async def scene() -> None:
+        archive: Any = Archive()
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        clients, member = ClientTable(lambda: 0.0), RecordingPeer()
+        clients.heartbeat(request(34, member, {"clientID": "m", "consumerDataSet": [{"groupName": group}]}))
+        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), clients, offsets)
+        sent = {"topic": "t", "group": group, "isForce": "true"} | fields
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        answer = await handlers.reset(request(code, None, None, **sent))
+        assert (answer.code, offsets.find(group, "t", 0)) == (0, expected)
+        told, ext, body = member.pushed[-1]
+        assert (told, ext["isForce"]) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, sent["isForce"])
+        for table in (fastjson.loads(body), fastjson.loads(bytes(answer.body[0]))):
+            assert list(table["offsetTable"].values()) == [expected]
+        running.cancel()
+
+    asyncio.run(scene())
