@@ -71,7 +71,13 @@ class StateDirectory:
     def identity(self) -> str:
         """This instance's id, stable over restarts as long as the directory lives."""
         path = self.path / IDENTITY_FILE
-        if path.exists() and (known := path.read_text("ascii").strip()):
+        try:
+            known = path.read_bytes().decode("ascii").strip()
+        except (FileNotFoundError, UnicodeDecodeError):
+            known = ""
+        except OSError as error:
+            raise AccessDeniedError(f"cannot read {path}: {error.strerror}") from None
+        if known and known.isprintable():  # a file system that lost power may leave zeros
             return known
         fresh = secrets.token_hex(8)
         _write_whole(path, fresh.encode())
@@ -129,11 +135,19 @@ def _can_lock(fd: int) -> bool:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Replace ``path`` so that a reader sees the old or the new content, never half."""
+    """Replace ``path`` so that a reader sees the old or the new content, never half, also after a power loss."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.rename(path)
+        directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory_fd)
+        finally:
+            os.close(directory_fd)
     except OSError as error:
         raise StoreFullError(f"cannot write {path}: {error.strerror}", hint="free space there") from None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from sidecar.report import QueueReport
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
+from tiered.broker_store.damage import stored_size
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from tiered.model.tables import Table
@@ -116,8 +118,12 @@ def _count_scanned(
     lag: Lag, log: CommitLog, topic_filter: TopicFilter, begin_phys: int, end_phys: int
 ) -> None:
     table = QueueTable()
-    feed = LogFeed(log, table, topic_filter, delay_levels_ms=None)
-    bound = FeedBound(end_phys, begin_phys)
+    # A checksum that came with a copied message is looked past; any other damage ends the count, unsearched.
+    feed = LogFeed(
+        log, table, topic_filter, delay_levels_ms=None,
+        next_record=lambda _phys, _limit: None, accepted_size=partial(stored_size, log),
+    )  # fmt: skip
+    bound = FeedBound(end_phys, end_phys - 1)
     batch = LogBatch(min(CHUNK_BYTES, end_phys - begin_phys))
     phys = begin_phys
     while phys < end_phys:

@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.instance import (
     DESCRIPTION_FILE,
+    IDENTITY_FILE,
     InstanceDescription,
     StateDirectory,
     default_state_dir,
@@ -43,6 +44,15 @@ def test_an_identity_survives_restarts_and_a_fresh_directory_has_a_new_one(tmp_p
         assert state.identity() == identity
     with StateDirectory(tmp_path / "b") as state:
         assert state.identity() != identity
+
+
+@pytest.mark.parametrize("left", [b"", bytes(16), b"\xff\xfe\x80", b"\n"])
+def test_an_identity_that_a_power_loss_destroyed_is_made_anew(left: bytes, tmp_path: Path) -> None:
+    (tmp_path / IDENTITY_FILE).write_bytes(left)
+    with StateDirectory(tmp_path) as state:
+        fresh = state.identity()
+        assert len(fresh) == 16
+        assert state.identity() == fresh
 
 
 def test_what_a_killed_instance_left_is_not_running(tmp_path: Path) -> None:

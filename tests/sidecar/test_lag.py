@@ -10,6 +10,7 @@ import pytest
 from sidecar import lag as lag_module
 from sidecar.lag import Lag, measure_lag, store_timestamp_at
 from sidecar.margin import LogGrowth, margin_of
+from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.model.queue import TopicFilter
@@ -45,6 +46,22 @@ def test_the_log_alone_says_what_the_consume_queues_say(store: BrokerStore) -> N
     same = [queue for queue in by_units if by_units[queue] == by_scan[queue]]
     assert len(same) >= 0.9 * len(by_units)
     assert all(by_units[queue][0] <= by_scan[queue][0] for queue in by_units)
+
+
+def test_a_copied_record_with_a_stale_checksum_does_not_end_the_count(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """No consume queue of a running broker shows it where those are in RocksDB."""
+    copy_with_stale_checksum(real_store("B"), tmp_path / "store")
+    lags = []
+    for directory in (real_store("B") / "store", tmp_path / "store"):
+        with open_broker_store(directory) as opened:
+            log = opened.commit_log
+            lags.append(_measure(opened, log.min_phys, log.max_file_end, scan=True))
+    # The checksum lies over the properties that put its message into light queues.
+    before, after = ({k: v for k, v in _counts(lag).items() if not k[0].startswith("%LMQ%")} for lag in lags)
+    assert before == after
+    assert lags[0].end_phys == lags[1].end_phys
 
 
 def test_nothing_is_behind_at_the_end(store: BrokerStore) -> None:

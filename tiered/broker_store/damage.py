@@ -68,8 +68,8 @@ def accepted_size(log: CommitLog, phys: int, *, index: ConsumeQueueIndex | None)
     no damage if a consume queue names the record, and the one behind it has no right checksum: a broker that
     appends them drops what came with the message (CommitLog.asyncPutMessage).
     """
-    size = log.record_size_at(phys)
-    if index is None or size is None or not _is_stored(log.read(phys, size), phys):
+    size = stored_size(log, phys)
+    if index is None or size is None:
         return None
     following = log.record_size_at(phys + size)
     if following is not None:
@@ -78,6 +78,12 @@ def accepted_size(log: CommitLog, phys: int, *, index: ConsumeQueueIndex | None)
             return None
     named = index.units_between(phys, phys + 1).values()
     return size if any((units["size"] == size).any() for units in named) else None
+
+
+def stored_size(log: CommitLog, phys: int) -> int | None:
+    """Size in bytes of the record at ``phys`` if all but its own ``__CRC32#`` holds, else None."""
+    size = log.record_size_at(phys)
+    return size if size is not None and _is_stored(log.read(phys, size), phys) else None
 
 
 def is_record(data: bytes, phys: int) -> bool:
