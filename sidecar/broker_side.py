@@ -84,7 +84,13 @@ class KeptTls:
     def of(self, settings: Settings) -> ClientTls | None:
         """See tls_of."""
         broker = settings.broker
-        options = TlsOptions(broker.tls_verify, broker.tls_ca, broker.tls_certificate, broker.tls_key)
+        options = TlsOptions(
+            broker.tls_verify,
+            broker.tls_ca,
+            broker.tls_certificate,
+            broker.tls_key,
+            broker.tls_key_password_file,
+        )
         if not broker.tls:
             self._kept = None
         elif self._kept is None or self._kept.options != options:

@@ -13,6 +13,7 @@ from fetcher.serving.security.rules_file import RulesFile
 from fetcher.serving.wire.limits import ConnectionLimits
 from fetcher.serving.wire.server import ServerOptions
 from tiered.errors import UsageError
+from tiered.remoting.tls import password_in
 from tiered.settings.sections import ServeSettings
 
 
@@ -42,6 +43,7 @@ def connection_limits(settings: ServeSettings) -> ConnectionLimits:
         stall_s=settings.stall_ms / 1000,
         unread_bytes_max=settings.unread_bytes_max,
         unfinished_bytes_max=settings.unfinished_bytes_max,
+        requests_bytes_max=settings.requests_bytes_max,
     )
 
 
@@ -59,10 +61,11 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
         if settings.tls_only or settings.tls_key or settings.tls_client_ca:
             raise UsageError("serve.tls_certificate is not set", hint="name the PEM file of the certificate")
         return None
+    password = password_in(settings.tls_key_password_file, "serve.tls_key_password_file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None)
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None, password=password)
         if settings.tls_client_ca:
             context.load_verify_locations(settings.tls_client_ca)
             is_required = settings.tls_client_required

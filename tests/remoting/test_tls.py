@@ -236,11 +236,27 @@ def test_files_that_do_not_load_are_named_by_their_settings(papers: Papers, tmp_
         (trusting(missing), "broker.tls_ca = .*missing.pem.* No such file"),
         (trusting(none), "broker.tls_ca = .*none.pem.* does not load"),
         (TlsOptions(certificate=str(missing)), "broker.tls_certificate = .*missing.pem"),
-        (TlsOptions(certificate=client, key=key), "broker.tls_key = .* must not be encrypted"),
+        (TlsOptions(certificate=client, key=key), "broker.tls_key = .* does not load"),
+        (
+            TlsOptions(certificate=client, key=key, key_password=str(none)),
+            "broker.tls_key = .* does not load",
+        ),
+        (
+            TlsOptions(certificate=client, key=key, key_password=str(missing)),
+            "broker.tls_key_password_file = .* No such",
+        ),
         (TlsOptions(certificate=client, key=other), "broker.tls_key = .* KEY_VALUES_MISMATCH"),
     ):
         with pytest.raises(UsageError, match=words):
             ClientTls(options)
+
+
+def test_an_encrypted_key_is_opened_by_its_password(papers: Papers, tmp_path: Path) -> None:
+    key, word = Authority(tmp_path).encrypted(papers.client.key), tmp_path / "word"
+    word.write_text("secret\r\n")
+    files = str(papers.client.certificate), str(key), str(word)
+    with listening(answering(shows(papers.server, asks=papers.ca))) as address:
+        assert asked(address, TlsOptions("full", str(papers.ca), *files)) == {"a": "1"}
 
 
 def test_old_versions_of_tls_are_not_spoken(papers: Papers) -> None:

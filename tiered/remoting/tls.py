@@ -23,6 +23,7 @@ FULL, CA, NONE = "full", "ca", "none"
 """What is checked of a certificate: who signed it, its time and the host; not the host; nothing."""
 TLS_WANTED = "one that takes TLS only (tls.server.mode=enforcing) does so: broker.tls = true dials with TLS"
 """Why a connection without TLS may have been closed before anything came."""
+PASSWORD_CHARS_MAX = 1024
 _EXPIRED, _NOT_YET, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 62, 64
 _UNKNOWN_SIGNERS = frozenset({2, 18, 19, 20, 21, 24})
 """X509_V_ERR_* of OpenSSL."""
@@ -35,12 +36,14 @@ _TOO_OLD = ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL")
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """``verify``: FULL, CA or NONE. The others are paths of PEM files, empty for none; ``ca`` empty: the system's."""
+    """``verify``: FULL, CA or NONE. The others are paths of PEM files, empty for none; ``ca`` empty: the system's.
+    ``key_password``: path of a file that holds the password of the key, empty where it has none."""
 
     verify: str = FULL
     ca: str = ""
     certificate: str = ""
     key: str = ""
+    key_password: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,9 @@ class ClientTls:
 
     def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
         options = self.options
-        return tuple(_stamp(path) for path in (options.ca, options.certificate, options.key))
+        return tuple(
+            _stamp(path) for path in (options.ca, options.certificate, options.key, options.key_password)
+        )
 
     def explained(self, error: BaseException, host: str) -> TlsFailure | None:
         """What ``error`` of a connection to ``host``, while it was made or before anything came, means; None where it
@@ -197,16 +202,30 @@ def _trust(context: ssl.SSLContext, ca: str) -> None:
 
 
 def _show(context: ssl.SSLContext, options: TlsOptions) -> None:
+    password = password_in(options.key_password, "broker.tls_key_password_file")
     try:
-        # Without a password the library would ask for one at the terminal.
-        context.load_cert_chain(options.certificate, options.key or None, password="")
+        context.load_cert_chain(options.certificate, options.key or None, password=password)
     except OSError as error:
         files = f"broker.tls_certificate = {options.certificate!r}"
         if options.key:
             files += f" with broker.tls_key = {options.key!r}"
         raise UsageError(
-            f"{files} does not load: {_why(error)}", hint="name PEM files; the key must not be encrypted"
+            f"{files} does not load: {_why(error)}",
+            hint="name PEM files; where the key is encrypted, its password in broker.tls_key_password_file",
         ) from error
+
+
+def password_in(path: str, setting: str) -> str:
+    """The password of a private key: the first line of the file; empty without one, which no encrypted key has and
+    without which the library would ask for it at the terminal. Raises UsageError naming ``setting``."""
+    if not path:
+        return ""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return file.readline(PASSWORD_CHARS_MAX).rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"{setting} = {path!r} cannot be read: {why}") from error
 
 
 def _why(error: OSError) -> str:

@@ -58,15 +58,20 @@ class BrokerSettings:
     tls_certificate: str = setting(
         "", "PEM file of the certificate chain that they are shown when they ask for one", restart=True
     )
-    tls_key: str = setting("", "PEM file of its key, not encrypted; empty: it is in that file", restart=True)
+    tls_key: str = setting("", "PEM file of its key; empty: it is in that file", restart=True)
+    tls_key_password_file: str = setting(
+        "", "file with the password of that key in its first line; empty: it is not encrypted", restart=True
+    )
 
     def complaints(self) -> list[tuple[str, str]]:
         """What is impossible together. TLS that is meant and not on would be seen by nobody."""
+        of_certificate = ("tls_key", "tls_key_password_file")
         if self.tls:
-            return [] if self.tls_certificate or not self.tls_key else [
-                ("broker.tls_key", "is the key of broker.tls_certificate, which is not set")
+            return [] if self.tls_certificate else [
+                (f"broker.{name}", "is of broker.tls_certificate, which is not set")
+                for name in of_certificate if getattr(self, name)
             ]  # fmt: skip
-        set_in_vain = [name for name in ("tls_ca", "tls_certificate", "tls_key") if getattr(self, name)]
+        set_in_vain = [name for name in ("tls_ca", "tls_certificate", *of_certificate) if getattr(self, name)]
         return [(f"broker.{name}", "is in force with broker.tls = true only") for name in set_in_vain]
 
 
@@ -330,6 +335,9 @@ class ServeSettings:
     )
     tls_certificate: str = setting("", "PEM file of the certificate chain; empty: no TLS", restart=True)
     tls_key: str = setting("", "PEM file of its key", restart=True)
+    tls_key_password_file: str = setting(
+        "", "file with the password of that key in its first line; empty: it is not encrypted", restart=True
+    )
     tls_client_ca: str = setting(
         "", "PEM file of CAs of clients' certificates; empty: none is asked for", restart=True
     )
@@ -378,6 +386,12 @@ class ServeSettings:
         64 * MIB,
         "requests half received, all together; above it the oldest are closed",
         minimum=MIB,
+        restart=True,
+    )
+    requests_bytes_max: int = setting(
+        256 * MIB,
+        "requests of 16 KiB and more that are being answered, all together; above it the oldest are closed",
+        minimum=32 * MIB,
         restart=True,
     )
 

@@ -1,9 +1,10 @@
 """One client's connection: frames in, answers out, bounded in both directions.
 
-At most ``requests_max`` requests of a connection are at work, and none is begun while an answer waits for the client to
-read: above, nothing more is read from it, and TCP pushes back. What all connections together make the server hold
-(frames half received, answers not read) is counted in ``Ledgers``. A frame that breaks the protocol closes the
-connection, with a reason. Who has sent many requests begins TURN_REQUESTS of them, then others have their turn.
+At most ``requests_max`` requests of a connection are at work, of some bytes (at_work.py), and none is begun
+while an answer waits for the client to read: above, nothing more is read from it, and TCP pushes back. What all
+connections together make the server hold (frames half received, large requests at work, answers not read) is counted in
+``Ledgers``. A frame that breaks the protocol closes the connection, with a reason. Who has sent many requests begins
+TURN_REQUESTS of them, then others have their turn.
 
 Owns the asyncio protocol and when requests begin. Does not own bytes on their way (incoming.py, outgoing.py), who
 answers (answering.py), what requests mean (handlers), accepting (server.py).
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fetcher.serving.wire.answering import Answerer, Door
+from fetcher.serving.wire.at_work import AtWork
 from fetcher.serving.wire.codes import ResponseCode
 from fetcher.serving.wire.eager import begin
 from fetcher.serving.wire.incoming import Incoming
@@ -64,7 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out = Outgoing(self, place.ledgers, plain)
         self._transport: asyncio.Transport | None = None
         self._address = "" if address is None else known_address(*address.rsplit(":", 1))
-        self._at_work: set[asyncio.Task[None]] = set()
+        self._at_work = AtWork(self, place.limits, place.ledgers)
         self._is_reading = True
         self._goes_on: asyncio.Handle | None = None
         self._opaques = itertools.count(1)
@@ -94,8 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out.resumed()
         if self._goes_on is not None:
             self._goes_on.cancel()
-        for task in self._at_work:
-            task.cancel()
+        self._at_work.cancel()
         self._in.forget()
         self._ledgers.forget(self)
         self._place.on_close(self)
@@ -146,9 +147,9 @@ class Connection(asyncio.BufferedProtocol):
         transport, out, at_work = self._transport, self._out, self._at_work
         if transport is None or transport.is_closing():
             return
-        pop, most, turn = self._in.pop, self._limits.requests_max, TURN_REQUESTS
+        pop, turn = self._in.pop, TURN_REQUESTS
         try:
-            while not (is_full := not out.is_writable or len(at_work) >= most or not turn):
+            while not (is_full := not out.is_writable or at_work.is_full or not turn):
                 command = pop()
                 if command is None:
                     break
@@ -175,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         return (
             self._out.is_writable
-            and len(self._at_work) < self._limits.requests_max
+            and not self._at_work.is_full
             and transport is not None
             and not transport.is_closing()
         )
@@ -212,11 +213,11 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:
             self._failed(error)
             return
-        self._at_work.add(task)
+        self._at_work.add(task, command.frame_bytes)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._at_work.discard(task)
+        self._at_work.ended(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
         self._start_waiting()
@@ -301,4 +302,4 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def requests_at_work(self) -> frozenset[asyncio.Task[None]]:
         """Requests being answered."""
-        return frozenset(self._at_work)
+        return self._at_work.tasks

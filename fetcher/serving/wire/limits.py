@@ -20,7 +20,8 @@ class ConnectionLimits:
 
     ``frame_s``: a frame must be complete so long after its first byte. ``stall_s``: a client must have read something
     of what it was sent. ``unread_bytes_max``: answers waiting for clients to read, and ``unfinished_bytes_max``: frames
-    half received, of all connections together.
+    half received, of all connections together. ``requests_bytes_max``: large requests that are being answered, of
+    all together (at_work.py).
     """
 
     requests_max: int = 64
@@ -30,6 +31,7 @@ class ConnectionLimits:
     stall_s: float = 60.0
     unread_bytes_max: int = 64 * MIB
     unfinished_bytes_max: int = 64 * MIB
+    requests_bytes_max: int = 256 * MIB
 
 
 class Holder(Protocol):
@@ -53,6 +55,7 @@ class Ledgers:
         self.unfinished: HeldBytes[Holder] = HeldBytes(
             limits.unfinished_bytes_max, "unfinished frames", _close
         )
+        self.requests: HeldBytes[Holder] = HeldBytes(limits.requests_bytes_max, "large requests", _close)
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         """Where every connection's bytes arrive; they are taken out at once."""
 
@@ -60,6 +63,7 @@ class Ledgers:
         """The connection is closed."""
         self.unread.forget(holder)
         self.unfinished.forget(holder)
+        self.requests.forget(holder)
 
 
 def _close(holder: Holder, why: str) -> None:

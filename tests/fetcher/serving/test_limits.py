@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from fetcher.serving.options import tls_context
 from fetcher.serving.wire import server as server_module
+from fetcher.serving.wire.at_work import LARGE_BYTES_MAX
 from fetcher.serving.wire.held_bytes import HeldBytes
 from fetcher.serving.wire.limits import ConnectionLimits
 from fetcher.serving.wire.server import ServerOptions
-from tests.fetcher.serving.test_connection import ECHO, LARGE, LARGE_BYTES, WHO, Client, Scene, play
+from tests.fetcher.serving.test_connection import ECHO, LARGE, LARGE_BYTES, SLOW, WHO, Client, Scene, play
 from tiered.errors import UsageError
 from tiered.remoting.command import FRAME_BYTES_MAX, FrameDecoder, ProtocolError, RemotingCommand, encode
 from tiered.settings.sections import ServeSettings
@@ -153,6 +154,56 @@ def test_unread_answers_of_many_clients_have_one_budget() -> None:
         assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
 
     play(story, ServerOptions(limits=ConnectionLimits(unread_bytes_max=8 * MIB)))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never was so")
+
+
+def slow_request(number: int, body_bytes: int) -> RemotingCommand:
+    return RemotingCommand(SLOW, number, ext_fields={"n": str(number)}, body=bytes(body_bytes))
+
+
+def test_large_requests_that_wait_for_their_answers_are_few() -> None:
+    """As pulls that wait for messages and bring a body that nobody reads."""
+
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        sending = asyncio.create_task(client.send(*(slow_request(number, MIB) for number in range(40))))
+        await until(lambda: made.server.ledgers.requests.total_bytes >= LARGE_BYTES_MAX)
+        await asyncio.sleep(0.2)
+        (connection,) = made.server.connections
+        assert len(connection.requests_at_work) == LARGE_BYTES_MAX // MIB
+        assert LARGE_BYTES_MAX <= made.server.ledgers.requests.total_bytes < LARGE_BYTES_MAX + MIB
+        made.gate.set()
+        await sending
+        assert {(await client.receive()).opaque for _ in range(40)} == set(range(40))
+        await asyncio.sleep(0.05)
+        assert made.server.ledgers.requests.total_bytes == 0
+
+    play(story)
+
+
+def test_large_requests_of_many_clients_have_one_budget_and_small_ones_are_not_in_it() -> None:
+    async def story(made: Scene) -> None:
+        waiting = await made.client()
+        await waiting.send(*(slow_request(number, 100) for number in range(200)))
+        await asyncio.sleep(0.1)
+        assert made.server.ledgers.requests.total_bytes == 0
+        for _ in range(12):
+            await (await made.client()).send(slow_request(1, MIB))
+        requests = made.server.ledgers.requests
+        await until(lambda: len(made.server.connections) < 13 and requests.total_bytes >= 7 * MIB)
+        assert made.server.ledgers.requests.total_bytes <= 8 * MIB
+        assert 1 < len(made.server.connections) < 13
+        made.gate.set()
+        assert {(await waiting.receive()).opaque for _ in range(200)} == set(range(200))
+
+    play(story, ServerOptions(limits=ConnectionLimits(requests_bytes_max=8 * MIB)))
 
 
 def test_a_thousand_connections_that_hold_something(caplog: pytest.LogCaptureFixture) -> None:
@@ -308,3 +359,22 @@ def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_pa
         tls_context(replace(ServeSettings(), tls_only=True))
     with pytest.raises(UsageError, match="does not load"):
         tls_context(replace(settings, tls_key=str(tmp_path / "none.pem")))
+
+
+def test_an_encrypted_key_needs_its_password_and_nobody_is_asked_for_it(tmp_path: Path) -> None:
+    settings = certificate(tmp_path)
+    words = f"pkcs8 -topk8 -in {settings.tls_key} -out locked.pem -passout pass:word"
+    subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
+    locked = replace(settings, tls_key=str(tmp_path / "locked.pem"))
+    word = tmp_path / "word"
+    word.write_text("word\n")
+    assert tls_context(replace(locked, tls_key_password_file=str(word))) is not None
+    assert tls_context(replace(settings, tls_key_password_file=str(word))) is not None
+    for content in ("", "other"):
+        word.write_text(content)
+        with pytest.raises(UsageError, match="does not load"):
+            tls_context(replace(locked, tls_key_password_file=str(word)))
+    with pytest.raises(UsageError, match="does not load"):
+        tls_context(locked)
+    with pytest.raises(UsageError, match=r"serve.tls_key_password_file = .* cannot be read"):
+        tls_context(replace(locked, tls_key_password_file=str(tmp_path / "none")))
