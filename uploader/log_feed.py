@@ -17,7 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tiered.broker_store.commit_log import CommitLog, LogFile
-from tiered.broker_store.damage import find_next_record
+from tiered.broker_store.damage import do_lengths_add_up, find_next_record
 from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.record_checks import END_OF_FILE_BYTES, RESERVED_CRC_BYTES
 from tiered.kernels.scan import InvalidReason, ScanStop, StopReason, scan_log
@@ -176,13 +176,13 @@ class LogFeed:
             )
         if size <= min(batch.room, look.available):
             return self.advance(batch, bound, size) if look.got < size else FeedOutcome.CAUGHT_UP
+        if size <= look.available and batch.filled:
+            return FeedOutcome.FULL
         if self._is_disproved(phys, size, bound):
             return self._skip_damage(batch, bound, look.file, InvalidReason.SIZE.name.lower())
         if size > look.available:
             # The scan accepted the size as fitting the file, so only the bound can cut it: wait for the rest.
             return FeedOutcome.CAUGHT_UP
-        if batch.filled:
-            return FeedOutcome.FULL
         self.oversize_bytes = size
         return FeedOutcome.OVERSIZE
 
@@ -193,8 +193,8 @@ class LogFeed:
 
     def _is_disproved(self, phys: int, size: int, bound: FeedBound) -> bool:
         """Whether a provable record begins inside what the header at ``phys`` claims: its size is damaged. Costs a
-        look at about so many bytes."""
-        if phys >= bound.proven_phys:
+        look at about so many bytes. A body may hold what looks like records, so lengths that add up come first."""
+        if phys >= bound.proven_phys or do_lengths_add_up(self._log, phys, size):
             return False
         following = self._next_record(phys, min(bound.proven_phys, bound.limit_phys))
         return following is not None and following < phys + size

@@ -92,6 +92,39 @@ def test_a_damaged_size_costs_its_record_even_if_it_reaches_above_the_bound(
     assert batch.columns.rows == len(bodies) - 1
 
 
+def records_at(phys: int, count: int) -> bytes:
+    """A chain of whole records that name their places from ``phys`` on."""
+    chain = b""
+    for number in range(count):
+        chain += encode(Message(topic=b"forged", queue_offset=number, body=b"forged"), phys + len(chain))
+    return chain
+
+
+def test_records_inside_a_body_are_a_body_however_it_is_cut(tmp_path: Path) -> None:
+    """Who knows where the log ends can send some; they must not pass for what follows a damaged size."""
+    first = encode(Message(body=b"x"), 0)
+    body_at = len(first) + len(encode(Message(body=b""), 0)) - len(b"topic") - 3
+    second = encode(Message(queue_offset=1, body=records_at(body_at, 3)), len(first))
+    assert struct.pack(">q", body_at) in second
+    log = first + second + encode(Message(queue_offset=2, body=b"z"), len(first + second))
+    (tmp_path / f"{0:020d}").write_bytes(log + bytes(1 << 16))
+    for bound in range(len(first) + 1, len(first + second)):
+        batch, feed = LogBatch(1 << 16), feed_of(tmp_path)
+        while feed.advance(batch, FeedBound(bound, bound), 1 << 16) is FeedOutcome.MORE:
+            pass
+        assert (batch.to_phys, batch.damaged, batch.columns.rows) == (len(first), [], 1)
+    for capacity in range(len(first), len(first + second)):
+        batch, feed = LogBatch(capacity), feed_of(tmp_path)
+        while (outcome := feed.advance(batch, FeedBound(len(log), len(log)), 1 << 16)) is FeedOutcome.MORE:
+            pass
+        assert (outcome, batch.to_phys, batch.damaged) == (FeedOutcome.FULL, len(first), [])
+    for capacity in (MARKER_BYTES, len(second) - 1):
+        batch, feed = LogBatch(capacity), feed_of(tmp_path)
+        batch.from_phys = batch.to_phys = len(first)
+        outcome = feed.advance(batch, FeedBound(len(log), len(log)), 1 << 16)
+        assert (outcome, batch.damaged, feed.oversize_bytes) == (FeedOutcome.OVERSIZE, [], len(second))
+
+
 def test_a_record_that_the_bound_cuts_is_waited_for(tmp_path: Path) -> None:
     """A confirm offset is where a slave's transfer happens to be, not where a record ends."""
     record = encode(Message(body=bytes(1000)), 0)

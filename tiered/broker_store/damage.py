@@ -86,6 +86,32 @@ def stored_size(log: CommitLog, phys: int) -> int | None:
     return size if size is not None and _is_stored(log.read(phys, size), phys) else None
 
 
+def do_lengths_add_up(log: CommitLog, phys: int, size: int) -> bool:
+    """Whether body, topic and properties of the record at ``phys`` are together as long as ``size`` says. Two small
+    reads, however large it is; bytes that are not there yet do not add up."""
+    head = log.read(phys, HEADER_BYTES)
+    if len(head) < HEADER_BYTES:
+        return False
+    magic, sys_flag = _HEADER.unpack(head)[1::6]
+    body_at = _body_at(sys_flag)
+    body_bytes = int.from_bytes(log.read(phys + body_at - 4, 4), "big", signed=True)
+    topic_at = body_at + body_bytes
+    if body_bytes < 0 or not topic_at < size:
+        return False
+    topic_length_bytes = 1 if magic == RECORD_MAGICS[0] else 2
+    topic_bytes = int.from_bytes(log.read(phys + topic_at, topic_length_bytes), "big")
+    properties_at = topic_at + topic_length_bytes + topic_bytes
+    if properties_at + 2 > size:
+        return False
+    return properties_at + 2 + int.from_bytes(log.read(phys + properties_at, 2), "big") == size
+
+
+def _body_at(sys_flag: int) -> int:
+    born = 20 if sys_flag & _BORN_HOST_V6 else 8
+    store = 20 if sys_flag & _STORE_HOST_V6 else 8
+    return HEADER_BYTES + 8 + born + 8 + store + 4 + 8 + 4
+
+
 def is_record(data: bytes, phys: int) -> bool:
     """Whether ``data`` is exactly one record stored at ``phys``: magic, size, position, lengths, checksums."""
     return _is_stored(data, phys) and _is_record_crc_right(data)
@@ -100,9 +126,7 @@ def _is_stored(data: bytes, phys: int) -> bool:
         return False
     if not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
         return False
-    born = 20 if sys_flag & _BORN_HOST_V6 else 8
-    store = 20 if sys_flag & _STORE_HOST_V6 else 8
-    body_at = HEADER_BYTES + 8 + born + 8 + store + 4 + 8 + 4
+    body_at = _body_at(sys_flag)
     topic_length_bytes = 1 if magic == RECORD_MAGICS[0] else 2
     if body_at > size:
         return False
