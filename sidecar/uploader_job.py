@@ -6,6 +6,7 @@ Owns the wiring of the write path. Does not own what the uploader does, nor when
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -146,11 +147,13 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
     if not settings.pins.enabled or writer.state_dir is None:
         return None
     limits = PinLimits(settings.pins.create_below_ratio, settings.pins.release_above_ratio)
+    store = store_path(settings, conf)
     places = [Path(settings.pins.directory)]
     if not settings.pins.directory:
-        store = store_path(settings, conf)
         places = [writer.state_dir / "pins", store.with_name(f"{store.name}.tiered-pins")]
-    return PinKeeper(places, limits.below_broker(conf or BrokerConf()))
+    broker = settings.archive.broker or (conf.broker if conf is not None else "")
+    owner = f"{broker} in {os.path.realpath(store)}"
+    return PinKeeper(places, limits.below_broker(conf or BrokerConf()), owner=owner)
 
 
 def _log(message: str, fields: Mapping[str, object]) -> None:

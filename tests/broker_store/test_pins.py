@@ -265,3 +265,37 @@ def test_disk_use_is_counted_as_the_broker_does(tmp_path: Path) -> None:
     exact = (status.f_blocks - status.f_bfree) / (status.f_blocks - status.f_bfree + status.f_bavail)
     assert exact <= use.used_ratio < exact + 0.0101
     assert use.used_ratio * 100 == pytest.approx(round(use.used_ratio * 100))
+
+
+def test_another_stores_pins_are_not_this_brokers_log(tmp_path: Path) -> None:
+    """Two brokers of one host whose sidecars were given one directory: every log has a file at offset 0."""
+    logs = {}
+    for name in ("a", "b"):
+        log_file(tmp_path / name, 0, records(0, [name.encode() * 9]), SIZE)
+        log_file(tmp_path / name, SIZE, records(SIZE, [name.encode() * 9]), SIZE)
+        logs[name] = CommitLog([tmp_path / name])
+    keepers = {
+        name: PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner=name) for name in ("a", "b")
+    }
+    first = keepers["a"].step(logs["a"].files, 0)
+    assert {pin.method for pin in first.pins} == {PinMethod.LINK}
+    second = keepers["b"].step(logs["b"].files, 0)
+    assert {pin.method for pin in second.pins} == {PinMethod.DESCRIPTOR}
+    assert "another store's" in second.problem
+    for name, keeper in keepers.items():
+        (tmp_path / name / f"{0:020d}").unlink()
+        with_pins = CommitLog([tmp_path / name], pinned=keeper.files)
+        assert name.encode() * 9 in with_pins.read(0, 200)
+        keeper.close()
+    # The second alone, later: what the first left is not its own.
+    later = PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="b")
+    assert later.files() == []
+    assert len(PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="a").files()) == 2
+
+
+def test_pins_of_an_older_release_are_taken_over(tmp_path: Path) -> None:
+    log_file(tmp_path / "log", 0, records(0, [b"x"]), SIZE)
+    log = CommitLog([tmp_path / "log"])
+    PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999)).step(log.files, 0)
+    assert len(PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="a").files()) == 1
+    assert PinKeeper([tmp_path / "pins"], PinLimits(0.999, 0.9999), owner="b").files() == []

@@ -8,12 +8,16 @@ as this process lives.
 
 ``plan_pins`` decides, purely; ``PinKeeper`` acts. A pin of a file that the broker has replaced (a
 pre-allocated file removed and made anew, a log cut back) is stale and goes at once.
+
+Links are called by their physical offset, and every broker has a file at offset 0: a directory belongs to one store,
+whose name stands in it. Another's pins would be read as this broker's log.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,6 +30,8 @@ from tiered.broker_store.residency import open_failure
 from tiered.broker_store.retention import DiskUse
 
 DESCRIPTORS_MAX: Final = 256
+OWNER_FILE: Final = "OWNER"
+"""In a directory of links: whose they are."""
 BELOW_BROKER_RATIO: Final = 0.01
 """Pins are gone this much of the disk before the broker would act."""
 
@@ -135,7 +141,7 @@ def measure_disk(path: Path) -> DiskUse:
 @dataclass
 class PinKeeper:
     """Makes and releases pins. ``directories``: where links may be made; per file the first on the same
-    disk is used.
+    disk is used. ``owner`` names the store; empty: whatever is there is taken for its own.
 
     ``disk_use`` measures the disk of a path. Not thread-safe but for ``files``.
     """
@@ -143,12 +149,15 @@ class PinKeeper:
     directories: Sequence[Path]
     limits: PinLimits = field(default_factory=PinLimits)
     disk_use: Callable[[Path], DiskUse] = measure_disk
+    owner: str = ""
     _pins: dict[int, Pin] = field(default_factory=dict, init=False)
     _descriptors: dict[int, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Takes up the links that an earlier process left. Raises AccessDeniedError naming the directory."""
         for directory in self.directories:
+            if directory.is_dir() and not self._may_use(directory):
+                continue
             for pin in _load_links(directory):
                 self._pins.setdefault(pin.begin_phys, pin)
 
@@ -207,6 +216,9 @@ class PinKeeper:
                 directory.mkdir(parents=True, exist_ok=True)
                 if directory.stat().st_dev != identity.device:
                     continue
+                if not self._may_use(directory):
+                    refusal = f"{directory / OWNER_FILE} says that it is another store's"
+                    continue
                 path = directory / f"{file.begin_phys:0{NAME_DIGITS}d}"
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
@@ -216,6 +228,13 @@ class PinKeeper:
                 continue
             return self._keep(file, PinMethod.LINK, path, path.stat())
         return self._hold_descriptor(file) or f"pinned by open descriptors only ({refusal})"
+
+    def _may_use(self, directory: Path) -> bool:
+        """Whether ``directory`` is of this store, from now on if it was nobody's."""
+        try:
+            return not self.owner or _owner_of(directory, self.owner) == self.owner
+        except OSError:
+            return True  # where nothing can be written, nobody makes links
 
     def _hold_descriptor(self, file: LogFile) -> str:
         if len(self._descriptors) >= DESCRIPTORS_MAX:
@@ -241,6 +260,19 @@ class PinKeeper:
         else:
             with contextlib.suppress(FileNotFoundError):
                 pin.path.unlink()
+
+
+def _owner_of(directory: Path, newcomer: str) -> str:
+    """Whose directory of links it is: ``newcomer``'s if it was nobody's. Raises OSError."""
+    marker = directory / OWNER_FILE
+    if not marker.exists():
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{OWNER_FILE}.") as file:
+            file.write(newcomer.encode())
+            file.flush()
+            os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(file.name, marker)
+    return marker.read_bytes().decode("utf-8", "replace")
 
 
 def _identities(files: Iterable[LogFile]) -> dict[LogFile, FileIdentity]:
