@@ -158,7 +158,7 @@ class PinSettings:
     enabled: bool = setting(True, "pin files that are not yet archived")
     directory: str = setting(
         "",
-        "where links are made, of this broker only, on its commitlog's disk; empty: state directory or beside the store",
+        "where links are made, this broker's only, on its commitlog's disk; empty: state directory or beside the store",
     )
     create_below_ratio: float = setting(
         0.65, "no new pin when this share of the disk is used", minimum=0.0, maximum=1.0
