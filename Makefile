@@ -32,7 +32,7 @@ demo: install ## a real broker's store: archive it, delete it, read it back, com
 	$(BIN)/python examples/demo.py
 
 test: install ## the fast tests
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not integration and not soak"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not integration and not soak"
 
 lint: install ## style
 	$(BIN)/ruff check .
@@ -45,7 +45,7 @@ servers: install ## set up what integration tests run against; what cannot be ha
 	$(BIN)/python -m tests.servers.prepare
 
 integration: install ## tests against real servers; what is not reachable is skipped by name
-	$(BIN)/pytest -m "integration and not soak"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "integration and not soak"
 
 soak: install ## the long runs behind published claims; figures land in $RESULTS_DIR (build/soak) as JSON lines and a table
 	mkdir -p $(RESULTS_DIR)

@@ -1,4 +1,4 @@
-"""Fixtures every test may use: real broker stores, unpacked once."""
+"""Fixtures every test may use (real broker stores, unpacked once), and which of several processes runs which test."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import zstandard
 from hypothesis import settings
+from xdist.remote import Producer
+
+from tests.shared_out import LongestFirst, longest_first
 
 pytest_plugins = ["tests.servers.fixtures"]
 
@@ -17,6 +20,17 @@ settings.register_profile("tiered", deadline=None)
 settings.load_profile("tiered")
 
 STORE_PACKS = Path(__file__).parent / "data" / "stores"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
+    """See shared_out; other ways of sharing out stay what they are."""
+    return LongestFirst(config, log) if config.option.dist == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker process: the order in which tests are given out."""
+    if hasattr(config, "workerinput"):
+        items[:] = longest_first(items)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,10 @@ JAVA_OPENS = [
         ("exports", "jdk.internal.ref"), ("exports", "sun.nio.ch"),
     )
 ]  # fmt: skip
+_QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+"""For what ends before the second compiler pays: half a name server's CPU is its compiling, a sixth of a tool's."""
+_MEASURED = ("Load", "PullSpeed")
+"""Programs of ``java/`` whose own speed is measured."""
 _POM = (
     '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>x</groupId>'
     "<artifactId>jars</artifactId><version>1</version><dependencies>{}</dependencies></project>"
@@ -100,8 +104,9 @@ def java_command(
     version: str, directory: Path, program: str, *arguments: str, flags: Sequence[str] = ()
 ) -> list[str]:
     """The command line of a program of ``java/``, or of a main class of the jars; it logs into ``directory``."""
+    compilers = [] if program in _MEASURED else _QUICK
     return [
-        "java", "-Xmx256m", *JAVA_OPENS, f"-Drocketmq.client.logRoot={directory}/clientlogs",
+        "java", "-Xmx256m", *compilers, *JAVA_OPENS, f"-Drocketmq.client.logRoot={directory}/clientlogs",
         "-Drocketmq.client.logLevel=ERROR", f"-Duser.home={directory}", *flags, "-cp",
         f"{java_classes(version)}:{rocketmq_jars(version)}/*", program, *arguments,
     ]  # fmt: skip
@@ -165,11 +170,15 @@ class RocketMq:
         self.broker_address = f"127.0.0.1:{first + 4}"
         self._write_configuration()
         self.name_servers = [
-            self._server(f"name-server-{port}", "namesrv.NamesrvStartup", f"namesrv-{port}.conf", "256m")
+            self._server(
+                f"name-server-{port}", "namesrv.NamesrvStartup", f"namesrv-{port}.conf", ["-Xmx256m", *_QUICK]
+            )
             for port in ports
         ]
         self.name_server = self.name_servers[0]
-        self.broker = self._server("broker", "broker.BrokerStartup", "broker.conf", "768m")
+        self.broker = self._server(
+            "broker", "broker.BrokerStartup", "broker.conf", ["-Xmx768m", "-XX:+UseG1GC"]
+        )
 
     def start(self) -> None:
         """Start all and wait until they serve."""
@@ -237,10 +246,10 @@ class RocketMq:
         }  # fmt: skip
         self.broker_conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
-    def _server(self, name: str, main: str, conf: str, heap: str) -> ChildServer:
+    def _server(self, name: str, main: str, conf: str, flags: Sequence[str]) -> ChildServer:
         log = self.directory / f"{name}.out"
         command = [
-            "java", "-Xms128m", f"-Xmx{heap}", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=512m", *JAVA_OPENS,
+            "java", "-Xms128m", *flags, "-XX:MaxDirectMemorySize=512m", *JAVA_OPENS,
             f"-Duser.home={self.directory}", "-cp", f"{self.jars}/*", f"org.apache.rocketmq.{main}", "-c",
             str(self.directory / conf),
         ]  # fmt: skip

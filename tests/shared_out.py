@@ -1,0 +1,62 @@
+"""How tests are shared out between worker processes: file by file, the longest first.
+
+What a file sets up for all its tests (archives, brokers, consumers in a JVM) is set up once, not once a worker; folders
+whose files share something costlier (a Spark session, the archives of all stores) stay together as well. The longest
+go first, so that at the end no worker is left alone with one of them.
+
+Owns the order. In force with ``--dist loadfile``; without workers tests run in the order in which they are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+TOGETHER = ("tests/pipeline/",)
+"""Folders that are given out whole."""
+
+LONGEST = (
+    "tests/pipeline/",
+    "tests/integration/test_facade_clients.py",
+    "tests/integration/test_slave.py",
+    "tests/integration/test_serving.py",
+    "tests/integration/test_live_broker.py",
+    "tests/sidecar/test_bad_input.py",
+    "tests/sidecar/test_process.py",
+    "tests/sidecar/test_reading_commands.py",
+    "tests/faults/test_crash_anywhere.py",
+    "tests/sidecar/test_s3_commands.py",
+    "tests/uploader/test_log_cut_by_its_broker.py",
+    "tests/fetcher/queries/test_ground_truth.py",
+    "tests/fetcher/queries/test_both_sides.py",
+    "tests/end_to_end/test_ground_truth.py",
+    "tests/object_store/test_s3_failures.py",
+    "tests/object_store/test_contract.py",
+)
+"""Files and folders that take longest, the longest first. What is missing here goes behind them, as it is found."""
+
+
+def unit_of(node_id: str) -> str:
+    """What a test is given out with: its folder or its file."""
+    file = node_id.split("::", 1)[0]
+    return next((folder for folder in TOGETHER if file.startswith(folder)), file)
+
+
+def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The order in which units are given out; inside a unit nothing changes."""
+    rank = {unit: at for at, unit in enumerate(LONGEST)}
+    return sorted(items, key=lambda item: rank.get(unit_of(item.nodeid), len(rank)))
+
+
+class LongestFirst(LoadFileScheduling):  # type: ignore[misc]
+    """Gives out units in the order of the collection, which ``longest_first`` made."""
+
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # else units with most tests go first, whatever they take
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
