@@ -11,7 +11,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from sidecar.mailbox import Mailbox
 from sidecar.report import StatusReport
 from tiered.errors import FencedError, TieredError, UnavailableError
-from tiered.settings.load import FIELDS, LoadedSettings, changed_keys
+from tiered.settings.load import FIELDS, LoadedSettings, changed_keys, value_of
 from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)
@@ -88,6 +88,15 @@ def after_failure(error: BaseException, settings: Settings, failures: int, jitte
     if isinstance(error, TieredError):
         return RetryPlan(State.STOPPED, 0, error.exit_code)
     return RetryPlan(State.STOPPED, 0, EXIT_INTERNAL)
+
+
+def with_values_of(before: Settings, after: Settings, keys: Sequence[str]) -> Settings:
+    """``after``, but for ``keys``, which stay as they were in ``before``. Pure."""
+    for key in keys:
+        section, _, name = key.partition(".")
+        kept = replace(getattr(after, section), **{name: value_of(before, key)})
+        after = replace(after, **{section: kept})
+    return after
 
 
 class Service:
@@ -245,6 +254,7 @@ class Service:
         if len(changed) == len(late):
             logger.info("settings reloaded, nothing to apply")
             return
+        after = with_values_of(self._settings, after, late)
         logger.info("settings reloaded", extra={"keys": [key for key in changed if key not in late]})
         logging.getLogger().setLevel(after.process.log_level.upper())
         self._settings = after

@@ -185,6 +185,21 @@ def test_reload_of_what_the_uploader_does_not_use_leaves_it_running() -> None:
     assert harness.stop() == 0 and len(harness.seen) == 2
 
 
+def test_what_needs_a_restart_stays_as_it_was_whatever_else_is_reloaded() -> None:
+    """The lock, the identity and what clients are served are of the archive and store that the process began with."""
+    before = {"archive__url": "file:///one", "broker__store_path": "/one", "admin__port": 0}
+    harness = Harness(_until_stopped, **before)
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    harness.next_loaded = _loaded(
+        topics__exclude="noise-*", archive__url="file:///two", broker__store_path="/two", admin__port=0
+    )
+    harness.service.post(Event.RELOAD)
+    harness.wait_for(lambda: len(harness.seen) == 2)
+    assert harness.seen[1].topics.exclude == ("noise-*",)
+    assert (harness.seen[1].archive.url, harness.seen[1].broker.store_path) == ("file:///one", "/one")
+    assert harness.stop() == 0
+
+
 @pytest.mark.parametrize("bad", [True, False])
 def test_reload_without_effect_leaves_the_job_alone(bad: bool) -> None:
     harness = Harness(_until_stopped)
