@@ -15,7 +15,7 @@ from fetcher.serving.session import TAG
 from fetcher.serving.subscription_filter import filter_of
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.fastjson_text import queue_map
-from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
+from fetcher.serving.wire.request import BadRequestError, HandlerTable, Request, Response, json_response
 from tiered.errors import UsageError
 
 UNIQUE_KEY_COUNT = 32
@@ -142,6 +142,8 @@ class LookupHandlers:
     async def check_client(self, request: Request) -> Response:
         """CHECK_CLIENT_CONFIG: whether a consumer's filter can be obeyed, asked before it starts."""
         data = request.document().get("subscriptionData") or {}
+        if not isinstance(data, dict):
+            raise BadRequestError("subscriptionData is no object")
         try:
             filter_of(str(data.get("subString") or "*"), str(data.get("expressionType") or TAG))
         except UsageError as error:

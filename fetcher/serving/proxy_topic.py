@@ -24,6 +24,8 @@ from tiered.formats.record import MAGIC_V1, decode_record
 NUMBER_BASE: Final = 1 << 60
 """Above every number of a message sent back."""
 MESSAGES_KEPT: Final = 1_000
+HELD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of those: what proxies say has some hundred bytes."""
 BODY_BYTES_MAX: Final = 256 * 1024
 _HEAD = struct.Struct(">iIIiiqqiq")
 _SHORT_NAMES = {
@@ -81,6 +83,8 @@ class ProxyTopic(DeliveredQueues):
         deliveries = tuple(placed([message], nexts, now_ms))
         state.apply(RetryObject(0, "", "", state.next_number + 1, (message,), deliveries))
         state.release(PROXY_TOPIC, nexts[PROXY_TOPIC] - MESSAGES_KEPT)
+        while state.held_bytes > HELD_BYTES_MAX:
+            state.release(PROXY_TOPIC, state.queues[PROXY_TOPIC].offsets[0] + 1)
         self.announce()
         return message
 

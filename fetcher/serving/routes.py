@@ -19,6 +19,8 @@ PERM_READ = 4
 PERM_READ_WRITE = 6
 PROXY_TOPIC = "DefaultHeartBeatSyncerTopic"
 """A RocketMQ 5 proxy creates it when it starts and does not start without; it is kept in memory."""
+MADE_QUEUES_MAX = 16
+"""A proxy wants one. Answers about a topic go through all of its queues."""
 VERSION_TEXT = "V4_9_8"
 
 
@@ -131,7 +133,10 @@ class RouteHandlers:
         name = request.text("topic")
         if name != PROXY_TOPIC:
             return Response(ResponseCode.NO_PERMISSION, remark="this is an archive: it is read-only")
-        queues = request.number("readQueueNums", 1), request.number("writeQueueNums", 1)
+        queues = [
+            min(max(request.number(field, 1), 1), MADE_QUEUES_MAX)
+            for field in ("readQueueNums", "writeQueueNums")
+        ]
         self._routes.made[name] = TopicConfig(name, *queues, PERM_READ_WRITE)
         return Response()
 

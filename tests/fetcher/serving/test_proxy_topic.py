@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from fetcher.serving.archive_side import Bounds, PullStatus, PullWish, TopicConfig
-from fetcher.serving.proxy_topic import BODY_BYTES_MAX, MESSAGES_KEPT, ProxyTopic
+from fetcher.serving.proxy_topic import BODY_BYTES_MAX, HELD_BYTES_MAX, MESSAGES_KEPT, ProxyTopic
 from fetcher.serving.retries.retry_topics import ArchiveWithRetries
-from fetcher.serving.routes import PROXY_TOPIC
+from fetcher.serving.routes import MADE_QUEUES_MAX, PROXY_TOPIC, RouteHandlers, RouteTable
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import HandlerTable, Request, Response
-from tests.fetcher.serving.serving_peer import RecordingPeer
+from tests.fetcher.serving.serving_peer import RecordingPeer, request
 from tiered.formats.record import decode_record
 from tiered.remoting.command import RemotingCommand
 
@@ -98,6 +100,22 @@ def test_only_the_last_messages_are_kept() -> None:
     assert scene.archive.bounds(PROXY_TOPIC, 0) == Bounds(5, MESSAGES_KEPT + 5)
     assert len(scene.topic.state.messages) == MESSAGES_KEPT
     assert scene.read(0)[1][0] == b"5"
+
+
+def test_what_is_kept_is_bounded_by_bytes_too() -> None:
+    scene = Scene()
+    for _ in range(2 * HELD_BYTES_MAX // BODY_BYTES_MAX):
+        assert scene.send(RequestCode.SEND_MESSAGE_V2, bytes(BODY_BYTES_MAX), SENT_V2).code == 0
+    assert HELD_BYTES_MAX - 2 * BODY_BYTES_MAX < scene.topic.state.held_bytes <= HELD_BYTES_MAX
+
+
+@pytest.mark.parametrize(("asked", "made"), [("1", 1), ("-3", 1), ("9223372036854775807", MADE_QUEUES_MAX)])
+def test_a_topic_has_no_more_queues_than_can_be_told(asked: str, made: int) -> None:
+    archive: Any = Nothing()
+    routes = RouteTable(archive, "h:1")
+    sent = request(17, None, None, topic=PROXY_TOPIC, readQueueNums=asked, writeQueueNums=asked)
+    assert asyncio.run(RouteHandlers(routes).make_topic(sent)).code == 0
+    assert (routes.made[PROXY_TOPIC].read_queues, routes.made[PROXY_TOPIC].write_queues) == (made, made)
 
 
 def test_everything_else_is_refused() -> None:
