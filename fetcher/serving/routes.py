@@ -133,11 +133,11 @@ class RouteHandlers:
         name = request.text("topic")
         if name != PROXY_TOPIC:
             return Response(ResponseCode.NO_PERMISSION, remark="this is an archive: it is read-only")
-        queues = [
+        read_queues, write_queues = (
             min(max(request.number(field, 1), 1), MADE_QUEUES_MAX)
             for field in ("readQueueNums", "writeQueueNums")
-        ]
-        self._routes.made[name] = TopicConfig(name, *queues, PERM_READ_WRITE)
+        )
+        self._routes.made[name] = TopicConfig(name, read_queues, write_queues, PERM_READ_WRITE)
         return Response()
 
     async def all_topics(self, request: Request) -> Response:
