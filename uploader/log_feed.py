@@ -215,7 +215,12 @@ class LogFeed:
     def _skip_damage(self, batch: LogBatch, bound: FeedBound, file: LogFile, what: str) -> FeedOutcome:
         phys = batch.to_phys
         limit = min(bound.proven_phys, bound.limit_phys)
-        following = self._next_record(phys, limit)
+        size = self._log.record_size_at(phys)
+        # Where lengths hold, what lies between them is one record's, whatever it looks like.
+        is_extent_known = size is not None and do_lengths_add_up(self._log, phys, size)
+        following = self._next_record(
+            phys + size - 1 if size is not None and is_extent_known else phys, limit
+        )
         if following is None and bound.proven_phys < bound.limit_phys:
             # A dead broker's recovery would end here too.
             return FeedOutcome.CAUGHT_UP

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.record_builder import Message, blank, encode
+from tests.kernels.record_builder import Message, blank, encode, properties
 from tests.uploader.test_dispatcher import FILE_BYTES, Bench
 from tiered.broker_store.commit_log import CommitLog
 from tiered.kernels.queue_table import QueueTable
@@ -123,6 +123,21 @@ def test_records_inside_a_body_are_a_body_however_it_is_cut(tmp_path: Path) -> N
         batch.from_phys = batch.to_phys = len(first)
         outcome = feed.advance(batch, FeedBound(len(log), len(log)), 1 << 16)
         assert (outcome, batch.damaged, feed.oversize_bytes) == (FeedOutcome.OVERSIZE, [], len(second))
+
+
+def test_records_inside_a_damaged_body_are_not_looked_for(tmp_path: Path) -> None:
+    """A producer may send what looks like records under a checksum of the record that is wrong."""
+    first = encode(Message(body=b"x"), 0)
+    body_at = len(first) + len(encode(Message(body=b""), 0)) - len(b"topic") - 3
+    wrong = properties((b"__CRC32#", b"1234567890"))
+    second = encode(Message(queue_offset=1, body=records_at(body_at, 3), properties=wrong), len(first))
+    log = first + second + encode(Message(queue_offset=2, body=b"z"), len(first + second))
+    (tmp_path / f"{0:020d}").write_bytes(log + bytes(1 << 16))
+    batch = read_all(feed_of(tmp_path), FeedBound(len(log), len(log)))
+    assert [(d.begin_phys, d.end_phys, d.detail) for d in batch.damaged] == [
+        (len(first), len(first + second), "record_crc")
+    ]
+    assert (batch.columns.rows, batch.to_phys) == (2, len(log))
 
 
 def test_a_record_that_the_bound_cuts_is_waited_for(tmp_path: Path) -> None:

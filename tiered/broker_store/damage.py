@@ -87,23 +87,28 @@ def stored_size(log: CommitLog, phys: int) -> int | None:
 
 
 def do_lengths_add_up(log: CommitLog, phys: int, size: int) -> bool:
-    """Whether body, topic and properties of the record at ``phys`` are together as long as ``size`` says. Two small
+    """Whether body, topic and properties of the record at ``phys`` are together as long as ``size`` says. Four small
     reads, however large it is; bytes that are not there yet do not add up."""
     head = log.read(phys, HEADER_BYTES)
     if len(head) < HEADER_BYTES:
         return False
     magic, sys_flag = _HEADER.unpack(head)[1::6]
     body_at = _body_at(sys_flag)
-    body_bytes = int.from_bytes(log.read(phys + body_at - 4, 4), "big", signed=True)
-    topic_at = body_at + body_bytes
-    if body_bytes < 0 or not topic_at < size:
+    body_bytes = _length_at(log, phys + body_at - 4, 4)
+    if body_bytes is None or not body_at + body_bytes < size:
         return False
-    topic_length_bytes = 1 if magic == RECORD_MAGICS[0] else 2
-    topic_bytes = int.from_bytes(log.read(phys + topic_at, topic_length_bytes), "big")
-    properties_at = topic_at + topic_length_bytes + topic_bytes
-    if properties_at + 2 > size:
+    length_bytes = 1 if magic == RECORD_MAGICS[0] else 2
+    topic_bytes = _length_at(log, phys + body_at + body_bytes, length_bytes)
+    if topic_bytes is None:
         return False
-    return properties_at + 2 + int.from_bytes(log.read(phys + properties_at, 2), "big") == size
+    properties_at = body_at + body_bytes + length_bytes + topic_bytes
+    properties_bytes = _length_at(log, phys + properties_at, 2)
+    return properties_bytes is not None and properties_at + 2 + properties_bytes == size
+
+
+def _length_at(log: CommitLog, phys: int, length_bytes: int) -> int | None:
+    data = log.read(phys, length_bytes)
+    return int.from_bytes(data, "big") if len(data) == length_bytes else None
 
 
 def _body_at(sys_flag: int) -> int:
