@@ -24,7 +24,8 @@ from fetcher.policy.read_policy import OffsetRange
 from fetcher.serving.archive_side import PullStatus
 from fetcher.serving.pull import answer_of
 from fetcher.serving.wire.codes import ResponseCode
-from tiered.formats.record import MAGIC_V1, MAGIC_V2
+from tiered.errors import CorruptionError
+from tiered.formats.record import MAGIC_V1, MAGIC_V2, decode_record
 
 INNER_BATCH_FLAG: Final = 0x80
 OFFSET_RESET: Final = "OFFSET_RESET"
@@ -86,17 +87,38 @@ def judged(said: Said, offset: int, *, has_all: bool) -> Judged:
 def _without_holes(said: Said, offset: int) -> Judged:
     at, expected = 0, offset - said.offset_delta
     body = said.body
-    while at + _HEAD.size <= len(body):
-        size, magic, queue_offset, _, sys_flag = _HEAD.unpack_from(body, at)
-        if magic not in (MAGIC_V1, MAGIC_V2) or size < _HEAD.size or sys_flag & INNER_BATCH_FLAG:
-            break  # a batch spans offsets that only its properties tell
+    while at < len(body):
+        row = _row_at(body, at)
+        if row is None:
+            return Judged(
+                GetStatus.FOUND, said.next_offset, body
+            )  # its client will say what it thinks of that
+        size, queue_offset, end_offset = row
         if queue_offset > expected:
             if at == 0:
                 return Judged(GetStatus.OFFSET_TOO_SMALL, queue_offset + said.offset_delta, body[:0])
             return Judged(GetStatus.FOUND, expected + said.offset_delta, body[:at])
-        expected = queue_offset + 1
+        expected = end_offset
         at += size
-    return Judged(GetStatus.FOUND, said.next_offset, body)
+    # Where it lost the last of what it looked at, its next offset is behind that all the same.
+    is_short = offset < expected + said.offset_delta < said.next_offset
+    return Judged(GetStatus.FOUND, expected + said.offset_delta if is_short else said.next_offset, body)
+
+
+def _row_at(body: memoryview, at: int) -> tuple[int, int, int] | None:
+    """Size in bytes of the record at ``at``, the first queue offset it spans and the one behind; None for no record."""
+    if at + _HEAD.size > len(body):
+        return None
+    size, magic, queue_offset, _, sys_flag = _HEAD.unpack_from(body, at)
+    if magic not in (MAGIC_V1, MAGIC_V2) or not _HEAD.size <= size <= len(body) - at:
+        return None
+    if not sys_flag & INNER_BATCH_FLAG:
+        return size, queue_offset, queue_offset + 1
+    try:
+        count = decode_record(body[at : at + size]).properties.get("INNER_NUM", "1")
+    except CorruptionError:
+        return None
+    return size, queue_offset, queue_offset + (int(count) if count.isdecimal() else 1)
 
 
 def reply_code(

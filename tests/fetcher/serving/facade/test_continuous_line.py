@@ -24,7 +24,7 @@ from fetcher.serving.facade.continuous_line import (
     reply_code,
 )
 from fetcher.serving.facade.pull_sides import Answered
-from tests.kernels.record_builder import Message, encode
+from tests.kernels.record_builder import Message, encode, properties
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
 from tiered.settings.sections import ReadSettings
@@ -51,6 +51,8 @@ def said(code: int, next_offset: int, data: memoryview | None = None, **fields: 
         (said(0, 15, body(10, 14)), True, S.FOUND, 11, 1),
         (said(0, 15, body(13, 14)), True, S.OFFSET_TOO_SMALL, 13, 0),
         (said(0, 15, body(13, 14)), False, S.FOUND, 15, 2),
+        (said(0, 15, body(10, 11)), True, S.FOUND, 12, 2),
+        (said(0, 15, body(10, 11)), False, S.FOUND, 15, 2),
         (said(0, 11, body(8)), True, S.FOUND, 11, 1),
         (said(0, 62, body(10, 11), offset_delta=50), True, S.FOUND, 62, 2),
         (said(20, 12), False, S.NO_MATCHED_MESSAGE, 12, 0),
@@ -88,6 +90,38 @@ def test_what_is_believed_has_no_hole(kept: set[int], offset: int) -> None:
         assert set(passed) <= kept and meant.body == body(*passed)
     else:
         assert meant.status is S.OFFSET_TOO_SMALL and offset not in kept
+
+
+def batches(*spans: tuple[int, int]) -> memoryview:
+    """Records of ``(base offset, messages)``: inner batches as a broker stores them, single sends between."""
+    found = []
+    for base, count in spans:
+        inner = properties((b"INNER_BASE", b"%d" % base), (b"INNER_NUM", b"%d" % count))
+        batch = Message(b"t", 0, base, b"b", inner, sys_flag=0xC0)
+        found.append(encode(batch if count > 1 else Message(b"t", 0, base, b"b"), 1000 * base))
+    return memoryview(b"".join(found))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.data())
+def test_what_is_believed_has_no_hole_between_batches(counts: list[int], data: st.DataObject) -> None:
+    """As of single messages: the broker has lost some of a queue's records, and looked at more than it found."""
+    spans, end = [], 0
+    for count in counts:
+        spans.append((end, count))
+        end += count
+    offset = data.draw(st.integers(0, end - 1))
+    looked_at = [span for span in spans if span[0] + span[1] > offset][: data.draw(st.integers(1, 12))]
+    kept = [span for span in looked_at if data.draw(st.booleans())]
+    after = sum(looked_at[-1])
+    meant = judged(said(0 if kept else 20, after, batches(*kept)), offset, has_all=True)
+    whole = 0
+    while whole < len(kept) and kept[whole] == looked_at[whole]:
+        whole += 1
+    if whole == 0:
+        assert meant.status is S.OFFSET_TOO_SMALL
+    else:
+        assert (meant.status, meant.next_offset) == (S.FOUND, sum(kept[whole - 1]))
+        assert meant.body == batches(*kept[:whole])
 
 
 @given(st.binary(max_size=200), st.integers(0, 9))
