@@ -42,6 +42,7 @@ from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.instant import TimePoint, milliseconds
 from tiered.model.queue import QueueKey
+from tiered.model.tables import QUEUE_BATCH
 from tiered.object_store.async_url import open_async_store
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.protocol import ObjectStore
@@ -215,6 +216,11 @@ class ArchiveAccess:
             raise NotFoundError(f"{self.title} has no queue {queue} any more")
         return view.min_offset, view.max_offset
 
+    def is_batch(self, queue: QueueKey) -> bool:
+        """Whether it is a queue of batches (BatchCQ), at the version seen last."""
+        row = self.state.queue(queue)
+        return row is not None and bool(int(row["flags"]) & QUEUE_BATCH)
+
     # -- reading ----------------------------------------------------------------------------------------------
 
     async def offset_by_time(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
@@ -285,4 +291,11 @@ class ArchiveAccess:
 def _message(found: FoundMessage) -> Message:
     data = memoryview(found.data)
     stored_ms = found.record.store_timestamp
-    return Message(found.queue, found.queue_offset, data, stored_ms, inner_num=found.inner_num)
+    return Message(
+        found.queue,
+        found.queue_offset,
+        data,
+        stored_ms,
+        inner_num=found.inner_num,
+        is_in_batch_queue=found.is_batch,
+    )

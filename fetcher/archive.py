@@ -148,7 +148,7 @@ class Queue(QueueHandle):
     ) -> Iterator[Message]:
         """Messages one by one, decoded when looked at, from an offset or a time (default: the first) to the end."""
         for batch in self.batches(start, start_time=start_time, count=count, message_filter=message_filter):
-            yield from messages_of(batch, self.key)
+            yield from messages_of(batch, self.key, is_batch=self._access.is_batch(self.key))
 
     def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that can be continued when the archive has grown: see Walk.next_batch."""

@@ -168,7 +168,7 @@ class AsyncQueue(QueueHandle):
         """See Queue.messages."""
         walk = await self.walk(span_of(start, start_time, count, None), message_filter)
         while (batch := await run_async(walk.next_batch())) is not None:
-            for message in messages_of(batch, self.key):
+            for message in messages_of(batch, self.key, is_batch=self._access.is_batch(self.key)):
                 yield message
 
     async def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:

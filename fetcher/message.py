@@ -29,6 +29,7 @@ class Message:
         store_timestamp: int,
         *,
         inner_num: int = 1,
+        is_in_batch_queue: bool = False,
     ) -> None:
         self.queue = queue
         self.queue_offset = queue_offset
@@ -36,6 +37,8 @@ class Message:
         self.store_timestamp = store_timestamp
         self.inner_num = inner_num
         """Queue offsets the message spans: more than one for an inner batch."""
+        self.is_in_batch_queue = is_in_batch_queue
+        """Whether its queue is one of batches (BatchCQ), whose offsets are the records' own and may jump."""
 
     def __repr__(self) -> str:
         return f"Message({self.queue.topic!r}, {self.queue.queue_id}, {self.queue_offset}, {len(self.data)} bytes)"
@@ -97,4 +100,9 @@ class Message:
 
     def to_json(self) -> dict[str, Any]:
         """As `tiered cat --format jsonl` prints it; names are in docs/FORMATS.md."""
-        return record_to_json(self.record, queue=self.queue, queue_offset=self.queue_offset)
+        return record_to_json(
+            self.record,
+            queue=self.queue,
+            queue_offset=self.queue_offset,
+            is_own_offset=self.is_in_batch_queue,
+        )

@@ -121,8 +121,8 @@ class Walk:
         return None
 
 
-def messages_of(batch: MessageBatch, queue: QueueKey) -> Iterator[Message]:
-    """The messages of ``batch`` one by one, decoded later."""
+def messages_of(batch: MessageBatch, queue: QueueKey, *, is_batch: bool) -> Iterator[Message]:
+    """The messages of ``batch`` one by one, decoded later. ``is_batch``: ``queue`` is one of batches."""
     rows = zip(
         batch.records(),
         batch.queue_offsets.tolist(),
@@ -131,4 +131,4 @@ def messages_of(batch: MessageBatch, queue: QueueKey) -> Iterator[Message]:
         strict=True,
     )
     for data, offset, stored_ms, inner_num in rows:
-        yield Message(queue, offset, data, stored_ms, inner_num=inner_num)
+        yield Message(queue, offset, data, stored_ms, inner_num=inner_num, is_in_batch_queue=is_batch)

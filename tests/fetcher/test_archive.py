@@ -81,6 +81,7 @@ def test_messages_are_what_a_java_client_saw(archive: Archive, truth: Queues) ->
             assert {name: shown[name] for name in line if name in shown and name != "inner"} == {
                 name: line[name] for name in line if name in shown and name != "inner"
             }
+            assert shown.get("nonConsecutive") == line.get("nonConsecutive")
             assert message.store_timestamp == line["storeTimestamp"]
             assert message.tags == line["tags"]
             assert message.unique_key == line.get("uniqKey", message.unique_key)
