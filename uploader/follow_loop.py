@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tiered.broker_store.liveness import LivenessReport
 from tiered.broker_store.pins import PinKeeper, PinStatus
@@ -134,13 +134,19 @@ class FollowLoop:
         )
 
     def step_pins(self) -> None:
-        """Keep files that are not archived yet, within the disk rules; let go of those that are."""
+        """Keep files that are not archived yet, within the disk rules; let go of those that are. A directory of pins
+        that fails (a disk that became read-only) is said, and archiving goes on."""
         if self._context.pins is None:
             return
         state = self._context.writer.state_or_none
         archived = state.cursor.phys if state is not None else self._log.min_phys
         own = [file for file in self._log.files if not file.is_pinned]
-        self.pin_status = self._context.pins.step(own, archived)
+        try:
+            self.pin_status = self._context.pins.step(own, archived)
+        except OSError as error:
+            place = f" {error.filename}" if error.filename else ""
+            problem = f"pins cannot be kept up: {error.strerror or error}{place}"
+            self.pin_status = replace(self.pin_status or PinStatus(), problem=problem)
 
     def _is_behind(self) -> bool:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
 from tests.uploader.test_dispatcher import FILE_BYTES, Bench
 from tests.uploader.test_log_cut_by_its_broker import LivingBroker
+from tiered.broker_store.pins import PinKeeper
+from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.reading import load
 from tiered.formats.keys import archive_prefix
@@ -24,7 +27,7 @@ from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_word
 from uploader.offload import Offloader, OffloadIdentity
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def test_messages_do_not_wait_for_the_brokers_tables(real_store: Callable[[str], Path]) -> None:
@@ -74,12 +77,15 @@ def living(tmp_path: Path) -> Iterator[tuple[Path, MemoryStore, LivingBroker]]:
     broker.close()
 
 
-def follow_to_the_end(store: Path, memory: MemoryStore, broker: LivingBroker) -> None:
+def follow_to_the_end(
+    store: Path, memory: MemoryStore, broker: LivingBroker, *, pins: PinKeeper | None = None
+) -> str:
+    """Archives everything, or fails. What is said of pins."""
     stop = threading.Event()
     with open_broker_store(store) as opened:
         offloader = Offloader(
             opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), replace(SMALL, batch_age_ms=100),
-            topic_filter=FILTER, word_source=broker.word,
+            topic_filter=FILTER, word_source=broker.word, pins=pins,
         )  # fmt: skip
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
@@ -93,6 +99,19 @@ def follow_to_the_end(store: Path, memory: MemoryStore, broker: LivingBroker) ->
         thread.join()
     state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
     assert state.cursor.phys == broker.end_phys
+    return status.pins.problem if status is not None and status.pins is not None else ""
+
+
+def test_a_directory_of_pins_that_fails_does_not_end_following(
+    living: tuple[Path, MemoryStore, LivingBroker], tmp_path: Path
+) -> None:
+    """Its disk became read-only, say: what archiving needs is on another."""
+
+    def fail(place: Path) -> DiskUse:
+        raise OSError(errno.EROFS, "Read-only file system", str(place))
+
+    pins = PinKeeper([tmp_path / "pins"], disk_use=fail)
+    assert "Read-only file system" in follow_to_the_end(*living, pins=pins)
 
 
 def test_a_file_that_was_deleted_under_the_cursor_is_passed_over(
