@@ -47,6 +47,8 @@ class PullLimits:
     bytes_default: int = 256 * 1024
     bytes_max: int = 4 * 1024 * 1024
     hold_s_max: float = 20.0
+    stale_s: float = 1.2
+    """Another server of the archive may know a commit for so long before this one does."""
 
 
 def answer_of(status: PullStatus, *, is_pull_api: bool) -> int | None:
@@ -131,6 +133,10 @@ class PullService:
             found = await self._archive.pull(wish)
         except UsageError as error:
             return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+        if is_pull_api and found.status is PullStatus.OFFSET_OVERFLOW_BADLY:
+            # Behind a balancer the client may have read so far at the other one: it is not moved back yet.
+            await self._archive.changed(self._limits.stale_s)
+            found = await self._archive.pull(wish)
         code = answer_of(found.status, is_pull_api=is_pull_api)
         if code is None and flags & SUSPEND:
             ends_s = self._now_s() + min(

@@ -86,6 +86,7 @@ class ServingService:
             count_max=settings.pull_messages_max,
             bytes_max=settings.pull_bytes_max,
             hold_s_max=settings.hold_ms_max / 1000,
+            stale_s=settings.refresh_ms / 1000 + 0.2,
         )
         RouteHandlers(routes).register(table)
         register_session_handlers(table, self.clients)

@@ -194,6 +194,16 @@ def test_only_users_of_the_pull_api_are_moved(
     assert bool(response.body) == (response.code == 0)
 
 
+def test_nobody_is_moved_back_to_an_end_that_may_be_behind_another_servers() -> None:
+    beyond = PullFound(S.OFFSET_OVERFLOW_BADLY, 7, Bounds(0, 7))
+    response, archive = pull([beyond, FOUND], sysFlag=SUBSCRIPTION)
+    assert (response.code, len(archive.wishes)) == (0, 2)
+    response, _ = pull([beyond, AT_END], sysFlag=SUBSCRIPTION)
+    assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "10")
+    response, archive = pull([beyond, beyond, FOUND], sysFlag=SUBSCRIPTION)
+    assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "7")
+
+
 def test_what_cannot_be_served_is_said() -> None:
     assert pull([FOUND], topic="other")[0].code == ResponseCode.TOPIC_NOT_EXIST
     assert pull([FOUND], queueId=9)[0].code == ResponseCode.SYSTEM_ERROR
