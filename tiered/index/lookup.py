@@ -123,4 +123,4 @@ def _lower_bound(items: Table, hash_: int, end_ms: int) -> int:
     """Index of the first of sorted ``items`` that is not before (hash, newest allowed time)."""
     low = int(np.searchsorted(items["hash"], np.uint64(hash_), side="left"))
     high = int(np.searchsorted(items["hash"], np.uint64(hash_), side="right"))
-    return low + int(np.searchsorted(-items["store_timestamp"][low:high], -end_ms, side="left"))
+    return low + int(np.searchsorted(~items["store_timestamp"][low:high], ~end_ms, side="left"))

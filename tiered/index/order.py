@@ -5,6 +5,8 @@ Owns comparing, sorting and searching in that order. Equal items are the same ke
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +18,7 @@ _COLUMNS = (("hash", 1), ("store_timestamp", -1), ("queue_id", 1), ("generation"
 def sorted_items(items: Table) -> Table:
     """``items`` in file order, equal ones once."""
     order: NDArray[np.int64] = np.lexsort([
-        items[name] if sign > 0 else -items[name] for name, sign in reversed(_COLUMNS)
+        _rising(items[name], sign) for name, sign in reversed(_COLUMNS)
     ])  # fmt: skip
     ordered = items[order]
     if len(ordered) < 2:
@@ -47,13 +49,18 @@ def position_after(items: Table, item: np.void) -> int:
     """How many leading ones of sorted ``items`` are not greater than ``item``."""
     low, high = 0, len(items)
     for name, sign in _COLUMNS:
-        column = items[name][low:high] if sign > 0 else -items[name][low:high]
-        wanted = item[name] if sign > 0 else -item[name]
+        column, wanted = _rising(items[name][low:high], sign), _rising(item[name], sign)
         low, high = (
             low + int(np.searchsorted(column, wanted, side="left")),
             low + int(np.searchsorted(column, wanted, side="right")),
         )
     return high
+
+
+def _rising(values: Any, sign: int) -> Any:
+    """Values that rise with the order. Inverted, not negated: the least integer is its own negative, and a record's
+    time may be any."""
+    return values if sign > 0 else ~values
 
 
 def item_key(item: np.void) -> tuple[int, ...]:
