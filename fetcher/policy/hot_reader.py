@@ -52,7 +52,7 @@ class HotReader:
         self._residency = residency or PageResidency()
         self._lock = threading.Lock()
         self._fresh_until_s = clock_s() + refresh_s
-        self._minimums: dict[tuple[str, int], int] = {}
+        self._minimums: tuple[tuple[LogFile, ...], dict[tuple[str, int], int]] = (), {}
         self._complained: set[str] = set()
 
     def look(self, topic: str, queue_id: int, offset: int) -> LocalView:
@@ -67,7 +67,10 @@ class HotReader:
             queue = self._range(queues, topic, queue_id)
             unit = queues.units(topic, queue_id, offset, 1) if offset < queue.max_offset else empty_units()
             phys = int(unit["phys"][0]) if _holds(unit, offset) else -1
+            listed = log.files
             list_until(log, phys)
+            if log.files is not listed:
+                queue = self._range(queues, topic, queue_id)
             is_record = phys >= 0 and log.file_at(phys) is not None
             last = queues.last_unit(topic, queue_id) if not is_record else empty_units()
             last_phys = int(last["phys"][0]) if len(last) else phys
@@ -183,7 +186,7 @@ class HotReader:
                 self._store.commit_log.refresh()
                 if queues is not None:
                     queues.refresh()
-                self._minimums.clear()
+                self._minimums = (), {}
                 done_s = self._clock_s()
                 self._fresh_until_s = done_s + max(self._refresh_s, (done_s - started_s) / REFRESH_SHARE_MAX)
         return queues
@@ -191,11 +194,16 @@ class HotReader:
     def _range(self, queues: ConsumeQueueIndex, topic: str, queue_id: int) -> OffsetRange:
         """The minimum moves only when files go, so it is searched for once between two looks at them."""
         maximum = queues.max_offset(topic, queue_id)
-        minimum = self._minimums.get((topic, queue_id))
+        files, minimums = self._minimums
+        listed = self._store.commit_log.files
+        if files is not listed:  # also a read that finds a file gone lists them
+            minimums = {}
+            self._minimums = listed, minimums
+        minimum = minimums.get((topic, queue_id))
         if minimum is None:
             minimum = queues.min_offset(topic, queue_id)
             if minimum < maximum:
-                self._minimums[topic, queue_id] = minimum
+                minimums[topic, queue_id] = minimum
         return OffsetRange(min(minimum, maximum), maximum)
 
     def _complain_once(self, error: TieredError) -> None:

@@ -238,6 +238,9 @@ def after_tiered(status: GetStatus | None, situation: Situation) -> Follow:
         if situation.broker is BrokerSide.UNREADABLE and not situation.is_broker_older:
             return Follow.KEEP
         return _BEFORE_THE_ARCHIVE[situation.broker]
+    is_hole = situation.local is not None and situation.offset in situation.local
+    if status is GetStatus.OFFSET_TOO_SMALL and is_hole:
+        return Follow.HOLD  # a file in the middle is missing, and what is behind it is the broker's alone
     if status not in _NOT_THERE:
         return Follow.KEEP
     if situation.broker in _SILENT or _is_below_local(situation):

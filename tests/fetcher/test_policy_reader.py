@@ -26,6 +26,7 @@ from tests.fetcher.test_hot_reader import grows
 from tiered.broker_store.residency import resident_bytes
 from tiered.broker_store.store import open_broker_store
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
+from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import ReadSettings
 
@@ -409,6 +410,67 @@ def test_hidden_files_hold_what_only_the_broker_may_have_before_the_archive(
         else:
             assert (result.status, result.next_offset) == (S.OFFSET_FOUND_NULL, 5)
         assert scene.pull(result.min_offset).status is S.FOUND
+
+
+def _late_archive(tmp_path: Path) -> tuple[Scene, int]:
+    """An archive that begins in the broker's third file; and its first offset."""
+    store = WrittenStore(tmp_path / "store")
+    for _ in range(STORED):
+        store.put("t", 0, BODY)
+    root, commit_log, away = MemoryStore("memory://late"), store.path / "commitlog", tmp_path / "away"
+    away.mkdir()
+    early = sorted(commit_log.iterdir())[:2]
+    for path in early:
+        path.rename(away / path.name)
+    backfill(store.path, root)
+    for path in early:
+        (away / path.name).rename(path)
+    archive = ArchiveSide(root)
+    hot = HotReader(open_broker_store(store.path), clock_s=lambda: 0.0)  # looks by itself never again
+    reader = PolicyReader(archive, archive, hot, topics=FILTER)
+    scene = Scene(store, root, archive, hot, reader)
+    scene.policy("FORCE")
+    row = archive.state.queue(QueueKey("t", 0, 0))
+    assert row is not None
+    begin = int(row["min_queue_offset"])
+    assert scene.pull(STORED - 1).min_offset == 0 < begin
+    return scene, begin
+
+
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
+def test_the_brokers_minimum_moves_with_its_files_however_they_are_noticed(
+    tmp_path: Path, policy: str
+) -> None:
+    scene, begin = _late_archive(tmp_path)
+    scene.policy(policy)
+    assert scene.pull(5).status is S.FOUND
+    sorted((scene.store.path / "commitlog").iterdir())[0].unlink()
+    known = len(list((scene.store.path / "commitlog").iterdir()))
+    while len(list((scene.store.path / "commitlog").iterdir())) == known:
+        last = scene.store.put("t", 0, BODY)
+    assert scene.pull(last).status is S.FOUND  # in a file that was not listed: all are, anew
+    offset = 5
+    while (result := scene.pull(offset)).status is not S.FOUND:
+        assert result.next_offset > offset
+        offset = result.next_offset
+    assert offset < begin, "the broker has it, and the archive never will"
+
+
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
+def test_a_file_that_is_missing_in_the_middle_leads_nobody_past_what_is_behind_it(
+    tmp_path: Path, policy: str
+) -> None:
+    """Nor is it skipped itself: it may be mounted again."""
+    scene, begin = _late_archive(tmp_path)
+    scene.policy(policy)
+    missing = sorted((scene.store.path / "commitlog").iterdir())[1]
+    missing.rename(tmp_path / "later")
+    scene.hot._store.commit_log.refresh()
+    result = scene.pull(begin - 2)
+    assert (result.status, result.next_offset) == (S.OFFSET_FOUND_NULL, begin - 2)
+    (tmp_path / "later").rename(missing)
+    scene.hot._store.commit_log.refresh()
+    assert scene.pull(begin - 2).status is S.FOUND
 
 
 def test_policies_by_topic_change_without_a_restart(scene: Scene) -> None:
