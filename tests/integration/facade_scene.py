@@ -84,7 +84,7 @@ class Facade(ClientScene):
 @contextmanager
 def beside_facade(
     directory: Path, minio: RunningStore, config: Mapping[str, object], settings: Mapping[str, object],
-    *, topics: int = 2, host: str = "127.0.0.1",
+    *, topics: int = 2, host: str = "127.0.0.1", version: str = "5.3.3",
 ) -> Iterator[Facade]:  # fmt: skip
     """A broker that deletes when told to, and a façade at ``host`` beside it, being started."""
     address = f"{host}:{free_port()}"
@@ -92,6 +92,7 @@ def beside_facade(
         "TIERED_SERVE__BIND": address, "TIERED_SERVE__ADVERTISE": address, "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
     }  # fmt: skip
     scene = Scene(
+        version=version,
         topics=topics,
         queues=QUEUES,
         config={**broker_config(), **config},

@@ -64,12 +64,22 @@ def a_group_is_looked_at(facade: Facade, cluster: TlsCluster, group: str) -> Non
     assert done.returncode == 4, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("version", "host"),
+    [
+        ("5.3.3", "127.0.0.1"),
+        pytest.param("5.3.3", "[::1]", marks=pytest.mark.soak),
+        pytest.param("4.9.7", "127.0.0.1", marks=pytest.mark.soak),
+        pytest.param("5.5.0", "127.0.0.1", marks=pytest.mark.soak),
+    ],
+)
 def test_it_is_archived_and_read_through_the_facade(
-    cluster: TlsCluster, tmp_path: Path, minio_url: RunningStore
+    version: str, host: str, cluster: TlsCluster, tmp_path: Path, minio_url: RunningStore
 ) -> None:
+    need_clients(version)
     # By force from the archive: a broker does not delete anything in its first minute.
     settings = as_environment(cluster.dialling() | cluster.serving() | {"read.policy": "FORCE"})
-    with beside_facade(tmp_path, minio_url, {}, settings, topics=1) as facade:
+    with beside_facade(tmp_path, minio_url, {}, settings, topics=1, host=host, version=version) as facade:
         who_is_not_let_in_is_told_why(facade.broker.broker_address, cluster)
         facade.fill(1500)
         facade.wait_until_serving()
