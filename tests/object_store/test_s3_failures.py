@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import botocore.auth
 import numpy as np
@@ -293,6 +294,35 @@ def test_a_web_server_is_no_object_store() -> None:
             store.put_if_absent("k", [b"x"])
         with pytest.raises(CorruptionError):
             store.get_range("k", 0, 5)
+
+
+def test_an_empty_page_does_not_end_a_listing() -> None:
+    """Of a bucket with very many deleted versions: the page is truncated, and nothing is on it."""
+    asked: list[str] = []
+
+    class Sparse(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            query = parse_qs(urlsplit(self.path).query)
+            if "continuation-token" in query:
+                inside = "<IsTruncated>false</IsTruncated>" + "".join(
+                    f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+                    for key in ("a/1", "a/2")
+                )
+            else:
+                inside = "<IsTruncated>true</IsTruncated><NextContinuationToken>next</NextContinuationToken>"
+            page = f"<ListBucketResult>{inside}</ListBucketResult>".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Quiet."""
+
+    with store_at(Sparse) as store:
+        assert [info.key for info in store.list("a/")] == ["a/1", "a/2"]
+    assert len(asked) == 2
 
 
 def test_a_store_that_overwrites_is_refused_at_the_first_commit() -> None:

@@ -196,18 +196,19 @@ class S3Store:
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         """See ObjectStore."""
         left = limit
+        place = {"StartAfter": start_after}
         while left is None or left > 0:
             wanted = LIST_KEYS_MAX if left is None else min(LIST_KEYS_MAX, left)
             with self._translated(prefix):
-                # Paged by the last key rather than by a token: restartable, and the same on every server.
                 answer = self._connected().list_objects_v2(
-                    Bucket=self._bucket, Prefix=prefix, StartAfter=start_after, MaxKeys=wanted
+                    Bucket=self._bucket, Prefix=prefix, MaxKeys=wanted, **place
                 )
             found = listed_objects(answer)
             yield from found
-            if not answer.get("IsTruncated") or not found:
+            following = next_page(answer, found)
+            if following is None:
                 return
-            start_after = found[-1].key
+            place = following
             left = None if left is None else left - len(found)
 
     def clock_ms(self) -> int:
@@ -271,6 +272,20 @@ def exact_range(content: bytes, where: str, offset: int, length: int) -> bytes:
     if len(content) != length:
         raise CorruptionError(f"{where}: [{offset}, {offset + length}) gave {len(content)} bytes")
     return content
+
+
+def next_page(answer: dict[str, Any], found: Sequence[ObjectInfo]) -> dict[str, str] | None:
+    """Where a listing goes on, as arguments of ListObjectsV2; None: it is over.
+
+    By the last key rather than by a token: restartable, and the same on every server. A page may be empty and not the
+    last, where a bucket holds very many deleted versions: only then the token tells.
+    """
+    if not answer.get("IsTruncated"):
+        return None
+    if found:
+        return {"StartAfter": found[-1].key}
+    token = answer.get("NextContinuationToken")
+    return {"ContinuationToken": token} if token else None
 
 
 def listed_objects(answer: dict[str, Any]) -> list[ObjectInfo]:

@@ -13,7 +13,7 @@ from tiered.errors import CorruptionError
 from tiered.object_store.key import check_key
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.protocol import ObjectInfo
-from tiered.object_store.s3 import LIST_KEYS_MAX, exact_range, listed_objects
+from tiered.object_store.s3 import LIST_KEYS_MAX, exact_range, listed_objects, next_page
 from tiered.object_store.s3_client import client_arguments, config_arguments, quiet_sdk_logs
 from tiered.object_store.s3_errors import s3_error
 
@@ -77,14 +77,14 @@ class AsyncS3Store:
         self, prefix: str, *, start_after: str = "", limit: int | None = None
     ) -> AsyncIterator[ObjectInfo]:
         """See AsyncObjectStore."""
-        after = self._prefix + start_after if start_after else ""
+        place = {"StartAfter": self._prefix + start_after if start_after else ""}
         left = limit
         while left is None or left > 0:
             wanted = LIST_KEYS_MAX if left is None else min(LIST_KEYS_MAX, left)
             try:
                 client = await self._connected()
                 answer = await client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=self._prefix + prefix, StartAfter=after, MaxKeys=wanted
+                    Bucket=self._bucket, Prefix=self._prefix + prefix, MaxKeys=wanted, **place
                 )
             except Exception as error:
                 translated = s3_error(error, f"{self.url}/{prefix}")
@@ -92,9 +92,10 @@ class AsyncS3Store:
             found = listed_objects(answer)
             for info in found:
                 yield info._replace(key=info.key[len(self._prefix) :])
-            if not answer.get("IsTruncated") or not found:
+            following = next_page(answer, found)
+            if following is None:
                 return
-            after = found[-1].key
+            place = following
             left = None if left is None else left - len(found)
 
     async def close(self) -> None:
