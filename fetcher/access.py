@@ -25,7 +25,7 @@ from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import KeyKind, KeyQuery, find_by_key
-from fetcher.queries.found import FoundMessage
+from fetcher.queries.found import ALWAYS_MS, FoundMessage
 from fetcher.queries.kept import KeptParts
 from fetcher.queries.source import QuerySource
 from fetcher.queue_listing import QueueListing, list_queues
@@ -52,7 +52,6 @@ from tiered.settings.sections import Settings
 T = TypeVar("T")
 STEP_THREADS = 2
 """For steps of reading ahead, which are short, and for reading on in the catalog."""
-_ALWAYS_MS = (1 << 63) - 1
 
 
 def open_access(url: str, *, cluster: str, broker: str, settings: Settings) -> ArchiveAccess:
@@ -254,8 +253,8 @@ class ArchiveAccess:
         max_messages: int,
     ) -> list[Message]:
         """Messages with a key, newest first."""
-        begin_ms = 0 if begin is None else milliseconds(begin)
-        end_ms = _ALWAYS_MS if end is None else milliseconds(end)
+        begin_ms = ALWAYS_MS[0] if begin is None else milliseconds(begin)
+        end_ms = ALWAYS_MS[1] if end is None else milliseconds(end)
         query = KeyQuery(topic, key, kind, begin_ms, end_ms, max_messages)
         page = await self._queried(lambda source, state: find_by_key(source, state, query))
         return [_message(found) for found in page.messages]

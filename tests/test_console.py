@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tiered.console import time_text
+
 
 @pytest.mark.parametrize("call", ["print_json", "print_json_line"])
 def test_json_is_utf_8_whatever_the_terminal_takes(call: str) -> None:
@@ -19,3 +21,20 @@ def test_json_is_utf_8_whatever_the_terminal_takes(call: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert '"日志 ü"'.encode() in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "text"),
+    [
+        (0, "-"),
+        (-1, "-"),
+        (-(1 << 63), "-"),
+        (1_700_000_000_999, "2023-11-14T22:13:20Z"),
+        (253_402_300_799_999, "9999-12-31T23:59:59Z"),
+        (253_402_300_800_000, "253402300800000 ms"),
+        (1 << 62, "4611686018427387904 ms"),
+        ((1 << 63) - 1, "9223372036854775807 ms"),
+    ],
+)
+def test_a_time_of_any_size_is_shown(time_ms: int, text: str) -> None:
+    assert time_text(time_ms) == text

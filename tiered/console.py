@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+_DATES_END_MS = 253_402_300_799_999
+
 
 def print_json(document: Any) -> None:
     """One indented JSON document."""
@@ -65,10 +67,12 @@ def duration_text(duration_s: float | None) -> str:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """UTC to the second; ``-`` for none."""
+    """UTC to the second; ``-`` for none. Behind the year 9999, as only damaged records claim, the number itself."""
     if timestamp_ms <= 0:
         return "-"
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    if timestamp_ms > _DATES_END_MS:
+        return f"{timestamp_ms} ms"
+    return datetime.fromtimestamp(timestamp_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _cell(value: Any) -> str:

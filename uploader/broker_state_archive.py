@@ -12,12 +12,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tiered.formats.container import encode_container
 from tiered.formats.keys import state_key
+from tiered.formats.state_object import encode_state
 from tiered.object_store.own_name import put_own
 from tiered.object_store.protocol import ObjectStore
-
-STATE_KIND = b"RMQTSTAT"
 
 
 class BrokerStateArchive:
@@ -43,14 +41,12 @@ class BrokerStateArchive:
         """
         for name, document in self._read().items():
             encoded = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-            digest = hashlib.sha256(encoded.encode()).hexdigest()[:16]
+            digest = hashlib.sha256(encoded.encode("utf-8", "surrogatepass")).hexdigest()[:16]
             with self._lock:
                 if self._digests.get(name) == digest:
                     continue
             key = state_key(name, epoch, attempt, digest)
-            put_own(
-                self._archive, key, [encode_container(STATE_KIND, {"name": name, "document": document}, {})]
-            )
+            put_own(self._archive, key, [encode_state(name, document)])
             with self._lock:
                 self._digests[name] = digest
                 self._pending[name] = key

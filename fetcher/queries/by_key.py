@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.queries.found import Entry, FoundMessage, is_shown, read_entry
+from fetcher.queries.found import ALWAYS_MS, Entry, FoundMessage, is_shown, read_entry
 from fetcher.queries.source import Place, QuerySource
 from fetcher.waiting import gather
 from tiered.catalog.index_refs import IndexRef
@@ -79,8 +79,8 @@ class KeyQuery:
     topic: str
     key: str
     kind: KeyKind = KeyKind.KEY
-    begin_ms: int = 0
-    end_ms: int = (1 << 63) - 1
+    begin_ms: int = ALWAYS_MS[0]
+    end_ms: int = ALWAYS_MS[1]
     max_messages: int = 64
     after: Position | None = None
     with_hidden: bool = False

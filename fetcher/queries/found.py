@@ -20,6 +20,9 @@ from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, RunKind
 
+ALWAYS_MS = -(1 << 63), (1 << 63) - 1
+"""Store timestamps from … to: any a record can have, also those of damaged ones."""
+
 _SAME = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
 
 

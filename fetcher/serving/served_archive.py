@@ -25,8 +25,8 @@ from fetcher.time_search import Boundary
 from fetcher.waiting import run_async
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, UnavailableError
-from tiered.formats.container import decode_container
 from tiered.formats.segment_index import begin_page_kernel
+from tiered.formats.state_object import decode_state
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN
 from tiered.object_store.protocol import ObjectStore
@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 _FOUND = PullStatus.FOUND
 KERNEL_WAIT_S = 2.0
 """Loading takes half a second, compiling, once on a machine, longer: meanwhile pages are decoded without it."""
-STATE_KIND = b"RMQTSTAT"
 _STATUSES = {
     GetStatus.FOUND: PullStatus.FOUND,
     GetStatus.NO_MATCHED_MESSAGE: PullStatus.NO_MATCHED_MESSAGE,
@@ -62,10 +61,8 @@ class BrokerTables:
         """Read what ``state`` names and is not known yet. Blocking. Raises what the store raises."""
         for name, key in state.state_objects.items():
             if self._keys.get(name) != key:
-                header = decode_container(
-                    self._store.get(key), STATE_KIND, source=f"{self._store.url}/{key}"
-                ).header
-                self._documents[name] = header.get("document") or {}
+                source = f"{self._store.url}/{key}"
+                self._documents[name] = decode_state(self._store.get(key), name, source=source) or {}
         self._keys = dict(state.state_objects)
         self.readings += 1
 

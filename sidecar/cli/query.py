@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fetcher.queries.both_sides import BothSidesQueries
 from fetcher.queries.broker_side import BrokerSideQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
-from fetcher.queries.found import FoundMessage, newest_ms
+from fetcher.queries.found import ALWAYS_MS, FoundMessage, newest_ms
 from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf
 from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, settings_of
@@ -154,11 +155,12 @@ def _topics(state: CatalogState, with_hidden: bool) -> list[str]:
 def _range(state: CatalogState, options: argparse.Namespace) -> tuple[int, int]:
     begin_ms, end_ms = options.begin, options.end
     if options.all_time:
-        begin_ms = 0
+        begin_ms = ALWAYS_MS[0]
     elif begin_ms is None:
-        newest = newest_ms(state)
+        # A message from the future, by a flipped bit or a wrong clock, must not hide all others.
+        newest = min(newest_ms(state), time.time_ns() // 1_000_000)
         begin_ms = max(0, (newest if end_ms is None else min(newest, end_ms)) - DEFAULT_RANGE_MS)
-    return begin_ms, (1 << 63) - 1 if end_ms is None else end_ms
+    return begin_ms, ALWAYS_MS[1] if end_ms is None else end_ms
 
 
 def _wanted(options: argparse.Namespace) -> str:

@@ -16,7 +16,8 @@ from tiered.catalog.protocol import CatalogLimits
 from tiered.errors import NotFoundError, UnavailableError
 from tiered.flat_file.verify import Anomaly, AnomalyKind, VerifyReport, verify_archive
 from tiered.flat_file.verify_queues import check_queues
-from tiered.formats.keys import catalog_key, object_of, parse_part_key
+from tiered.formats.keys import catalog_key, object_of, parse_part_key, state_key
+from tiered.formats.state_object import encode_state
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 from tiered.object_store.memory import MemoryStore
@@ -251,6 +252,24 @@ def test_light_queue_row_whose_parent_expired_is_fine() -> None:
     builder.expire_first_run(ONE)
     report = verify_archive(builder.store, full=True)
     assert report.anomalies == []
+
+
+def test_damaged_state_object() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    key = state_key("topics", builder.state.epoch, 1, "abcd")
+    builder.store.put_if_absent(key, [encode_state("topics", {"topic": {"readQueueNums": 8}})])
+    builder.commit([Sent(ONE)], state_objects={"topics": key})
+    assert verify_archive(builder.store).anomalies == []
+    whole = builder.store.get(key)
+    for at in range(len(whole)):
+        _replace(builder, key, _flip(at))
+        assert [(a.kind, a.key) for a in verify_archive(builder.store).anomalies] == [
+            (AnomalyKind.DAMAGED, key)
+        ]
+        _replace(builder, key, _flip(at))
+    other = encode_state("subscription_groups", {})
+    _replace(builder, key, lambda _: bytearray(other))
+    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.DAMAGED}
 
 
 def test_leftovers_are_no_anomalies() -> None:

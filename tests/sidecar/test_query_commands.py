@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import fetcher
 from sidecar.cli import main
 from tests.end_to_end.offloading import SMALL, backfill
+from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.index.test_rocketmq_index_file import broker_settings
 from tests.sidecar.imported import STARTING, imported, libraries
 from tiered.errors import UnavailableError
+from tiered.formats.keys import archive_prefix
 from tiered.index.rocketmq_index_file import BrokerIndex
+from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
 
 FIRST_ID = "7F00000100005B1E0000000000000000"
 """The first record of F."""
@@ -129,3 +135,31 @@ def test_a_query_from_files_loads_few_libraries(url: str, message: dict[str, str
     names = imported(["query", url, "--id", message["offsetMsgId"]])
     assert libraries(names) <= STARTING
     assert "asyncio" not in names
+
+
+def test_messages_whose_time_is_damaged_hide_no_others_and_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The store timestamp is in no checksum of most records: a flipped bit makes it any."""
+    queue, now_ms = QueueKey("topic", 0, 0), time.time_ns() // 1_000_000
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), archive_prefix("cluster", "broker")))
+    times = {
+        "before": 1 - (1 << 63),
+        "past": -5,
+        "now": now_ms,
+        "future": now_ms | 1 << 62,
+        "end": (1 << 63) - 1,
+    }
+    builder.commit([Sent(queue, keys=(key,), stored_ms=stored_ms) for key, stored_ms in times.items()])
+    url = f"file://{tmp_path}"
+    assert main(["query", url, "--topic", "topic", "--key", "now"]) == 0
+    for key, stored_ms in times.items():
+        capsys.readouterr()
+        assert main(["query", url, "--topic", "topic", "--key", key, "--all-time"]) == 0
+        assert json.loads(capsys.readouterr().out)["storeTimestamp"] == stored_ms
+    assert main(["ls", url]) == 0
+    assert "9223372036854775807 ms" in capsys.readouterr().out
+    for offset in range(len(times)):
+        assert main(["cat", url, "topic", "--queue", "0", "--from", str(offset), "--count", "1"]) == 0
+    with fetcher.open(url) as archive:
+        assert all(len(archive.find_by_key("topic", key)) == 1 for key in times)

@@ -39,6 +39,7 @@ from tiered.formats.keys import (
     STATE_PREFIX,
     catalog_key,
 )
+from tiered.formats.state_object import decode_state
 from tiered.object_store.protocol import ObjectStore
 
 __all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_archive"]
@@ -97,6 +98,7 @@ def verify_archive(
     for key, reason in runs.unreadable.items():
         report.add(AnomalyKind.PAGE, key, reason)
     _check_named(store, state, objects.referenced(), report)
+    _check_state_objects(store, state, report)
     report.counts = {
         "versions": head, "queues": state.queue_count, "objects": objects.count, **report.counts,
     }  # fmt: skip
@@ -249,3 +251,14 @@ def _check_named(
         report.add(AnomalyKind.DOOMED, key, "given up for deletion, but still needed")
     report.counts["doomed"] = doomed
     report.leftovers.sort()
+
+
+def _check_state_objects(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
+    """The broker's tables, without which the archive alone cannot be served. They are few and small."""
+    for name, key in sorted(state.state_objects.items()):
+        try:
+            decode_state(store.get(key), name, source=key)
+        except NotFoundError:
+            continue  # reported with everything else that is named and does not exist
+        except (CorruptionError, UnsupportedFormatError) as error:
+            report.add(AnomalyKind.DAMAGED, key, error.message)
