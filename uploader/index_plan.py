@@ -137,13 +137,12 @@ def groups_of(segments: Sequence[Segment], rows_max: int, objects_max: int) -> l
 
 def plan_merge(refs: Sequence[IndexRef], merge_files: int, *, is_final: bool = False) -> list[IndexRef]:
     """Neighbouring files to be merged into one, or nothing. ``is_final``: no more will come for a while."""
-    if not refs:
-        return []
-    newest_day = max(ref.end_ms for ref in refs) // DAY_MS
-    for group in _same_day(refs):
+    groups = _same_day(refs)
+    for group in groups:
         if len(group) < 2:
             continue
-        if group[0].end_ms // DAY_MS < newest_day or (is_final and _worth_it(group)):
+        # By the order of files, not by dates: one message from the future would end every day from its own on.
+        if group is not groups[-1] or (is_final and _worth_it(group)):
             return group
         for level in sorted({ref.level for ref in group}):
             newest = _newest_up_to(level, group)

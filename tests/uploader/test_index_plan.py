@@ -74,6 +74,25 @@ def test_a_day_that_is_over_becomes_one_file() -> None:
     assert keys(plan_merge(refs, 8)) == ["index/1", "index/2", "index/3"]
 
 
+def test_one_message_from_the_future_does_not_end_the_days_after_it() -> None:
+    """Else the day's one file would be written anew with every new one, for ever: one damaged timestamp is enough."""
+    future = ref(1, day=DAY + 100_000)
+    assert plan_merge([future, ref(2, level=2, size_bytes=10_000), ref(3)], 8) == []
+    refs, written = [future], 0
+    for number in range(2, 202):
+        refs.append(ref(number))
+        written += 1
+        while merging := plan_merge(refs, 8):
+            at = refs.index(merging[0])
+            level = 1 + max(old.level for old in merging)
+            written += sum(old.size_bytes // 100 for old in merging)
+            refs[at : at + len(merging)] = [
+                ref(merging[-1].to_version, level=level, size_bytes=sum(old.size_bytes for old in merging))
+            ]
+    assert len(refs) < 25
+    assert written <= 200 * 4
+
+
 def test_the_end_of_a_back_fill_leaves_a_large_file_alone_for_little() -> None:
     assert plan_merge([ref(1, size_bytes=1000), ref(2, size_bytes=10)], 8, is_final=True) == []
     assert len(plan_merge([ref(1, size_bytes=1000), ref(2, size_bytes=300)], 8, is_final=True)) == 2
