@@ -194,8 +194,8 @@ class ArchiveFollower:
         found: dict[Names, dict[QueueKey, int]] = {names: {} for names in newest}
         for (names, queue, *_), end in zip(todo, ends, strict=True):
             found[names][queue] = end
-        ends = {names: ArchiveOffset(newest[names].version, found[names]) for names in newest}
-        return _merged(start, ends, moved)
+        reached = {names: ArchiveOffset(newest[names].version, found[names]) for names in newest}
+        return _merged(start, reached, moved)
 
     def _range(
         self, names: Names, queue: QueueKey, start: StreamOffset, newest: StreamOffset

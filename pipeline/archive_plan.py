@@ -68,6 +68,12 @@ def pinned_versions(options: SourceOptions) -> dict[Names, int]:
                     f"version {options.version} of {len(found)} archives",
                     hint="choose one with cluster and broker",
                 )
+            newest = head_version(found[0].store)
+            if options.version > newest:
+                raise NotFoundError(
+                    f"{found[0].store.url} has no catalog version {options.version}",
+                    hint=f"the newest is {newest}",
+                )
             return {(found[0].cluster, found[0].broker): options.version}
         return {(one.cluster, one.broker): head_version(one.store) for one in found}
 

@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from pipeline.jobs.arguments import add_source, add_spark, add_topics, session_of, settings_of, source_of
-from pipeline.jobs.export import DELTA, DELTA_CONF, FORMATS, PARQUET, export
+from pipeline.jobs.delta_table import delta_conf
+from pipeline.jobs.export import DELTA, FORMATS, PARQUET, export
 from pipeline.jobs.offload import offload
 from pipeline.jobs.offload_options import OffloadOptions, StoreToOffload
 from pipeline.jobs.progress import Progress
@@ -123,7 +124,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 def run_export(options: argparse.Namespace) -> int:
     """Export what is new."""
     settings = settings_of(options)
-    conf = DELTA_CONF if options.format == DELTA else {}
+    conf = delta_conf(options.target) if options.format == DELTA else {}
     progress = Progress("export, parts:", as_text=lambda parts: f"{parts:.3g}", quiet=options.json)
     report = export(
         session_of(options, "export", **conf),

@@ -13,12 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 import orjson
 
 from pipeline.archive_plan import opened, pinned_versions
 from pipeline.columns import chosen
+from pipeline.jobs.delta_table import DeltaTable
 from pipeline.jobs.export_plan import BatchPlan, plan_batch
 from pipeline.jobs.export_plan_record import plan_document, plan_of, without_expired
 from pipeline.jobs.export_progress import ArchiveVersion, Choices, Done, ExportProgress, Intent, PartDone
@@ -39,16 +41,6 @@ if TYPE_CHECKING:
 
 PARQUET, DELTA = "parquet", "delta"
 FORMATS = (PARQUET, DELTA)
-DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""Delta for the Spark that is pinned here, as `spark.jars.packages` takes it."""
-DELTA_CONF = {
-    "spark.jars.packages": DELTA_PACKAGE,
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
-"""What a session needs to write Delta tables."""
-DELTA_APPLICATION = "rocketmq-tiered-export"
-"""The application whose transactions a table's batches are: a table belongs to one export."""
 PARTS_PER_STAGE = 8
 """Parts of one stage, for each core: a killed export repeats only parts that were being written."""
 
@@ -91,11 +83,7 @@ def export(
             "an export has no since and until: each goes on where the last one ended",
             hint="write the DataFrame of pipeline.read",
         )
-    if format == DELTA and parse_url(target).scheme != "file":
-        raise UsageError(
-            f"{target}: a Delta table is written by Spark's own file systems, here only file://",
-            hint="write Parquet there",
-        )
+    _refuse_target(source, target)
     store_options = store or source.store_options()
     target_store = open_store(target, store_options)
     try:
@@ -229,23 +217,23 @@ class _Export:
 
     def _write_delta(self, intent: Intent, source: SourceOptions, plan: BatchPlan) -> PartDone:
         """One transaction of the application's number ``intent.number``: written already, it writes nothing."""
-        path = parse_url(self._target).place
+        table = DeltaTable(self._spark, self._target, self._store)
         rows = batch_frame(self._spark, source, intent.choices.columns, plan.parts)
         said = orjson.dumps({"batch": intent.number, "archives": intent.archives}).decode()
-        (
-            rows.write.format(DELTA)
-            .mode("append")
-            .partitionBy("topic", "date")
-            .option("txnAppId", DELTA_APPLICATION)
-            .option("txnVersion", intent.number)
-            .option("userMetadata", said)
-            .save(path)
-        )
-        history = self._spark.sql(f"DESCRIBE HISTORY delta.`{path}`")
-        entry: Any = history.where(history.userMetadata == said).first()
-        metrics = {} if entry is None else entry["operationMetrics"]
-        names = ("numOutputRows", "numFiles", "numOutputBytes")
-        return PartDone(*(int(metrics.get(name, 0)) for name in names))
+        made = table.append(rows, intent.number, said)
+        return PartDone(made.rows, made.files, made.size_bytes)
+
+
+def _refuse_target(source: SourceOptions, target: str) -> None:
+    """What is no table's place: nothing others can read, and nothing in the archive itself."""
+    archive, table = parse_url(source.path), parse_url(target)
+    if table.scheme not in ("file", "s3"):
+        raise UsageError(f"{target} can hold no table", hint="use file:///directory or s3://bucket/prefix")
+    inside = [
+        (one.scheme, *PurePosixPath(one.place, one.prefix.strip("/")).parts) for one in (archive, table)
+    ]
+    if inside[1][: len(inside[0])] == inside[0]:
+        raise UsageError(f"{target} lies in the archive {source.path}", hint="export into a place beside it")
 
 
 def batch_frame(

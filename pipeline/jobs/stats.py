@@ -164,10 +164,19 @@ def bucket_width_ms(first_ms: int, last_ms: int) -> int:
 
 
 def _queues(headers: DataFrame) -> list[QueueStats]:
-    *place, _ = _QUEUE_COLUMNS
-    rows = headers.groupBy(*place).agg({"*": "count", "storeSize": "sum"}).collect()
+    rows = headers.groupBy(*_QUEUE_COLUMNS[:-1]).agg({"*": "count", "storeSize": "sum"}).collect()
     return sorted(
-        (QueueStats(*(row[name] for name in place), row["count(1)"], row["sum(storeSize)"]) for row in rows),
+        (
+            QueueStats(
+                cluster=row["cluster"],
+                broker=row["brokerName"],
+                topic=row["topic"],
+                queue_id=row["queueId"],
+                messages=row["count(1)"],
+                message_bytes=row["sum(storeSize)"],
+            )
+            for row in rows
+        ),
         key=lambda one: (one.topic, one.cluster, one.broker, one.queue_id),
     )
 

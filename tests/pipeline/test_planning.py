@@ -163,5 +163,7 @@ def test_what_is_not_there_is_an_error_not_an_empty_table(small_archive: Path, t
         plan(options, pinned_versions(options), Predicate(), is_header_only=True)
     with pytest.raises(NotFoundError, match="there are FxCluster/K"):
         pinned_versions(replace(options, broker="other"))
+    with pytest.raises(NotFoundError, match="no catalog version 999; the newest is"):
+        pinned_versions(replace(options, version=999))
     with pytest.raises(NotFoundError):
         pinned_versions(parse_options({"path": f"file://{tmp_path}"}))

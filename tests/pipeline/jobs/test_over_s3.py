@@ -106,13 +106,19 @@ def test_every_job_works_over_s3(
     with pytest.raises(Exception, match=r"(?i)access|forbidden|signature|credential") as refused:
         audit(spark, wrong)
     assert minio_url.secret_key not in str(refused.value)
-    check_delta_export(minio_url, url, tmp_path, written.rows)
+    check_delta_export(minio_url, url, tmp_path, f"file://{tmp_path / 'delta'}", written.rows)
+    check_delta_export(minio_url, url, tmp_path, f"{bucket}/delta", written.rows)
+    check_delta_export(minio_url, url, tmp_path, f"{bucket}/delta", 0)
+    download(minio_url, f"{bucket}/delta", tmp_path / "from-bucket")
+    for directory in (tmp_path / "delta", tmp_path / "from-bucket"):
+        assert (directory / "_delta_log" / f"{0:020d}.json").exists()
+        assert exported(directory) == rows
 
 
-def check_delta_export(server: RunningStore, url: str, work: Path, rows: int) -> None:
-    """The command line with keys from the environment; input from S3, the Delta table in a directory."""
+def check_delta_export(server: RunningStore, url: str, work: Path, target: str, rows: int) -> None:
+    """The command line with keys from the environment; input from S3, the Delta table in a directory or a bucket."""
     command = [
-        sys.executable, "-m", "pipeline", "export", url, f"file://{work / 'delta'}", "--format", "delta",
+        sys.executable, "-m", "pipeline", "export", url, target, "--format", "delta",
         "--endpoint-url", server.endpoint, "--region", REGION, "--master", "local[2]", "--json",
     ]  # fmt: skip
     keys = {
@@ -127,5 +133,4 @@ def check_delta_export(server: RunningStore, url: str, work: Path, rows: int) ->
     )
     assert child.returncode == 0, child.stderr[-2000:]
     assert json.loads(child.stdout)["rows"] == rows
-    assert (work / "delta" / "_delta_log" / f"{0:020d}.json").exists()
     assert not (work / "spark-warehouse").exists(), "nothing is left where the command was started"

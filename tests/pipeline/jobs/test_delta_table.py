@@ -1,0 +1,51 @@
+"""How Hadoop's file system is told to reach a bucket, and where no table may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.jobs.delta_table import DELTA_PACKAGE, delta_conf, s3a_settings
+from pipeline.jobs.export import DELTA, PARQUET, export
+from tests.pipeline.jobs.test_export import NO_SPARK, source
+from tiered.errors import UsageError
+from tiered.object_store.options import S3Credentials, StoreOptions
+from tiered.settings.sections import ObjectStoreSettings
+
+
+def test_a_bucket_is_reached_as_our_own_store_reaches_it() -> None:
+    minio = ObjectStoreSettings(endpoint_url="http://127.0.0.1:9000", region="here")
+    given = s3a_settings(StoreOptions(minio, S3Credentials("key", "secret")))
+    assert given == {
+        "endpoint": "http://127.0.0.1:9000",
+        "endpoint.region": "here",
+        "path.style.access": "true",
+        "access.key": "key",
+        "secret.key": "secret",
+        "aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    }
+    session = s3a_settings(StoreOptions(minio, S3Credentials("key", "secret", "token")))
+    assert session["session.token"] == "token"
+    assert "Temporary" in session["aws.credentials.provider"]
+    aws = s3a_settings(StoreOptions())
+    assert aws["path.style.access"] == "false"
+    assert "DefaultCredentials" in aws["aws.credentials.provider"]
+    assert "endpoint" not in aws
+
+
+def test_only_a_bucket_needs_hadoop_s3() -> None:
+    assert delta_conf("file:///table")["spark.jars.packages"] == DELTA_PACKAGE
+    assert "hadoop-aws" in delta_conf("s3://bucket/table")["spark.jars.packages"]
+    with pytest.raises(UsageError, match="can hold no table"):
+        delta_conf("memory://table")
+
+
+@pytest.mark.parametrize("format", [PARQUET, DELTA])
+def test_no_table_in_the_archive_nor_where_nobody_reads_it(tmp_path: Path, format: str) -> None:
+    archive = source(tmp_path / "archive")
+    for target in (archive.path, f"{archive.path}/table", f"{archive.path}//x/../table"):
+        with pytest.raises(UsageError, match="lies in the archive"):
+            export(NO_SPARK, archive, target, format=format)
+    with pytest.raises(UsageError, match="can hold no table"):
+        export(NO_SPARK, archive, "memory://table", format=format)
