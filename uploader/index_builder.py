@@ -18,6 +18,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import IO
 
 import numpy as np
@@ -175,14 +177,29 @@ class IndexBuilder:
     # -- a new file ---------------------------------------------------------------------------------------------
 
     def _build(self, state: CatalogState, group: Group) -> None:
+        group, parts = self._read(group)
         meta = group.meta(state.indexed_version + 1)
-        parts = [self._items_of(segment) for segment in group.segments]
         items = sorted_items(np.concatenate(parts))
+        del parts
         form = Form(slot_bits_for(len(items)), widths_for(items, meta.end_ms - meta.begin_ms), meta.begin_ms)
         ref = self._put(state, meta, [items], group.covered(), form, level=0)
         self._publish(ref, removed=())
         self.counters.files += 1
         self.counters.items += ref.items
+
+    def _read(self, group: Group) -> tuple[Group, list[Table]]:
+        """The first versions of ``group``, one at least, with their items: as many as there is memory for. How many
+        keys rows have is known only now."""
+        items_max = self._settings.memory_bytes // (2 * ITEM_DTYPE.itemsize)
+        taken, parts = Group(), list[Table]()
+        for _, segments in groupby(group.segments, key=attrgetter("version")):
+            of_version = list(segments)
+            found = [self._items_of(segment) for segment in of_version]
+            if taken.segments and sum(map(len, parts)) + sum(map(len, found)) > items_max:
+                break
+            taken.segments += of_version
+            parts += found
+        return taken, parts
 
     def _items_of(self, segment: Segment) -> Table:
         place = segment.place

@@ -17,6 +17,8 @@ from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.catalog.protocol import CatalogLimits, CatalogWriter, load
 from tiered.errors import UnavailableError
 from tiered.flat_file.verify import verify_archive
+from tiered.index.items import ITEM_DTYPE
+from tiered.index.order import sorted_items
 from tiered.model.queue import QueueKey
 from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
@@ -80,6 +82,39 @@ def test_a_key_is_found_from_the_moment_it_is_visible(limits: CatalogLimits) -> 
     assert max(unindexed) <= 4
     assert len(load(store).indexes) < 8
     check(store, 30)
+
+
+def test_messages_with_many_keys_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are counted before their keys are known; a file of fewer versions is made where they have many."""
+    sizes: list[int] = []
+    monkeypatch.setattr(
+        index_builder, "sorted_items", lambda items: (sizes.append(len(items)), sorted_items(items))[1]
+    )
+    store = MemoryStore()
+    archive = ArchiveBuilder(store)
+    for cycle in range(6):
+        archive.commit(
+            [Sent(A, b"%d" % cycle, keys=[f"{cycle}-{row}-{n}" for n in range(500)]) for row in range(10)]
+        )
+    memory_bytes = 1 << 20
+    index = builder_of(store, archive.writer, memory_bytes=memory_bytes, merge_files=64)
+    index.run_to_end(threading.Event())
+    assert sum(sizes) == index.counters.items == 6 * 10 * 500
+    assert max(sizes) <= memory_bytes // (2 * ITEM_DTYPE.itemsize)
+    assert verify_archive(store, full=True).anomalies == []
+    assert found(store, "a", "3-7-499") == [b"3"]
+
+
+def test_a_version_with_more_keys_than_memory_has_room_for_is_one_file() -> None:
+    store = MemoryStore()
+    archive = ArchiveBuilder(store)
+    for _ in range(2):
+        archive.commit([Sent(A, keys=[f"{row}-{n}" for n in range(2000)]) for row in range(10)])
+    index = builder_of(store, archive.writer, memory_bytes=1 << 20, unindexed_objects_max=1, merge_files=64)
+    while index.step():
+        pass
+    assert (index.counters.files, index.counters.items) == (2, 40_000)
+    assert verify_archive(store, full=True).anomalies == []
 
 
 def test_commits_for_the_index_are_rare() -> None:
