@@ -47,6 +47,8 @@ def download(server: RunningStore, url: str, target: Path) -> None:
     client = server.client()
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
         for item in page["Contents"]:
+            if item["Key"].endswith("/"):
+                continue  # a directory, as Hadoop marks them
             path = target / item["Key"].removeprefix(f"{prefix}/")
             path.parent.mkdir(parents=True, exist_ok=True)
             client.download_file(bucket, item["Key"], str(path))

@@ -202,6 +202,17 @@ def test_stats_count_what_the_broker_delivered(
     assert all(one.topic.replace("&", "&amp;") in html for one in found.topics)
 
 
+def test_queues_of_one_number_at_two_brokers_are_two(spark: SparkSession, tmp_path: Path) -> None:
+    for broker, count in (("a", 3), ("b", 5)):
+        store = WrittenStore(tmp_path / broker)
+        for number in range(count):
+            store.put("t", 0, b"%d" % number)
+        archive_store(store.path, tmp_path / "archive", broker)
+    found = stats(spark, SourceOptions(f"file://{tmp_path / 'archive'}"), headers_only=True)
+    assert [(one.broker, one.queue_id, one.messages) for one in found.queues] == [("a", 0, 3), ("b", 0, 5)]
+    assert [(one.queues, one.messages) for one in found.topics] == [(2, 8)]
+
+
 def test_names_in_the_page_are_escaped(spark: SparkSession, small_archive: Path) -> None:
     found = stats(spark, SourceOptions(f"file://{small_archive}", topics=("t_one",)), headers_only=True)
     (one,) = found.topics
