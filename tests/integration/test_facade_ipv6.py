@@ -45,7 +45,7 @@ def test_clients_that_come_by_ipv6_read_archive_and_broker_as_one(
         with closing(BrokerClient(facade.broker.broker_address, 5)) as client:
             end = client.confirm_offset()  # an IPv6 broker fails to tell of its running
         assert end
-        until(lambda: archived_phys(facade) >= end, "not archived")
+        until(lambda: archived_phys(facade) >= end, "not archived", 120)
         assert delete_old_files(facade, wait=False) > 100
         route = fastjson.loads(facade.mqadmin("topicRoute", "-t", "live0"))
         port = facade.broker.broker_address.rpartition(":")[2]
