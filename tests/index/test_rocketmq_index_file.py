@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -118,3 +119,16 @@ def test_a_chain_that_loops_ends() -> None:
     file = RocketMqIndexFile(bytes(data), 1, source="x")
     assert len(list(file.matches(5, 0, 1 << 62))) == 0
     assert len(list(file.matches(0, 0, 1 << 62))) <= 4
+
+
+def test_messages_whose_time_is_damaged_have_an_index_file(tmp_path: Path) -> None:
+    """The broker names files by the clock; here they are named by the first message, whose time may be any."""
+    times = [-(1 << 63), -1, 0, 1_700_000_000_000, 253_402_300_800_000, (1 << 63) - 1, 1_700_000_000_001]
+    messages = [IndexedMessage("topic", (f"k{n}",), 100 * n, stored_ms) for n, stored_ms in enumerate(times)]
+    written = write_files(messages, tmp_path, slots=10, items=2)
+    assert len(written) == len(times)
+    assert [path.name for path in written] == sorted(path.name for path in written)
+    assert all(re.fullmatch("[0-9]{17}", path.name) for path in written[:4])
+    with BrokerIndex(tmp_path, 10) as index:
+        for message in messages:
+            assert [*index.candidates("topic", message.keys[0], -(1 << 64), 1 << 64)] == [message.phys]

@@ -305,9 +305,12 @@ def write_files(
     return paths
 
 
+_NAMES_END_MS = 253_402_300_799_999  # the year 9999
+
+
 def _file_name(begin_ms: int, before: Sequence[Path]) -> str:
     """yyyyMMddHHmmssSSS, after all names before: the broker loads files in the order of their names."""
-    second, ms = divmod(begin_ms, 1000)
+    second, ms = divmod(min(max(begin_ms, 0), _NAMES_END_MS), 1000)  # damaged records claim any time
     name = f"{datetime.fromtimestamp(second, UTC):%Y%m%d%H%M%S}{ms:03d}"
     return max(name, f"{int(before[-1].name) + 1:017d}") if before else name
 
