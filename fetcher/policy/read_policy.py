@@ -13,7 +13,7 @@ loses or skips messages this does not:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
@@ -261,7 +261,9 @@ def after_local(policy: ReadPolicy, status: GetStatus | None, situation: Situati
             return Follow.TIERED
         # Whatever was there at the look may be on its way into the archive: how far that has come, the next look tells.
         is_unknown = situation.archived is None and not situation.is_archive_behind
-        is_gone = status is not None and is_unknown and not situation.is_local_record
+        # What the broker did not have at the look it may have got, and lost, since.
+        was_gone = situation.broker is BrokerSide.UNTOLD or _is_below_local(situation)
+        is_gone = status is not None and is_unknown and was_gone
         return Follow.KEEP if is_gone or _is_before_both(status, situation) else Follow.HOLD
     if status in _NOT_THERE and situation.archived is not None and situation.offset in situation.archived:
         return Follow.TIERED  # its log was cut back since the look
@@ -292,8 +294,10 @@ def joined_line(answer: Line, source: Source, situation: Situation) -> Line:
     a reader at the archive's end would go round in circles. The broker's is raised where its log ends earlier.
     """
     other = situation.local if source is Source.TIERED else situation.archived
-    if other is None or (source is Source.LOCAL and situation.is_system):
+    if source is Source.LOCAL and situation.is_system:
         return answer
+    if other is None:
+        return _led_on(answer, source, situation)
     has_messages = other.max_offset > other.min_offset
     lowest = min(answer.min_offset, other.min_offset) if has_messages else answer.min_offset
     status, next_offset, max_offset = answer.status, answer.next_offset, answer.max_offset
@@ -310,3 +314,13 @@ def joined_line(answer: Line, source: Source, situation: Situation) -> Line:
             status = GetStatus.OFFSET_OVERFLOW_ONE if at_end else GetStatus.OFFSET_OVERFLOW_BADLY
             next_offset = max_offset
     return Line(status, next_offset, lowest, max_offset)
+
+
+def _led_on(answer: Line, source: Source, situation: Situation) -> Line:
+    """An answer about a queue that the archive does not know (yet): what the broker had at the look and has deleted
+    since may be on its way there."""
+    local, is_too_small = situation.local, answer.status is GetStatus.OFFSET_TOO_SMALL
+    if source is Source.TIERED or not is_too_small or local is None or not situation.is_admitted:
+        return answer
+    is_past = situation.offset < local.min_offset < answer.next_offset
+    return replace(answer, next_offset=local.min_offset) if is_past else answer

@@ -104,12 +104,15 @@ class BrokerViews:
         self._oldest = None
         if self.files is not None:
             self.files.expire()
+        is_known = is_known and not _has_moved(known)
         if known is None or not is_known or known.oldest_phys != await self._oldest_phys(command, upstream):
             known = await self._learn(place, command, upstream, known)
-        if 0 <= known.first_phys < known.oldest_phys:
+        if 0 <= known.first_phys < known.oldest_phys or _has_moved(known):
             return False  # its queue's minimum does not know yet what is deleted
+        if known.queue is None:
+            return known.side is BrokerSide.UNTOLD  # who never tells is believed, who is away now tells later
         # Deletions are going on: of the file that is next it may have let go already.
-        return known.queue is None or offset >= max(known.queue.min_offset, known.kept_from)
+        return offset >= max(known.queue.min_offset, known.kept_from)
 
     async def residency(
         self, topic: str, queue_id: int, offset: int, count: int, max_bytes: int
@@ -213,6 +216,11 @@ class BrokerViews:
             oldest = await told_oldest(command, upstream)
         self._oldest = now_s, oldest
         return oldest
+
+
+def _has_moved(known: _Known | None) -> bool:
+    """Whether the record at the minimum was gone when it was asked for: by who tells of others."""
+    return known is not None and known.first_phys < 0 <= known.last_phys
 
 
 def _place(command: RemotingCommand) -> tuple[str, int]:

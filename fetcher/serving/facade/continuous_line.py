@@ -126,9 +126,11 @@ def reply_code(
 ) -> int | None:
     """The code for ``status`` on the joined line; None: nothing to tell now, hold.
 
-    ``said``: the broker's own code, ``meant``: what it meant. It stands where the archive changed nothing.
+    ``said``: the broker's own code, ``meant``: what it meant. It stands where the archive changed nothing, and messages
+    are what they were given for.
     """
-    if said is not None and status is meant:
+    is_passed_on = said != ResponseCode.SUCCESS or meant is GetStatus.FOUND
+    if said is not None and status is meant and is_passed_on:
         return said
     if status is GetStatus.OFFSET_FOUND_NULL:
         return None

@@ -144,6 +144,8 @@ def test_codes(status: GetStatus, push: int | None, pull_api: int | None) -> Non
     assert reply_code(status, is_pull_api=True) == pull_api
     assert reply_code(status, is_pull_api=True, said=21, meant=S.NO_MATCHED_LOGIC_QUEUE) == pull_api
     assert reply_code(status, is_pull_api=False, said=19, meant=status) == 19, "the archive changed nothing"
+    unproven = reply_code(status, is_pull_api=False, said=0, meant=status)
+    assert unproven == push, "messages that are not passed on are not found"
 
 
 def test_margins_follow_the_last_deletions() -> None:

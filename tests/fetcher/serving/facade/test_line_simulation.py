@@ -1,0 +1,47 @@
+"""Whatever broker, uploader and archive do while a consumer pulls, it is moved past nothing that somebody has (seeded;
+see line_simulation.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from tests.fetcher.serving.facade.line_simulation import Simulation, World, archived_queue
+
+POLICIES = ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"]
+
+
+def live(seed: int) -> Simulation:
+    """One schedule, chosen by ``seed``, to its end."""
+    rand = random.Random(seed)
+    world = World(rand, begins_late=rand.random() < 0.3, is_pinned=rand.random() < 0.7)
+    world.send(rand.randrange(0, 60))
+    if rand.random() < 0.5:
+        world.delete(rand.randrange(0, 3))
+    simulation = Simulation(
+        world, rand.choice(POLICIES), with_files=rand.random() < 0.5, is_filtered=rand.random() < 0.4
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fetcher.policy.archived_queues.archived_queue", archived_queue)
+        asyncio.run(simulation.run(rand.randrange(1, 40)))
+    return simulation
+
+
+def test_a_consumer_is_moved_past_nothing_that_somebody_has() -> None:
+    live_all(range(400))
+
+
+@pytest.mark.soak
+def test_many_seeds() -> None:
+    live_all(range(1000, 6000))
+
+
+def live_all(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        try:
+            live(seed)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
