@@ -17,7 +17,7 @@ from tests.servers.running_store import REGION, RunningStore
 from tests.servers.spark_cluster import BARE, SPARK_HOME, Cluster, packed_environment, running_cluster
 from tiered.object_store.url import open_store
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900), pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 RealStore = Callable[[str], Path]
 Finished = subprocess.CompletedProcess[str]
 

@@ -134,7 +134,6 @@ def test_a_broker_store_is_read_as_it_is_archived_stale_checksums_and_all(
     assert (victim["topic"], victim["queueId"], victim["queueOffset"]) in rows
 
 
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("way", ["pipeline.read", "spark.read"])
 def test_a_job_fails_with_the_range_or_goes_on(
     spark: SparkSession, damaged: tuple[Path, str, int, int], small_archive: Path, way: str

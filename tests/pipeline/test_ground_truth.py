@@ -88,7 +88,6 @@ def test_a_store_directory_reads_like_its_archive(name: str, real_store: Callabl
     assert {place[1] for place in rows} <= truth.compaction_topics | RECREATED_OR_DELETED
 
 
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("way", ["pipeline.read", "spark.read"])
 def test_the_dataframe_of_all_stores_equals_the_truth(
     spark: SparkSession, all_archives: Path, real_store: Callable[[str], Path], way: str
@@ -108,7 +107,6 @@ def test_the_dataframe_of_all_stores_equals_the_truth(
                 assert differences(row, wanted) == {}, line
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_plain_session_reads_without_push_down(spark: SparkSession, small_archive: Path) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
     reader = spark.read.format("rocketmq-tiered").options(topic="t_sizes", pushFilters="true")
@@ -122,7 +120,6 @@ def test_a_plain_session_reads_without_push_down(spark: SparkSession, small_arch
         spark.conf.set(setting, "true")
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_schema_chooses_columns(spark: SparkSession, small_archive: Path) -> None:
     reader = spark.read.format("rocketmq-tiered").schema("queueOffset bigint, body binary, topic string")
     frame = reader.load(f"file://{small_archive}")
@@ -133,7 +130,6 @@ def test_a_schema_chooses_columns(spark: SparkSession, small_archive: Path) -> N
         wrong.count()
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_store_directory_as_a_dataframe(spark: SparkSession, real_store: Callable[[str], Path]) -> None:
     store = real_store("K") / "store"
     frame = pipeline.read(

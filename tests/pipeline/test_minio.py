@@ -53,7 +53,6 @@ def access(server: RunningStore) -> dict[str, str]:
 
 
 @pytest.mark.integration
-@pytest.mark.xdist_group("spark")
 def test_every_store_reads_the_same_from_minio(
     spark: SparkSession, all_archives: Path, minio_url: RunningStore
 ) -> None:
@@ -73,7 +72,6 @@ def test_every_store_reads_the_same_from_minio(
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("where", ["file", "minio"])
 def test_every_field_of_the_dataframe_equals_the_truth_of_every_store(
     where: str,

@@ -20,7 +20,6 @@ from tiered.errors import NotFoundError, UsageError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
 COLUMNS = ["topic", "queueId", "queueOffset"]
 
 

@@ -82,7 +82,6 @@ def test_a_version_is_planned_the_same_again_whatever_came_since(
     assert 0 < rows < sum(int((part.table["end"] - part.table["begin"]).sum()) for part in every)
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_queue_that_holds_almost_everything_is_read_by_many_tasks(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -112,7 +111,6 @@ def test_a_queue_that_holds_almost_everything_is_read_by_many_tasks(
         counted.unpersist()
 
 
-@pytest.mark.xdist_group("spark")
 def test_actions_on_one_dataframe_see_one_version(
     spark: SparkSession, small_archive: Path, tmp_path: Path
 ) -> None:

@@ -235,7 +235,6 @@ def test_tags_choose_blocks_by_their_code(scanned: Callable[..., Any]) -> None:
     assert len(reads) < len(everything) / 2
 
 
-@pytest.mark.xdist_group("spark")
 def test_spark_hands_filters_over_and_gets_the_same_rows(spark: SparkSession, small_archive: Path) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
     frame = pipeline.read(spark, f"file://{small_archive}", columns=COLUMNS, pushFilters="true")
@@ -253,7 +252,6 @@ def test_spark_hands_filters_over_and_gets_the_same_rows(spark: SparkSession, sm
         spark.conf.set(setting, "true")
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_dataframe_used_again_is_whole_again(spark: SparkSession, small_archive: Path) -> None:
     """Spark keeps what was pushed for one scan and applies it to every other scan of the DataFrame."""
     frame = pipeline.read(spark, f"file://{small_archive}", columns=["queueOffset", "queueId"])

@@ -264,7 +264,6 @@ def test_store_directories_are_no_streams() -> None:
         stream_reader("/somewhere", source="store")
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_query_and_its_restart_write_every_row_once(
     spark: SparkSession, small_archive: Path, tmp_path: Path
 ) -> None:

@@ -56,7 +56,6 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("spark")
 def test_nothing_is_lost_or_repeated_over_kills(
     spark: SparkSession, small_archive: Path, tmp_path: Path
 ) -> None:

@@ -36,7 +36,6 @@ def _middle(rows: list[Row]) -> tuple[int, int]:
     return times[len(times) // 3], times[len(times) // 2]
 
 
-@pytest.mark.xdist_group("spark")
 def test_every_way_of_reading_has_the_same_messages(spark: SparkSession, small_archive: Path) -> None:
     url = f"file://{small_archive}"
     every = _rows(pipeline.read(spark, url, columns=COLUMNS))
@@ -61,7 +60,6 @@ def test_every_way_of_reading_has_the_same_messages(spark: SparkSession, small_a
     assert {topic.stored_bytes for topic in found.topics} == {0}, "objects hold messages of other times too"
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_store_directory_too(spark: SparkSession, real_store: Callable[[str], Path]) -> None:
     options = {"source": "store", "cluster": CLUSTER, "broker": BROKER, "columns": COLUMNS}
     every = _rows(pipeline.read(spark, str(real_store("B") / "store"), **options))
@@ -81,7 +79,6 @@ def test_where_they_would_be_misunderstood_they_are_refused(small_archive: Path,
         export(None, dated, f"file://{tmp_path}")  # type: ignore[arg-type]
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_stream_says_how_it_begins_at_a_time(
     spark: SparkSession, small_archive: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.integration]
 NOTEBOOK = Path(__file__).parents[3] / "examples" / "spark_notebook.py"
 
 

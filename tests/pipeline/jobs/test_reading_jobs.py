@@ -37,7 +37,7 @@ from uploader.offload import Offloader, OffloadIdentity
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.integration]
 RealStore = Callable[[str], Path]
 
 
