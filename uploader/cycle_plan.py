@@ -106,7 +106,7 @@ class CyclePlanner:
         if len(rows.queue) == 0:
             empty = np.empty(0, np.int64)
             return CyclePlan([], [], TailChange(empty, self._tails.of(empty), self._tails.of(empty)), 0, 0)
-        order = split_by_queue(rows.queue, len(rows.queue), len(self._table), self._scratch).order
+        order = self._order(rows)
         runs = self._cut(columns, rows, order)
         gaps = self._chain(runs, gap_reason)
         change = self._change(runs)
@@ -134,7 +134,21 @@ class CyclePlanner:
             queue = np.concatenate([queue, columns.lmq_queue[light]])
             offset = np.concatenate([offset, columns.lmq_queue_offset[light]])
             inner = np.concatenate([inner, np.ones(len(light), np.int64)])
+            # A record that names a queue twice, or its own, is in it once, as in the broker's consume queue.
+            first = np.unique(queue * count + record, return_index=True)[1]
+            if len(first) < len(queue):
+                first.sort()
+                record, queue, offset, inner = record[first], queue[first], offset[first], inner[first]
         return _Rows(record, queue.astype(np.int32), offset, inner.astype(np.int32), records)
+
+    def _order(self, rows: _Rows) -> Ints:
+        """Rows queue by queue, each queue's in log order."""
+        stored, light = rows.queue[: rows.records], rows.queue[rows.records :]
+        has_both = len(light) and bool((np.bincount(stored, minlength=len(self._table))[light] > 0).any())
+        if has_both:  # someone sends to a light queue's name itself
+            both: Ints = np.lexsort((rows.record, rows.queue))
+            return both
+        return split_by_queue(rows.queue, len(rows.queue), len(self._table), self._scratch).order
 
     def _cut(self, columns: RecordColumns, rows: _Rows, order: Ints) -> _Runs:
         """Cut the rows of each queue where the next offset is not the one expected."""

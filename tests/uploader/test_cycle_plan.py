@@ -159,6 +159,35 @@ def test_a_reference_neither_adds_to_nor_takes_from_a_light_queues_own_bytes(
     assert item.runs["base_byte"].tolist() == [own_bytes if reference_at == 5 else 0]
 
 
+def test_a_queue_of_own_records_and_of_references_stays_in_log_order() -> None:
+    """Who sends to a light queue's name itself: out of order the catalog refuses the cycle, and archiving ends."""
+    writer = Writer()
+    own = [message(b"%LMQ%x", offset) for offset in (7, 9, 0)]
+    plan = writer.plan_and_apply([
+        own[0], in_light_queue(b"p", 0, 8), own[1], in_light_queue(b"p", 1, 10), own[2], in_light_queue(b"p", 2, 1),
+    ])  # fmt: skip
+    found = runs_of(plan)
+    assert found[QueueKey("%LMQ%x", 0, 0)] == [(7, 11)]
+    assert found[QueueKey("%LMQ%x", 0, 1)] == [(0, 2)]
+    (item,) = plan.objects
+    for run, first in zip(item.runs, np.cumsum(item.runs["rows"]) - item.runs["rows"], strict=True):
+        phys = item.rows.phys[first : first + run["rows"]]
+        assert (np.diff(phys) > 0).all()
+        assert run["min_phys"] == phys[0]
+
+
+@pytest.mark.parametrize("names", [b"%LMQ%x,%LMQ%x", b"%LMQ%x,%LMQ%y,%LMQ%x"])
+@pytest.mark.parametrize("topic", [b"p", b"%LMQ%x"])
+def test_a_record_that_names_a_queue_twice_is_in_it_once(names: bytes, topic: bytes) -> None:
+    """The broker gives both the same offset and its consume queue takes the first."""
+    writer = Writer()
+    numbers = b",".join([b"5"] * (names.count(b",") + 1))
+    pairs = properties((b"INNER_MULTI_DISPATCH", names), (b"INNER_MULTI_QUEUE_OFFSET", numbers))
+    plan = writer.plan_and_apply([message(topic, 5, properties=pairs), in_light_queue(topic, 6, 6)])
+    assert runs_of(plan)[QueueKey("%LMQ%x", 0, 0)] == [(5, 7)]
+    assert {key.generation for key in runs_of(plan)} == {0}
+
+
 def test_large_runs_get_an_object_of_their_own_and_small_ones_share_one_in_queue_order() -> None:
     writer = Writer(split_bytes=5000)
     plan = writer.plan_and_apply(
