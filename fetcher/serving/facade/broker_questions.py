@@ -16,6 +16,8 @@ from tiered.remoting.command import RemotingCommand
 
 ASK_TIMEOUT_S = 3.0
 UNKNOWN_PHYS = (1 << 63) - 1
+GONE_PHYS = -2
+"""There is no record any more, says who tells of others."""
 SIGNATURE = "Signature"
 
 
@@ -46,13 +48,16 @@ async def told_number(command: RemotingCommand, upstream: Upstream, code: Reques
 
 
 async def told_phys(command: RemotingCommand, upstream: Upstream, offset: int) -> int:
-    """Physical offset of the record at ``offset``, -1 where it is not told."""
+    """Physical offset of the record at ``offset``, GONE_PHYS without one, -1 where it is not told."""
     if SIGNATURE in command.ext_fields:
         return -1  # two more fields would break the signature
     asked = _ask(command, RequestCode.QUERY_CONSUME_QUEUE, index=offset, count=1)
-    rows = _document(await upstream.call(asked, ASK_TIMEOUT_S)).get("queueData")
+    document = _document(await upstream.call(asked, ASK_TIMEOUT_S))
+    rows = document.get("queueData")
     row = rows[0] if isinstance(rows, list) and rows else None
-    return int(row.get("physicOffset", -1)) if isinstance(row, Mapping) else -1
+    if not isinstance(row, Mapping):
+        return GONE_PHYS if "maxQueueIndex" in document else -1
+    return int(row.get("physicOffset", -1))
 
 
 def _document(answer: RemotingCommand) -> Mapping[str, object]:

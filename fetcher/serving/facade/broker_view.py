@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
-from fetcher.serving.facade.broker_questions import told_number, told_oldest, told_phys
+from fetcher.serving.facade.broker_questions import GONE_PHYS, told_number, told_oldest, told_phys
 from fetcher.serving.facade.continuous_line import is_leaving, next_margin
 from fetcher.serving.facade.protocol import Upstream
 from fetcher.serving.wire.codes import RequestCode
@@ -44,7 +44,7 @@ class _Known:
     max_s: float
     queue: OffsetRange | None = None
     first_phys: int = -1
-    """Of the record at the minimum; -1 where that is not told."""
+    """Of the record at the minimum; GONE_PHYS when that went while it was asked for, -1 where it is not told."""
     last_phys: int = -1
     oldest_phys: int = 0
     """Where the broker's log begins."""
@@ -104,10 +104,9 @@ class BrokerViews:
         self._oldest = None
         if self.files is not None:
             self.files.expire()
-        is_known = is_known and not _has_moved(known)
         if known is None or not is_known or known.oldest_phys != await self._oldest_phys(command, upstream):
             known = await self._learn(place, command, upstream, known)
-        if 0 <= known.first_phys < known.oldest_phys or _has_moved(known):
+        if 0 <= known.first_phys < known.oldest_phys or known.first_phys == GONE_PHYS:
             return False  # its queue's minimum does not know yet what is deleted
         if known.queue is None:
             return known.side is BrokerSide.UNTOLD  # who never tells is believed, who is away now tells later
@@ -216,11 +215,6 @@ class BrokerViews:
             oldest = await told_oldest(command, upstream)
         self._oldest = now_s, oldest
         return oldest
-
-
-def _has_moved(known: _Known | None) -> bool:
-    """Whether the record at the minimum was gone when it was asked for: by who tells of others."""
-    return known is not None and known.first_phys < 0 <= known.last_phys
 
 
 def _place(command: RemotingCommand) -> tuple[str, int]:

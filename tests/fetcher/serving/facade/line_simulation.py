@@ -285,7 +285,7 @@ class PlayedBroker:
             number = int(fields["index"])
             is_there = world.queue_low <= number < len(world.rows)
             row = b'{"physicOffset":%d}' % world.rows[number].phys if is_there else b""
-            answer = RemotingCommand(0, 0, body=b'{"queueData":[%s]}' % row)
+            answer = RemotingCommand(0, 0, body=b'{"maxQueueIndex":9,"queueData":[%s]}' % row)
         await self._wait()
         return answer
 
