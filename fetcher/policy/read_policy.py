@@ -301,7 +301,9 @@ def joined_line(answer: Line, source: Source, situation: Situation) -> Line:
     has_messages = other.max_offset > other.min_offset
     lowest = min(answer.min_offset, other.min_offset) if has_messages else answer.min_offset
     status, next_offset, max_offset = answer.status, answer.next_offset, answer.max_offset
-    leads_past = has_messages and situation.offset <= other.min_offset < next_offset
+    # Behind the end of an archive whose messages have all expired more may be on their way.
+    is_ahead = has_messages or (source is Source.LOCAL and situation.offset < other.min_offset)
+    leads_past = is_ahead and situation.offset <= other.min_offset < next_offset
     if status is GetStatus.OFFSET_TOO_SMALL and leads_past:
         next_offset = other.min_offset
     if source is Source.LOCAL and other.max_offset > max_offset:

@@ -105,7 +105,8 @@ class Inline(Executor):
 @dataclass(eq=False)
 class World:
     """``rows``: every message ever sent, by offset. ``oldest``: where the broker's log begins; ``queue_low``: what its
-    consume queue says is the first, which learns of deletions late. ``pinned``: the uploader keeps what is deleted."""
+    consume queue says is the first, which learns of deletions late. ``is_pinned``: the uploader keeps what is deleted.
+    ``tells``: the broker answers more than pulls."""
 
     rand: random.Random
     begins_late: bool = False
@@ -121,6 +122,7 @@ class World:
     is_store_away: bool = False
     is_quiet: bool = False
     deletes: bool = True
+    tells: bool = True
 
     # -- what happens -----------------------------------------------------------------------------------------
 
@@ -275,6 +277,8 @@ class PlayedBroker:
         world, fields = self._world, command.ext_fields
         if command.code == R.PULL_MESSAGE:
             answer = await self._pull(int(fields["queueOffset"]), int(fields["maxMsgNums"]))
+        elif not world.tells:
+            answer = RemotingCommand(16, 0, remark="no permission")
         elif command.code == R.GET_MIN_OFFSET:
             answer = _answer(offset=world.queue_low if world.rows else -1)
         elif command.code == R.GET_MAX_OFFSET:
