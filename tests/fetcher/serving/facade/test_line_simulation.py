@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.fetcher.serving.facade.line_simulation import Simulation, World, archived_queue
+from tests.fetcher.serving.facade.line_simulation import Simulation
+from tests.fetcher.serving.facade.played_world import World, archived_queue
 
 POLICIES = ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"]
 
