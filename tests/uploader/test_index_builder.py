@@ -20,6 +20,7 @@ from tiered.flat_file.verify import verify_archive
 from tiered.index.items import ITEM_DTYPE
 from tiered.index.order import sorted_items
 from tiered.model.queue import QueueKey
+from tiered.model.tables import Table
 from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.protocol import ObjectStore
@@ -87,9 +88,12 @@ def test_a_key_is_found_from_the_moment_it_is_visible(limits: CatalogLimits) -> 
 def test_messages_with_many_keys_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are counted before their keys are known; a file of fewer versions is made where they have many."""
     sizes: list[int] = []
-    monkeypatch.setattr(
-        index_builder, "sorted_items", lambda items: (sizes.append(len(items)), sorted_items(items))[1]
-    )
+
+    def counted(items: Table) -> Table:
+        sizes.append(len(items))
+        return sorted_items(items)
+
+    monkeypatch.setattr(index_builder, "sorted_items", counted)
     store = MemoryStore()
     archive = ArchiveBuilder(store)
     for cycle in range(6):
