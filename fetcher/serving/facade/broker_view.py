@@ -104,7 +104,8 @@ class BrokerViews:
         self._oldest = None
         if self.files is not None:
             self.files.expire()
-        if known is None or not is_known or known.oldest_phys != await self._oldest_phys(command, upstream):
+        is_told = known is not None and is_known and known.first_phys != GONE_PHYS
+        if known is None or not is_told or known.oldest_phys != await self._oldest_phys(command, upstream):
             known = await self._learn(place, command, upstream, known)
         if 0 <= known.first_phys < known.oldest_phys or known.first_phys == GONE_PHYS:
             return False  # its queue's minimum does not know yet what is deleted
