@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """In a worker process: the order in which tests are given out."""
     if hasattr(config, "workerinput"):
         items[:] = longest_first(items)
+
+
+@pytest.fixture(autouse=True)
+def _logging_ends_with_the_test() -> Iterator[None]:
+    """Commands that run in the tests' process set up logging to a stream that pytest closes behind the test."""
+    yield
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler:  # pytest's own are of other classes
+            root.removeHandler(handler)
+    root.setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")
