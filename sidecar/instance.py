@@ -17,6 +17,7 @@ from types import TracebackType
 import orjson
 
 from tiered.errors import AccessDeniedError, NotFoundError, StoreFullError, UsageError
+from tiered.whole_file import replace_whole
 
 LOCK_FILE = "lock"
 IDENTITY_FILE = "instance.id"
@@ -135,19 +136,8 @@ def _can_lock(fd: int) -> bool:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Replace ``path`` so that a reader sees the old or the new content, never half, also after a power loss."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory_fd)
-        finally:
-            os.close(directory_fd)
+        replace_whole(path, content)
     except OSError as error:
         raise StoreFullError(f"cannot write {path}: {error.strerror}", hint="free space there") from None
 

@@ -216,11 +216,12 @@ class LogFeed:
         phys = batch.to_phys
         limit = min(bound.proven_phys, bound.limit_phys)
         size = self._log.record_size_at(phys)
-        # Where lengths hold, what lies between them is one record's, whatever it looks like.
-        is_extent_known = size is not None and do_lengths_add_up(self._log, phys, size)
-        following = self._next_record(
-            phys + size - 1 if size is not None and is_extent_known else phys, limit
-        )
+        searched_phys = phys
+        if size is not None and do_lengths_add_up(self._log, phys, size):
+            searched_phys += (
+                size - 1
+            )  # what lies between lengths that hold is one record's, whatever it looks like
+        following = self._next_record(searched_phys, limit)
         if following is None and bound.proven_phys < bound.limit_phys:
             # A dead broker's recovery would end here too.
             return FeedOutcome.CAUGHT_UP

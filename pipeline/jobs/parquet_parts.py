@@ -8,7 +8,6 @@ layout. Does not own which rows are in a part.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from pipeline.spark_types import schema_of
 from tiered.errors import UnavailableError
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.url import open_store, parse_url
+from tiered.whole_file import replace_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -162,19 +162,9 @@ def _put(task: PartTask, name: str, data: memoryview) -> None:
 
 
 def _put_local(path: Path, data: memoryview) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        replace_whole(path, data)
     except OSError as error:
         raise UnavailableError(f"{path}: not written: {error.strerror}") from error
 

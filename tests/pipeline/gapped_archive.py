@@ -100,3 +100,12 @@ class GappedArchive:
         self._builder.writer.claim()
         run_gc(self._store, self.state, apply=True, grace_ms=0, clock=lambda: time.time_ns() // 1_000_000)
         self._builder.writer.load()
+
+
+def with_a_gap(directory: Path) -> GappedArchive:
+    """Queue ``one``: offsets 0 to 9 and 15 to 24; queue ``other``: 0 to 4."""
+    made = GappedArchive(directory)
+    made.put(ONE, range(10))
+    made.put(OTHER, range(5))
+    made.put(ONE, range(15, 25))
+    return made

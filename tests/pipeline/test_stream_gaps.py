@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pipeline.archive_plan import pinned_versions, plan
 from pipeline.predicate import Predicate
 from pipeline.source_options import parse_options
-from tests.pipeline.gapped_archive import ARCHIVE, LIGHT, ONE, OTHER, GappedArchive
+from tests.pipeline.gapped_archive import ARCHIVE, LIGHT, ONE, OTHER, GappedArchive, with_a_gap
 from tests.pipeline.test_stream import drained, rows_of, stream_reader
 from tiered.errors import NotFoundError
 
@@ -21,12 +21,8 @@ LIMITS = [ReadAllAvailable(), ReadMaxRows(4), ReadMaxBytes(500)]
 
 @pytest.fixture
 def archive(tmp_path: Path) -> GappedArchive:
-    """Queue ``one``: offsets 0 to 9 and 15 to 24; queue ``other``: 0 to 4."""
-    made = GappedArchive(tmp_path / "archive")
-    made.put(ONE, range(10))
-    made.put(OTHER, range(5))
-    made.put(ONE, range(15, 25))
-    return made
+    """See ``with_a_gap``."""
+    return with_a_gap(tmp_path / "archive")
 
 
 def offsets(batches: list[list[dict[str, Any]]], topic: str = "one") -> list[int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog, LogFile
@@ -87,34 +87,41 @@ def stored_size(log: CommitLog, phys: int) -> int | None:
 
 
 def do_lengths_add_up(log: CommitLog, phys: int, size: int) -> bool:
-    """Whether body, topic and properties of the record at ``phys`` are together as long as ``size`` says. Four small
+    """Whether body, topic and properties of the record at ``phys`` are together as long as ``size`` says. Few small
     reads, however large it is; bytes that are not there yet do not add up."""
     head = log.read(phys, HEADER_BYTES)
     if len(head) < HEADER_BYTES:
         return False
     magic, sys_flag = _HEADER.unpack(head)[1::6]
-    body_at = _body_at(sys_flag)
-    body_bytes = _length_at(log, phys + body_at - 4, 4)
-    if body_bytes is None or not body_at + body_bytes < size:
-        return False
-    length_bytes = 1 if magic == RECORD_MAGICS[0] else 2
-    topic_bytes = _length_at(log, phys + body_at + body_bytes, length_bytes)
-    if topic_bytes is None:
-        return False
-    properties_at = body_at + body_bytes + length_bytes + topic_bytes
-    properties_bytes = _length_at(log, phys + properties_at, 2)
-    return properties_bytes is not None and properties_at + 2 + properties_bytes == size
+    return _body_span(lambda at, count: log.read(phys + at, count), magic, sys_flag, size) is not None
 
 
-def _length_at(log: CommitLog, phys: int, length_bytes: int) -> int | None:
-    data = log.read(phys, length_bytes)
-    return int.from_bytes(data, "big") if len(data) == length_bytes else None
+def _body_span(
+    read: Callable[[int, int], bytes], magic: int, sys_flag: int, size: int
+) -> tuple[int, int] | None:
+    """Where in its record the body begins and ends, if the lengths of its parts add up to ``size``, else None.
+    ``read``: bytes at a place of the record, so many or fewer."""
 
+    def length_at(at: int, length_bytes: int) -> int | None:
+        data = read(at, length_bytes)
+        return int.from_bytes(data, "big") if len(data) == length_bytes else None
 
-def _body_at(sys_flag: int) -> int:
     born = 20 if sys_flag & _BORN_HOST_V6 else 8
     store = 20 if sys_flag & _STORE_HOST_V6 else 8
-    return HEADER_BYTES + 8 + born + 8 + store + 4 + 8 + 4
+    body_at = HEADER_BYTES + 8 + born + 8 + store + 4 + 8 + 4
+    body_bytes = length_at(body_at - 4, 4)
+    if body_bytes is None or body_at + body_bytes >= size:  # a negative one is larger than any record
+        return None
+    topic_at = body_at + body_bytes
+    topic_length_bytes = 1 if magic == RECORD_MAGICS[0] else 2
+    topic_bytes = length_at(topic_at, topic_length_bytes)
+    if topic_bytes is None:
+        return None
+    properties_at = topic_at + topic_length_bytes + topic_bytes
+    properties_bytes = length_at(properties_at, 2)
+    if properties_bytes is None or properties_at + 2 + properties_bytes != size:
+        return None
+    return body_at, topic_at
 
 
 def is_record(data: bytes, phys: int) -> bool:
@@ -131,22 +138,11 @@ def _is_stored(data: bytes, phys: int) -> bool:
         return False
     if not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
         return False
-    body_at = _body_at(sys_flag)
-    topic_length_bytes = 1 if magic == RECORD_MAGICS[0] else 2
-    if body_at > size:
+    span = _body_span(lambda at, count: data[at : at + count], magic, sys_flag, size)
+    if span is None:
         return False
-    body_bytes = int.from_bytes(data[body_at - 4 : body_at], "big", signed=True)
-    topic_at = body_at + body_bytes
-    if body_bytes < 0 or topic_at + topic_length_bytes > size:
-        return False
-    topic_bytes = int.from_bytes(data[topic_at : topic_at + topic_length_bytes], "big")
-    properties_at = topic_at + topic_length_bytes + topic_bytes
-    if properties_at + 2 > size:
-        return False
-    properties_bytes = int.from_bytes(data[properties_at : properties_at + 2], "big")
-    if properties_at + 2 + properties_bytes != size:
-        return False
-    return body_bytes == 0 or zlib.crc32(data[body_at:topic_at]) & CRC_MASK == body_crc
+    body = data[slice(*span)]
+    return not body or zlib.crc32(body) & CRC_MASK == body_crc
 
 
 def _is_record_crc_right(data: bytes) -> bool:

@@ -150,14 +150,7 @@ def test_the_end_waits_for_what_is_being_written() -> None:
     """Else the one that is late wins: with older offsets, and without giving the groups up."""
 
     async def scene() -> None:
-        store = Slow()
-        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
-        assert await offsets.claim()
-        running = asyncio.create_task(offsets.run())
-        store.begun.clear()
-        store.go_on.clear()
-        offsets.note("g", "t", 0, 5)
-        assert await asyncio.to_thread(store.begun.wait, 10)
+        store, offsets, running = await writing()
         offsets.note("g", "t", 0, 6)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -294,6 +287,19 @@ class Slow(MemoryStore):
         super().put_if_absent(key, body, timeout_s=timeout_s)
 
 
+async def writing() -> tuple[Slow, GroupOffsets, asyncio.Task[None]]:
+    """Offset 5 of (g, t) and queue 0 on its way into a store that has not answered, and what writes it."""
+    store = Slow()
+    offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+    assert await offsets.claim()
+    running = asyncio.create_task(offsets.run())
+    store.begun.clear()
+    store.go_on.clear()
+    offsets.note("g", "t", 0, 5)
+    assert await asyncio.to_thread(store.begun.wait, 10)
+    return store, offsets, running
+
+
 def test_the_end_does_not_wait_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     class Away(MemoryStore):
         is_away = False
@@ -319,14 +325,7 @@ def test_an_offset_that_is_being_written_is_not_acknowledged_yet() -> None:
     """Also for who commits it again, or came with it in a pull before."""
 
     async def scene() -> None:
-        store = Slow()
-        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
-        assert await offsets.claim()
-        running = asyncio.create_task(offsets.run())
-        store.begun.clear()
-        store.go_on.clear()
-        offsets.note("g", "t", 0, 5)
-        assert await asyncio.to_thread(store.begun.wait, 10)
+        store, offsets, running = await writing()
         again = asyncio.create_task(offsets.commit("g", "t", 0, 5))
         done, _ = await asyncio.wait({again}, timeout=0.1)
         assert not done, "acknowledged, and lost if this server ends now"

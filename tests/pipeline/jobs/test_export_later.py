@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.jobs.export import ExportReport
 from pipeline.source_options import SourceOptions
-from tests.pipeline.gapped_archive import ONE, OTHER, GappedArchive
+from tests.pipeline.gapped_archive import ONE, OTHER, GappedArchive, with_a_gap
 from tests.pipeline.jobs.inline_tasks import InlineTasks
 from tests.pipeline.jobs.test_export import exported, run
 from tiered.errors import UnavailableError
@@ -18,12 +18,8 @@ from tiered.errors import UnavailableError
 
 @pytest.fixture
 def archive(tmp_path: Path) -> GappedArchive:
-    """Queue ``one``: offsets 0 to 9 and 15 to 24; queue ``other``: 0 to 4."""
-    made = GappedArchive(tmp_path / "archive")
-    made.put(ONE, range(10))
-    made.put(OTHER, range(5))
-    made.put(ONE, range(15, 25))
-    return made
+    """See ``with_a_gap``."""
+    return with_a_gap(tmp_path / "archive")
 
 
 def export_once(archive: GappedArchive, target: Path, *topics: str) -> ExportReport:
