@@ -50,7 +50,7 @@ class Appended:
 
 def delta_conf(target: str) -> dict[str, str]:
     """What a session needs to write a Delta table at ``target``. Raises UsageError for what can hold none."""
-    packages = (DELTA_PACKAGE, *(S3_PACKAGES if _address(target).scheme == "s3" else ()))
+    packages = (DELTA_PACKAGE, *(S3_PACKAGES if table_address(target).scheme == "s3" else ()))
     return {
         "spark.jars.packages": ",".join(packages),
         "spark.jars.excludes": ",".join(_NOT_NEEDED),
@@ -59,7 +59,8 @@ def delta_conf(target: str) -> dict[str, str]:
     }
 
 
-def _address(target: str) -> StoreAddress:
+def table_address(target: str) -> StoreAddress:
+    """Where a table of either format is written. Raises UsageError for what can hold none."""
     address = parse_url(target)
     if address.scheme not in ("file", "s3"):
         raise UsageError(f"{target} can hold no table", hint="use file:///directory or s3://bucket/prefix")
@@ -70,7 +71,7 @@ class DeltaTable:
     """The table at ``target``. Raises UsageError when the session lacks what is needed."""
 
     def __init__(self, spark: SparkSession, target: str, options: StoreOptions) -> None:
-        address = _address(target)
+        address = table_address(target)
         self._spark = spark
         self._path = address.place
         if address.scheme == "s3":

@@ -20,7 +20,7 @@ import orjson
 
 from pipeline.archive_plan import opened, pinned_versions
 from pipeline.columns import chosen
-from pipeline.jobs.delta_table import DeltaTable
+from pipeline.jobs.delta_table import DeltaTable, table_address
 from pipeline.jobs.export_plan import BatchPlan, plan_batch
 from pipeline.jobs.export_plan_record import plan_document, plan_of, without_expired
 from pipeline.jobs.export_progress import ArchiveVersion, Choices, Done, ExportProgress, Intent, PartDone
@@ -226,9 +226,7 @@ class _Export:
 
 def _refuse_target(source: SourceOptions, target: str) -> None:
     """What is no table's place: nothing others can read, and nothing in the archive itself."""
-    archive, table = parse_url(source.path), parse_url(target)
-    if table.scheme not in ("file", "s3"):
-        raise UsageError(f"{target} can hold no table", hint="use file:///directory or s3://bucket/prefix")
+    archive, table = parse_url(source.path), table_address(target)
     inside = [
         (one.scheme, *PurePosixPath(one.place, one.prefix.strip("/")).parts) for one in (archive, table)
     ]
