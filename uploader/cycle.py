@@ -24,6 +24,7 @@ from uploader.attempts import AttemptPolicy
 from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
+from uploader.queue_witness import QueueWitness
 
 PUT_GRACE_S = 5.0
 """A PUT that outlives its own time-out by this, beside one that failed, no longer holds up the next attempt."""
@@ -53,6 +54,7 @@ class UploadContext:
     archive: ObjectStore
     writer: CatalogWriter
     planner: CyclePlanner
+    witness: QueueWitness
     tails: QueueTails
     pool: LogBatchPool
     codec: BlockCodec

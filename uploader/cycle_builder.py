@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tiered.formats.segment import EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
+from tiered.model.tables import GapReason
 from tiered.object_store.own_name import put_own
 from uploader.attempts import Stop, after_failure, attempt_timeout_ms
 from uploader.cycle import Attempt, Cycle, CyclesInFlight, UploadContext, UploadCounters
@@ -75,17 +76,19 @@ class CycleBuilder:
         return True
 
     def _plan(self, batch: LogBatch) -> CyclePlan:
-        reason = gap_reason(
+        plan = self._context.witness.plan(self._context.planner, batch, self._gap_reason)
+        self._was_damaged = self._was_damaged or bool(batch.damaged)
+        self._was_lost = self._was_lost or bool(batch.lost)
+        self._context.tails.apply(plan.change)
+        return plan
+
+    def _gap_reason(self, batch: LogBatch) -> GapReason:
+        return gap_reason(
             is_lost=bool(batch.lost),
             is_damaged=bool(batch.damaged),
             was_damaged=self._was_damaged,
             was_lost=self._was_lost,
         )
-        self._was_damaged = self._was_damaged or bool(batch.damaged)
-        self._was_lost = self._was_lost or bool(batch.lost)
-        plan = self._context.planner.plan(batch.columns, gap_reason=reason)
-        self._context.tails.apply(plan.change)
-        return plan
 
     def _start_attempt(self, cycle: Cycle) -> None:
         context, batch = self._context, cycle.batch

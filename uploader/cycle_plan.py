@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,15 @@ class PlannedGap:
     reason: GapReason
 
 
+class UnusualQueue(NamedTuple):
+    """A queue, by its ordinal, whose records do not go on where it ended, or one never seen that begins above 0.
+    ``next_offset``: where it ended, UNKNOWN if never seen. A damaged header does this as well as a gap or a recreated
+    topic: see queue_witness.py."""
+
+    ordinal: int
+    next_offset: int
+
+
 @dataclass(frozen=True)
 class ObjectPlan:
     """One object to write: ``runs.queue`` and ``rows.parent`` index ``queues``."""
@@ -58,6 +67,7 @@ class CyclePlan:
     change: TailChange
     rows: int
     raw_bytes: int
+    unusual: list[UnusualQueue]
 
 
 @dataclass(frozen=True)
@@ -90,25 +100,33 @@ class _Runs:
 
 
 class CyclePlanner:
-    """Plans cycles for one queue table; keeps only the names of its queues."""
+    """Plans cycles for one queue table; keeps only the names of its queues. Without ``knows_ends``, where nobody knows
+    the tails, how a queue begins is not unusual."""
 
-    def __init__(self, table: QueueTable, tails: QueueTails, *, split_bytes: int) -> None:
+    def __init__(
+        self, table: QueueTable, tails: QueueTails, *, split_bytes: int, knows_ends: bool = True
+    ) -> None:
         self._table = table
         self._tails = tails
         self._split_bytes = split_bytes
+        self._knows_ends = knows_ends
         self._lives = QueueLives(table)
         self._scratch = SplitScratch()
 
-    def plan(self, columns: RecordColumns, *, gap_reason: GapReason) -> CyclePlan:
-        """Plan all rows of ``columns``. Does not touch the tails: the caller applies ``plan.change``."""
+    def plan(
+        self, columns: RecordColumns, *, gap_reason: GapReason, left_out: Sequence[int] = ()
+    ) -> CyclePlan:
+        """Plan all rows of ``columns`` but ``left_out``. Does not touch the tails: the caller applies
+        ``plan.change``."""
         self._tails.grow(len(self._table))
-        rows = self._admitted_rows(columns)
+        rows = self._admitted_rows(columns, left_out)
         if len(rows.queue) == 0:
             empty = np.empty(0, np.int64)
-            return CyclePlan([], [], TailChange(empty, self._tails.of(empty), self._tails.of(empty)), 0, 0)
+            change = TailChange(empty, self._tails.of(empty), self._tails.of(empty))
+            return CyclePlan([], [], change, 0, 0, [])
         order = self._order(rows)
         runs = self._cut(columns, rows, order)
-        gaps = self._chain(runs, gap_reason)
+        gaps, unusual = self._chain(runs, gap_reason)
         change = self._change(runs)
         by_queue = np.argsort(self._lives.rank()[runs.ordinal], kind="stable")
         large = runs.byte_count[by_queue] >= self._split_bytes
@@ -118,18 +136,21 @@ class CyclePlanner:
             groups.append(small)
         generation_of_row = self._generation_of_row(rows, runs, order)
         objects = [self._object(group, columns, rows, runs, order, generation_of_row) for group in groups]
-        return CyclePlan(objects, gaps, change, len(rows.queue), int(runs.byte_count.sum()))
+        return CyclePlan(objects, gaps, change, len(rows.queue), int(runs.byte_count.sum()), unusual)
 
-    def _admitted_rows(self, columns: RecordColumns) -> _Rows:
+    def _admitted_rows(self, columns: RecordColumns, left_out: Sequence[int]) -> _Rows:
         count = columns.rows
         admitted = self._table.admitted[: len(self._table)] == 1
-        record = np.flatnonzero(admitted[columns.queue[:count]])
+        is_in = admitted[columns.queue[:count]]
+        is_in[list(left_out)] = False
+        record = np.flatnonzero(is_in)
         queue = columns.queue[record].astype(np.int64)
         offset = columns.queue_offset[record]
         inner = columns.inner_num[record].astype(np.int64)
         records = len(record)
         if columns.lmq_rows:
             light = np.flatnonzero(admitted[columns.lmq_queue[: columns.lmq_rows]])
+            light = light[~np.isin(columns.lmq_row[light], left_out)]
             record = np.concatenate([record, columns.lmq_row[light]])
             queue = np.concatenate([queue, columns.lmq_queue[light]])
             offset = np.concatenate([offset, columns.lmq_queue_offset[light]])
@@ -181,12 +202,18 @@ class CyclePlanner:
             end_phys=phys[first + count - 1] + size[first + count - 1],
         )  # fmt: skip
 
-    def _chain(self, runs: _Runs, reason: GapReason) -> list[PlannedGap]:
+    def _chain(self, runs: _Runs, reason: GapReason) -> tuple[list[PlannedGap], list[UnusualQueue]]:
         """Check every run against its queue's tail; set generation and base byte where it does not continue it."""
         tails = self._tails.of(runs.ordinal)
         is_first = np.ones(len(runs.ordinal), bool)
         is_first[1:] = runs.ordinal[1:] != runs.ordinal[:-1]
         continues = is_first & ((tails[:, 0] == UNKNOWN) | (tails[:, 0] == runs.base))
+        begins_late = is_first & (tails[:, 0] == UNKNOWN) & (runs.base > 0) & self._knows_ends
+        is_unusual = (begins_late | ~continues) & (runs.kind != RunKind.LMQ)
+        unusual = [
+            UnusualQueue(ordinal, int(self._tails.of(np.array([ordinal]))[0, 0]))
+            for ordinal in np.unique(runs.ordinal[is_unusual]).tolist()
+        ]
         gaps: list[PlannedGap] = []
         following = next_offset = byte = generation = -1
         for i in np.flatnonzero(~continues | _has_unusual_successor(runs.ordinal, continues)):
@@ -203,7 +230,7 @@ class CyclePlanner:
             runs.base_byte[i] = byte if runs.kind[i] != RunKind.LMQ else 0
             next_offset, byte = int(runs.end[i]), byte + int(runs.byte_count[i])
             runs.end_byte[i] = byte
-        return gaps
+        return gaps, unusual
 
     def _change(self, runs: _Runs) -> TailChange:
         is_last = np.ones(len(runs.ordinal), bool)

@@ -22,7 +22,8 @@ CHECK_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True)
 class DamagedRange:
-    """Bytes [begin, end) of the commitlog below the bound that are no valid record; quarantined."""
+    """Bytes [begin, end) of the commitlog below the bound that are no valid record, or one whose header the consume
+    queues contradict; quarantined."""
 
     begin_phys: int
     end_phys: int
@@ -34,7 +35,7 @@ class LogBatch:
     """Filled by one thread at a time; handed from dispatcher to builder to uploader and back to the pool.
 
     ``is_wanted``: it holds a row of an admitted queue. (The first rows of a new queue are scanned before the filter
-    has decided about it.)
+    has decided about it.) ``left_out``: rows that are damage although their bytes hold: queue_witness.py.
     """
 
     def __init__(self, capacity_bytes: int, *, pooled: bool = True) -> None:
@@ -54,6 +55,7 @@ class LogBatch:
         self._kept_check: LogCheck | None = None
         self.is_wanted = False
         self.damaged: list[DamagedRange] = []
+        self.left_out: list[int] = []
         self.lost: list[tuple[int, int]] = []
 
     @property

@@ -31,7 +31,7 @@ from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
-from uploader.store_feed import feed_of
+from uploader.store_feed import feed_of, witness_of
 
 ARENA_SLACK = 0.25
 """Room beyond batch_bytes, so that a retry can take newer data along."""
@@ -124,6 +124,7 @@ def _upload_context(given: OffloadGiven, pool: LogBatchPool) -> UploadContext:
         archive=given.archive,
         writer=given.owner.writer,
         planner=CyclePlanner(given.table, given.tails, split_bytes=settings.split_bytes),
+        witness=witness_of(given.store, given.table),
         tails=given.tails,
         pool=pool,
         codec=BlockCodec(settings.compression_level, settings.block_bytes, settings.compress_threads),

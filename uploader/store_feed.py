@@ -1,6 +1,7 @@
 """How the commitlog of a store is read to be archived: by every writer, and by whoever shows what would be archived.
 
-Owns the choice of what a feed may do. What a feed does is log_feed.py's.
+Owns the choice of what a feed may do, and of who is asked about records. What they do is theirs: log_feed.py,
+queue_witness.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from uploader.bound_source import BoundSource
 from uploader.log_feed import LogFeed
+from uploader.queue_witness import QueueWitness
 
 
 def feed_of(
@@ -28,3 +30,13 @@ def feed_of(
         next_record=bound_source.next_record,
         accepted_size=bound_source.accepted_size,
     )
+
+
+def witness_of(store: BrokerStore, table: QueueTable) -> QueueWitness:
+    """The store's consume queues as far as they are visible: none of a live RocksDB."""
+
+    def path_at(phys: int) -> str:
+        file = store.commit_log.file_at(phys)
+        return "" if file is None else str(file.path)
+
+    return QueueWitness(table, store.consume_queues, path_at)

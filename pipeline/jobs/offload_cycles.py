@@ -35,7 +35,7 @@ from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
-from uploader.store_feed import feed_of
+from uploader.store_feed import feed_of, witness_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,8 @@ def scan_part(task: ScanTask) -> Scan:
     cycles = []
     table = QueueTable()
     with task.source.open() as store:
-        planner = CyclePlanner(table, QueueTails(), split_bytes=task.settings.split_bytes)
         for batch in _cycles(store, task.source, task.settings, table, task.part):
-            plan = planner.plan(batch.columns, gap_reason=GapReason.NEVER_WRITTEN)
+            plan = _plan_alone(store, table, batch, task.settings)
             ordinals, moves = moves_of(plan, table)
             part = replace(task.part, from_phys=batch.from_phys, to_phys=batch.to_phys)
             cycles.append(
@@ -63,6 +62,15 @@ def scan_part(task: ScanTask) -> Scan:
             )
     queues = [(table.topic(i), int(table.queue_id[i])) for i in range(len(table))]
     return Scan(queues, cycles, task.part)
+
+
+def _plan_alone(
+    store: BrokerStore, table: QueueTable, batch: LogBatch, settings: OffloadSettings
+) -> CyclePlan:
+    """What a cycle becomes as if nothing had been before it; leaves out what its consume queues contradict, which is
+    the same whenever the cycle is read."""
+    planner = CyclePlanner(table, QueueTails(), split_bytes=settings.split_bytes, knows_ends=False)
+    return witness_of(store, table).plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
 
 
 def _cycles(
@@ -113,6 +121,7 @@ def put_cycle(task: PutTask) -> PutCycle:
         batch = next(batches, None)
         if batch is None or (batch.from_phys, batch.to_phys) != (task.part.from_phys, task.part.to_phys):
             raise _changed(task)
+        _plan_alone(store, table, batch, task.settings)
         reason = gap_reason(
             is_lost=bool(batch.lost),
             is_damaged=bool(batch.damaged),
@@ -120,7 +129,7 @@ def put_cycle(task: PutTask) -> PutCycle:
             was_lost=task.was_lost,
         )
         planner = CyclePlanner(table, tails, split_bytes=task.settings.split_bytes)
-        plan = planner.plan(batch.columns, gap_reason=reason)
+        plan = planner.plan(batch.columns, gap_reason=reason, left_out=batch.left_out)
         if plan.rows != task.rows:
             raise _changed(task)
         result = _Putter(task, archive).put(plan, batch)

@@ -24,8 +24,11 @@ from uploader.bound_source import no_word
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
 NAME = "B"
-# Where in a record: TOTALSIZE, MAGICCODE, QUEUEOFFSET, PHYSICALOFFSET, and the first body byte of an IPv4 record.
-PLACES = {"size": 0, "magic": 4, "queue offset": 20, "physical offset": 28, "body": 88}
+# Where in a record of an IPv4 host. The last byte of QUEUEOFFSET, and QUEUEID, leave a record that looks whole.
+PLACES = {
+    "size": 0, "magic": 4, "queue id": 15, "queue offset": 20, "low queue offset": 27, "physical offset": 28,
+    "body": 88,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("place", sorted(PLACES))

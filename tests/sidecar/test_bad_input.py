@@ -123,6 +123,9 @@ def _body_at(record: dict[str, Any]) -> int:
 DAMAGES: dict[str, Callable[[Case, dict[str, Any]], None]] = {
     "body": lambda case, record: case.flip(_body_at(record)),
     "magic": lambda case, record: case.flip(record["commitLogOffset"] + 7),
+    "queue id": lambda case, record: case.flip(record["commitLogOffset"] + 15),
+    "queue offset": lambda case, record: case.flip(record["commitLogOffset"] + 27),
+    "topic": lambda case, record: case.flip(record["commitLogOffset"] + 84 + 4 + record["bodyLen"] + 1),
     "size": lambda case, record: case.patch(record["commitLogOffset"], struct.pack(">i", 64 * 1024 * 1024)),
     "physical offset": lambda case, record: case.flip(record["commitLogOffset"] + 35),
     "properties length": lambda case, record: case.flip(

@@ -31,7 +31,7 @@ class Writer:
         self.phys = 0
         self.arena = b""
 
-    def plan(self, messages: Sequence[Message]) -> CyclePlan:
+    def plan(self, messages: Sequence[Message], left_out: Sequence[int] = ()) -> CyclePlan:
         self.arena = build_log(messages, self.phys)
         arena = np.frombuffer(self.arena, np.uint8)
         columns = RecordColumns()
@@ -41,7 +41,7 @@ class Writer:
         for ordinal in range(len(self.table)):
             self.table.admitted[ordinal] = self.filter.admits(self.table.topic(ordinal))
         self.phys += len(arena)
-        return self.planner.plan(columns, gap_reason=GapReason.NEVER_WRITTEN)
+        return self.planner.plan(columns, gap_reason=GapReason.NEVER_WRITTEN, left_out=left_out)
 
     def plan_and_apply(self, messages: Sequence[Message]) -> CyclePlan:
         plan = self.plan(messages)
@@ -90,6 +90,23 @@ def test_a_lower_offset_is_a_new_generation_of_a_recreated_topic() -> None:
     assert plan.objects[0].runs["base_byte"].tolist() == [0, 0]
     assert runs_of(writer.plan_and_apply([message(b"a", 2)])) == {QueueKey("a", 0, 1): [(2, 3)]}
     assert runs_of(writer.plan_and_apply([message(b"a", 2)])) == {QueueKey("a", 0, 2): [(2, 3)]}
+
+
+def test_what_does_not_go_on_where_its_queue_ended_is_unusual() -> None:
+    writer = Writer()
+    first = writer.plan_and_apply([message(b"a", 0), message(b"late", 5), message(b"b", 0), message(b"b", 4)])
+    assert [(writer.table.topic(ordinal), end) for ordinal, end in first.unusual] == [("late", -1), ("b", -1)]
+    assert writer.plan_and_apply([message(b"a", 1), message(b"late", 6), message(b"b", 5)]).unusual == []
+    second = writer.plan_and_apply([message(b"a", 3), message(b"late", 6)])
+    assert [(writer.table.topic(ordinal), end) for ordinal, end in second.unusual] == [("a", 2), ("late", 7)]
+
+
+def test_a_row_left_out_leaves_a_gap_in_its_queue_and_in_light_ones() -> None:
+    writer = Writer()
+    plan = writer.plan([message(b"p", 0), message(b"p", 1, properties=LIGHT), message(b"p", 2)], left_out=[1])
+    assert runs_of(plan) == {QueueKey("p", 0, 0): [(0, 1), (2, 3)]}
+    assert [(gap.begin_queue_offset, gap.end_queue_offset) for gap in plan.gaps] == [(1, 2)]
+    assert writer.plan([message(b"p", 0)], left_out=[0]).objects == []
 
 
 def test_inner_batches_count_by_inner_num() -> None:

@@ -33,6 +33,7 @@ from uploader.cycle_upload import CycleUploader, UploadContext
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import DamagedRange, LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
+from uploader.queue_witness import QueueWitness
 
 FAR = 1 << 40
 PATIENCE_S = 20.0
@@ -69,7 +70,8 @@ class Bench:
         self.closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=4)
         self.context = UploadContext(
             archive=data or archive, writer=self.writer,
-            planner=CyclePlanner(self.table, self.tails, split_bytes=1), tails=self.tails, pool=self.pool,
+            planner=CyclePlanner(self.table, self.tails, split_bytes=1),
+            witness=QueueWitness(self.table, lambda: None, str), tails=self.tails, pool=self.pool,
             codec=BlockCodec(), policy=AttemptPolicy(timeout_ms_min=200, timeout_ms_max=200, backoff_ms_first=1),
             cluster="c", broker="b", writer_name="i", clock_ms=lambda: 1_700_000_000_000,
             monotonic_s=time.monotonic, jitter=lambda: 0.0, claim=lambda: None, log=lambda _message, _fields: None,

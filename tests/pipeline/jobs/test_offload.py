@@ -13,10 +13,13 @@ from pipeline.jobs.offload import offload
 from pipeline.jobs.offload_options import OffloadOptions, StoreReport, StoreToOffload
 from pipeline.jobs.offload_tasks import PutTask, ScanTask
 from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
-from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tests.end_to_end.ground_truth import load_truth
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
 from tests.pipeline.jobs.inline_tasks import InlineTasks
 from tests.uploader.test_broker_starts_meanwhile import halved_log
+from tests.uploader.test_queue_witness import QUEUE_ID, QUEUE_OFFSET, flip
+from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.reading import load
 from tiered.errors import CorruptionError, FencedError, NotFoundError, UnavailableError, UsageError
@@ -83,6 +86,21 @@ def test_a_record_with_a_stale_checksum_is_no_damage_here_either(
     report = run(tmp_path / "store", tmp_path / "bulk")
     assert report.damaged == 0
     backfill(tmp_path / "store", FileStore(tmp_path / "single"))
+    assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
+
+
+def test_records_that_their_consume_queue_has_elsewhere_are_damage_here_too(
+    real_store: RealStore, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(real_store("B") / "store", store)
+    lines = max(load_truth(real_store("B"), "B", FILTER).queues.values(), key=len)
+    log = CommitLog([store / "commitlog"])
+    for number, at in ((20, QUEUE_ID[0] + 3), (50, QUEUE_OFFSET[0] + 7)):
+        flip(log, lines[len(lines) * number // 100], at, 1)
+    report = run(store, tmp_path / "bulk")
+    backfill(store, FileStore(tmp_path / "single"))
+    assert report.damaged == 2
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
 
 

@@ -1,0 +1,143 @@
+"""The consume queues' word against a record's header: never against a sound record, always against a flipped bit."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.ground_truth import difference, load_truth
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
+from tests.end_to_end.test_ground_truth import STORES, records_of
+from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.catalog.protocol import load
+from tiered.flat_file.composite_flat_file import QueueReader
+from tiered.flat_file.verify import verify_archive
+from tiered.formats.keys import archive_prefix
+from tiered.kernels.queue_table import QueueTable
+from tiered.kernels.scan import RecordColumns, scan_log
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from uploader.bound_source import no_word
+from uploader.cycle_plan import UnusualQueue
+from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult
+from uploader.queue_tails import UNKNOWN
+from uploader.queue_witness import contradicted
+
+VICTIMS = 16
+QUEUE_ID, QUEUE_OFFSET = (12, 4), (20, 8)
+"""Where in a record, and how many bytes."""
+
+
+def scanned_files(store: BrokerStore, table: QueueTable) -> Iterator[RecordColumns]:
+    """The rows of each commitlog file, of all topics."""
+    for file in store.commit_log.files:
+        data = np.frombuffer(store.commit_log.read(file.begin_phys, file.size_bytes), np.uint8)
+        arena, columns = np.append(data, np.zeros(64, np.uint8)), RecordColumns()
+        scan_log(arena, 0, len(data), file.begin_phys, file.end_phys, table, columns, delay_levels_ms=None)
+        yield columns
+
+
+@pytest.mark.parametrize("next_offset", [UNKNOWN, 7])
+@pytest.mark.parametrize("name", STORES)
+def test_no_sound_record_is_contradicted(
+    name: str, next_offset: int, real_store: Callable[[str], Path]
+) -> None:
+    """Deleted and recreated topics, inner batches, light queues, transactions, expired logs: all queues suspected."""
+    with open_broker_store(real_store(name) / "store") as store:
+        index, table = store.consume_queues(), QueueTable()
+        assert index is not None
+        rows = 0
+        for columns in scanned_files(store, table):
+            rows += columns.rows
+            everything = [UnusualQueue(ordinal, next_offset) for ordinal in range(len(table))]
+            assert contradicted(columns, table, everything, index).tolist() == []
+        assert rows > 1000
+
+
+def flip(copy: CommitLog, line: Mapping[str, Any], at: int, bit: int) -> None:
+    """Flip one bit of a record."""
+    phys = line["commitLogOffset"] + at
+    file = copy.file_at(phys)
+    assert file is not None
+    with file.path.open("r+b") as opened:
+        opened.seek(phys - file.begin_phys)
+        (byte,) = opened.read(1)
+        opened.seek(phys - file.begin_phys)
+        opened.write(bytes([byte ^ 1 << bit]))
+
+
+def place_in(chance: random.Random, line: Mapping[str, Any], what: str) -> int:
+    """A byte of ``what`` in the record."""
+    if what == "topic":
+        hosts = 20 + 20 if line["sysFlag"] & 0x30 else 8 + 8
+        begin = 40 + 8 + hosts + 8 + 4 + 8 + 4 + line["bodyLen"] + 1
+        return begin + chance.randrange(len(line["topic"]))
+    begin, length = QUEUE_ID if what == "queue id" else QUEUE_OFFSET
+    return begin + chance.randrange(length)
+
+
+@pytest.mark.parametrize("what", ["queue id", "queue offset", "topic"])
+@pytest.mark.parametrize("name", ["B", "C", "K"])
+def test_a_flipped_bit_costs_the_record_it_is_in(
+    name: str, what: str, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """None of them is in a checksum: other queues, a recreated queue's name, or a huge gap would come of it."""
+    original = real_store(name)
+    truth = load_truth(original, name, FILTER)
+    shutil.copytree(original / "store", tmp_path / "store")
+    log, copy = CommitLog([original / "store" / "commitlog"]), CommitLog([tmp_path / "store" / "commitlog"])
+    chance = random.Random(f"{name} {what}")
+    victims = choose(chance, truth.queues)
+    for line in victims:
+        flip(copy, line, place_in(chance, line, what), chance.randrange(7))
+    result, said, archive = archived(tmp_path / "store", f"{name}-{what}")
+    assert result.damaged == len(victims)
+    assert {fields["begin_phys"] for fields in said} == {line["commitLogOffset"] for line in victims}
+    state = load(archive)
+    shown = Counter(key[:2] for key in state.visible_queues() if key.topic not in truth.compaction_topics)
+    assert set(shown) == set(truth.queues) and set(shown.values()) == {1}, "nothing strays, nothing is hidden"
+    keys = {key[:2]: key for key in state.visible_queues()}
+    lost = {line["commitLogOffset"] for line in victims}
+    for queue, lines in truth.queues.items():
+        left = {line["queueOffset"]: line for line in lines if line["commitLogOffset"] not in lost}
+        for offset, _, record in records_of(QueueReader(archive, state, keys[queue])):
+            assert difference(record, left.pop(offset), log) == "", (queue, offset)
+        assert left == {}, queue
+    assert verify_archive(archive, full=True).anomalies == []
+
+
+def choose(
+    chance: random.Random, queues: Mapping[tuple[str, int], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Records that are in one queue only, whose queue goes on behind them in the log, no two of them neighbours."""
+    lines = [line for lines in queues.values() for line in lines[:-1]]
+    times = Counter(line["commitLogOffset"] for lines in queues.values() for line in lines)
+    chosen = chance.sample([line for line in lines if times[line["commitLogOffset"]] == 1], VICTIMS)
+    ends = {line["commitLogOffset"] + line["storeSize"] for line in chosen}
+    return [line for line in chosen if line["commitLogOffset"] not in ends]
+
+
+def archived(store_path: Path, name: str) -> tuple[OffloadResult, list[Mapping[str, object]], PrefixedStore]:
+    """A back-fill, the damage it named, and the archive."""
+    said: list[Mapping[str, object]] = []
+    memory = MemoryStore(f"memory://witness-{name}")
+
+    def log(message: str, fields: Mapping[str, object]) -> None:
+        if "damaged" in message:
+            said.append(fields)
+
+    with open_broker_store(store_path) as store:
+        result = Offloader(
+            store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "backfill"), SMALL,
+            topic_filter=FILTER, word_source=no_word, environment=Environment(log=log),
+        ).run(threading.Event(), follow=False)  # fmt: skip
+    return result, said, PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
