@@ -29,6 +29,11 @@ _QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 """For what ends before the second compiler pays: half a name server's CPU is its compiling, a sixth of a tool's."""
 _MEASURED = ("Load", "PullSpeed")
 """Programs of ``java/`` whose own speed is measured."""
+MQADMIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
+"""Main class of mqadmin; its arguments are mqadmin's."""
+_PRINTED = (MQADMIN, "Tools")
+"""What they print is compared. Without a configuration of its own logback takes another part's, and says so."""
+_SILENT = f"-Drmq.logback.configurationFile={JAVA_SOURCES / 'silent.xml'}"
 _POM = (
     '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>x</groupId>'
     "<artifactId>jars</artifactId><version>1</version><dependencies>{}</dependencies></project>"
@@ -107,7 +112,8 @@ def java_command(
     compilers = [] if program in _MEASURED else _QUICK
     return [
         "java", "-Xmx256m", *compilers, *JAVA_OPENS, f"-Drocketmq.client.logRoot={directory}/clientlogs",
-        "-Drocketmq.client.logLevel=ERROR", f"-Duser.home={directory}", *flags, "-cp",
+        "-Drocketmq.client.logLevel=ERROR", f"-Duser.home={directory}",
+        *([_SILENT] if program in _PRINTED else []), *flags, "-cp",
         f"{java_classes(version)}:{rocketmq_jars(version)}/*", program, *arguments,
     ]  # fmt: skip
 
@@ -129,10 +135,6 @@ def run_java(
     if done.returncode != 0:
         raise RuntimeError(f"{program} failed: {done.stdout[-1000:]}{done.stderr[-2000:]}")
     return done.stdout
-
-
-MQADMIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
-"""Main class of mqadmin; its arguments are mqadmin's."""
 
 
 def checking_signatures(version: str, access_key: str, secret_key: str) -> dict[str, str]:
