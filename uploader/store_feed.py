@@ -34,9 +34,4 @@ def feed_of(
 
 def witness_of(store: BrokerStore, table: QueueTable) -> QueueWitness:
     """The store's consume queues as far as they are visible: none of a live RocksDB."""
-
-    def path_at(phys: int) -> str:
-        file = store.commit_log.file_at(phys)
-        return "" if file is None else str(file.path)
-
-    return QueueWitness(table, store.consume_queues, path_at)
+    return QueueWitness(table, store.consume_queues, store.commit_log)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.record_builder import Message, build_log
+from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.protocol import CatalogWriter
 from tiered.errors import AccessDeniedError, StoreFullError, ThrottledError, UnansweredError, UnavailableError
 from tiered.formats.segment import BlockCodec, EncodedSegment, encode_segment
@@ -71,7 +72,7 @@ class Bench:
         self.context = UploadContext(
             archive=data or archive, writer=self.writer,
             planner=CyclePlanner(self.table, self.tails, split_bytes=1),
-            witness=QueueWitness(self.table, lambda: None, str), tails=self.tails, pool=self.pool,
+            witness=QueueWitness(self.table, lambda: None, CommitLog([])), tails=self.tails, pool=self.pool,
             codec=BlockCodec(), policy=AttemptPolicy(timeout_ms_min=200, timeout_ms_max=200, backoff_ms_first=1),
             cluster="c", broker="b", writer_name="i", clock_ms=lambda: 1_700_000_000_000,
             monotonic_s=time.monotonic, jitter=lambda: 0.0, claim=lambda: None, log=lambda _message, _fields: None,
