@@ -221,6 +221,7 @@ def test_without_the_master_a_group_reads_on_and_loses_nothing(
         assert seen < len(wanted) / 2
         time.sleep(5)  # at the archive's end, with nothing to read
         slave.broker.broker.start()
+        until(lambda: "0" in slave.listed(), "the master is not listed again", 30)
         with slave.produce(400, per_second=100) as producer:
             assert producer.finish(60).failed == 0
         ends = begins_and_ends(slave, "live0")[1]
