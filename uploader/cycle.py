@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from tiered.catalog.protocol import CatalogWriter
 from tiered.errors import WITHOUT_EFFECT
 from tiered.formats.segment import BlockCodec, EncodedSegment
+from tiered.object_store.abandonment import Abandonment
 from tiered.object_store.protocol import ObjectStore
 from uploader.attempts import AttemptPolicy
 from uploader.cycle_plan import CyclePlan, CyclePlanner
@@ -82,7 +83,10 @@ class Attempt:
     puts: list[Future[None]]
     timeout_s: float
     """The longest of its PUTs'."""
-    _failing_since_s: float | None = None
+    abandonment: Abandonment
+    """Of its PUTs."""
+    _failure: Exception | None = None
+    _failing_since_s: float = 0.0
 
     @property
     def is_durable(self) -> bool:
@@ -97,18 +101,21 @@ class Attempt:
     def failure(self, now_s: float) -> Exception | None:
         """Why it is to be abandoned now, or None: it may still become durable, or its PUTs are not yet closed.
 
-        With the first failure it cannot become durable any more: PUTs that have not begun are withdrawn.
+        With the first failure it cannot become durable any more: PUTs that have not begun are withdrawn, and those that
+        run are given up.
         """
-        answered = (put for put in self.puts if put.done() and not put.cancelled())
-        first = next((error for put in answered if (error := _error_of(put))), None)
-        if first is None:
-            return None
-        if self._failing_since_s is None:
+        if self._failure is None:
+            answered = (put for put in self.puts if put.done() and not put.cancelled())
+            self._failure = next((error for put in answered if (error := _error_of(put))), None)
+            if self._failure is None:
+                return None
             self._failing_since_s = now_s
             for put in self.puts:
                 put.cancel()
+            self.abandonment.give_up()
         is_over = all(put.done() for put in self.puts)
-        return first if is_over or now_s - self._failing_since_s >= self.timeout_s + PUT_GRACE_S else None
+        is_over = is_over or now_s - self._failing_since_s >= self.timeout_s + PUT_GRACE_S
+        return self._failure if is_over else None
 
 
 @dataclass

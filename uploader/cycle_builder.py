@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from tiered.formats.segment import EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
 from tiered.model.tables import GapReason
+from tiered.object_store.abandonment import Abandonment, abandonable
 from tiered.object_store.own_name import put_own
 from uploader.attempts import Stop, after_failure, attempt_timeout_ms
 from uploader.cycle import Attempt, Cycle, CyclesInFlight, UploadContext, UploadCounters
@@ -110,6 +111,7 @@ class CycleBuilder:
         encoded: list[EncodedSegment] = []
         puts: list[Future[None]] = []
         longest_ms = 0
+        abandonment = Abandonment()
         for plan in cycle.plan.objects:
             segment = encode_segment(
                 meta, plan.queues, plan.runs, plan.rows, batch.arena, context.codec, self._scratch
@@ -119,13 +121,18 @@ class CycleBuilder:
             longest_ms = max(longest_ms, timeout_ms)
             keys.append(key)
             encoded.append(segment)
-            puts.append(self._put_pool.submit(self._put, key, encoded, len(encoded) - 1, timeout_ms))
-        cycle.attempt = Attempt(keys, encoded, puts, longest_ms / 1000)
+            puts.append(
+                self._put_pool.submit(self._put, key, encoded, len(encoded) - 1, timeout_ms, abandonment)
+            )
+        cycle.attempt = Attempt(keys, encoded, puts, longest_ms / 1000, abandonment)
         for put in puts:
             put.add_done_callback(lambda _: self._in_flight.notify())
 
-    def _put(self, key: str, encoded: list[EncodedSegment], number: int, timeout_ms: int) -> None:
-        put_own(self._context.archive, key, encoded[number].body, timeout_s=timeout_ms / 1000)
+    def _put(
+        self, key: str, encoded: list[EncodedSegment], number: int, timeout_ms: int, abandonment: Abandonment
+    ) -> None:
+        with abandonable(abandonment):
+            put_own(self._context.archive, key, encoded[number].body, timeout_s=timeout_ms / 1000)
 
     # -- retries ----------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Timer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -38,6 +39,7 @@ from tiered.errors import (
     UnansweredError,
     UnavailableError,
 )
+from tiered.object_store.abandonment import Abandonment, abandonable
 from tiered.object_store.options import S3Credentials, StoreOptions
 from tiered.object_store.s3 import S3Store
 from tiered.object_store.url import open_store
@@ -150,6 +152,28 @@ def test_unanswered_put_ends_in_time_and_closes_its_socket(proxied: ProxiedBucke
     assert wait_until(lambda: any(seen.client_closed for seen in proxied.proxy.requests)), (
         "the connection is still open"
     )
+
+
+@pytest.mark.parametrize("action", [Action.STALL, Action.STALL_AFTER, Action.STALL_BODY])
+def test_a_put_that_is_given_up_ends_at_once_and_closes_its_socket(
+    proxied: ProxiedBucket, action: Action
+) -> None:
+    """Long before its time is over; what begins later does not begin."""
+    proxied.store.put_if_absent("first", [b"loads the SDK"])
+    proxied.action = action
+    abandonment = Abandonment()
+    Timer(0.3, abandonment.give_up).start()
+    began_s = time.monotonic()
+    with abandonable(abandonment):
+        with pytest.raises(UnansweredError):
+            proxied.store.put_if_absent("k", [bytes(8 * MIB)], timeout_s=30)
+        assert 0.3 <= time.monotonic() - began_s < 3
+        with pytest.raises(ThrottledError):
+            proxied.store.put_if_absent("later", [b"x"], timeout_s=30)
+    _first, stalled = proxied.proxy.requests
+    assert wait_until(lambda: stalled.client_closed)
+    proxied.action = Action.PASS
+    proxied.store.put_if_absent("other", [b"others are not given up"])
 
 
 def test_put_ends_in_time_when_the_server_does_not_even_read(proxied: ProxiedBucket) -> None:

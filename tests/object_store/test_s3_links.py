@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import socket
+import ssl
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from cryptography import x509
@@ -18,9 +23,12 @@ from tests.servers.install import NotInstallableError
 from tests.servers.minio import start_minio
 from tests.servers.proxy import FaultProxy
 from tests.servers.running_store import RunningStore
-from tiered.errors import AlreadyExistsError, RefusedRequestError
+from tiered.errors import AlreadyExistsError, RefusedRequestError, UnansweredError
+from tiered.object_store.abandonment import Abandonment, abandonable
 from tiered.object_store.async_url import open_async_store
+from tiered.object_store.options import StoreOptions
 from tiered.object_store.url import open_store
+from tiered.settings.sections import ObjectStoreSettings
 
 pytestmark = pytest.mark.integration
 MIB = 1024 * 1024
@@ -82,6 +90,31 @@ def test_tls(tls_minio: RunningStore, certificate: Path, monkeypatch: pytest.Mon
     store.put_if_absent("k", pieces)
     assert store.get("k") == b"".join(pieces)
     store.close()
+
+
+def test_a_put_that_is_given_up_ends_at_once_with_tls_too(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that shakes hands and then says nothing."""
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, certificate.with_name("private.key"))
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        shaken = pool.submit(lambda: server.wrap_socket(listening.accept()[0], server_side=True))
+        settings = ObjectStoreSettings(
+            endpoint_url=f"https://127.0.0.1:{listening.getsockname()[1]}", region="us-east-1"
+        )
+        store = open_store("s3://bucket", StoreOptions(settings=settings))
+        abandonment = Abandonment()
+        Timer(0.5, abandonment.give_up).start()
+        began_s = time.monotonic()
+        with abandonable(abandonment), pytest.raises(UnansweredError):
+            store.put_if_absent("k", [b"x"], timeout_s=30)
+        assert 0.5 <= time.monotonic() - began_s < 5
+        shaken.result().close()
+        store.close()
 
 
 def test_untrusted_certificate(tls_minio: RunningStore) -> None:

@@ -21,6 +21,7 @@ from tiered.formats.segment import BlockCodec, EncodedSegment, encode_segment
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import scan_log
 from tiered.model.tables import GapReason
+from tiered.object_store.abandonment import current_abandonment
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.protocol import Body, ObjectStore
@@ -154,6 +155,29 @@ def test_nothing_of_an_abandoned_attempt_is_put_later(monkeypatch: pytest.Monkey
     of_first = [key for key in store.data_keys if key.endswith("-1.so")]
     assert len(of_first) <= 3, "the others would queue up, and hold their memory, one attempt after another"
     assert len(store.data_keys) - len(of_first) == 12
+
+
+def test_puts_beside_one_that_failed_are_given_up_and_the_next_attempt_begins_at_once() -> None:
+    """Not when the slowest of them has used up its time; and what is told is the first failure."""
+
+    def answer(_key: str, number: int) -> None:
+        abandonment, ended = current_abandonment(), threading.Event()
+        assert abandonment is not None
+        if number == 1:
+            abandonment.begin(ended, ended.set)
+            assert ended.wait(PATIENCE_S), "stalled: nobody ends it"
+            raise UnansweredError("given up")
+        if number == 2:
+            time.sleep(0.1)
+            raise UnansweredError("lost")
+
+    bench = Bench(DataStore(answer))
+    bench.close_batch(queues(2))
+    with bench.committing():
+        began_s = time.monotonic()
+        bench.build_until(lambda: bench.commits)
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+    assert bench.uploader.counters.last_error == "lost"
 
 
 def test_a_refusal_beside_puts_that_never_began_is_what_counts() -> None:

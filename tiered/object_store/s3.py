@@ -22,6 +22,7 @@ from tiered.errors import (
     TieredError,
     UnansweredError,
 )
+from tiered.object_store.abandonment import abandonable
 from tiered.object_store.body import PieceReader, as_views, crc32c_base64, parts
 from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.options import StoreOptions
@@ -143,7 +144,7 @@ class S3Store:
     def _abort(self, target: dict[str, str]) -> None:
         """Best effort: parts left behind are invisible, and a lifecycle rule of the bucket removes them."""
         try:
-            with deadline(ABORT_TIMEOUT_S):
+            with deadline(ABORT_TIMEOUT_S), abandonable(None):
                 self._connected().abort_multipart_upload(**target)
         except Exception as error:
             logger.warning("multipart upload not aborted: %s", s3_error(error, f"{self.url}/{target['Key']}"))

@@ -2,9 +2,10 @@
 
 The SDK knows only time-outs of single socket operations, wants a body in one buffer, and cannot say whether a
 failed request had been sent at all. It lets a handler answer a signed request instead of sending it
-(``before-send``); this is that handler. Three promises:
+(``before-send``); this is that handler. Four promises:
 
 - after the deadline nothing more is sent or awaited, and the connection is closed;
+- so it is as soon as the request is given up (abandonment.py);
 - a failure before the first byte left is ThrottledError (no effect possible), after it UnansweredError;
 - a refusal sent while the body is still going out is read, not mistaken for a broken connection.
 
@@ -19,24 +20,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tiered.errors import RefusedRequestError, ThrottledError, TieredError, UnansweredError
+from tiered.object_store.abandonment import Abandonment, current_abandonment
 from tiered.object_store.body import PieceReader, coalesced
 
 SEND_BYTES = 256 * 1024
-SOL_SOCKET, SO_LINGER = 1, 13
-"""Linux's numbers: the sockets are urllib3's, this module only sets an option on one."""
+SOL_SOCKET, SO_LINGER, SHUT_RDWR = 1, 13, 2
+"""Linux's numbers: the sockets are urllib3's, this module only sets an option on one, or shuts it down."""
 
 CONNECTIONS_MAX = 80
 """Kept open for reuse: more than the largest allowed number of upload threads."""
 
+_NO_LINGER = struct.pack("ii", 1, 0)
 
-@dataclass
+
+@dataclass(eq=False)
 class _Call:
     """The request this thread is sending. ``deadline_s`` is on the monotonic clock."""
 
     deadline_s: float
+    abandonment: Abandonment | None = None
     sent: bool = False
 
     def remaining_s(self) -> float:
@@ -44,6 +50,23 @@ class _Call:
         if remaining <= 0:
             raise TimeoutError("time limit of the request reached")
         return remaining
+
+    def begin(self, sock: Any) -> None:
+        """From here on ``sock`` is shut down when the request is given up."""
+        if self.abandonment is not None:
+            self.abandonment.begin(self, partial(_shut_down, sock))
+
+    def finish(self) -> None:
+        """It is over."""
+        if self.abandonment is not None:
+            self.abandonment.finish(self)
+
+
+def _shut_down(sock: Any) -> None:
+    """Fail what another thread sends and awaits on ``sock``, and have what is unsent forgotten."""
+    sock.setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
+    # The plain socket's: that of TLS takes its state away under the hands of who reads.
+    super(type(sock), sock).shutdown(SHUT_RDWR)
 
 
 _call: ContextVar[_Call | None] = ContextVar("_call", default=None)
@@ -71,6 +94,7 @@ class _DeadlineSend:
             self.connect()  # type: ignore[attr-defined]
         if call is None:
             return super().send(data)  # type: ignore[misc,no-any-return]
+        call.begin(self.sock)
         view = memoryview(data)
         for start in range(0, view.nbytes, SEND_BYTES):
             call.sent = True
@@ -96,7 +120,7 @@ class _DeadlineSend:
     def _forget_unsent(self) -> None:
         """Make the coming close a reset: otherwise the kernel goes on sending what the dead attempt left."""
         if self.sock is not None:
-            self.sock.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+            self.sock.setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
 
 
 def _pool_classes() -> dict[str, Any]:
@@ -155,7 +179,7 @@ class S3Transport:
         read_s = self._options.read_timeout_s
         limit_s = _deadline.get()
         # Without a deadline of the caller's every phase is bounded, and sending by the read time-out as well.
-        call = _Call(time.monotonic() + read_s if limit_s is None else limit_s)
+        call = _Call(time.monotonic() + read_s if limit_s is None else limit_s, current_abandonment())
         token = _call.set(call)
         try:
             left_s = call.remaining_s()
@@ -179,6 +203,7 @@ class S3Transport:
         except (HTTPError, OSError) as error:
             raise transport_error(error, sent=call.sent, url=request.url) from error
         finally:
+            call.finish()
             _call.reset(token)
 
     def close(self) -> None:
