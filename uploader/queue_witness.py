@@ -3,11 +3,10 @@
 QUEUEID, QUEUEOFFSET and the topic are in no checksum of most records. One flipped bit in them passes every test of
 bytes, and the record would be archived in another queue, or begin a new generation that hides the earlier one. So
 where a queue does something unusual its records, and those its consume queue expects instead, are looked up. A record
-is contradicted when no unit of its own queue names it at its offset and
-
-- a unit of another queue does: a broker chooses the queue by the record itself; or
-- its own queue has it at another offset, with the units before and behind where their records say. A broker that once
-  lost count appends all that follows to the wrong places: such records are sound.
+is contradicted when no unit of its own queue names it at its offset, and a unit does that differs in one byte of one of
+the three. For the offset more is asked, since a broker that once lost count appends what follows to the wrong places of
+the queue, and such records are sound: the units before and behind must stand where their records say, and no record
+before or behind it may go on from it.
 
 Nothing said against it is nothing: queues of deleted topics are gone, those of a live RocksDB cannot be seen.
 
@@ -16,7 +15,9 @@ Owns the question and the judgement (3a, Damage). Source: org.apache.rocketmq.st
 
 from __future__ import annotations
 
+import logging
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -25,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.broker_store.commit_log import CommitLog
-from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
-from tiered.errors import TieredError
+from tiered.broker_store.consume_queue_index import ConsumeQueueIndex, empty_units
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_LMQ, RecordColumns
 from tiered.model.queue import LMQ_PREFIX
@@ -35,11 +35,15 @@ from uploader.cycle_plan import CyclePlan, CyclePlanner, UnusualQueue
 from uploader.log_batch import DamagedRange, LogBatch
 from uploader.queue_tails import UNKNOWN
 
+logger = logging.getLogger(__name__)
+
 Bools = NDArray[np.bool_]
 Ints = NDArray[Any]
 
 SEARCHED_MAX = 20_000
-"""Queues that are searched for a record; the broker's consume queues are locked meanwhile."""
+"""Queues that are searched for a record, unless there are more."""
+SEARCH_SHARE = 0.05
+"""Of a thread's time that searches in all queues may take."""
 _CLAIMS = struct.Struct(">12xi4xq")
 """QUEUEID and QUEUEOFFSET of a record's header."""
 MISSING_MAX = 1024
@@ -58,32 +62,44 @@ class QueueWitness:
         self._table = table
         self._consume_queues = consume_queues
         self._log = log
+        self._search_again_s = 0.0
+        """On the monotonic clock."""
 
     def plan(
         self, planner: CyclePlanner, batch: LogBatch, gap_reason: Callable[[LogBatch], GapReason]
     ) -> CyclePlan:
         """Plan ``batch`` without its contradicted records, which become damage of the batch."""
+        may_search = True
         while True:
             plan = planner.plan(batch.columns, gap_reason=gap_reason(batch), left_out=batch.left_out)
-            rows = self._contradicted(batch, plan.unusual)
+            rows = self._contradicted(batch, plan.unusual, may_search=may_search)
             if not len(rows):
                 return plan
             for row in rows.tolist():
                 self._leave_out(batch, row)
+            may_search = False
 
-    def _contradicted(self, batch: LogBatch, unusual: Sequence[UnusualQueue]) -> Ints:
+    def _contradicted(self, batch: LogBatch, unusual: Sequence[UnusualQueue], *, may_search: bool) -> Ints:
         nothing = np.empty(0, np.int64)
         if not unusual:
             return nothing
+        began_s = time.monotonic()
+        may_search = may_search and began_s >= self._search_again_s
         try:
             index = self._consume_queues()
             if index is None:
                 return nothing
-            return contradicted(
-                batch.columns, self._table, unusual, index, self._log, left_out=batch.left_out
-            )
-        except TieredError:
-            return nothing  # who cannot be asked says nothing
+            trial = Trial(batch.columns, self._table, index, self._log, batch.left_out)
+            found = trial.contradicted(unusual, may_search=may_search)
+        except (
+            Exception
+        ) as error:  # nobody may stop archiving for being no witness; the broker may just have started
+            logger.warning("consume queues not asked about records: %s", error)
+            return nothing
+        if trial.has_searched:
+            ended_s = time.monotonic()
+            self._search_again_s = ended_s + (ended_s - began_s) / SEARCH_SHARE
+        return found
 
     def _leave_out(self, batch: LogBatch, row: int) -> None:
         columns = batch.columns
@@ -94,25 +110,8 @@ class QueueWitness:
         batch.damaged.append(DamagedRange(phys, phys + size, path, "a consume queue has it elsewhere"))
 
 
-def contradicted(
-    columns: RecordColumns,
-    table: QueueTable,
-    unusual: Sequence[UnusualQueue],
-    index: ConsumeQueueIndex,
-    log: CommitLog,
-    *,
-    left_out: Sequence[int] = (),
-) -> Ints:
-    """Rows of ``columns`` that ``index`` contradicts, ascending; of ``unusual`` queues and of those they lead to.
-
-    Costs reading the units of these queues' records, and a search in every queue, of at most SEARCHED_MAX, if some of
-    them are in none. Raises what reading ``index`` and ``log`` raises.
-    """
-    return _Trial(columns, table, index, log, left_out).of(unusual)
-
-
-class _Trial:
-    """One batch before one index. Rows are indices into ``columns``."""
+class Trial:
+    """One batch before one index. Rows are indices into ``columns``. For one question."""
 
     def __init__(
         self,
@@ -120,50 +119,70 @@ class _Trial:
         table: QueueTable,
         index: ConsumeQueueIndex,
         log: CommitLog,
-        left_out: Sequence[int],
+        left_out: Sequence[int] = (),
     ) -> None:
         count = columns.rows
-        self._table, self._index, self._log = table, index, log
+        self._index, self._log = index, log
         self._phys, self._size = columns.phys[:count], columns.size[:count]
         self._queue, self._offset = columns.queue[:count], columns.queue_offset[:count]
         self._inner_num = columns.inner_num[:count]
+        # The table's own search is the scanning thread's.
+        self._names = {
+            ordinal: (table.topic(ordinal), int(table.queue_id[ordinal]))
+            for ordinal in np.unique(self._queue).tolist()
+        }
+        self._ordinals = {name: ordinal for ordinal, name in self._names.items()}
         # A record with references to light queues is in several queues: whose unit names it proves nothing.
         self._may_be_tried = (columns.flags[:count] & FLAG_LMQ) == 0
         self._may_be_tried[list(left_out)] = False
         self._suspected = np.zeros(count, bool)
+        self._stands_alone = np.zeros(count, bool)
+        """Of suspected rows: no record of the queue leads to it or goes on from it."""
         self._confirmed = np.zeros(count, bool)
         self._accused = np.zeros(count, bool)
         """By another queue."""
         self._offset_named = np.full(count, UNKNOWN, np.int64)
         """By the own queue, elsewhere."""
+        self.has_searched = False
 
-    def of(self, unusual: Sequence[UnusualQueue]) -> Ints:
+    def contradicted(self, unusual: Sequence[UnusualQueue], *, may_search: bool = True) -> Ints:
+        """Rows that the index contradicts, ascending; of ``unusual`` queues and of those they lead to.
+
+        Costs reading the units of these queues' records and, with ``may_search``, a search in every queue if some of
+        them are in none. Raises what reading index and log raises.
+        """
         for queue, rows in self._rows_of(unusual):
+            offset, end = self._offset[rows], self._offset[rows] + self._inner_num[rows]
             self._suspected[rows] = True
-            for begin, end in _ranges(self._offset[rows], self._inner_num[rows], queue.next_offset):
-                self._hear(queue.ordinal, self._units(queue.ordinal, begin, end - begin))
-        for row in np.flatnonzero(self._is_named_elsewhere() & ~self._suspected).tolist():
+            goes_on = offset == np.append(queue.next_offset, end[:-1])
+            self._stands_alone[rows] = ~goes_on & ~np.append(goes_on[1:], False)
+            for first, behind in _ranges(offset, end, queue.next_offset):
+                self._hear(self._names[queue.ordinal], self._units(queue.ordinal, first, behind - first))
+        if may_search:
+            self._ask_all(np.flatnonzero(self._suspected & ~self._confirmed & ~self._is_named_elsewhere()))
+        for row in np.flatnonzero(self._is_named_elsewhere()).tolist():
             ordinal = int(self._queue[row])
-            self._hear(ordinal, self._units(ordinal, int(self._offset[row]), 1))
-        self._ask_all(np.flatnonzero(self._suspected & ~self._confirmed & ~self._is_named_elsewhere()))
+            self._hear(self._names[ordinal], self._units(ordinal, int(self._offset[row]), 1))
         tried = np.flatnonzero(self._is_named_elsewhere() & self._may_be_tried).tolist()
-        return np.array([row for row in tried if self._accused[row] or self._is_alone(row)], np.int64)
+        return np.array([row for row in tried if self._accused[row] or self._is_misplaced(row)], np.int64)
 
     def _is_named_elsewhere(self) -> Bools:
         named: Bools = (self._accused | (self._offset_named != UNKNOWN)) & ~self._confirmed
         return named
 
-    def _is_alone(self, row: int) -> bool:
-        """Whether the records before and behind ``row`` in its consume queue say they are where they are; there need be
-        none before."""
+    def _is_misplaced(self, row: int) -> bool:
+        """Whether ``row`` alone is elsewhere in its consume queue: the records before, if any, and behind say they are
+        where they are. Offset 0 is believed: so a recreated topic begins."""
+        if not self._stands_alone[row] or self._offset[row] == 0:
+            return False
         ordinal, offset = int(self._queue[row]), int(self._offset_named[row])
-        units = self._units(ordinal, max(offset - 1, 0), 3)
-        agrees = {
+        claimed = {
             int(unit["queue_offset"]): self._claims_at(int(unit["phys"]))
-            in ((int(self._table.queue_id[ordinal]), int(unit["queue_offset"])), None)
-            for unit in units
+            for unit in self._units(ordinal, max(offset - 1, 0), 3)
         }
-        return agrees.get(offset - 1, True) and agrees.get(offset + 1, False)
+        queue_id = self._names[ordinal][1]
+        before, behind = claimed.get(offset - 1), claimed.get(offset + 1)
+        return before in (None, (queue_id, offset - 1)) and behind == (queue_id, offset + 1)
 
     def _claims_at(self, phys: int) -> tuple[int, int] | None:
         """Queue id and offset in the header at ``phys``; None where the log has nothing any more."""
@@ -185,39 +204,54 @@ class _Trial:
             yield by_ordinal[ordinal], rows[begin:end]
 
     def _units(self, ordinal: int, offset: int, count: int) -> Table:
-        return self._index.units(
-            self._table.topic(ordinal), int(self._table.queue_id[ordinal]), offset, count
-        )
+        topic, queue_id = self._names[ordinal]
+        return empty_units() if queue_id < 0 else self._index.units(topic, queue_id, offset, count)
 
     def _ask_all(self, rows: Ints) -> None:
         """Look for units of any queue at ``rows``."""
         if not len(rows) or len(self._index.queues()) > SEARCHED_MAX:
             return
+        self.has_searched = True
         begin, end = int(self._phys[rows[0]]), int(self._phys[rows[-1]]) + 1
-        for (topic, queue_id), units in self._index.units_between(begin, end).items():
-            ordinal = self._table.find(topic, queue_id)
-            self._hear(UNKNOWN if ordinal is None else ordinal, units, is_light=topic.startswith(LMQ_PREFIX))
+        for name, units in self._index.units_between(begin, end).items():
+            self._hear(name, units)
 
-    def _hear(self, ordinal: int, units: Table, *, is_light: bool | None = None) -> None:
-        """Note what ``units`` of a queue say about the records they name. Light queues name records of others."""
-        if is_light is None:
-            is_light = self._table.topic(ordinal).startswith(LMQ_PREFIX)
+    def _hear(self, name: tuple[str, int], units: Table) -> None:
+        """Note what ``units`` of a queue say about the records they name."""
         row = np.searchsorted(self._phys, units["phys"])
         row[row == len(self._phys)] = 0
         is_here = (self._phys[row] == units["phys"]) & (self._size[row] == units["size"])
-        row, units = row[is_here], units[is_here]
-        agrees = (self._queue[row] == ordinal) & (self._offset[row] == units["queue_offset"])
-        self._confirmed[row[agrees]] = True
-        if not is_light:
-            is_own = self._queue[row] == ordinal
-            self._accused[row[~is_own]] = True
-            named = is_own & ~agrees
-            self._offset_named[row[named]] = units["queue_offset"][named]
+        row, offset = row[is_here], units["queue_offset"][is_here]
+        is_own = self._queue[row] == self._ordinals.get(name, UNKNOWN)
+        agrees = self._offset[row] == offset
+        self._confirmed[row[is_own & agrees]] = True
+        if name[0].startswith(LMQ_PREFIX):
+            return  # light queues name records of others
+        for at in np.flatnonzero(is_own != agrees).tolist():
+            said = self._names[int(self._queue[row[at]])]
+            if agrees[at]:
+                self._accused[row[at]] |= _is_one_slip(said, name)
+            elif _is_in_one_byte(int(self._offset[row[at]]) ^ int(offset[at])):
+                self._offset_named[row[at]] = offset[at]
 
 
-def _ranges(offset: Ints, inner_num: Ints, next_offset: int) -> Iterator[tuple[int, int]]:
+def _is_one_slip(said: tuple[str, int], name: tuple[str, int]) -> bool:
+    """Whether two queues differ in one byte, of the topic's name or of the queue id."""
+    (topic, queue_id), (other_topic, other_id) = said, name
+    if topic == other_topic:
+        return _is_in_one_byte((queue_id ^ other_id) & 0xFFFFFFFF)
+    here, there = topic.encode(), other_topic.encode()
+    differing = sum(a != b for a, b in zip(here, there, strict=False))
+    return queue_id == other_id and len(here) == len(there) and differing == 1
+
+
+def _is_in_one_byte(difference: int) -> bool:
+    """Whether all bits that are set are of one byte."""
+    return any(difference & ~(0xFF << shift) == 0 for shift in range(0, 64, 8))
+
+
+def _ranges(offset: Ints, end: Ints, next_offset: int) -> Iterator[tuple[int, int]]:
     """Queue offsets to look up: what records claim, run by run, and what is missing before each run."""
-    end = offset + inner_num
     first = np.flatnonzero(np.concatenate([[True], offset[1:] != end[:-1]]))
     last = np.append(first[1:], len(offset)) - 1
     for begin, behind in zip(offset[first].tolist(), end[last].tolist(), strict=True):

@@ -277,12 +277,16 @@ class FileConsumeQueues:
         """See ConsumeQueueIndex."""
         found = {}
         with self._lock:
-            for key in sorted(self._queues):
-                queue = self._queues[key]
+            keys = sorted(self._queues)
+        for key in keys:
+            with self._lock:  # for each anew: others ask about the frontier meanwhile
+                queue = self._queues.get(key)
+                if queue is None:
+                    continue
                 first = queue.files.lower_bound("phys", begin_phys)
                 units = queue.read(first, queue.files.lower_bound("phys", end_phys) - first)
-                if len(units):
-                    found[key] = units
+            if len(units):
+                found[key] = units
         return found
 
     def close(self) -> None:

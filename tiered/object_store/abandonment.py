@@ -44,7 +44,7 @@ class Abandonment:
         with self._lock:
             self._is_given_up = True
             for end in self._running.values():
-                with suppress(OSError):  # it has just ended by itself
+                with suppress(Exception):  # it has just ended by itself, or ends at its deadline
                     end()
             self._running.clear()
 

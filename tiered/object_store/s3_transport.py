@@ -62,8 +62,14 @@ class _Call:
             self.abandonment.finish(self)
 
 
+def _plain(sock: Any) -> Any:
+    """The socket below urllib3's TLS through a proxy that speaks TLS itself."""
+    return getattr(sock, "socket", sock)
+
+
 def _shut_down(sock: Any) -> None:
     """Fail what another thread sends and awaits on ``sock``, and have what is unsent forgotten."""
+    sock = _plain(sock)
     sock.setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
     # The plain socket's: that of TLS takes its state away under the hands of who reads.
     super(type(sock), sock).shutdown(SHUT_RDWR)
@@ -120,7 +126,7 @@ class _DeadlineSend:
     def _forget_unsent(self) -> None:
         """Make the coming close a reset: otherwise the kernel goes on sending what the dead attempt left."""
         if self.sock is not None:
-            self.sock.setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
+            _plain(self.sock).setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
 
 
 def _pool_classes() -> dict[str, Any]:
@@ -196,6 +202,7 @@ class S3Transport:
                 preload_content=False,
                 decode_content=False,
             )
+            call.finish()  # what is read to its end is somebody else's next
             response = AWSResponse(request.url, answer.status, answer.headers, answer)
             if not request.stream_output:
                 _ = response.content
