@@ -210,10 +210,9 @@ class CyclePlanner:
         continues = is_first & ((tails[:, 0] == UNKNOWN) | (tails[:, 0] == runs.base))
         begins_late = is_first & (tails[:, 0] == UNKNOWN) & (runs.base > 0) & self._knows_ends
         is_unusual = (begins_late | ~continues) & (runs.kind != RunKind.LMQ)
-        unusual = [
-            UnusualQueue(ordinal, int(self._tails.of(np.array([ordinal]))[0, 0]))
-            for ordinal in np.unique(runs.ordinal[is_unusual]).tolist()
-        ]
+        ordinals = np.unique(runs.ordinal[is_unusual])
+        next_offsets = self._tails.of(ordinals)[:, 0]
+        unusual = list(map(UnusualQueue, ordinals.tolist(), next_offsets.tolist()))
         gaps: list[PlannedGap] = []
         following = next_offset = byte = generation = -1
         for i in np.flatnonzero(~continues | _has_unusual_successor(runs.ordinal, continues)):

@@ -75,8 +75,7 @@ class QueueWitness:
             rows = self._contradicted(batch, plan.unusual, may_search=may_search)
             if not len(rows):
                 return plan
-            for row in rows.tolist():
-                self._leave_out(batch, row)
+            self.leave_out(batch, rows.tolist())
             may_search = False
 
     def _contradicted(self, batch: LogBatch, unusual: Sequence[UnusualQueue], *, may_search: bool) -> Ints:
@@ -91,9 +90,8 @@ class QueueWitness:
                 return nothing
             trial = Trial(batch.columns, self._table, index, self._log, batch.left_out)
             found = trial.contradicted(unusual, may_search=may_search)
-        except (
-            Exception
-        ) as error:  # nobody may stop archiving for being no witness; the broker may just have started
+        except Exception as error:
+            # Nobody may stop archiving for being no witness; the broker may just have started.
             logger.warning("consume queues not asked about records: %s", error)
             return nothing
         if trial.has_searched:
@@ -101,13 +99,15 @@ class QueueWitness:
             self._search_again_s = ended_s + (ended_s - began_s) / SEARCH_SHARE
         return found
 
-    def _leave_out(self, batch: LogBatch, row: int) -> None:
+    def leave_out(self, batch: LogBatch, rows: Sequence[int]) -> None:
+        """Make contradicted ``rows`` damage of ``batch``."""
         columns = batch.columns
-        phys, size = int(columns.phys[row]), int(columns.size[row])
-        file = self._log.file_at(phys)
-        path = "" if file is None else str(file.path)
-        batch.left_out.append(row)
-        batch.damaged.append(DamagedRange(phys, phys + size, path, "a consume queue has it elsewhere"))
+        for row in rows:
+            phys, size = int(columns.phys[row]), int(columns.size[row])
+            file = self._log.file_at(phys)
+            path = "" if file is None else str(file.path)
+            batch.left_out.append(row)
+            batch.damaged.append(DamagedRange(phys, phys + size, path, "a consume queue has it elsewhere"))
 
 
 class Trial:

@@ -53,24 +53,20 @@ def scan_part(task: ScanTask) -> Scan:
     cycles = []
     table = QueueTable()
     with task.source.open() as store:
+        # Each cycle as if nothing had been before it.
+        planner = CyclePlanner(table, QueueTails(), split_bytes=task.settings.split_bytes, knows_ends=False)
         for batch in _cycles(store, task.source, task.settings, table, task.part):
-            plan = _plan_alone(store, table, batch, task.settings)
+            witness = witness_of(store, table)  # a new one for each: it spares none for what another cost
+            plan = witness.plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
             ordinals, moves = moves_of(plan, table)
             part = replace(task.part, from_phys=batch.from_phys, to_phys=batch.to_phys)
             cycles.append(
-                ScannedCycle(part, plan.rows, bool(batch.damaged), bool(batch.lost), ordinals, moves)
+                ScannedCycle(
+                    part, plan.rows, bool(batch.damaged), bool(batch.lost), batch.left_out, ordinals, moves
+                )
             )
     queues = [(table.topic(i), int(table.queue_id[i])) for i in range(len(table))]
     return Scan(queues, cycles, task.part)
-
-
-def _plan_alone(
-    store: BrokerStore, table: QueueTable, batch: LogBatch, settings: OffloadSettings
-) -> CyclePlan:
-    """What a cycle becomes as if nothing had been before it; leaves out what its consume queues contradict, which is
-    the same whenever the cycle is read."""
-    planner = CyclePlanner(table, QueueTails(), split_bytes=settings.split_bytes, knows_ends=False)
-    return witness_of(store, table).plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
 
 
 def _cycles(
@@ -121,7 +117,7 @@ def put_cycle(task: PutTask) -> PutCycle:
         batch = next(batches, None)
         if batch is None or (batch.from_phys, batch.to_phys) != (task.part.from_phys, task.part.to_phys):
             raise _changed(task)
-        _plan_alone(store, table, batch, task.settings)
+        witness_of(store, table).leave_out(batch, task.left_out)
         reason = gap_reason(
             is_lost=bool(batch.lost),
             is_damaged=bool(batch.damaged),

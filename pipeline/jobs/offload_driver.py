@@ -177,6 +177,7 @@ class StoreOffload:
                     queues=[scan.queues[ordinal] for ordinal in cycle.ordinals.tolist()],
                     tails=before,
                     rows=cycle.rows,
+                    left_out=cycle.left_out,
                     was_damaged=self._was_damaged,
                     was_lost=self._was_lost,
                 )

@@ -90,12 +90,14 @@ class ScanTask:
 
 @dataclass(frozen=True)
 class ScannedCycle:
-    """A cycle that ``part`` was cut into. ``ordinals`` index the queues of the scan."""
+    """A cycle that ``part`` was cut into. ``left_out``: rows that consume queues contradict. ``ordinals`` index the
+    queues of the scan."""
 
     part: LogPart
     rows: int
     is_damaged: bool
     is_lost: bool
+    left_out: list[int]
     ordinals: NDArray[np.int64]
     moves: NDArray[np.int64]
 
@@ -129,6 +131,7 @@ class PutTask:
     queues: QueueNames
     tails: NDArray[np.int64]
     rows: int
+    left_out: list[int]
     was_damaged: bool
     was_lost: bool
 
