@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.end_to_end.ground_truth import difference, load_truth
+from tests.end_to_end.ground_truth import GroundTruth, difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
 from tests.end_to_end.test_ground_truth import STORES, records_of
 from tests.kernels.record_builder import Message, build_log
@@ -113,11 +113,19 @@ def test_a_flipped_bit_costs_the_record_it_is_in(
     state = load(archive)
     shown = Counter(key[:2] for key in state.visible_queues() if key.topic not in truth.compaction_topics)
     assert set(shown) == set(truth.queues) and set(shown.values()) == {1}, "nothing strays, nothing is hidden"
-    keys = {key[:2]: key for key in state.visible_queues()}
-    lost = {line["commitLogOffset"] for line in victims}
+    assert_all_but(victims, truth, archive, log)
+
+
+def assert_all_but(
+    lost: Sequence[Mapping[str, Any]], truth: GroundTruth, archive: PrefixedStore, log: CommitLog
+) -> None:
+    """Every queue holds what the broker delivered but ``lost``, byte for byte, and the archive is whole."""
+    state = load(archive)
+    shown = {key[:2]: key for key in state.visible_queues()}
+    places = {line["commitLogOffset"] for line in lost}
     for queue, lines in truth.queues.items():
-        left = {line["queueOffset"]: line for line in lines if line["commitLogOffset"] not in lost}
-        for offset, _, record in records_of(QueueReader(archive, state, keys[queue])):
+        left = {line["queueOffset"]: line for line in lines if line["commitLogOffset"] not in places}
+        for offset, _, record in records_of(QueueReader(archive, state, shown[queue])):
             assert difference(record, left.pop(offset), log) == "", (queue, offset)
         assert left == {}, queue
     assert verify_archive(archive, full=True).anomalies == []
