@@ -43,9 +43,12 @@ class Stop:
 
 
 def attempt_timeout_ms(policy: AttemptPolicy, size_bytes: int, consecutive_failures: int) -> int:
-    """How long one attempt may go unanswered: by size at a floor rate, doubled for each failure in a row."""
+    """How long one attempt may go unanswered: by size at a floor rate, doubled for each failure in a row but the first.
+
+    One attempt without an answer tells of a connection that is gone, several of a store that is slow.
+    """
     transfer_ms = size_bytes * 1000 // policy.rate_bytes_per_s_floor
-    patient_ms = (policy.timeout_ms_min + transfer_ms) << min(consecutive_failures, 8)
+    patient_ms = (policy.timeout_ms_min + transfer_ms) << min(max(consecutive_failures - 1, 0), 8)
     return min(policy.timeout_ms_max, patient_ms)
 
 

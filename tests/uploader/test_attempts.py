@@ -49,3 +49,9 @@ def test_the_time_out_follows_size_and_failures_and_is_bounded() -> None:
     assert small < attempt_timeout_ms(POLICY, 64 << 20, 0)
     assert small < attempt_timeout_ms(POLICY, 1024, 2)
     assert attempt_timeout_ms(POLICY, 1 << 40, 50) == POLICY.timeout_ms_max
+
+
+def test_only_a_second_failure_makes_the_next_attempt_more_patient() -> None:
+    first, second, third, fourth = (attempt_timeout_ms(POLICY, 1024, failures) for failures in range(4))
+    assert first == second
+    assert (third, fourth) == (2 * first, 4 * first)
