@@ -6,6 +6,7 @@ nor how their coroutines are driven (archive.py, async_archive.py).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,14 @@ from tiered.settings.sections import Settings
 T = TypeVar("T")
 STEP_THREADS = 2
 """For steps of reading ahead, which are short, and for reading on in the catalog."""
+DECODE_THREADS_MAX = 2
+"""Unless set: who reads takes no more than two threads can decode."""
+
+
+def decode_threads(wanted: int, processors: int) -> int:
+    """How many threads decode blocks. ``wanted`` 0: as many as leave a processor to who reads or serves, since one more
+    only takes turns with it."""
+    return wanted or min(max(processors - 1, 1), DECODE_THREADS_MAX)
 
 
 def open_access(url: str, *, cluster: str, broker: str, settings: Settings) -> ArchiveAccess:
@@ -130,7 +139,10 @@ class ArchiveAccess:
         self.title = f"{place.cluster}/{place.broker} in {url}"
         self.cluster, self.broker, self.store = place.cluster, place.broker, place.store
         self._root, self._reader = root, reader
-        self._decoders = ThreadPoolExecutor(settings.fetch.decode_threads, thread_name_prefix="decode")
+        self._decoders = ThreadPoolExecutor(
+            decode_threads(settings.fetch.decode_threads, len(os.sched_getaffinity(0))),
+            thread_name_prefix="decode",
+        )
         self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="read-ahead")
         self._timer = ThreadTimer()
         self.catalog = CatalogView(place.store, state, executor=self._steps, clock_s=clock_s)

@@ -7,7 +7,10 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 import fetcher
+from fetcher.access import decode_threads
 from fetcher.blocks.readers import ReaderKey
 from fetcher.prefetch.event_log import EventKind
 from fetcher.waiting import run_sync
@@ -66,3 +69,10 @@ def test_files_are_read_by_threads_for_an_event_loop_too(tmp_path: Path) -> None
             return found
 
     assert asyncio.run(offsets()) == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "processors", "threads"), [(0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 64, 2), (5, 2, 5)]
+)
+def test_decoding_leaves_a_processor_to_who_reads(wanted: int, processors: int, threads: int) -> None:
+    assert decode_threads(wanted, processors) == threads

@@ -507,7 +507,10 @@ class FetchSettings:
     queue_max: int = setting(
         4_096, "requests of one kind that may wait; more are refused as temporarily unavailable", minimum=1
     )
-    decode_threads: int = setting(2, "threads that decompress and check blocks", minimum=1, maximum=64)
+    decode_threads: int = setting(
+        0, "threads that decompress and check blocks; 0: one for each processor but one, two at most",
+        minimum=0, maximum=64,
+    )  # fmt: skip
 
     @property
     def threads(self) -> int:
