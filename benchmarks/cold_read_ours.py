@@ -215,16 +215,15 @@ def random_time(archive: Archive, chance: random.Random) -> Ask:
 
 
 def random_key(archive: Archive, chance: random.Random) -> Ask:
-    """The message with a random key; the store's maker gave message i the key Ki."""
-    listings = archive.queues()
-    number = chance.randrange(sum(listing.messages for listing in listings))
-    names = sorted({(listing.topic, listing.queue_id) for listing in listings})
-    topic = names[number % len(names)][0]
+    """The only message with the first key of a random message."""
+    queue = chance.choice(archive.queues())
+    offset = chance.randrange(queue.min_offset, queue.max_offset)
+    keys = list(next(iter(archive.queue(queue.topic, queue.queue_id).messages(offset))).keys)
 
     def ask(asked: Archive) -> None:
-        found = run_sync(asked.access.find_by_key(topic, f"K{number}", KeyKind.KEY, None, None, 32))
-        if [list(message.keys) for message in found] != [[f"K{number}"]]:
-            raise WrongAnswerError(f"K{number} of {topic}: {found}")
+        found = run_sync(asked.access.find_by_key(queue.topic, keys[0], KeyKind.KEY, None, None, 32))
+        if [list(message.keys) for message in found] != [keys]:
+            raise WrongAnswerError(f"{keys[0]} of {queue.topic}: {found}")
 
     return ask
 
