@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.servers.child import ChildServer
 from tests.servers.rocketmq import BROKER, CLUSTER, RocketMq
 from tests.servers.running_store import RunningStore
+from tests.servers.store_directory import StoreDirectory
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.protocol import load
@@ -41,7 +43,7 @@ class Sidecar:
     """`tiered run` as a child process."""
 
     broker: RocketMq
-    objects: RunningStore
+    objects: RunningStore | StoreDirectory
     url: str
     directory: Path
     arguments: tuple[str, ...] = ()
@@ -61,6 +63,12 @@ class Sidecar:
         """Of the running process."""
         assert self.process is not None
         return self.process.pid
+
+    @property
+    def object_server(self) -> ChildServer:
+        """The object store's process."""
+        assert isinstance(self.objects, RunningStore)
+        return self.objects.server
 
     def environment(self) -> dict[str, str]:
         """What every `tiered` command needs to reach the store."""

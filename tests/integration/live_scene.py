@@ -17,6 +17,7 @@ from tests.integration.live import Compared, Sidecar, compare_with_broker, wait_
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import BROKER, RocketMq
 from tests.servers.running_store import RunningStore
+from tests.servers.store_directory import StoreDirectory
 
 CHECK_TIMEOUT_S = 1800
 
@@ -35,15 +36,15 @@ class Scene:
 
 
 @contextmanager
-def beside_broker(scene: Scene, directory: Path, minio: RunningStore) -> Iterator[Sidecar]:
+def beside_broker(scene: Scene, directory: Path, objects: RunningStore | StoreDirectory) -> Iterator[Sidecar]:
     """A running broker with its topics, and a sidecar that is not started yet. Everything ends with the context."""
     try:
         broker = RocketMq(scene.version, directory / "mq", scene.config, scene.name_servers)
         broker.start()
     except NotInstallableError as error:
         pytest.skip(f"RocketMQ {scene.version} is not available: {error}")
-    url = f"{minio.fresh_bucket()}/live"
-    sidecar = Sidecar(broker, minio, url, directory, settings=scene.settings, endpoint=scene.endpoint)
+    url = f"{objects.fresh_bucket()}/live"
+    sidecar = Sidecar(broker, objects, url, directory, settings=scene.settings, endpoint=scene.endpoint)
     try:
         for topic in range(scene.topics):
             broker.create_topic(f"live{topic}", scene.queues)
@@ -52,7 +53,8 @@ def beside_broker(scene: Scene, directory: Path, minio: RunningStore) -> Iterato
         if sidecar.process is not None and sidecar.process.poll() is None:
             sidecar.kill()
         broker.stop()
-        minio.server.start_if_stopped()
+        if isinstance(objects, RunningStore):
+            objects.server.start_if_stopped()
 
 
 @dataclass(frozen=True)

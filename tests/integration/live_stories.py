@@ -47,9 +47,9 @@ def everything_happens(sidecar: Sidecar, scene: Scene, size: LiveSize) -> Told:
     load = Load(size.messages, BODY_BYTES, THREADS, size.per_second, size.batch)
     with Producer(sidecar.broker, scene, load, sidecar.directory / "producer.out") as producer:
         time.sleep(SETTLE_S)
-        sidecar.objects.server.stop()
+        sidecar.object_server.stop()
         time.sleep(size.outage_s)
-        sidecar.objects.server.start()
+        sidecar.object_server.start()
         sidecar.broker.broker.stop(patience_s=40)
         sidecar.broker.broker.start()
         time.sleep(SETTLE_S / 2)

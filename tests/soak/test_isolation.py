@@ -1,5 +1,6 @@
 """Cold reads at full speed beside a broker in use: sends stay as quick, upload as prompt, and a cap on bytes is kept.
 
+Of a directory, and of a MinIO on the same processors, which does its share of the work as urgently as the broker.
 Windows with and without the reader take turns under one producer, so that a busy minute of the machine spoils both.
 """
 
@@ -18,6 +19,7 @@ import pytest
 from tests.integration.live import Sidecar
 from tests.integration.live_scene import Load, Producer, Scene, beside_broker, finish
 from tests.servers.running_store import RunningStore
+from tests.servers.store_directory import StoreDirectory
 from tests.soak.commit_times import commit_times, quantile
 from tests.soak.process_figures import core_seconds
 from tests.soak.results import knob, limits, publish
@@ -106,10 +108,16 @@ class Windows:
         return [every[second] for second in self.producer_seconds]
 
 
-def test_cold_reads_disturb_neither_broker_nor_upload(tmp_path: Path, minio_url: RunningStore) -> None:
+@pytest.mark.parametrize("target", ["file", "minio"])
+def test_cold_reads_disturb_neither_broker_nor_upload(
+    target: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    objects: RunningStore | StoreDirectory = (
+        request.getfixturevalue("minio_url") if target == "minio" else StoreDirectory(tmp_path / "objects")
+    )
     alone, beside, reads, capped = Windows(), Windows(), Reads(), Reads()
     scene = Scene(config={"mappedFileSizeCommitLog": 1 << 30})
-    with beside_broker(scene, tmp_path, minio_url) as sidecar:
+    with beside_broker(scene, tmp_path, objects) as sidecar:
         sidecar.start()
         sidecar.wait_until_following(60)
         with Producer(sidecar.broker, scene, LOAD, tmp_path / "producer.out") as producer:
@@ -129,7 +137,7 @@ def test_cold_reads_disturb_neither_broker_nor_upload(tmp_path: Path, minio_url:
     lag_ratio = quantile(latencies[1], 0.5) / max(1, quantile(latencies[0], 0.5))
     cap_ratio = capped.stored_bytes / capped.seconds / CAP_BYTES_PER_S
     publish(
-        "isolation",
+        f"isolation, {target}",
         missed=limits(
             send_p99=send_ratio <= RATIO_MAX,
             upload_lag=lag_ratio <= RATIO_MAX,
