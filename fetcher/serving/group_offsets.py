@@ -172,8 +172,11 @@ class GroupOffsets:
             except FencedError as error:
                 logger.error("%s: commits are refused from now on, reading goes on", error)
                 self.is_owner = False
-                if waiters is not None:
-                    waiters.set_exception(error)
+                # Also who came while this was written: their offsets are in no version, and will be in none.
+                later, self._flushed = self._flushed, None
+                for refused in (waiters, later):
+                    if refused is not None:
+                        refused.set_exception(error)
                 return
             except TieredError as error:
                 logger.warning("group offsets not written yet: %s", error)
