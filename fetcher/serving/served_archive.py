@@ -24,7 +24,7 @@ from fetcher.serving.subscription_filter import filter_of
 from fetcher.time_search import Boundary
 from fetcher.waiting import run_async
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, UnavailableError
+from tiered.errors import TieredError, UnavailableError
 from tiered.formats.segment_index import begin_page_kernel
 from tiered.formats.state_object import decode_state
 from tiered.model.queue import QueueKey
@@ -105,7 +105,7 @@ class ServedArchive:
                 state = await run_async(self._catalog.refreshed())
                 if self._tables.is_stale(state):
                     await asyncio.to_thread(self._tables.refresh, state)
-            except (UnavailableError, CorruptionError) as error:
+            except TieredError as error:  # a refusal too may pass: credentials are renewed, clocks put right
                 logger.warning("the catalog cannot be read now: %s", error)
                 continue
             if state.version != told:
