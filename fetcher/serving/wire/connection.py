@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from fetcher.serving.wire.answering import Answerer, Door
 from fetcher.serving.wire.at_work import AtWork
-from fetcher.serving.wire.codes import ResponseCode
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.eager import begin
 from fetcher.serving.wire.incoming import Incoming
 from fetcher.serving.wire.limits import ConnectionLimits, Ledgers
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 RESPONSE_FLAG, ONEWAY_FLAG = 1, 2
 TURN_REQUESTS = 16
+HINTS = frozenset({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED})
+"""Told again and again, or found out without."""
 _numbers = itertools.count(1)
 
 
@@ -263,12 +265,15 @@ class Connection(asyncio.BufferedProtocol):
             self._door.note(request, response, body_bytes)
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        """See Peer. A client that does not read gets none: pushes are hints, it would only pile them up."""
-        self.forward(
-            RemotingCommand(
-                code, next(self._opaques), ONEWAY_FLAG, version=self._place.version, ext_fields=ext, body=body
-            )
+        """See Peer. A client that does not read gets no hints, it would only pile them up; what else it is told waits
+        behind what it has not read, and is counted with that."""
+        command = RemotingCommand(
+            code, next(self._opaques), ONEWAY_FLAG, version=self._place.version, ext_fields=ext, body=body
         )
+        if code in HINTS:
+            self.forward(command)
+        elif self._transport is not None and not self._transport.is_closing():
+            self._out.write([encode(command)])
 
     def forward(self, command: RemotingCommand) -> bool:
         """Send a request as it is; False where ``push`` would send none. Its answer goes to ``on_answer``."""
