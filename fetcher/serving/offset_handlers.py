@@ -5,6 +5,7 @@ Owns the requests 14, 15, 43, 45, 208, 222, 300, 343. Offsets themselves are gro
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fetcher.serving.archive_side import ArchiveSide
@@ -115,11 +116,14 @@ class OffsetHandlers:
         moved: dict[MessageQueue, int] = {}
         for number in queues:
             offset = await self._wanted(request, group, topic, number)
-            try:
-                await self._offsets.commit(group, topic, number, offset)
-            except FencedError as error:
-                return Response(ResponseCode.NO_PERMISSION, remark=str(error))
             moved[MessageQueue(self._archive.broker, topic, number)] = offset
+        # All at once: each waits for a version to be written, and who asks waits five seconds.
+        commits = (self._offsets.commit(group, topic, queue.queue_id, moved[queue]) for queue in moved)
+        for error in await asyncio.gather(*commits, return_exceptions=True):
+            if isinstance(error, FencedError):
+                return Response(ResponseCode.NO_PERMISSION, remark=str(error))
+            if error is not None:
+                raise error
         self._tell(group, topic, request, moved)
         return Response(body=(queue_map("offsetTable", moved),))
 
