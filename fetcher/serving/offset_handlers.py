@@ -55,6 +55,10 @@ class OffsetHandlers:
         if offset < 0:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"commitOffset {offset} is negative")
         place = request.name("consumerGroup"), request.name("topic"), request.number("queueId")
+        if request.command.is_oneway:
+            # Nobody is told, so nobody waits: with the store away such requests would fill their connection.
+            self._offsets.note(*place, offset)
+            return Response()
         try:
             await self._offsets.commit(*place, offset)
         except FencedError as error:
