@@ -23,8 +23,8 @@ class FlightGate:
         self.used_bytes = 0
 
     async def enter(self, byte_count: int) -> None:
-        """Wait for room; a request larger than the limit goes alone."""
-        if not self._waiting and self._fits(byte_count):
+        """Wait for room; a request larger than the limit goes alone, one without a body takes none."""
+        if not byte_count or (not self._waiting and self._fits(byte_count)):
             self.used_bytes += byte_count
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

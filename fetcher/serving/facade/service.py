@@ -80,7 +80,8 @@ class FacadeService:
         self._place, self._settings, self._policies = place, settings, policies
         self._published = Published(place.broker, place.advertise)
         self._gate = FlightGate()
-        self._name_servers = NameServers(place.name_servers, self._gate, place.tls)
+        # Not behind what a broker that hangs leaves unanswered.
+        self._name_servers = NameServers(place.name_servers, FlightGate(), place.tls)
         self._handlers: FacadeHandlers | None = None
         self._members: dict[int, FacadeClient] = {}
         self._server: ServingServer | None = None
