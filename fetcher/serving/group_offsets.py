@@ -75,6 +75,11 @@ class GroupOffsets:
             return 0
         return found
 
+    def begins_anew(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether the group consumed a former life of the queue, and has no offset of the one that is served."""
+        queues, number = self._offsets.get((group, topic), {}), self._log.number(topic, queue_id)
+        return number not in queues and number != queue_id and any(is_life_of(n, queue_id) for n in queues)
+
     def durable(self, group: str, topic: str, queue_id: int) -> int:
         """The group's offset as last written, 0 without any: what may be relied on after any end of this server."""
         return self._log.offsets.get((group, topic), {}).get(self._log.number(topic, queue_id), 0)

@@ -126,13 +126,21 @@ class PullService:
         wish = wish_of(request, self._clients, self._limits)
         if wish is None:
             return unsubscribed()
-        if flags & COMMIT_OFFSET and request.number("commitOffset", -1) >= 0:
-            self._offsets.note(wish.group, wish.topic, wish.queue_id, request.number("commitOffset"))
+        if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
+            place = wish.group, wish.topic, wish.queue_id
+            bounds = self._archive.bounds(*place[1:]) if self._offsets.begins_anew(*place) else None
+            if bounds is None or committed <= bounds.maximum:  # else it is of the former life
+                self._offsets.note(*place, committed)
         is_pull_api = bool(flags & SUBSCRIPTION)
         try:
             found = await self._archive.pull(wish)
         except UsageError as error:
             return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+        place = wish.group, wish.topic, wish.queue_id
+        if found.status is PullStatus.OFFSET_OVERFLOW_BADLY and self._offsets.begins_anew(*place):
+            # It asks on in a life of the queue that is over. Messages of the new one are not skipped.
+            moved, remark = ResponseCode.PULL_OFFSET_MOVED, "the topic was made anew"
+            return pull_response(moved, found.bounds.minimum, found.bounds, remark)
         if is_pull_api and found.status is PullStatus.OFFSET_OVERFLOW_BADLY:
             # Behind a balancer the client may have read so far at the other one: it is not moved back yet.
             await self._archive.changed(self._limits.stale_s)
