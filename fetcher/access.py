@@ -25,7 +25,7 @@ from fetcher.pulls.catalog_view import CatalogView
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
-from fetcher.queries.by_key import KeyKind, KeyQuery, find_by_key
+from fetcher.queries.by_key import NO_LIMIT, KeyKind, KeyQuery, find_by_key
 from fetcher.queries.found import ALWAYS_MS, FoundMessage
 from fetcher.queries.kept import KeptParts
 from fetcher.queries.source import QuerySource
@@ -263,11 +263,12 @@ class ArchiveAccess:
         begin: TimePoint | None,
         end: TimePoint | None,
         max_messages: int,
+        max_bytes: int = NO_LIMIT,
     ) -> list[Message]:
-        """Messages with a key, newest first."""
+        """Messages with a key, newest first; at most ``max_bytes``, but for a single larger one."""
         begin_ms = ALWAYS_MS[0] if begin is None else milliseconds(begin)
         end_ms = ALWAYS_MS[1] if end is None else milliseconds(end)
-        query = KeyQuery(topic, key, kind, begin_ms, end_ms, max_messages)
+        query = KeyQuery(topic, key, kind, begin_ms, end_ms, max_messages, max_bytes=max_bytes)
         page = await self._queried(lambda source, state: find_by_key(source, state, query))
         return [_message(found) for found in page.messages]
 

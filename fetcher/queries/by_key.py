@@ -37,6 +37,7 @@ from tiered.model.tables import Table
 READ_AT_ONCE = 16
 """Candidates whose blocks are read side by side."""
 ITEMS_MIN = 64
+NO_LIMIT = 1 << 62
 
 
 class KeyKind(Enum):
@@ -84,6 +85,12 @@ class KeyQuery:
     max_messages: int = 64
     after: Position | None = None
     with_hidden: bool = False
+    max_bytes: int = NO_LIMIT
+    """Of all messages of a page; a single larger one comes alone."""
+
+    def is_full(self, found: Sequence[FoundMessage]) -> bool:
+        """Whether no more need be looked at."""
+        return len(found) >= self.max_messages or sum(len(one.data) for one in found) >= self.max_bytes
 
 
 @dataclass(frozen=True)
@@ -131,12 +138,22 @@ async def find_by_key(source: QuerySource, state: CatalogState, query: KeyQuery)
         matches = await gather([_items_of(source, ref, wanted) for ref in files])
         candidates, is_all = _candidates([*matches, Matches(scanned, True)])
         found, is_exhausted = await _verified(source, state, query, candidates)
-        if is_all or len(found) >= query.max_messages:
+        if is_all or query.is_full(found):
             break
         wanted = wanted._replace(items_max=8 * wanted.items_max)
-    messages = found[: query.max_messages]
+    messages = _fitting(found[: query.max_messages], query.max_bytes)
     is_last = is_all and is_exhausted and len(found) == len(messages)
     return QueryPage(messages, None if is_last or not messages else Position.of(messages[-1]))
+
+
+def _fitting(found: list[FoundMessage], max_bytes: int) -> list[FoundMessage]:
+    """The first ones, at least one, that have no more than ``max_bytes``."""
+    total_bytes = 0
+    for number, message in enumerate(found):
+        total_bytes += len(message.data)
+        if number and total_bytes > max_bytes:
+            return found[:number]
+    return found
 
 
 async def _items_of(source: QuerySource, ref: IndexRef, wanted: Wanted) -> Matches:
@@ -167,7 +184,7 @@ async def _verified(
     found: list[FoundMessage] = []
     at = 0
     while at < len(candidates):
-        if len(found) >= query.max_messages and int(candidates["store_timestamp"][at]) < int(
+        if query.is_full(found) and int(candidates["store_timestamp"][at]) < int(
             candidates["store_timestamp"][at - 1]
         ):
             break

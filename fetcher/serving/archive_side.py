@@ -11,6 +11,8 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
+FOUND_BYTES_MAX = 8 * 1024 * 1024
+"""Of the messages that a query by key finds, but for a single larger one: an answer must fit into a frame."""
 
 
 class PullStatus(Enum):

@@ -19,7 +19,15 @@ from fetcher.batch import GetResult, GetStatus
 from fetcher.pulls.queue_view import QueueView
 from fetcher.pulls.tag_filter import ANY_TAG
 from fetcher.queries.by_key import KeyKind
-from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig, Unit
+from fetcher.serving.archive_side import (
+    FOUND_BYTES_MAX,
+    Bounds,
+    PullFound,
+    PullStatus,
+    PullWish,
+    TopicConfig,
+    Unit,
+)
 from fetcher.serving.subscription_filter import filter_of
 from fetcher.time_search import Boundary
 from fetcher.waiting import run_async
@@ -36,6 +44,8 @@ logger = logging.getLogger(__name__)
 _FOUND = PullStatus.FOUND
 KERNEL_WAIT_S = 2.0
 """Loading takes half a second, compiling, once on a machine, longer: meanwhile pages are decoded without it."""
+QUERIES_MAX = 4
+"""By key, at once: what they hold is in no budget."""
 _STATUSES = {
     GetStatus.FOUND: PullStatus.FOUND,
     GetStatus.NO_MATCHED_MESSAGE: PullStatus.NO_MATCHED_MESSAGE,
@@ -86,6 +96,7 @@ class ServedArchive:
         self._tables = BrokerTables(access.store)
         self._topics: tuple[tuple[int, int], dict[str, TopicConfig]] = (-1, -1), {}
         self._grown = asyncio.Event()
+        self._queries = asyncio.Semaphore(QUERIES_MAX)
 
     async def load(self) -> None:
         """Before serving: read the broker's tables and load the kernel for column pages, unless it must be compiled."""
@@ -267,7 +278,10 @@ class ServedArchive:
     ) -> list[bytes]:
         """See ArchiveSide."""
         kind = KeyKind.UNIQUE if is_unique else KeyKind.ANY
-        found = await run_async(self._access.find_by_key(topic, key, kind, begin_ms, end_ms, count))
+        async with self._queries:
+            found = await run_async(
+                self._access.find_by_key(topic, key, kind, begin_ms, end_ms, count, FOUND_BYTES_MAX)
+            )
         return [bytes(message.data) for message in found]
 
 

@@ -26,6 +26,8 @@ from tiered.remoting.command import RemotingCommand
 logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 10.0
+ANSWER_BYTES_MAX: Final = 15 * 1024 * 1024
+"""Of messages: those of the broker alone fit into a frame, those of both need not."""
 _SIZE = struct.Struct(">i")
 _PHYS = struct.Struct(">q")
 _PHYS_AT, _FLAG_AT, _BORN_AT = 28, 36, 48
@@ -154,4 +156,11 @@ def merged(ours: Sequence[Buffer], archived: Sequence[Buffer], count: int) -> li
         (stored_ms,) = _PHYS.unpack_from(record, _BORN_AT + host_bytes)
         found[phys] = stored_ms, record
     newest_first = sorted(found.items(), key=lambda item: (item[1][0], item[0]), reverse=True)
-    return [record for _, (_, record) in newest_first[:count]]
+    records: list[Buffer] = []
+    total_bytes = 0
+    for _, (_, record) in newest_first[:count]:
+        total_bytes += len(record)
+        if records and total_bytes > ANSWER_BYTES_MAX:
+            break
+        records.append(record)
+    return records
