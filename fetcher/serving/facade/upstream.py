@@ -149,8 +149,12 @@ class _Link(asyncio.Protocol):
             await self.write(command)
             async with asyncio.timeout(timeout_s):
                 return await waiting
-        except TimeoutError as error:
-            raise TimedOutError(f"{self._address} did not answer within {timeout_s:g} s") from error
+        except BaseException as error:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                self.taken(len(waiting.result().body))  # it came as its asker left: nobody else takes it
+            if isinstance(error, TimeoutError):
+                raise TimedOutError(f"{self._address} did not answer within {timeout_s:g} s") from error
+            raise
         finally:
             self._pending.pop(command.opaque, None)
             _seen(waiting)  # a write that fails raises first
