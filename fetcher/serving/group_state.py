@@ -99,14 +99,27 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
 
 def load_snapshot(store: ObjectStore) -> GroupSnapshot:
     """The newest version, or version 0 when nobody has served this archive yet."""
-    for info in store.list(SERVE_PREFIX, limit=1):
-        if not info.key.removeprefix(SERVE_PREFIX).isdecimal():
-            break  # versions sort before anything else there is
-        try:
-            return decode_snapshot(store.get(info.key), source=f"{store.url}/{info.key}")
-        except NotFoundError:
-            return load_snapshot(store)  # a newer one came and this was removed meanwhile
-    return GroupSnapshot()
+    key = newest_key(store)
+    if key is None:
+        return GroupSnapshot()
+    try:
+        return decode_snapshot(store.get(key), source=f"{store.url}/{key}")
+    except NotFoundError:
+        return load_snapshot(store)  # a newer one came and this was removed meanwhile
+
+
+def newest_key(store: ObjectStore) -> str | None:
+    """Of the newest version. Objects that are none are passed over, as in the catalog: browsers of buckets leave one
+    that is called like the folder, in front of all others."""
+    after = ""
+    for limit in (1, None):
+        for info in store.list(SERVE_PREFIX, start_after=after, limit=limit):
+            if info.key.removeprefix(SERVE_PREFIX).isdecimal():
+                return info.key
+            after = info.key
+        if not after:
+            return None
+    return None
 
 
 class GroupLog:
@@ -207,10 +220,9 @@ class GroupLog:
 
     def _check_newest(self) -> None:
         key = snapshot_key(self._last.version)
-        for info in self._store.list(SERVE_PREFIX, limit=1):
-            if info.key != key:
-                self._remove([self._last.version])
-                raise FencedError("consumer groups of this archive are served by another server by now")
+        if newest_key(self._store) not in (None, key):
+            self._remove([self._last.version])
+            raise FencedError("consumer groups of this archive are served by another server by now")
 
     def _remove(self, versions: Sequence[int]) -> None:
         if versions:

@@ -26,10 +26,15 @@ def object_key(version: int) -> str:
     return f"{RETRY_KEYS}{version:020d}"
 
 
+def _is_ours(key: str) -> bool:
+    """Browsers of buckets leave objects that are called like a folder."""
+    return key.removeprefix(RETRY_KEYS).isdecimal()
+
+
 def load_objects(store: ObjectStore) -> list[RetryObject]:
     """The newest base and what came after it, in order; nothing when there is none. Raises CorruptionError."""
     for _ in range(CLAIMS_MAX):
-        keys = sorted(info.key for info in store.list(RETRY_KEYS))
+        keys = sorted(info.key for info in store.list(RETRY_KEYS) if _is_ours(info.key))
         try:
             return _from_newest_base(store, keys)
         except NotFoundError:
@@ -97,6 +102,6 @@ class RetryLog:
     def remove_replaced(self) -> None:
         """Remove what the newest base replaces."""
         base = object_key(self.base_version)
-        keys = [info.key for info in self._store.list(RETRY_KEYS) if info.key < base]
+        keys = [info.key for info in self._store.list(RETRY_KEYS) if info.key < base and _is_ours(info.key)]
         if keys:
             self._store.delete(keys)
