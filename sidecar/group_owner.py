@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import os
+import secrets
+from pathlib import Path
 
 
 def own_name() -> str:
-    """``host:pid`` of this process."""
-    return f"{os.uname().nodename}:{os.getpid()}"
+    """``host/boot.namespace:pid`` of this process. Machines may have the same name, containers their host's, and each
+    has numbers of its own."""
+    return f"{_own_place()}:{os.getpid()}"
+
+
+def _own_place() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        numbers = f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        numbers = secrets.token_hex(8)  # nobody can tell
+    return f"{os.uname().nodename}/{numbers}"
 
 
 def is_gone(owner_name: str) -> bool:
-    """Whether it was a process of this machine that does not run any more: no need to wait for its lease."""
-    host, _, pid = owner_name.rpartition(":")
-    if host != os.uname().nodename or not pid.isdecimal():
+    """Whether it was a process of this machine, among whose numbers it would be seen, that does not run any more: no
+    need to wait for its lease."""
+    place, _, pid = owner_name.rpartition(":")
+    if place != _own_place() or not pid.isdecimal():
         return False
     try:
         os.kill(int(pid), 0)
