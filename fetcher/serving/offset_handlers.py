@@ -14,7 +14,7 @@ from fetcher.serving.locks import MessageQueue
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
-from fetcher.serving.wire.fastjson_text import queue_map
+from fetcher.serving.wire.fastjson_text import offsets_for, queue_map
 from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import FencedError
 
@@ -155,6 +155,6 @@ class OffsetHandlers:
             "topic": topic, "group": group, "timestamp": request.text("timestamp", "0"),
             "isForce": request.text("isForce", "true"),
         }  # fmt: skip
-        body = queue_map("offsetTable", moved)
         for member in online.members.values() if online is not None else ():
+            body = offsets_for(member.language, moved)
             member.peer.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)

@@ -8,7 +8,7 @@ Sources: org.apache.rocketmq.broker.client.ConsumerManager, ClientManageProcesso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,12 @@ BYTES_MAX = 64 * 1024 * 1024
 ENTRY_BYTES, CHAR_BYTES = 400, 4
 """An entry of a table with its objects; a character of text at most."""
 TAG, SQL92 = "TAG", "SQL92"
+CONSUME_TYPES = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"
+MESSAGE_MODELS = "BROADCASTING", "CLUSTERING"
+CONSUME_FROM = (
+    "CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST", "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_TIMESTAMP",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,9 +145,9 @@ class ClientTable:
             subscriptions = group.subscriptions
             if not without_subscriptions:
                 subscriptions = _merged(subscriptions, data.get("subscriptionDataSet") or [])
-            consume_type = _name(data.get("consumeType", group.consume_type), "consumeType")
-            message_model = _name(data.get("messageModel", group.message_model), "messageModel")
-            consume_from = _name(data.get("consumeFromWhere", group.consume_from), "consumeFromWhere")
+            consume_type = _named(data, "consumeType", group.consume_type, CONSUME_TYPES)
+            message_model = _named(data, "messageModel", group.message_model, MESSAGE_MODELS)
+            consume_from = _named(data, "consumeFromWhere", group.consume_from, CONSUME_FROM)
             self._hold(group, member, subscriptions)
             group.consume_type, group.message_model, group.consume_from = (
                 consume_type,
@@ -218,6 +224,14 @@ def _name(value: Any, field_name: str) -> str:
     if len(name) > NAME_CHARS_MAX:
         raise BadRequestError(f"{field_name} has {len(name)} characters, at most {NAME_CHARS_MAX} are a name")
     return name
+
+
+def _named(data: dict[str, Any], field_name: str, default: str, names: Sequence[str]) -> str:
+    """A member of a Java enum. C++ clients write its number."""
+    value = data.get(field_name, default)
+    if type(value) is int and 0 <= value < len(names):
+        return names[value]
+    return _name(value, field_name)
 
 
 def _merged(known: dict[str, Subscription], documents: list[dict[str, Any]]) -> dict[str, Subscription]:

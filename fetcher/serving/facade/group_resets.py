@@ -25,7 +25,7 @@ from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
 from fetcher.serving.locks import MessageQueue
 from fetcher.serving.session import ClientTable, Member
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
-from fetcher.serving.wire.fastjson_text import queue_map
+from fetcher.serving.wire.fastjson_text import offsets_for, queue_map
 from fetcher.serving.wire.request import Request, Response
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats import fastjson
@@ -76,8 +76,8 @@ class GroupResets:
                 "topic": topic, "group": group, "timestamp": request.text("timestamp", "0"),
                 "isForce": request.text("isForce", "true"),
             }  # fmt: skip
-            body = queue_map("offsetTable", table)
             for member in members:
+                body = offsets_for(member.language, table)
                 member.peer.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
         else:
             refused = await self._commit(request.command, upstream, group, moves)

@@ -19,5 +19,13 @@ def queue_map(name: str, table: Mapping[MessageQueue, Any], others: Mapping[str,
     return f"{{{_text(name)}:{{{entries}}}{rest}}}".encode()
 
 
+def offsets_for(language: str, table: Mapping[MessageQueue, int]) -> bytes:
+    """Where queues begin again, as a client of ``language`` reads it: those of C++ a list."""
+    if language != "CPP":
+        return queue_map("offsetTable", table)
+    rows = [{**queue.document(), "offset": offset} for queue, offset in table.items()]
+    return _text({"offsetTable": rows}).encode()
+
+
 def _text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
