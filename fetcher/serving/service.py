@@ -29,6 +29,7 @@ from fetcher.serving.security.door import SecurityDoor
 from fetcher.serving.session import ClientTable, register_session_handlers
 from fetcher.serving.wire.request import HandlerTable
 from fetcher.serving.wire.server import ServingServer
+from tiered.errors import TieredError
 from tiered.settings.sections import ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,10 @@ class ServingService:
         """Listen and serve; the address that clients dial. Raises OSError when the port is taken."""
         settings = self._settings
         await self.offsets.claim()
-        await self.retries.claim()
+        try:
+            await self.retries.claim()
+        except TieredError as error:  # asked for again every second; the archive can be read without
+            logger.error("messages sent back are not there: %s", error)
         table = HandlerTable()
         options = server_options(settings)
         assert isinstance(options.door, SecurityDoor)
