@@ -144,6 +144,8 @@ class GroupLog:
         self._last = GroupSnapshot()
         self._first_version = 0
         """See GroupSnapshot."""
+        self._seen: tuple[int, int] = -1, 0
+        """The version that was there when this one last asked to own the groups, and since when by its own clock."""
 
     @property
     def offsets(self) -> Offsets:
@@ -173,7 +175,11 @@ class GroupLog:
     def claim(self, lease_ms: int, *, take_over: bool = False) -> None:
         """Become the owner. Raises FencedError while another one, not released, renewed within ``lease_ms``."""
         found = self._last = self._with_lives(load_snapshot(self._store))
-        age_ms = self._clock_ms() - found.renewed_ms
+        now_ms = self._clock_ms()
+        if self._seen[0] != found.version:
+            self._seen = found.version, now_ms
+        # An owner's clock may be ahead: one that was not heard of for so long is gone, whatever it wrote.
+        age_ms = max(now_ms - found.renewed_ms, now_ms - self._seen[1])
         # Our own: an answer to an earlier claim was lost.
         has_ended = found.released or found.owner in ("", self._owner) or self._is_gone(found.owner_name)
         if not has_ended and age_ms < lease_ms and not take_over:

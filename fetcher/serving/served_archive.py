@@ -174,9 +174,17 @@ class ServedArchive:
         """See ArchiveSide."""
         found = _offset_in(self._tables.table("consumer_offsets").get(f"{topic}@{group}"), queue_id)
         view = None if found is None else self._view(topic, queue_id)
-        if found is not None and view is not None and view.queue.generation and found > view.max_offset:
-            return view.min_offset  # of a former life: 4.9 brokers keep offsets of topics that are deleted
-        return found
+        if found is None or view is None or found <= view.max_offset:
+            return found
+        # The table may be a little ahead of the archive; or 4.9 kept an offset of a topic that was deleted.
+        return view.min_offset if self._reached_before(view, found) else found
+
+    def _reached_before(self, view: QueueView, offset: int) -> bool:
+        """Whether a former life of the queue had ``offset``."""
+        topic, queue_id, generation = view.queue
+        state = self._catalog.state
+        former = (self._catalog.view(state, (topic, queue_id, life)) for life in range(generation))
+        return any(life is not None and offset <= life.max_offset for life in former)
 
     def consumed_end(self, topic: str, queue_id: int) -> int:
         """See ArchiveSide."""
