@@ -74,15 +74,19 @@ def find_new_line(
     """Walk ``checks`` (version, check, to_phys; newest first) back to the last one the log still holds.
 
     A version whose bytes the broker has deleted cannot differ from what it has: the walk ends there, so that history
-    which nobody can check stays visible, and what lies between is a recorded gap.
+    which nobody can check stays visible, and what lies between is a recorded gap. But not behind one whose bytes are
+    there and are others: a log that contradicts all it can be asked about is another's, or of a disk that was lost, and
+    taking out what lies above would destroy the only copy.
     """
     end_phys = _end_phys(log, said_end_phys)
+    is_contradicted = False
     for version, check, to_phys in checks:
         result = compare(log, check, said_end_phys)
         if result == CheckResult.SAME and log.min_phys <= to_phys <= end_phys:
             return NewLine(version, to_phys)
         if result == CheckResult.DELETED:
-            return NewLine(version, to_phys)
+            return NewLine(0, log.min_phys) if is_contradicted else NewLine(version, to_phys)
+        is_contradicted |= result == CheckResult.DIFFERENT and check.end_phys <= end_phys
     return NewLine(0, log.min_phys)
 
 

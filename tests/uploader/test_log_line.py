@@ -51,10 +51,17 @@ def test_the_walk_ends_at_the_newest_common_commit(tmp_path: Path) -> None:
     assert find_new_line(log, checks) == NewLine(2, 1000)
 
 
-def test_history_that_was_deleted_stays_when_everything_newer_differs(tmp_path: Path) -> None:
+def test_history_that_was_deleted_stays_when_everything_newer_was_cut_off(tmp_path: Path) -> None:
+    log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
+    checks = [(3, LogCheck(15000, 15100, 1), 15100), (2, check_of(DATA, 900, 1000), 1000)]
+    assert find_new_line(log, checks) == NewLine(2, 1000)
+
+
+def test_a_log_that_contradicts_all_it_can_be_asked_about_shares_nothing(tmp_path: Path) -> None:
+    """Another broker's, or a new disk's, whose first files are gone already: what is archived is the only copy."""
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     checks = [(3, LogCheck(5000, 5100, 1), 5100), (2, check_of(DATA, 900, 1000), 1000)]
-    assert find_new_line(log, checks) == NewLine(2, 1000)
+    assert find_new_line(log, checks) == NewLine(0, FILE_BYTES)
 
 
 def test_a_log_that_shares_nothing_is_taken_only_by_who_may() -> None:
