@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.protocol import CatalogWriter, log_checks
+from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.reading import line_spans, newest_log_check
 from tiered.errors import FencedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.protocol import ObjectStore
@@ -109,8 +111,8 @@ class ArchiveOwner:
             )
 
     def _find_line(self, said_end_phys: int | None) -> NewLine:
-        checks = log_checks(self._archive, self.writer.state)
-        line = find_new_line(self._log, checks, said_end_phys)
+        newest = partial(newest_log_check, self._archive)
+        line = find_new_line(self._log, line_spans(self.writer.state), newest, said_end_phys)
         return require_shared(line, may_replace=self._may_replace_log)
 
     def _start_new_line(self, new_line: NewLine) -> int:

@@ -13,7 +13,7 @@ Pure but for reading the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -68,26 +68,76 @@ def compare(log: CommitLog, check: LogCheck, said_end_phys: int | None = None) -
     return CheckResult.SAME if fastcrc.crc32.iscsi(bytes(data)) == check.crc32c else CheckResult.DIFFERENT
 
 
-def find_new_line(
-    log: CommitLog, checks: Iterable[tuple[int, LogCheck, int]], said_end_phys: int | None = None
-) -> NewLine:
-    """Walk ``checks`` (version, check, to_phys; newest first) back to the last one the log still holds.
+Check = tuple[int, LogCheck, int]
+"""(version, check, to_phys) of a commit that moved the cursor."""
 
-    A version whose bytes the broker has deleted cannot differ from what it has: the walk ends there, so that history
+
+def find_new_line(
+    log: CommitLog,
+    spans: Iterable[tuple[int, int]],
+    newest: Callable[[int, int], Check | None],
+    said_end_phys: int | None = None,
+) -> NewLine:
+    """The newest commit whose check the log still holds. ``spans`` of versions, newest first, are looked through by
+    doubling and halving: a log that holds one commit holds those before it in the log, and history is long. ``newest``
+    gives the newest check in a span.
+
+    A version whose bytes the broker has deleted cannot differ from what it has: it counts as held, so that history
     which nobody can check stays visible, and what lies between is a recorded gap. But not behind one whose bytes are
     there and are others: a log that contradicts all it can be asked about is another's, or of a disk that was lost, and
     taking out what lies above would destroy the only copy.
     """
-    end_phys = _end_phys(log, said_end_phys)
-    is_contradicted = False
-    for version, check, to_phys in checks:
-        result = compare(log, check, said_end_phys)
-        if result == CheckResult.SAME and log.min_phys <= to_phys <= end_phys:
+    search = _Search(log, newest, said_end_phys)
+    for first, last in spans:
+        found = search.newest_held(first, last)
+        if found is not None:
+            version, check, to_phys = found
+            is_deleted = compare(log, check, said_end_phys) == CheckResult.DELETED
+            if is_deleted and search.is_contradicted:
+                break
             return NewLine(version, to_phys)
-        if result == CheckResult.DELETED:
-            return NewLine(0, log.min_phys) if is_contradicted else NewLine(version, to_phys)
-        is_contradicted |= result == CheckResult.DIFFERENT and check.end_phys <= end_phys
     return NewLine(0, log.min_phys)
+
+
+class _Search:
+    def __init__(
+        self, log: CommitLog, newest: Callable[[int, int], Check | None], said_end_phys: int | None
+    ) -> None:
+        self._log = log
+        self._newest = newest
+        self._said_end_phys = said_end_phys
+        self.is_contradicted = False
+        """Whether bytes that are there were seen to be others."""
+
+    def newest_held(self, first: int, last: int) -> Check | None:
+        """Of the versions [first, last]."""
+        held: Check | None = None
+        low, high, step = first - 1, last + 1, 1  # up to low: held, or nothing above what is; from high on: not held
+        while held is None and high > first:
+            entry = self._newest(first, max(first, high - step))
+            if entry is None:
+                low = max(first, high - step)
+                break
+            if self._is_held(entry):
+                held, low = entry, max(first, high - step)
+            else:
+                high, step = entry[0], 2 * step
+        while high - low > 1:
+            middle = (low + high) // 2
+            entry = self._newest(low + 1, middle)
+            if entry is None or self._is_held(entry):
+                held, low = entry or held, middle
+            else:
+                high = entry[0]
+        return held
+
+    def _is_held(self, entry: Check) -> bool:
+        _, check, to_phys = entry
+        end_phys = _end_phys(self._log, self._said_end_phys)
+        result = compare(self._log, check, self._said_end_phys)
+        self.is_contradicted |= result == CheckResult.DIFFERENT and check.end_phys <= end_phys
+        is_inside = self._log.min_phys <= to_phys <= end_phys
+        return result == CheckResult.DELETED or (result == CheckResult.SAME and is_inside)
 
 
 def require_shared(line: NewLine, *, may_replace: bool) -> NewLine:

@@ -10,7 +10,7 @@ import pytest
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.state import LogCheck
 from tiered.errors import UsageError
-from uploader.log_line import CheckResult, NewLine, compare, find_new_line, require_shared
+from uploader.log_line import Check, CheckResult, NewLine, compare, find_new_line, require_shared
 
 FILE_BYTES = 4096
 
@@ -23,6 +23,19 @@ def log_of(directory: Path, data: bytes, first_phys: int = 0) -> CommitLog:
 
 def check_of(data: bytes, begin: int, end: int) -> LogCheck:
     return LogCheck(begin, end, fastcrc.crc32.iscsi(data[begin:end]))
+
+
+def line_among(log: CommitLog, checks: list[Check]) -> NewLine:
+    """``checks``: newest first."""
+
+    def newest(first: int, last: int) -> Check | None:
+        asked.append((first, last))
+        return next((entry for entry in checks if first <= entry[0] <= last), None)
+
+    asked: list[tuple[int, int]] = []
+    found = find_new_line(log, [(1, checks[0][0])], newest)
+    assert len(asked) <= 2 * len(checks).bit_length() + 2
+    return found
 
 
 DATA = bytes(range(256)) * 48  # three files
@@ -48,20 +61,20 @@ def test_the_walk_ends_at_the_newest_common_commit(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA)
     lost = LogCheck(5000, 5100, 1)
     checks = [(4, lost, 5100), (3, lost, 5050), (2, check_of(DATA, 900, 1000), 1000), (1, lost, 500)]
-    assert find_new_line(log, checks) == NewLine(2, 1000)
+    assert line_among(log, checks) == NewLine(2, 1000)
 
 
 def test_history_that_was_deleted_stays_when_everything_newer_was_cut_off(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     checks = [(3, LogCheck(15000, 15100, 1), 15100), (2, check_of(DATA, 900, 1000), 1000)]
-    assert find_new_line(log, checks) == NewLine(2, 1000)
+    assert line_among(log, checks) == NewLine(2, 1000)
 
 
 def test_a_log_that_contradicts_all_it_can_be_asked_about_shares_nothing(tmp_path: Path) -> None:
     """Another broker's, or a new disk's, whose first files are gone already: what is archived is the only copy."""
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     checks = [(3, LogCheck(5000, 5100, 1), 5100), (2, check_of(DATA, 900, 1000), 1000)]
-    assert find_new_line(log, checks) == NewLine(0, FILE_BYTES)
+    assert line_among(log, checks) == NewLine(0, FILE_BYTES)
 
 
 def test_a_log_that_shares_nothing_is_taken_only_by_who_may() -> None:
@@ -74,4 +87,15 @@ def test_a_log_that_shares_nothing_is_taken_only_by_who_may() -> None:
 
 def test_a_wiped_disk_shares_nothing(tmp_path: Path) -> None:
     log = log_of(tmp_path, bytes(FILE_BYTES))
-    assert find_new_line(log, [(1, LogCheck(5000, 5100, 1), 5100)]) == NewLine(0, 0)
+    assert line_among(log, [(1, LogCheck(5000, 5100, 1), 5100)]) == NewLine(0, 0)
+
+
+@pytest.mark.parametrize("held", [0, 1, 2, 3, 500, 998, 999, 1000])
+def test_long_history_is_not_walked_through(tmp_path: Path, held: int) -> None:
+    log = log_of(tmp_path, DATA)
+    good = check_of(DATA, 900, 1000)
+    checks = [
+        (v, good if v <= held else LogCheck(5000, 5100, 1), 1000 + v) for v in range(1000, 0, -1) if v % 7
+    ]
+    expected = next((v for v in range(held, 0, -1) if v % 7), 0)
+    assert line_among(log, checks) == NewLine(expected, 1000 + expected if expected else 0)

@@ -110,6 +110,28 @@ def log_checks(store: ObjectStore, state: CatalogState) -> Iterator[tuple[int, L
         version = draft.common_version if draft.kind == CommitKind.LINE else version - 1
 
 
+def line_spans(state: CatalogState) -> list[tuple[int, int]]:
+    """Versions (first, last), newest first, whose appends ``log_checks`` walks; what lies between was left."""
+    spans = []
+    last = state.version
+    for line in reversed(state.lines):
+        if line.version > last:
+            continue  # itself left by a newer line
+        spans.append((line.version + 1, last))
+        last = line.common_version
+    spans.append((1, last))
+    return [(first, last) for first, last in spans if first <= last]
+
+
+def newest_log_check(store: ObjectStore, first: int, last: int) -> tuple[int, LogCheck, int] | None:
+    """As ``log_checks`` gives it: of the newest commit in [first, last] that moved the cursor, if there is one."""
+    for version in range(last, first - 1, -1):
+        draft = read_commit(store, version).draft
+        if draft.kind == CommitKind.APPEND and draft.to_phys > draft.from_phys:
+            return version, draft.check, draft.to_phys
+    return None
+
+
 def _start(store: ObjectStore, commit: Commit) -> CatalogState:
     """The newest root at or below ``commit``; from nothing if there is none or it is gone."""
     root = commit.root
