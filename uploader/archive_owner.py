@@ -113,7 +113,8 @@ class ArchiveOwner:
     def _find_line(self, said_end_phys: int | None) -> NewLine:
         newest = partial(newest_log_check, self._archive)
         line = find_new_line(self._log, line_spans(self.writer.state), newest, said_end_phys)
-        return require_shared(line, may_replace=self._may_replace_log)
+        archived_phys = self.writer.state.cursor.phys
+        return require_shared(line, archived_phys=archived_phys, may_replace=self._may_replace_log)
 
     def _start_new_line(self, new_line: NewLine) -> int:
         self.writer.append_line(common_version=new_line.version, phys=new_line.phys)

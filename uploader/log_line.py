@@ -140,17 +140,25 @@ class _Search:
         return result == CheckResult.DELETED or (result == CheckResult.SAME and is_inside)
 
 
-def require_shared(line: NewLine, *, may_replace: bool) -> NewLine:
-    """``line``, unless it shares nothing with the archive and nobody said that it may. Raises UsageError.
+def require_shared(line: NewLine, *, archived_phys: int, may_replace: bool) -> NewLine:
+    """``line``, unless something archived, up to ``archived_phys``, would be taken out and nobody said that it may.
+    Raises UsageError.
 
-    A running broker that lost its disk goes on under its name; a directory may be another broker's by mistake.
+    A running broker that lost its disk, or the end of its log, goes on under its name; a directory may be another
+    broker's by mistake, or an older copy.
     """
-    if line.version == 0 and not may_replace:
+    if may_replace or (line.version and line.phys >= archived_phys):
+        return line
+    if line.version == 0:
         raise UsageError(
             "the store's log has nothing of what is archived under its name: another broker's, or its disk was lost",
             hint="name another archive with --broker; or --replace-log: what is archived stays, and is shown no more",
         )
-    return line
+    raise UsageError(
+        f"the store's log and the archive part at {line.phys}, below the archive's end at {archived_phys}: "
+        "an older copy, or the end of the log was lost",
+        hint="a copy has nothing to add; --replace-log takes out of the archive what is not in this log",
+    )
 
 
 def _end_phys(log: CommitLog, said_end_phys: int | None) -> int:

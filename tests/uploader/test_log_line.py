@@ -79,10 +79,17 @@ def test_a_log_that_contradicts_all_it_can_be_asked_about_shares_nothing(tmp_pat
 
 def test_a_log_that_shares_nothing_is_taken_only_by_who_may() -> None:
     nothing = NewLine(0, 0)
-    assert require_shared(nothing, may_replace=True) == nothing
-    assert require_shared(NewLine(3, 70), may_replace=False) == NewLine(3, 70)
+    assert require_shared(nothing, archived_phys=70, may_replace=True) == nothing
+    assert require_shared(NewLine(3, 70), archived_phys=70, may_replace=False) == NewLine(3, 70)
     with pytest.raises(UsageError, match="--replace-log"):
-        require_shared(nothing, may_replace=False)
+        require_shared(nothing, archived_phys=70, may_replace=False)
+
+
+def test_an_older_copy_takes_nothing_out_unless_told() -> None:
+    older = NewLine(2, 50)
+    assert require_shared(older, archived_phys=70, may_replace=True) == older
+    with pytest.raises(UsageError, match="an older copy"):
+        require_shared(older, archived_phys=70, may_replace=False)
 
 
 def test_a_wiped_disk_shares_nothing(tmp_path: Path) -> None:
