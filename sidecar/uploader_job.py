@@ -130,6 +130,11 @@ class UploaderJob:
         with self._opened:
             return self._offloader.run(stop, follow=follow)
 
+    @property
+    def has_been_answered(self) -> bool:
+        """Whether its claim of the archive was won or refused."""
+        return self._offloader.has_been_answered
+
     def close(self) -> None:
         """Close everything without having run."""
         self._opened.close()

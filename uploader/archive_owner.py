@@ -46,6 +46,8 @@ class ArchiveOwner:
         self._environment = environment
         self._take_over = take_over
         self._has_claimed = False
+        self.has_been_answered = False
+        """Whether a claim was won or refused; one that a store that is away left open was neither."""
         self._has_planned = False
         self.writer = CatalogWriter(
             archive,
@@ -88,8 +90,12 @@ class ArchiveOwner:
                 "another writer has claimed the archive", hint="this writer stops; reading goes on"
             )
         before = self.writer.state_or_none
-        self.writer.claim(take_over=self._take_over)
-        self._has_claimed = True
+        try:
+            self.writer.claim(take_over=self._take_over)
+        except FencedError:
+            self.has_been_answered = True
+            raise
+        self._has_claimed = self.has_been_answered = True
         self._environment.log("epoch claimed", {"epoch": self.writer.state.epoch})
         after = self.writer.state_or_none
         if self._has_planned and after is not None and (before is None or before.cursor != after.cursor):

@@ -292,6 +292,11 @@ class Offloader:
 
     # -- status -----------------------------------------------------------------------------------------------
 
+    @property
+    def has_been_answered(self) -> bool:
+        """Whether a claim of the archive was won or refused."""
+        return self._owner.has_been_answered
+
     def status(self) -> OffloadStatus | None:
         """A consistent enough view for people and metrics; never blocks the parts. None until the catalog is loaded."""
         if not self._is_wired:

@@ -157,8 +157,8 @@ def _nothing(settings: Settings) -> None:
 
 
 class _Factory:
-    """Builds jobs. A take-over is asked for once for each (re)load of the settings: fenced again means
-    fenced."""
+    """Builds jobs. A take-over is asked for once for each (re)load of the settings, until it is answered: fenced
+    again means fenced, a store that was away does not."""
 
     def __init__(
         self, state: StateDirectory, metrics: StoreMetrics, committed: Callable[[CatalogState], None] | None
@@ -167,17 +167,21 @@ class _Factory:
         self._metrics = metrics
         self._committed = committed
         self._took_over_for: Settings | None = None
+        self._asking: tuple[UploaderJob, Settings] | None = None
         self._pins, self._tls = KeptPins(), KeptTls()
 
     def __call__(self, settings: Settings) -> UploaderJob:
+        if self._asking is not None and self._asking[0].has_been_answered:
+            self._took_over_for = self._asking[1]
         take_over = settings.archive.take_over and settings is not self._took_over_for
-        self._took_over_for = settings
         writer = Writer(
             self._state.identity(), "run", take_over, self._state.path, pins=self._pins, tls=self._tls
         )
         if self._committed is not None:
             writer = replace(writer, committed=self._committed)
-        return UploaderJob(settings, writer, self._metrics)
+        job = UploaderJob(settings, writer, self._metrics)
+        self._asking = job, settings
+        return job
 
     def close(self) -> None:
         """No job comes any more."""
