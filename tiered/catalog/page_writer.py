@@ -10,6 +10,7 @@ lie in page_packs.py, merging in page_merge.py, commits in protocol.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,10 +22,12 @@ from tiered.catalog.page_packs import PagePacks
 from tiered.catalog.pages import PutPage, RunIndex, spill
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, RootRef
-from tiered.errors import WITHOUT_EFFECT, UnavailableError
+from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, UnavailableError
 from tiered.formats.keys import object_of, page_key
 from tiered.object_store.own_name import put_own
 from tiered.object_store.protocol import ObjectStore
+
+logger = logging.getLogger(__name__)
 
 PAGE_ATTEMPTS = 3
 
@@ -76,7 +79,8 @@ class PageWriter:
         return draft if change is None else replace(draft, pages=change)
 
     def merge(self, state: CatalogState) -> None:
-        """Merge one level, if it is full; the next commit names the result. Postponed by a store that is away."""
+        """Merge one level, if it is full; the next commit names the result. Postponed by a store that is away, and by
+        an older page that is damaged: what is new must not wait for what is lost."""
         sequences = sequence_to_merge(state.pages, self._limits.merge_sequences)
         if not sequences or self._valid_merge(state) or state.version < self._after_version:
             return
@@ -88,7 +92,9 @@ class PageWriter:
             change = PageChange(added=tuple(added), removed=gone, resolved_version=state.version)
             if not packs.fit(self._limits.carried_bytes_max):
                 change, packs = packs.put(change), None
-        except UnavailableError:
+        except (UnavailableError, CorruptionError, NotFoundError) as error:
+            if not isinstance(error, UnavailableError):
+                logger.warning("older pages of the catalog not merged: %s", error)
             self.postpone(state)
             return
         self._merged = _Merged(state.epoch, change, packs)
