@@ -149,16 +149,20 @@ class UploaderJob:
 
 
 def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> PinKeeper | None:
-    if not settings.pins.enabled or writer.state_dir is None:
+    """None: pins are not wanted. Links of a time when they were would keep the broker's disk from it for ever."""
+    if writer.state_dir is None:
         return None
     limits = PinLimits(settings.pins.create_below_ratio, settings.pins.release_above_ratio)
     store = store_path(settings, conf)
-    places = [Path(settings.pins.directory)]
-    if not settings.pins.directory:
-        places = [writer.state_dir / "pins", store.with_name(f"{store.name}.tiered-pins")]
+    usual = [writer.state_dir / "pins", store.with_name(f"{store.name}.tiered-pins")]
+    places, former = ([Path(settings.pins.directory)], usual) if settings.pins.directory else (usual, [])
     broker = settings.archive.broker or (conf.broker if conf is not None else "")
     owner = f"{broker} in {os.path.realpath(store)}"
-    return PinKeeper(places, limits.below_broker(conf or BrokerConf()), owner=owner)
+    keeper = PinKeeper(places, limits.below_broker(conf or BrokerConf()), owner=owner, former=former)
+    if settings.pins.enabled:
+        return keeper
+    keeper.release_all()
+    return None
 
 
 def _log(message: str, fields: Mapping[str, object]) -> None:

@@ -141,7 +141,8 @@ def measure_disk(path: Path) -> DiskUse:
 @dataclass
 class PinKeeper:
     """Makes and releases pins. ``directories``: where links may be made; per file the first on the same
-    disk is used. ``owner`` names the store; empty: whatever is there is taken for its own.
+    disk is used. ``owner`` names the store; empty: whatever is there is taken for its own. ``former``: where links may
+    have been made under other settings; those are looked after, none is added.
 
     ``disk_use`` measures the disk of a path. Not thread-safe but for ``files``.
     """
@@ -150,12 +151,13 @@ class PinKeeper:
     limits: PinLimits = field(default_factory=PinLimits)
     disk_use: Callable[[Path], DiskUse] = measure_disk
     owner: str = ""
+    former: Sequence[Path] = ()
     _pins: dict[int, Pin] = field(default_factory=dict, init=False)
     _descriptors: dict[int, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Takes up the links that an earlier process left. Raises AccessDeniedError naming the directory."""
-        for directory in self.directories:
+        for directory in (*self.directories, *self.former):
             if directory.is_dir() and not self._may_use(directory):
                 continue
             for pin in _load_links(directory):
@@ -196,13 +198,14 @@ class PinKeeper:
             self._release(self._pins[begin_phys])
 
     def inherit(self, before: PinKeeper) -> None:
-        """Take over what ``before`` held by descriptors, and this one has not; ``before`` is over."""
-        for begin_phys in list(before._descriptors):
-            if begin_phys in self._pins:
-                before._release(before._pins[begin_phys])
-                continue
-            self._pins[begin_phys] = before._pins.pop(begin_phys)
-            self._descriptors[begin_phys] = before._descriptors.pop(begin_phys)
+        """Take over what ``before`` held, and this one does not; ``before`` is over."""
+        for begin_phys, pin in list(before._pins.items()):
+            if self._pins.get(begin_phys, pin) == pin:
+                self._pins[begin_phys] = before._pins.pop(begin_phys)
+                if pin.method is PinMethod.DESCRIPTOR:
+                    self._descriptors[begin_phys] = before._descriptors.pop(begin_phys)
+            else:
+                before._release(pin)
 
     def close(self) -> None:
         """Forget the descriptors; links stay for the next process."""
