@@ -22,6 +22,9 @@ from uploader.cycle_upload import CycleUploader
 from uploader.visibility import DeletedTopics, hidden_queues
 
 
+TABLE_ATTEMPTS = 5
+
+
 def broker_tables(store: BrokerStore) -> Mapping[str, Any]:
     """The broker's tables as documents; names are keys under ``state/``."""
     state = store.state()
@@ -85,6 +88,8 @@ class BrokerMarks:
             ]
             hidden = hidden_queues(current, with_units)
         self.hidden = len(hidden)
+        if not context.state_archive.has(broker_tables(context.store)):
+            context.claim()  # an earlier one ended, or the store was away, between the last messages and the tables
         if context.writer.is_claimed:
             self._refresh(following=False)
         if hidden or context.state_archive.pending():
@@ -132,20 +137,23 @@ class BrokerMarks:
     def _refresh(self, *, following: bool) -> None:
         """Archive the broker's tables when they changed; they travel with the next commit.
 
-        Following goes on without tables that are broken now: the broker rewrites them, messages do not wait.
+        Following goes on without tables that are broken now, or not taken: there is a next time. A back-fill has none:
+        it tries some times, and fails.
         """
         fingerprint = state_fingerprint(self._context.store.path)
         if not self._context.writer.is_claimed or fingerprint == self._fingerprint:
             return
-        try:
-            self._context.state_archive.refresh(
-                self._context.writer.state.epoch, self._context.uploader.next_attempt()
-            )
-            self._fingerprint = fingerprint
-        except (UnavailableError, CorruptionError) as error:
-            if not following and isinstance(error, CorruptionError):
-                raise
-            self._log("broker tables not archived this time", error=str(error))
+        for attempts_left in reversed(range(1 if following else TABLE_ATTEMPTS)):
+            try:
+                self._context.state_archive.refresh(
+                    self._context.writer.state.epoch, self._context.uploader.next_attempt()
+                )
+                self._fingerprint = fingerprint
+                return
+            except (UnavailableError, CorruptionError) as error:
+                if not following and (isinstance(error, CorruptionError) or not attempts_left):
+                    raise
+                self._log("broker tables not archived this time", error=str(error))
 
     def _log(self, message: str, **fields: object) -> None:
         self._context.log(message, fields)

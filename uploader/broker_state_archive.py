@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tiered.formats.keys import state_key
@@ -33,6 +33,11 @@ class BrokerStateArchive:
         with self._lock:
             self._digests = {name: key.rsplit("-", 1)[-1] for name, key in state_objects.items()}
             self._pending = {}
+
+    def has(self, names: Iterable[str]) -> bool:
+        """Whether the catalog names all of these, or will with the next commit."""
+        with self._lock:
+            return self._digests.keys() >= set(names)
 
     def refresh(self, epoch: int, attempt: int) -> bool:
         """Write changed documents durably; True when a commit has something new to name.
