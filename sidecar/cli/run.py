@@ -44,7 +44,7 @@ from sidecar.uploader_job import KeptPins, UploaderJob, Writer
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.catalog.state import CatalogState
-from tiered.errors import UnavailableError, UsageError
+from tiered.errors import StoreFullError, UnavailableError, UsageError
 from tiered.object_store.metrics import StoreMetrics
 from tiered.settings.sections import Settings
 
@@ -83,17 +83,19 @@ def execute(options: argparse.Namespace) -> int:
         service.handle_signals()
         admin = AdminServer(settings.admin.host, settings.admin.port, _Source(service, metrics, served))
         started_ms = time.time_ns() // 1_000_000
-        state.describe(
-            InstanceDescription(
-                os.getpid(),
-                admin.url,
-                settings.archive.url,
-                names.cluster,
-                names.broker,
-                store_path,
-                started_ms,
-            )
+        description = InstanceDescription(
+            os.getpid(),
+            admin.url,
+            settings.archive.url,
+            names.cluster,
+            names.broker,
+            store_path,
+            started_ms,
         )
+        try:
+            state.describe(description)
+        except StoreFullError as error:  # other commands do not find this one; archiving does not wait for that
+            logger.warning("not described: %s", error)
         logger.info(
             "started", extra={"admin": admin.url, "archive": settings.archive.url, "store": store_path}
         )
