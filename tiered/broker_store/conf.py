@@ -67,13 +67,12 @@ def read_broker_conf(path: Path) -> BrokerConf:
     """Read one broker.conf. Raises NotFoundError, AccessDeniedError, UsageError naming the file and the
     key."""
     try:
-        text = path.read_text("utf-8")
+        # As java.util.Properties reads a stream: a comment may be in any encoding.
+        text = path.read_text("latin-1")
     except FileNotFoundError as error:
         raise NotFoundError(f"{path} does not exist") from error
     except OSError as error:
         raise AccessDeniedError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 at byte {error.start}") from error
     try:
         return broker_conf(parse_properties(text))
     except UsageError as error:
@@ -99,9 +98,9 @@ def broker_conf(properties: Mapping[str, str]) -> BrokerConf:
         delay_levels=_delay_levels(properties),
         file_reserved_hours=_integer(properties, "fileReservedTime", 72),
         delete_when_hours=_hours(properties),
-        disk_max_used_ratio=_percent(properties, "diskMaxUsedSpaceRatio", 75),
-        disk_clean_forcibly_ratio=_percent(properties, "diskSpaceCleanForciblyRatio", 85),
-        disk_warning_ratio=_percent(properties, "diskSpaceWarningLevelRatio", 90),
+        disk_max_used_ratio=_percent(properties, "diskMaxUsedSpaceRatio", 75, 10, 95),
+        disk_clean_forcibly_ratio=_percent(properties, "diskSpaceCleanForciblyRatio", 85, 30, 85),
+        disk_warning_ratio=_percent(properties, "diskSpaceWarningLevelRatio", 90, 35, 90),
         is_dledger=properties.get("enableDLegerCommitLog", "false").strip().lower() == "true",
         properties=dict(properties),
     )
@@ -160,18 +159,20 @@ def _path(properties: Mapping[str, str], key: str) -> Path | None:
 
 
 def _integer(properties: Mapping[str, str], key: str, default: int) -> int:
-    value = properties.get(key, "").strip()
-    if not value:
+    value = properties.get(key, "")
+    if not value.strip():
         return default
     try:
-        return int(value)
+        number = int(value)
+        # A blank behind it, and the broker passes over it (MixAll.properties2Object): its default counts.
+        return number if value == value.strip() else default
     except ValueError as error:
         raise UsageError(f"{key} is {value!r}, not an integer") from error
 
 
-def _percent(properties: Mapping[str, str], key: str, default: int) -> float:
-    # The broker itself clamps to 10..95 (MessageStoreConfig.getDiskMaxUsedSpaceRatio).
-    return min(max(_integer(properties, key, default), 10), 95) / 100
+def _percent(properties: Mapping[str, str], key: str, default: int, least: int, most: int) -> float:
+    # The broker itself clamps (MessageStoreConfig.getDiskMaxUsedSpaceRatio, CleanCommitLogService).
+    return min(max(_integer(properties, key, default), least), most) / 100
 
 
 def _hours(properties: Mapping[str, str]) -> tuple[int, ...]:
