@@ -21,6 +21,7 @@ from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 
 SUCCESS = 0
+SYSTEM_BUSY = 2
 NOT_SUPPORTED = 3
 NO_PERMISSION = 16
 _RECEIVE_BYTES = 256 * 1024
@@ -214,6 +215,8 @@ class BrokerClient:
 
     def _ask(self, code: RequestCode) -> dict[str, Any] | None:
         answer = self.call(code)
+        if answer.code == SYSTEM_BUSY:  # of every version; it knows the code, and will answer later
+            raise UnavailableError(f"broker {self._address} is busy: {answer.remark or answer.code}")
         return _document(answer) if answer.code == SUCCESS else None
 
 
