@@ -31,6 +31,11 @@ _JSON_FILES: Final = (
     "topics.json", "subscriptionGroup.json", "consumerOffset.json", "lmqConsumerOffset.json",
     "delayOffset.json",
 )  # fmt: skip
+_UNIFIED: Final = "metadata"
+"""5.5, useSingleRocksDBForAllConfigs: one RocksDB with a family for each table. Those of before stay as they were."""
+_FAMILIES: Final = {
+    TOPICS: "topic", SUBSCRIPTION_GROUPS: "subscriptionGroup", CONSUMER_OFFSETS: "consumerOffset",
+}  # fmt: skip
 Document = dict[str, Any]
 
 
@@ -78,7 +83,10 @@ def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> Brok
 def topic_names_backup(store_path: Path) -> frozenset[str]:
     """Topics that the table's ``.bak`` names: a topic in it is not yet proven deleted. Empty without a
     ``.bak``."""
-    path = store_path / "config" / "topics.json.bak"
+    config = store_path / "config"
+    if _rocksdb_of(config, TOPICS, "topics.json") is not None:
+        return frozenset()  # of before the table moved there: nobody writes it again
+    path = config / "topics.json.bak"
     document, _ = _read_one(path) or ({}, path)
     return frozenset(_as_map(document.get("topicConfigTable"), path))
 
@@ -87,7 +95,7 @@ def state_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
     """Changes whenever the broker has written its configuration: (file, size, mtime in ns) of each file."""
     config = store_path / "config"
     paths = [config / name for name in _JSON_FILES]
-    for name in (TOPICS, SUBSCRIPTION_GROUPS, CONSUMER_OFFSETS):
+    for name in (*_FAMILIES, _UNIFIED):
         if is_rocksdb(config / name):
             with contextlib.suppress(OSError):  # whoever reads it says what is wrong
                 paths += sorted((config / name).iterdir())
@@ -105,11 +113,12 @@ def refuse_unknown_configuration(store_path: Path) -> None:
     """Raises StoreLayoutError for a configuration that this program cannot read (RocksDB configuration,
     version 2)."""
     config = store_path / "config"
-    if (
-        is_rocksdb(config / "rdb")
-        and not is_rocksdb(config / TOPICS)
-        and not (config / "topics.json").exists()
-    ):
+    if is_rocksdb(config / "rdb"):
+        # Version 2 takes nothing over from version 1 and leaves it where it was: who wrote last counts.
+        others = [_mtime_ns(config / "topics.json")]
+        others += [_last_change_ns(config / name) for name in (TOPICS, _UNIFIED) if is_rocksdb(config / name)]
+        if _last_change_ns(config / "rdb") < max(others):
+            return
         raise StoreLayoutError(
             f"{config / 'rdb'} is a configuration of version 2 in RocksDB, which this program cannot read",
             hint="set configManagerVersion=v1 at the broker",
@@ -119,11 +128,12 @@ def refuse_unknown_configuration(store_path: Path) -> None:
 def _table(
     config: Path, database: str, file: str, key: str, is_broker_dead: bool, source: dict[str, str]
 ) -> dict[str, Document]:
-    if _uses_rocksdb(config, database, file):
-        source[database] = str(config / database)
+    place = _rocksdb_of(config, database, file)
+    if place is not None:
+        directory, family = place
+        source[database] = str(directory)
         return {
-            name: _as_map(value, config / database)
-            for name, value in _entries(config / database, is_broker_dead)
+            name: _as_map(value, directory) for name, value in _entries(directory, family, is_broker_dead)
         }
     document, path = _read_json(config / file)
     source[database] = str(path or "")
@@ -134,12 +144,13 @@ def _table(
 def _consumer_offsets(
     config: Path, is_broker_dead: bool, source: dict[str, str]
 ) -> dict[str, dict[int, int]]:
-    directory = config / CONSUMER_OFFSETS
-    if _uses_rocksdb(config, CONSUMER_OFFSETS, "consumerOffset.json"):
+    place = _rocksdb_of(config, CONSUMER_OFFSETS, "consumerOffset.json", "lmqConsumerOffset.json")
+    if place is not None:
+        directory, family = place
         source[CONSUMER_OFFSETS] = str(directory)
         return {
             name: _int_map(_as_map(value, directory).get("offsetTable"), directory)
-            for name, value in _entries(directory, is_broker_dead)
+            for name, value in _entries(directory, family, is_broker_dead)
         }
     # Which of the two the broker writes depends on enableLmq; the other one, if any, is from before it was
     # switched.
@@ -154,20 +165,25 @@ def _consumer_offsets(
     return offsets | {name: {0: _integer(offset, where)} for name, offset in light.items()}
 
 
-def _uses_rocksdb(config: Path, database: str, file: str) -> bool:
-    """The directory counts unless a JSON file is younger: the broker was switched back."""
-    directory = config / database
-    if not is_rocksdb(directory):
-        return False
-    if not (config / file).exists():
-        return True
-    return max((_mtime_ns(path) for path in directory.iterdir()), default=0) >= _mtime_ns(config / file)
+def _rocksdb_of(config: Path, database: str, *files: str) -> tuple[Path, str] | None:
+    """Directory and family of a table: those written last, unless a JSON file is younger: the broker was switched
+    back."""
+    places = [(config / database, "default"), (config / _UNIFIED, _FAMILIES[database])]
+    written = [(_last_change_ns(place[0]), place) for place in places if is_rocksdb(place[0])]
+    if not written:
+        return None
+    written_ns, place = max(written)
+    return place if written_ns >= max(_mtime_ns(config / file) for file in files) else None
 
 
-def _entries(directory: Path, is_broker_dead: bool) -> list[tuple[str, Any]]:
+def _last_change_ns(directory: Path) -> int:
+    return max((_mtime_ns(path) for path in directory.iterdir()), default=-1)
+
+
+def _entries(directory: Path, family: str, is_broker_dead: bool) -> list[tuple[str, Any]]:
     found = []
     with RocksdbCopy(directory, link_tables=is_broker_dead) as database:
-        for key, value in database.items():
+        for key, value in database.items(family):
             try:
                 found.append((key.decode("utf-8"), loads(value)))
             except FastjsonError as error:
