@@ -56,7 +56,7 @@ class BoundSource:
         bound = self._gather(cursor_phys)
         if self._unproven is not None:
             self._shown = Future()
-            arguments = (self._shown, self._unproven.shown)
+            arguments = (self._shown, self._store.shown_queues)
             Thread(target=_fill, args=arguments, name="queues-shown", daemon=True).start()
         return bound
 
@@ -97,8 +97,7 @@ class BoundSource:
         """Queues with units at the broker; None where no consume queue is visible."""
         if self._shown is not None:
             return self._shown.result()
-        index = self._store.consume_queues()
-        return None if index is None else index.shown()
+        return None if self._store.consume_queues() is None else self._store.shown_queues()
 
     def _gather(self, cursor_phys: int) -> Bound:
         liveness = self._store.liveness()

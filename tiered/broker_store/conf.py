@@ -58,6 +58,15 @@ class BrokerConf:
         return self.role == "SLAVE"
 
     @property
+    def reads_rocksdb_queues(self) -> bool:
+        """Whether consume queues in RocksDB are what the broker reads: it may write both kinds
+        (CombineConsumeQueueStore), and what a trial left stays."""
+        wanted = self.store_type
+        if self.properties.get("rocksdbCQDoubleWriteEnable", "").strip().lower() == "true":
+            wanted = self.properties.get("combineCQPreferCQType", "").strip() or wanted
+        return wanted.lower() == "defaultrocksdb"
+
+    @property
     def delay_levels_ms(self) -> NDArray[np.int64]:
         """Delay of level 1, 2, … in ms: see ``parse_delay_levels``."""
         return parse_delay_levels(self.delay_levels)

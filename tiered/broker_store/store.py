@@ -44,8 +44,35 @@ class BrokerStore:
 
     @property
     def has_rocksdb_queues(self) -> bool:
-        """Whether the consume queues are in RocksDB, which shows nothing while the broker runs."""
-        return is_rocksdb(self.path / "consumequeue")
+        """Whether the consume queues are in RocksDB, which shows nothing while the broker runs. Where there are files
+        as well, its configuration says which of them it reads."""
+        if self._rocksdb_dir() is None:
+            return False
+        return self.conf is None or self.conf.reads_rocksdb_queues or not self._has_queue_files()
+
+    def shown_queues(self) -> set[tuple[str, int]]:
+        """(topic, queue id) of the queues with a unit, of whatever kind: a broker may write both, light queues
+        perhaps to one only. To be asked where none is hidden, of a broker proven dead."""
+        directory = self._rocksdb_dir()
+        index = self.consume_queues()
+        found = index.shown() if index is not None else set()
+        if directory is not None and self._has_queue_files():
+            is_rocksdb_read = self.has_rocksdb_queues
+            other = self._file_index() if is_rocksdb_read else self._rocksdb_index(directory)
+            try:
+                found |= other.shown()
+            finally:
+                other.close()
+        return found
+
+    def _rocksdb_dir(self) -> Path | None:
+        """5.5: useSeparateStorePathForRocksdbCQ."""
+        places = (self.path / name for name in ("consumequeue_rocksdb", "consumequeue"))
+        return next((place for place in places if is_rocksdb(place)), None)
+
+    def _has_queue_files(self) -> bool:
+        directory = self.path / "consumequeue"
+        return directory.is_dir() and any(entry.is_dir() for entry in directory.iterdir())
 
     def liveness(self) -> LivenessReport:
         """Ask whether the broker runs."""
@@ -93,9 +120,16 @@ class BrokerStore:
         self.close()
 
     def _open_index(self) -> ConsumeQueueIndex:
-        if self.has_rocksdb_queues:
-            return RocksdbConsumeQueues(self.path / "consumequeue", lambda: self.commit_log.broker_min_phys)
+        directory = self._rocksdb_dir()
+        if directory is not None and self.has_rocksdb_queues:
+            return self._rocksdb_index(directory)
+        return self._file_index()
+
+    def _file_index(self) -> ConsumeQueueIndex:
         return FileConsumeQueues(self.path, lambda: self.commit_log.broker_min_phys)
+
+    def _rocksdb_index(self, directory: Path) -> ConsumeQueueIndex:
+        return RocksdbConsumeQueues(directory, lambda: self.commit_log.broker_min_phys)
 
     def _close_index(self) -> None:
         if self._index is not None:
