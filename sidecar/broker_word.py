@@ -6,7 +6,7 @@ Owns the connection and the log line when the broker stops or starts answering. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tiered.broker_store.bound import BrokerWord
 from tiered.errors import TieredError, UnavailableError
@@ -41,6 +41,7 @@ class BrokerVoice:
         self._name = name
         self._client: BrokerClient | None = None
         self._is_silent = False
+        self._config: Mapping[str, str] = {}
 
     def ask(self) -> BrokerWord | None:
         """What the broker says now; None when it does not answer, said once in the log."""
@@ -64,7 +65,8 @@ class BrokerVoice:
     def _word(self) -> BrokerWord:
         if self._client is None:
             self._client = self._connect(self._address, self._timeout_s, self._credentials, self._tls)
-            self._refuse_another(self._client)
+            self._config = self._client.broker_config() or {}
+            self._refuse_another(self._config)
         # Asked first: where nobody answers, this is the only time limit that is waited for.
         confirm_phys = self._client.confirm_offset()
         try:
@@ -78,11 +80,12 @@ class BrokerVoice:
             max_phys=_number(info, "commitLogMaxOffset"),
             confirm_phys=confirm_phys,
             dispatch_behind_bytes=_number(info, "dispatchBehindBytes"),
+            is_confirm_certain=_is_confirm_certain(self._config, info),
         )
 
-    def _refuse_another(self, client: BrokerClient) -> None:
+    def _refuse_another(self, config: Mapping[str, str]) -> None:
         """Who may not ask for the configuration is not told, and goes on."""
-        said = (client.broker_config() or {}).get("brokerName", "") if self._name else ""
+        said = config.get("brokerName", "") if self._name else ""
         if said not in ("", self._name):
             raise UnavailableError(
                 f"{self._address} is broker {said}, not {self._name} whose store this is",
@@ -94,6 +97,16 @@ class BrokerVoice:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+def _is_confirm_certain(config: Mapping[str, str], info: Mapping[str, str]) -> bool:
+    """Whether the broker's confirm offset is what it says of its log and replicas. 5.x counts what is not dispatched
+    from its own one (DefaultMessageStore.behind), which these keep to themselves."""
+    if "enableControllerMode" not in config:
+        return True  # 4.9 counts from the end of the log
+    if "true" in (config["enableControllerMode"], config.get("duplicationEnable")):
+        return False
+    return config.get("flushDiskType") != "SYNC_FLUSH" or info.get("remainHowManyDataToFlush") == "0 B"
 
 
 def _number(info: dict[str, str], name: str) -> int | None:

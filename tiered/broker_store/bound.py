@@ -31,12 +31,14 @@ class BrokerWord:
     """What the broker answered, in physical offsets; None where it did not say.
 
     ``max_phys``: commitLogMaxOffset of the runtime info. ``confirm_phys``: low-water mark over its replicas.
-    ``dispatch_behind_bytes``: how far its consume queues lag behind ``max_phys``, of the same answer.
+    ``dispatch_behind_bytes``: how far its consume queues lag behind its own confirm offset, of the same answer.
+    ``is_confirm_certain``: that offset is not below both of these, which it may be (``CommitLog.getConfirmOffset``).
     """
 
     max_phys: int | None = None
     confirm_phys: int | None = None
     dispatch_behind_bytes: int | None = None
+    is_confirm_certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,15 @@ def _frontier(facts: BoundFacts) -> int | None:
 
     The count is needed because the last records of a log may belong to no queue (half messages, deleted
     topics)."""
-    word = facts.word
+    word, said = facts.word, _said_phys(facts.word)
     counted = None
-    if word is not None and word.max_phys is not None and word.dispatch_behind_bytes is not None:
-        counted = word.max_phys - max(word.dispatch_behind_bytes, 0)
+    if word is not None and said is not None and word.dispatch_behind_bytes is not None:
+        counted = said - max(word.dispatch_behind_bytes, 0)
     if facts.frontier_phys is None:
         return counted
-    return facts.frontier_phys if counted is None else max(facts.frontier_phys, counted)
+    if counted is None or word is None or not word.is_confirm_certain:
+        return facts.frontier_phys
+    return max(facts.frontier_phys, counted)
 
 
 def _frozen(facts: BoundFacts) -> Bound:
