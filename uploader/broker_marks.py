@@ -21,7 +21,6 @@ from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_upload import CycleUploader
 from uploader.visibility import DeletedTopics, hidden_queues
 
-
 TABLE_ATTEMPTS = 5
 
 

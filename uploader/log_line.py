@@ -112,7 +112,11 @@ class _Search:
     def newest_held(self, first: int, last: int) -> Check | None:
         """Of the versions [first, last]."""
         held: Check | None = None
-        low, high, step = first - 1, last + 1, 1  # up to low: held, or nothing above what is; from high on: not held
+        low, high, step = (
+            first - 1,
+            last + 1,
+            1,
+        )  # up to low: held, or nothing above what is; from high on: not held
         while held is None and high > first:
             entry = self._newest(first, max(first, high - step))
             if entry is None:
