@@ -17,7 +17,7 @@ from tiered.catalog.reading import line_spans, newest_log_check
 from tiered.errors import FencedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.protocol import ObjectStore
-from uploader.log_line import CheckResult, NewLine, compare, find_new_line, require_shared
+from uploader.log_line import CheckResult, NewLine, compare, ends_before, find_new_line, require_shared
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
@@ -119,8 +119,8 @@ class ArchiveOwner:
     def _find_line(self, said_end_phys: int | None) -> NewLine:
         newest = partial(newest_log_check, self._archive)
         line = find_new_line(self._log, line_spans(self.writer.state), newest, said_end_phys)
-        archived_phys = self.writer.state.cursor.phys
-        return require_shared(line, archived_phys=archived_phys, may_replace=self._may_replace_log)
+        is_older_copy = ends_before(self._log, self.writer.state.cursor.check)
+        return require_shared(line, is_older_copy=is_older_copy, may_replace=self._may_replace_log)
 
     def _start_new_line(self, new_line: NewLine) -> int:
         self.writer.append_line(common_version=new_line.version, phys=new_line.phys)

@@ -23,6 +23,9 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.state import LogCheck
 from tiered.errors import UsageError
 
+WRITTEN_BYTES = 64
+"""So many zeros are no place in the middle of records, but for a body of zeros."""
+
 
 class CheckResult(Enum):
     """How a commit's check compares with the log on disk."""
@@ -112,11 +115,8 @@ class _Search:
     def newest_held(self, first: int, last: int) -> Check | None:
         """Of the versions [first, last]."""
         held: Check | None = None
-        low, high, step = (
-            first - 1,
-            last + 1,
-            1,
-        )  # up to low: held, or nothing above what is; from high on: not held
+        # Up to ``low`` all is held, or nothing lies above what is; from ``high`` on nothing is.
+        low, high, step = first - 1, last + 1, 1
         while held is None and high > first:
             entry = self._newest(first, max(first, high - step))
             if entry is None:
@@ -144,14 +144,13 @@ class _Search:
         return result == CheckResult.DELETED or (result == CheckResult.SAME and is_inside)
 
 
-def require_shared(line: NewLine, *, archived_phys: int, may_replace: bool) -> NewLine:
-    """``line``, unless something archived, up to ``archived_phys``, would be taken out and nobody said that it may.
-    Raises UsageError.
+def require_shared(line: NewLine, *, is_older_copy: bool, may_replace: bool) -> NewLine:
+    """``line``, unless it takes out what nothing replaces and nobody said that it may. Raises UsageError.
 
     A running broker that lost its disk, or the end of its log, goes on under its name; a directory may be another
     broker's by mistake, or an older copy.
     """
-    if may_replace or (line.version and line.phys >= archived_phys):
+    if may_replace or (line.version and not is_older_copy):
         return line
     if line.version == 0:
         raise UsageError(
@@ -159,10 +158,26 @@ def require_shared(line: NewLine, *, archived_phys: int, may_replace: bool) -> N
             hint="name another archive with --broker; or --replace-log: what is archived stays, and is shown no more",
         )
     raise UsageError(
-        f"the store's log and the archive part at {line.phys}, below the archive's end at {archived_phys}: "
-        "an older copy, or the end of the log was lost",
+        f"the store's log ends before what is archived of it, of which it has no more than up to {line.phys}: an older "
+        "copy, or the end of the log was lost",
         hint="a copy has nothing to add; --replace-log takes out of the archive what is not in this log",
     )
+
+
+def ends_before(log: CommitLog, check: LogCheck) -> bool:
+    """Whether nothing is written in the log where the bytes of ``check`` end. A log that goes on in another way has
+    something there."""
+    begin_phys = max(check.begin_phys, check.end_phys - WRITTEN_BYTES)
+    if begin_phys < log.min_phys:
+        return False
+    data = bytearray(check.end_phys - begin_phys)
+    filled = 0
+    while filled < len(data) and log.file_at(begin_phys + filled) is not None:
+        got = log.read_into(memoryview(data)[filled:], begin_phys + filled)
+        if got == 0:
+            break
+        filled += got
+    return not any(data)
 
 
 def _end_phys(log: CommitLog, said_end_phys: int | None) -> int:

@@ -26,6 +26,7 @@ def backfill(
     topic_filter: TopicFilter = FILTER,
     instance: str = "test",
     index_settings: IndexSettings | None = None,
+    replace_log: bool = False,
 ) -> OffloadResult:
     """Offload everything and stop."""
     with open_broker_store(store) as broker_store:
@@ -36,6 +37,7 @@ def backfill(
             settings,
             topic_filter=topic_filter,
             word_source=no_word,
+            replace_log=replace_log,
             index_settings=index_settings,
         )
         return offloader.run(threading.Event(), follow=False)

@@ -213,7 +213,7 @@ class ReplacedLog:
         """The second log goes on, by queue."""
         for queue_id, count in counts.items():
             self._put(self._second, queue_id, count)
-        backfill(self._second.path, self._root, instance="second")
+        backfill(self._second.path, self._root, instance="second", replace_log=True)
 
     @staticmethod
     def _put(store: WrittenStore, queue_id: int, count: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.state import LogCheck
 from tiered.errors import UsageError
-from uploader.log_line import Check, CheckResult, NewLine, compare, find_new_line, require_shared
+from uploader.log_line import Check, CheckResult, NewLine, compare, ends_before, find_new_line, require_shared
 
 FILE_BYTES = 4096
 
@@ -79,17 +79,29 @@ def test_a_log_that_contradicts_all_it_can_be_asked_about_shares_nothing(tmp_pat
 
 def test_a_log_that_shares_nothing_is_taken_only_by_who_may() -> None:
     nothing = NewLine(0, 0)
-    assert require_shared(nothing, archived_phys=70, may_replace=True) == nothing
-    assert require_shared(NewLine(3, 70), archived_phys=70, may_replace=False) == NewLine(3, 70)
+    assert require_shared(nothing, is_older_copy=False, may_replace=True) == nothing
+    assert require_shared(NewLine(3, 70), is_older_copy=False, may_replace=False) == NewLine(3, 70)
     with pytest.raises(UsageError, match="--replace-log"):
-        require_shared(nothing, archived_phys=70, may_replace=False)
+        require_shared(nothing, is_older_copy=False, may_replace=False)
 
 
 def test_an_older_copy_takes_nothing_out_unless_told() -> None:
     older = NewLine(2, 50)
-    assert require_shared(older, archived_phys=70, may_replace=True) == older
+    assert require_shared(older, is_older_copy=True, may_replace=True) == older
     with pytest.raises(UsageError, match="an older copy"):
-        require_shared(older, archived_phys=70, may_replace=False)
+        require_shared(older, is_older_copy=True, may_replace=False)
+
+
+@pytest.mark.parametrize(("written", "is_before"), [(5000, True), (5036, True), (5037, False), (6000, False)])
+def test_a_log_that_goes_on_in_another_way_is_no_older_copy(
+    tmp_path: Path, written: int, is_before: bool
+) -> None:
+    log = log_of(tmp_path, b"\1" * written + bytes(2 * FILE_BYTES - written))
+    assert ends_before(log, LogCheck(5000, 5100, 1)) is is_before
+
+
+def test_a_log_without_the_file_of_the_archives_end_is_an_older_copy(tmp_path: Path) -> None:
+    assert ends_before(log_of(tmp_path, DATA), LogCheck(15000, 15100, 1))
 
 
 def test_a_wiped_disk_shares_nothing(tmp_path: Path) -> None:
