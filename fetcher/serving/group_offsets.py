@@ -77,7 +77,10 @@ class GroupOffsets:
 
     def begins_anew(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether the group consumed a former life of the queue, and has no offset of the one that is served."""
-        queues, number = self._offsets.get((group, topic), {}), self._log.number(topic, queue_id)
+        queues = self._offsets.get((group, topic))
+        if queues is None:
+            return False
+        number = self._log.number(topic, queue_id)
         return number not in queues and number != queue_id and any(is_life_of(n, queue_id) for n in queues)
 
     def durable(self, group: str, topic: str, queue_id: int) -> int:

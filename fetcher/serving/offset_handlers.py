@@ -18,6 +18,9 @@ from fetcher.serving.wire.fastjson_text import offsets_for, queue_map
 from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import FencedError
 
+SEARCHES_MAX = 16
+"""Queues of a group that is moved in which the offset of a time is looked for at once."""
+
 
 class OffsetHandlers:
     """Requests about group offsets."""
@@ -120,11 +123,18 @@ class OffsetHandlers:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
         queue_id = request.number("queueId", -1)
         queues = [queue_id] if queue_id >= 0 else list(range(config.read_queues))
-        moved: dict[MessageQueue, int] = {}
-        for number in queues:
-            offset = await self._wanted(request, group, topic, number)
-            moved[MessageQueue(self._archive.broker, topic, number)] = offset
-        # All at once: each waits for a version to be written, and who asks waits five seconds.
+        # Side by side: who asks waits five seconds, for offsets by time and for a version that is written with all.
+        turns = asyncio.Semaphore(SEARCHES_MAX)
+
+        async def wanted(number: int) -> int:
+            async with turns:
+                return await self._wanted(request, group, topic, number)
+
+        found = await asyncio.gather(*map(wanted, queues))
+        moved = {
+            MessageQueue(self._archive.broker, topic, number): offset
+            for number, offset in zip(queues, found, strict=True)
+        }
         commits = (self._offsets.commit(group, topic, queue.queue_id, moved[queue]) for queue in moved)
         for error in await asyncio.gather(*commits, return_exceptions=True):
             if isinstance(error, FencedError):

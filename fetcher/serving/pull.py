@@ -1,8 +1,9 @@
 """Pulling messages (11, 361): from what the archive holds to the codes clients act on, and waiting for more.
 
 The rules that keep offsets right: an offset is moved (21) only for users of the pull API and only below the minimum or
-beyond the end; a push consumer below the minimum is led on with 20, because 4.9 broadcasting consumers never get past
-21; beyond the end and in empty queues a client is held and then told to ask again at the same offset.
+beyond the end, and for whoever asks on in a former life of a queue that was made anew, to the beginning of the new one;
+a push consumer below the minimum is led on with 20, because 4.9 broadcasting consumers never get past 21; beyond the
+end and in empty queues a client is held and then told to ask again at the same offset.
 
 The decision is pure (``answer_of``). Sources: PullMessageProcessor, MQClientAPIImpl.processPullResponse.
 """
@@ -114,7 +115,9 @@ class PullService:
         if found is None or found.status is not _FOUND:
             return None
         if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
-            self._offsets.note(group, topic, queue_id, committed)
+            place = group, topic, queue_id
+            if committed <= found.bounds.maximum or not self._offsets.begins_anew(*place):
+                self._offsets.note(*place, committed)
         return pull_response(SUCCESS, found.next_offset, found.bounds, _FOUND_NAME, found.body)
 
     async def pull(self, request: Request) -> Response:
@@ -126,9 +129,10 @@ class PullService:
         wish = wish_of(request, self._clients, self._limits)
         if wish is None:
             return unsubscribed()
+        place = wish.group, wish.topic, wish.queue_id
+        was_anew = self._offsets.begins_anew(*place)
         if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
-            place = wish.group, wish.topic, wish.queue_id
-            bounds = self._archive.bounds(*place[1:]) if self._offsets.begins_anew(*place) else None
+            bounds = self._archive.bounds(*place[1:]) if was_anew else None
             if bounds is None or committed <= bounds.maximum:  # else it is of the former life
                 self._offsets.note(*place, committed)
         is_pull_api = bool(flags & SUBSCRIPTION)
@@ -136,15 +140,13 @@ class PullService:
             found = await self._archive.pull(wish)
         except UsageError as error:
             return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
-        place = wish.group, wish.topic, wish.queue_id
-        if found.status is PullStatus.OFFSET_OVERFLOW_BADLY and self._offsets.begins_anew(*place):
-            # It asks on in a life of the queue that is over. Messages of the new one are not skipped.
-            moved, remark = ResponseCode.PULL_OFFSET_MOVED, "the topic was made anew"
-            return pull_response(moved, found.bounds.minimum, found.bounds, remark)
-        if is_pull_api and found.status is PullStatus.OFFSET_OVERFLOW_BADLY:
+        is_moved = is_pull_api or self._offsets.begins_anew(*place)
+        if is_moved and found.status is PullStatus.OFFSET_OVERFLOW_BADLY:
             # Behind a balancer the client may have read so far at the other one: it is not moved back yet.
             await self._archive.changed(self._limits.stale_s)
             found = await self._archive.pull(wish)
+        if (anew := self._anew(wish, found, was_anew=was_anew)) is not None:
+            return anew
         code = answer_of(found.status, is_pull_api=is_pull_api)
         if code is None and flags & SUSPEND:
             ends_s = self._now_s() + min(
@@ -153,11 +155,23 @@ class PullService:
             while code is None and (left_s := ends_s - self._now_s()) > 0:
                 await self._archive.changed(left_s)
                 found = await self._archive.pull(wish)
+                if (anew := self._anew(wish, found, was_anew=was_anew)) is not None:
+                    return anew
                 code = answer_of(found.status, is_pull_api=is_pull_api)
         if code is None:
             held = PullFound(found.status, wish.offset, found.bounds)
             return _response(ResponseCode.PULL_NOT_FOUND, held)
         return _response(code, found)
+
+    def _anew(self, wish: PullWish, found: PullFound, *, was_anew: bool) -> Response | None:
+        """To who asks on in a life of the queue that is over: where the new one begins, or its messages were skipped.
+        That of an offset it has, too, is known where the new life came while the pull waited (not ``was_anew``)."""
+        is_over = not was_anew or found.status is PullStatus.OFFSET_OVERFLOW_BADLY
+        if not is_over or not self._offsets.begins_anew(wish.group, wish.topic, wish.queue_id):
+            return None
+        bounds = self._archive.bounds(wish.topic, wish.queue_id) or found.bounds
+        remark = "the topic was made anew"
+        return pull_response(ResponseCode.PULL_OFFSET_MOVED, bounds.minimum, bounds, remark)
 
     def _refusal(self, request: Request) -> Response | None:
         topic, queue_id = request.text("topic"), request.number("queueId")

@@ -93,7 +93,7 @@ class RetryLog:
             there = decode_object(self._store.get(key), source=f"{self._store.url}/{key}")
             if there.owner != self.owner:
                 raise FencedError(f"messages sent back are written by {there.owner_name} now") from None
-        if any(self._store.list(RETRY_KEYS, start_after=key, limit=1)):
+        if any(_is_ours(info.key) for info in self._store.list(RETRY_KEYS, start_after=key)):
             raise FencedError("messages sent back are written by another server now")
         self.version = found.version
         if found.queues is not None:

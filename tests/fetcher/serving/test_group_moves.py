@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fetcher.serving.archive_side import Bounds, TopicConfig
 from fetcher.serving.group_offsets import GroupOffsets
-from fetcher.serving.group_state import GroupLog
-from fetcher.serving.offset_handlers import OffsetHandlers
+from fetcher.serving.group_state import GroupLog, load_snapshot
+from fetcher.serving.offset_handlers import SEARCHES_MAX, OffsetHandlers
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
 from fetcher.serving.wire.codes import RequestCode
@@ -68,6 +70,68 @@ def test_where_a_group_begins_again(group: str, fields: dict[str, Any], expected
         assert (told, ext["isForce"]) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, sent["isForce"])
         for table in (fastjson.loads(body), fastjson.loads(bytes(answer.body[0]))):
             assert list(table["offsetTable"].values()) == [expected]
+        running.cancel()
+
+    asyncio.run(scene())
+
+
+def test_members_of_each_language_are_told_as_they_read_it() -> None:
+    async def scene() -> None:
+        archive: Any = Archive()
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        clients, members = ClientTable(lambda: 0.0), {}
+        for number, language in enumerate(("JAVA", "CPP", "GO")):
+            members[language] = RecordingPeer(number)
+            body = {"clientID": language, "consumerDataSet": [{"groupName": "g"}]}
+            sent = request(34, members[language], body)
+            clients.heartbeat(replace(sent, command=replace(sent.command, language=language)))
+        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), clients, offsets)
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        await handlers.reset(request(code, topic="t", group="g", timestamp=120))
+        running.cancel()
+        told = {language: member.pushed[-1][2] for language, member in members.items()}
+        queue = {"topic": "t", "brokerName": "b", "queueId": 0}
+        assert json.loads(told["CPP"]) == {"offsetTable": [queue | {"offset": 12}]}
+        assert told["GO"] == told["JAVA"]
+        assert list(fastjson.loads(told["JAVA"])["offsetTable"].values()) == [12]
+
+    asyncio.run(scene())
+
+
+class Wide(Archive):
+    """A topic of 64 queues, in which a time is found in 50 ms. ``most``: queues that were searched at once."""
+
+    at_work, most = 0, 0
+
+    def topics(self) -> dict[str, TopicConfig]:
+        return {"t": TopicConfig("t", 64, 64)}
+
+    async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
+        self.at_work += 1
+        self.most = max(self.most, self.at_work)
+        await asyncio.sleep(0.05)
+        self.at_work -= 1
+        return 10 + queue_id % 20
+
+
+def test_a_group_of_many_queues_is_moved_while_the_tool_waits() -> None:
+    """mqadmin gives up after five seconds: neither a search nor a version of its own for each queue."""
+
+    async def scene() -> None:
+        found = Wide()
+        archive: Any = found
+        store = MemoryStore()
+        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        async with asyncio.timeout(1.5):
+            answer = await handlers.reset(request(code, topic="t", group="g", timestamp=120))
+        assert answer.code == 0 and found.most <= SEARCHES_MAX
+        assert load_snapshot(store).offsets["g", "t"] == {queue: 10 + queue % 20 for queue in range(64)}
         running.cancel()
 
     asyncio.run(scene())

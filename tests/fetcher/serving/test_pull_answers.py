@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from fetcher.serving.archive_side import Bounds, PullFound, PullStatus, PullWish, TopicConfig
 from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import GroupLog
-from fetcher.serving.pull import SUBSCRIPTION, SUSPEND, PullLimits, PullService, answer_of
+from fetcher.serving.pull import (
+    COMMIT_OFFSET,
+    SUBSCRIPTION,
+    SUSPEND,
+    PullLimits,
+    PullService,
+    answer_of,
+)
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
 from fetcher.serving.subscription_filter import filter_of
@@ -51,9 +58,13 @@ class ScriptedArchive:
     def __init__(self, answers: Sequence[PullFound]) -> None:
         self._answers = list(answers)
         self.wishes: list[PullWish] = []
+        self.on_change: Callable[[], None] = lambda: None
 
     def topics(self) -> dict[str, TopicConfig]:
         return {"t": TopicConfig("t", 4, 4)}
+
+    def bounds(self, topic: str, queue_id: int) -> Bounds | None:
+        return self._answers[0].bounds
 
     def pull_in_hand(self, wish: PullWish) -> PullFound | None:
         self.wishes.append(wish)
@@ -65,6 +76,7 @@ class ScriptedArchive:
 
     async def changed(self, timeout_s: float) -> None:
         await asyncio.sleep(min(timeout_s, 0.01))
+        self.on_change()
 
 
 class Scene:
@@ -73,7 +85,9 @@ class Scene:
     def __init__(self, answers: Sequence[PullFound]) -> None:
         archive: Any = ScriptedArchive(answers)
         self.archive: ScriptedArchive = archive
-        self.offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        self.life = 0
+        log = GroupLog(MemoryStore(), "one", lambda: 1, generation_of=lambda *_: self.life)
+        self.offsets = GroupOffsets(log, lease_ms=60_000)
         clients = ClientTable(lambda: 0.0)
         for group, expression, kind in (("known", "a", "TAG"), ("all", "*", "TAG"), ("by sql", "", "SQL92")):
             data = {"topic": "t", "subString": expression, "expressionType": kind, "subVersion": 5}
@@ -202,6 +216,76 @@ def test_nobody_is_moved_back_to_an_end_that_may_be_behind_another_servers() -> 
     assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "10")
     response, archive = pull([beyond, beyond, FOUND], sysFlag=SUBSCRIPTION)
     assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "7")
+
+
+BEYOND = PullFound(S.OFFSET_OVERFLOW_BADLY, 7, Bounds(3, 7))
+
+
+async def made_anew(answers: Sequence[PullFound], *, at_once: bool = True) -> Scene:
+    """Group g consumed up to 10 of a queue that has been made anew since, or is when it waits for more."""
+    scene = Scene(answers)
+    await scene.offsets.claim()
+    scene.offsets.note("g", "t", 0, 10)
+
+    def make_anew() -> None:
+        scene.life = 1
+
+    if at_once:
+        make_anew()
+    else:
+        scene.archive.on_change = make_anew
+    return scene
+
+
+@pytest.mark.parametrize("flags", [SUSPEND, SUBSCRIPTION | SUSPEND])
+@pytest.mark.parametrize(
+    ("answers", "at_once"),
+    [
+        ([BEYOND], True),
+        ([AT_END, BEYOND], False),
+        ([AT_END, PullFound(S.FOUND, 12, Bounds(3, 12), (b"of the new life",), 2)], False),
+        ([AT_END, PullFound(S.OFFSET_OVERFLOW_ONE, 10, Bounds(3, 10))], False),
+    ],
+)
+def test_who_asks_on_in_a_former_life_is_moved_to_the_beginning_of_the_new_one(
+    flags: int, answers: list[PullFound], at_once: bool
+) -> None:
+    """Else it is held until the new one has grown so far, and goes on behind what it never got."""
+
+    async def run() -> Response:
+        scene = await made_anew(answers, at_once=at_once)
+        return await scene.service.pull(asked(sysFlag=flags, subscription="*", suspendTimeoutMillis=2000))
+
+    response = asyncio.run(run())
+    assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "3")
+
+
+def test_who_has_begun_a_new_life_is_not_moved() -> None:
+    async def run() -> None:
+        scene = await made_anew([BEYOND, FOUND])
+        response = await scene.service.pull(asked())
+        assert (response.code, len(scene.archive.wishes)) == (0, 2), "another server had told it of more"
+        scene = await made_anew([BEYOND])
+        scene.offsets.note("g", "t", 0, 5)
+        assert (await scene.service.pull(asked())).code == ResponseCode.PULL_NOT_FOUND
+        scene = await made_anew([BEYOND])
+        others = await scene.service.pull(asked(consumerGroup="another"))
+        assert others.code == ResponseCode.PULL_NOT_FOUND
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("in_hand", [True, False])
+def test_a_commit_with_a_pull_is_not_of_a_former_life(in_hand: bool) -> None:
+    async def run() -> None:
+        scene = await made_anew([FOUND])
+        for committed, known in ((13, 0), (12, 12), (13, 13)):
+            sent = asked(sysFlag=COMMIT_OFFSET | SUBSCRIPTION, subscription="*", commitOffset=committed)
+            response = scene.service.pull_in_hand(sent) if in_hand else await scene.service.pull(sent)
+            assert response is not None and response.code == 0
+            assert scene.offsets.find("g", "t", 0) == known
+
+    asyncio.run(run())
 
 
 def test_what_cannot_be_served_is_said() -> None:

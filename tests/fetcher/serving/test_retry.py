@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from bisect import insort
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from fetcher.serving.retries.retry_state import (
 )
 from fetcher.serving.retries.retry_topics import ArchiveWithRetries
 from fetcher.serving.routes import RouteTable
+from fetcher.serving.service import ServingService
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import HandlerTable, Request, Response
 from tests.end_to_end.offloading import backfill
@@ -40,6 +42,7 @@ from tiered.formats.record import Record, decode_record
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.protocol import Body
+from tiered.settings.sections import ServeSettings
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"
 
@@ -187,6 +190,22 @@ def test_a_fenced_writer_learns_it_also_where_its_next_object_was_and_is_removed
     with pytest.raises(FencedError):
         first.write(lost)
     assert RetryLog(store, "last").claim().messages == {}
+
+
+@pytest.mark.parametrize("foreign", ["", ".DS_Store", "0-notes", "notes"])
+def test_an_object_that_is_none_of_ours_is_passed_over_and_stays(foreign: str) -> None:
+    """Browsers of buckets, and file systems over them, leave one that is called like the folder."""
+    store = MemoryStore()
+    store._objects[RETRY_KEYS + foreign] = (b"", 0)
+    insort(store._keys, RETRY_KEYS + foreign)
+    message = RetryMessage(0, RETRY, 9, original())
+    for number in range(1, 4):
+        log = RetryLog(store, f"{number}")
+        assert log.claim().messages == ({0: message} if number > 1 else {})
+        if number == 1:
+            log.write(RetryObject(log.version + 1, log.owner, "1", 1, (message,)))
+        log.remove_replaced()
+    assert store._keys == sorted([object_key(4), RETRY_KEYS + foreign]), "it is not ours"
 
 
 def test_an_object_that_lacks_its_base_is_damage() -> None:
@@ -498,6 +517,36 @@ def test_nothing_is_taken_for_a_group_of_another_server() -> None:
         assert (unknown.code, "look message by offset failed" in (unknown.remark or "")) == (1, True)
         await one.die()
         await two.die()
+
+    asyncio.run(scene())
+
+
+def test_an_archive_is_served_although_messages_sent_back_are_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fetcher.serving.retries.retry_queue.CHECK_S", 0.02)
+    monkeypatch.setattr("fetcher.serving.retries.retry_queue.AGAIN_S", 0.02)
+
+    async def scene() -> None:
+        archive: Any = ArchiveWithRetryTopic()
+        store = MemoryStore()
+        store.put_if_absent(object_key(1), [b"damaged"])
+        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=60_000)
+        retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), Clock())
+        service = ServingService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
+        await service.start()
+        await offsets.commit("g", "t", 0, 5)
+        message = SentBack(RETRY, 0, original())
+        with pytest.raises(FencedError):
+            await retries.add(message)
+        store.delete([object_key(1)])  # as an operator who put them aside
+        for _ in range(100):
+            if retries.is_owner:
+                break
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(2):
+            await retries.add(message)
+        await service.close(0)
 
     asyncio.run(scene())
 
