@@ -9,7 +9,7 @@ import pytest
 
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
-from fetcher.queries.by_key import KeyQuery
+from fetcher.queries.by_key import READ_AT_ONCE, KeyQuery
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.catalog.protocol import CatalogLimits, load
 from tiered.errors import CorruptionError, UnavailableError, UsageError
@@ -137,6 +137,42 @@ def test_pages_go_on_behind_a_millisecond_with_more_messages_than_are_read_at_on
             if after is None:
                 break
     assert bodies == [b"%d" % at for at in reversed(range(len(stored_ms)))]
+
+
+@pytest.mark.parametrize("max_bytes", [1, 700, 3_000])
+def test_a_page_has_no_more_bytes_than_are_wanted_but_for_a_single_message(max_bytes: int) -> None:
+    store = MemoryStore()
+    archive = ArchiveBuilder(store)
+    bodies = [b"%2d" % at + bytes(100 + 500 * (at % 3)) for at in range(24)]
+    for at, body in enumerate(bodies):
+        archive.commit([Sent(A, body, keys=("same",), stored_ms=NOW_MS + at // 2)])
+    index_builder(store, archive).run_to_end(threading.Event())
+    found: list[bytes] = []
+    after = None
+    with ArchiveQueries(store, load(store)) as queries:
+        while after is not None or not found:
+            page = queries.by_key(KeyQuery("a", "same", after=after, max_bytes=max_bytes))
+            page_bytes = sum(len(message.data) for message in page.messages)
+            assert page_bytes <= max_bytes or len(page.messages) == 1
+            found += [message.record.body() for message in page.messages]
+            after = page.next
+    assert found == bodies[::-1]
+
+
+def test_no_more_messages_are_read_than_their_bytes_allow() -> None:
+    store = MemoryStore()
+    archive = ArchiveBuilder(store)
+    for at in range(4 * READ_AT_ONCE):
+        archive.commit([Sent(A, bytes(1000), keys=("same",), stored_ms=NOW_MS + at)])
+    index_builder(store, archive).run_to_end(threading.Event())
+    state = load(store)
+    with ArchiveQueries(store, state) as queries:
+        assert len(queries.by_key(KeyQuery("a", "same", max_messages=200)).messages) == 4 * READ_AT_ONCE
+        all_requests = queries.requests
+    with ArchiveQueries(store, state) as queries:
+        query = KeyQuery("a", "same", max_messages=200, max_bytes=READ_AT_ONCE * 1_000)
+        assert 10 < len(queries.by_key(query).messages) <= READ_AT_ONCE
+        assert queries.requests < all_requests / 2
 
 
 def test_a_missing_index_file_is_an_error_and_never_an_empty_answer() -> None:

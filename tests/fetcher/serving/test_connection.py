@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fetcher.serving.security.addresses import host_of
 from fetcher.serving.wire import server as server_module
+from fetcher.serving.wire.codes import RequestCode
 from fetcher.serving.wire.connection import TURN_REQUESTS
 from fetcher.serving.wire.incoming import Incoming
 from fetcher.serving.wire.limits import ConnectionLimits
@@ -256,6 +257,31 @@ def test_a_client_that_does_not_read_costs_bounded_memory() -> None:
         assert {len(answer.body) for answer in got} == {LARGE_BYTES}
 
     play(story, ServerOptions(limits=ConnectionLimits(requests_max=8)))
+
+
+def test_a_client_that_does_not_read_gets_no_hints_and_what_is_said_once_behind_its_answers() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(*(RemotingCommand(LARGE, n) for n in range(16)))
+        await asyncio.sleep(0.2)
+        (connection,) = made.server.connections
+        held_bytes = made.server.ledgers.unread.total_bytes
+        assert held_bytes
+        told = {"topic": "t", "group": "g"}
+        connection.push(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        assert made.server.ledgers.unread.total_bytes == held_bytes
+        connection.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, b"where")
+        assert made.server.ledgers.unread.total_bytes > held_bytes
+        got = [await client.receive() for _ in range(17)]
+        assert sorted(command.opaque for command in got if command.is_response) == list(range(16))
+        (reset,) = (command for command in got if not command.is_response)
+        assert (reset.code, reset.is_oneway) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, True)
+        assert (reset.ext_fields, reset.body) == (told, b"where")
+        client.writer.close()
+        await asyncio.sleep(0.05)
+        connection.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told)  # nobody is there: nothing happens
+
+    play(story)
 
 
 def test_a_client_that_is_gone_when_its_answers_are_read_is_ended_once(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from bisect import insort
 
 import pytest
 from hypothesis import given, settings
@@ -180,6 +181,38 @@ def test_a_second_server_waits_for_the_lease_and_then_fences_the_first() -> None
     assert load_snapshot(store).offsets == {("g", "t"): {0: 1}}
 
 
+def test_an_owner_whose_clock_was_ahead_is_gone_when_nothing_was_heard_of_it_for_a_lease() -> None:
+    store, clock, ahead = MemoryStore(), Clock(), Clock()
+    ahead.now_ms += 60 * LEASE_MS
+    owner, waiting = GroupLog(store, "ahead", ahead), GroupLog(store, "waiting", clock)
+    owner.claim(LEASE_MS)
+    for renewals in range(3):  # as long as it is there
+        owner.write({("g", "t"): {0: renewals}})
+        with pytest.raises(FencedError, match="served by ahead, seen 0 s ago"):
+            waiting.claim(LEASE_MS)
+        clock.now_ms += LEASE_MS - 1
+        with pytest.raises(FencedError, match="served by ahead"):
+            waiting.claim(LEASE_MS)
+    clock.now_ms += 1
+    waiting.claim(LEASE_MS)
+    assert load_snapshot(store).offsets == {("g", "t"): {0: 2}}
+
+
+@pytest.mark.parametrize("foreign", ["", ".DS_Store", "0-notes", "notes"])
+def test_an_object_that_is_no_version_hides_no_offsets_and_fences_nobody(foreign: str) -> None:
+    """Browsers of buckets, and file systems over them, leave one that is called like the folder."""
+    store, clock = MemoryStore(), Clock()
+    store._objects[SERVE_PREFIX + foreign] = (b"", 0)
+    insort(store._keys, SERVE_PREFIX + foreign)
+    assert load_snapshot(store) == GroupSnapshot()
+    for number in range(1, 4):
+        log = GroupLog(store, f"{number}", clock)
+        log.claim(LEASE_MS)
+        log.write({("g", "t"): {0: number}}, released=True)
+        assert load_snapshot(store).offsets == {("g", "t"): {0: number}}
+    assert SERVE_PREFIX + foreign in store._keys, "it is not ours"
+
+
 @pytest.mark.parametrize("versions", [1, VERSIONS_KEPT - 1, VERSIONS_KEPT, 5 * VERSIONS_KEPT])
 @pytest.mark.parametrize("successors", [1, 3])
 def test_a_fenced_server_learns_it_however_far_its_successors_are(versions: int, successors: int) -> None:
@@ -350,6 +383,32 @@ def test_once_fenced_commits_are_refused_and_none_hangs() -> None:
             await offsets.commit("g", "t", 0, 5)
         with pytest.raises(FencedError):
             await offsets.commit("g", "t", 0, 6)
+        running.cancel()
+
+    asyncio.run(scene())
+
+
+def test_who_commits_while_the_version_that_fences_is_written_is_refused_too() -> None:
+    """That offset is in no version: else it hangs, and is acknowledged when this server owns the groups again."""
+
+    async def scene() -> None:
+        store, offsets, running = await writing()
+        between = asyncio.create_task(offsets.commit("g", "t", 1, 6))
+        await asyncio.sleep(0)
+        store.is_overtaken = True
+        other = GroupLog(store, "two", Clock())
+        other.claim(LEASE_MS, take_over=True)
+        other.write(other.offsets, released=True)
+        store.go_on.set()
+        async with asyncio.timeout(2):
+            with pytest.raises(FencedError):
+                await between
+        for _ in range(100):  # it takes them back at once, as the other one gave them up
+            if offsets.is_owner:
+                break
+            await asyncio.sleep(0.02)
+        await offsets.commit("g", "t", 2, 7)
+        assert load_snapshot(store).offsets == {("g", "t"): {2: 7}}
         running.cancel()
 
     asyncio.run(scene())

@@ -7,17 +7,32 @@ import json
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from fetcher.access import open_access
 from fetcher.policy.archived_queues import ArchivedQueues
-from fetcher.serving.archive_side import PullStatus, PullWish
-from fetcher.serving.served_archive import ServedArchive
+from fetcher.serving.archive_side import FOUND_BYTES_MAX, Bounds, PullStatus, PullWish
+from fetcher.serving.group_offsets import GroupOffsets
+from fetcher.serving.group_state import GroupLog
+from fetcher.serving.offset_handlers import OffsetHandlers
+from fetcher.serving.pull import COMMIT_OFFSET, SUSPEND, PullService
+from fetcher.serving.routes import RouteTable
+from fetcher.serving.served_archive import QUERIES_MAX, ServedArchive
+from fetcher.serving.session import ClientTable
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import Response
 from fetcher.waiting import run_async
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
+from tests.fetcher.serving.serving_peer import request
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.state import CatalogState
+from tiered.errors import AccessDeniedError, CorruptionError, RefusedRequestError, UnavailableError
 from tiered.object_store.file import FileStore
+from tiered.object_store.memory import MemoryStore
+from tiered.remoting.command import FRAME_BYTES_MAX
 from tiered.settings.sections import Settings
 from uploader.bound_source import no_word
 from uploader.offload import Offloader, OffloadIdentity
@@ -130,6 +145,146 @@ def test_how_far_groups_were_is_known_also_of_queues_that_are_not_archived(tmp_p
         assert found == [500, 7, 9, 0]
         assert archive.archived_offset("g", "t", 0) == 3
         assert archive.bounds("%RETRY%g", 0) is None
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("count", "archived", "expected"),
+    [
+        (5, 3, 3),
+        (5, 5, 5),
+        (5, 15, 0),  # brokers of 4.9 keep offsets of topics that are deleted
+        (5, 20, 0),
+        (5, 21, 21),  # no life had it yet: the table is ahead of what is archived
+        (25, 22, 22),
+        (25, 27, 27),
+    ],
+)
+def test_a_group_is_told_no_offset_of_a_former_life_that_its_broker_had_kept(
+    tmp_path: Path, count: int, archived: int, expected: int
+) -> None:
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        second = store_with(tmp_path / "second", {0: count}, b"second")
+        (second / "config").mkdir()
+        table = {"t@g": {"0": archived}}
+        (second / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
+        on_another_disk(second, root)
+        await grown(archive)
+        assert archive.archived_offset("g", "t", 0) == expected
+        assert archive.archived_offset("g", "t", 1) is None
+        assert archive.archived_offset("h", "t", 0) is None
+
+    run(tmp_path, story)
+
+
+def test_a_table_that_is_ahead_of_the_archive_of_a_topic_is_believed(tmp_path: Path) -> None:
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        tables: Any = archive._tables
+        tables._documents["consumer_offsets"] = {"t@g": {"0": 25, "1": 20}}
+        assert [archive.archived_offset("g", "t", queue_id) for queue_id in (0, 1, 3)] == [25, 20, None]
+
+    run(tmp_path, story)
+
+
+def test_a_member_that_is_connected_while_its_topic_is_made_anew_gets_the_new_messages(
+    tmp_path: Path,
+) -> None:
+    """It goes on where it was, commits that every few seconds, and waits for more there."""
+
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        log = GroupLog(MemoryStore(), "one", lambda: 1, generation_of=archive._access.generation)
+        offsets = GroupOffsets(log, lease_ms=60_000)
+        assert await offsets.claim()
+        clients, routes = ClientTable(lambda: 0.0), RouteTable(archive, "h:1")
+        handlers = OffsetHandlers(archive, routes, clients, offsets)
+        pulls = PullService(archive, routes, clients, offsets)
+        place = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+
+        async def pull(at: int) -> Response:
+            fields = place | {"queueOffset": at, "sysFlag": COMMIT_OFFSET | SUSPEND, "commitOffset": at}
+            return await pulls.pull(request(RequestCode.PULL_MESSAGE, suspendTimeoutMillis=5_000, **fields))
+
+        first = await pull(0)
+        end = int(first.ext["nextBeginOffset"])
+        assert (first.code, end) == (0, 20)
+        held = asyncio.create_task(pull(end))
+        watching = asyncio.create_task(archive.watch(0.05))
+        on_another_disk(store_with(tmp_path / "second", {0: 25}, b"second"), root)
+        moved = await held
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
+        on_another_disk(store_with(tmp_path / "third", {0: 5}, b"third"), root)
+        await archive.changed(5)
+        watching.cancel()
+        commit = request(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=end, **place)
+        assert (await handlers.update(commit)).code == 0
+        told = await handlers.query(request(RequestCode.QUERY_CONSUMER_OFFSET, **place))
+        assert told.ext["offset"] == "0"
+        moved = await pull(end)
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
+        again = await pull(0)
+        assert b"third 0" in b"".join(map(bytes, again.body))
+
+    run(tmp_path, story)
+
+
+def test_what_queries_by_key_hold_at_once_is_bounded(tmp_path: Path) -> None:
+    """Each finds no more than fits into an answer, and some wait for the others."""
+
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        access: Any = archive._access
+        at_work, most, limits = 0, 0, list[int]()
+        find = access.find_by_key
+
+        async def counted(*arguments: Any) -> Any:
+            nonlocal at_work, most
+            at_work, most = at_work + 1, max(most, at_work + 1)
+            limits.append(arguments[-1])
+            try:
+                return await find(*arguments)
+            finally:
+                at_work -= 1
+
+        access.find_by_key = counted
+        asked = [
+            archive.messages_by_key("t", f"k{number}", is_unique=False, count=64, begin_ms=0, end_ms=1 << 60)
+            for number in range(3 * QUERIES_MAX)
+        ]
+        assert await asyncio.gather(*asked) == [[]] * (3 * QUERIES_MAX)
+        assert 0 < most <= QUERIES_MAX and set(limits) == {FOUND_BYTES_MAX}
+        assert FOUND_BYTES_MAX < FRAME_BYTES_MAX
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    "refusal", [AccessDeniedError, RefusedRequestError, UnavailableError, CorruptionError]
+)
+def test_who_waits_is_woken_also_after_the_store_refused_once(
+    tmp_path: Path, refusal: Callable[[str], Exception]
+) -> None:
+    """Credentials are renewed, and clocks put right."""
+
+    async def story(archive: ServedArchive, root: FileStore) -> None:
+        catalog: Any = archive._catalog
+        refreshed, refusals = catalog.refreshed, 0
+
+        async def refused() -> CatalogState:
+            nonlocal refusals
+            refusals += 1
+            raise refusal("403 RequestTimeTooSkewed")
+
+        catalog.refreshed = refused
+        watching = asyncio.create_task(archive.watch(0.02))
+        await asyncio.sleep(0.1)
+        assert refusals and not watching.done()
+        catalog.refreshed = refreshed
+        waiting = asyncio.create_task(archive.changed(5))
+        await asyncio.sleep(0)
+        on_another_disk(store_with(tmp_path / "second", {0: 5}, b"second"), root)
+        await asyncio.wait({waiting, watching}, return_when=asyncio.FIRST_COMPLETED)
+        assert archive.bounds("t", 0) == Bounds(0, 5)
+        watching.cancel()
 
     run(tmp_path, story)
 

@@ -96,6 +96,28 @@ def test_an_older_subscription_does_not_replace_a_newer_one(clients: Any) -> Non
     assert {item["clientId"] for item in document["connectionSet"]} == {"a", "b"}
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        # As clients of C++ say it.
+        ((1, 1, 0), ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")),
+        ((0, 0, 5), ("CONSUME_ACTIVELY", "BROADCASTING", "CONSUME_FROM_TIMESTAMP")),
+        (("CONSUME_POP", "CLUSTERING", "any"), ("CONSUME_POP", "CLUSTERING", "any")),
+        ((9, -1, True), ("9", "-1", "True")),  # nobody knows what it means: no tool is told another thing
+    ],
+)
+def test_tools_are_told_how_a_group_consumes_by_name(
+    clients: Any, said: tuple[object, ...], told: tuple[str, ...]
+) -> None:
+    _, table, _ = clients
+    names = "consumeType", "messageModel", "consumeFromWhere"
+    data = {"groupName": "g", **dict(zip(names, said, strict=True))}
+    answer(table, request(RequestCode.HEART_BEAT, body={"clientID": "a", "consumerDataSet": [data]}))
+    connections = answer(table, request(RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g"))
+    document = json.loads(connections.body[0])
+    assert tuple(document[name] for name in names) == told
+
+
 def test_a_body_that_is_no_heartbeat_is_refused(clients: Any) -> None:
     _, table, _ = clients
     with pytest.raises(BadRequestError, match="no JSON"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Case:
         found = _answer(json.dumps({"consumerIdList": client_ids})) if client_ids else RemotingCommand(1, 0)
         self.scene.broker.says[R.GET_CONSUMER_LIST_BY_GROUP] = found
 
-    def join(self, consume_type: str = "CONSUME_PASSIVELY") -> None:
+    def join(self, consume_type: str | int = "CONSUME_PASSIVELY", language: str = "JAVA") -> None:
         """A member "c" here."""
         data = {
             "groupName": "g",
@@ -51,7 +52,8 @@ class Case:
             "messageModel": "CLUSTERING",
             "subscriptionDataSet": [],
         }
-        self.clients.heartbeat(request(R.HEART_BEAT, self.peer, {"clientID": "c", "consumerDataSet": [data]}))
+        sent = request(R.HEART_BEAT, self.peer, {"clientID": "c", "consumerDataSet": [data]})
+        self.clients.heartbeat(replace(sent, command=replace(sent.command, language=language)))
         self.listed("c")
         self.peer.pushed.clear()
 
@@ -105,6 +107,20 @@ def test_members_are_told_to_begin_again_in_the_archive(tmp_path: Path) -> None:
             assert _moved(await case.reset(**fields)) == {0: offset}
             assert case.told() == [offset]
         assert scene.broker.commits == [], "they commit it themselves"
+
+    run(tmp_path, story)
+
+
+def test_a_member_of_cpp_is_told_as_it_reads_it(tmp_path: Path) -> None:
+    """It says by number that it listens, and where queues begin again is a list to it."""
+
+    async def story(scene: Scene) -> None:
+        case = Case(scene)
+        case.join(1, "CPP")
+        assert _moved(await case.reset(offset=17, queueId=0)) == {0: 17}
+        ((_, _, body),) = case.peer.pushed
+        row = {"topic": "t", "brokerName": "b", "queueId": 0, "offset": 17}
+        assert json.loads(body) == {"offsetTable": [row]}
 
     run(tmp_path, story)
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.serving.facade.merged_lookups import MergedLookups, merged, records_in
+from fetcher.serving.facade.merged_lookups import ANSWER_BYTES_MAX, MergedLookups, merged, records_in
 from fetcher.serving.wire.codes import RequestCode as R
 from tests.fetcher.serving.facade.beside_a_broker import ARCHIVED, STORED, Scene, run
 from tests.fetcher.serving.facade.scripted_broker import phys_of, stored_ms_of
 from tests.kernels.record_builder import Message, encode
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
-from tiered.remoting.command import RemotingCommand
+from tiered.remoting.command import FRAME_BYTES_MAX, RemotingCommand
 from tiered.settings.sections import ReadSettings
 
 WAYS = pytest.mark.parametrize("with_files", [True, False], ids=["files", "word"])
@@ -212,8 +212,8 @@ def test_a_message_by_id_wherever_it_is(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
-def record(number: int, stored_ms: int) -> bytes:
-    data = bytearray(encode(Message(b"t", 0, number, b"b"), 1000 * number))
+def record(number: int, stored_ms: int, body_bytes: int = 1) -> bytes:
+    data = bytearray(encode(Message(b"t", 0, number, bytes(body_bytes)), 1000 * number))
     data[56:64] = stored_ms.to_bytes(8, "big")
     return bytes(data)
 
@@ -226,6 +226,17 @@ def test_each_message_once_newest_first(places: list[tuple[int, bool, bool]], co
     everything = sorted((n for n, sides in numbers.items() if any(sides)), reverse=True)
     found = merged(list(records_in(b"".join(ours))), archived, count)
     assert [phys_of(bytes(data)) // 1000 for data in found] == everything[:count]
+
+
+def test_messages_of_both_fit_into_a_frame() -> None:
+    """The newest ones; a broker has answers of its own that do."""
+    ours = [record(number, number, ANSWER_BYTES_MAX // 20) for number in range(0, 40, 2)]
+    archived = [record(number, number, ANSWER_BYTES_MAX // 20) for number in range(1, 40, 2)]
+    found = merged(ours, archived, 64)
+    assert [phys_of(bytes(data)) // 1000 for data in found] == list(reversed(range(40)))[: len(found)]
+    assert len(found) == 19 and sum(map(len, found)) <= ANSWER_BYTES_MAX < FRAME_BYTES_MAX
+    (single,) = merged([record(1, 1, ANSWER_BYTES_MAX)], [record(0, 0)], 64)
+    assert len(single) > ANSWER_BYTES_MAX
 
 
 class Keyed:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from fetcher.serving.facade import service as service_module
+from fetcher.serving.facade.flight_gate import FlightGate
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
 from fetcher.serving.facade.service import FacadePlace, FacadeService
 from fetcher.serving.wire.connection import Connection
@@ -313,6 +315,28 @@ def test_another_name_server_answers_and_changes_go_to_all() -> None:
             await made.names[0].start()
             await asyncio.sleep(0.6)
             assert (await client.ask(206)).code == 0
+
+    run(story())
+
+
+def test_name_servers_are_asked_while_the_broker_hangs_with_large_sends_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "FlightGate", lambda: FlightGate(1_000))
+
+    async def story() -> None:
+        async with scene(waits=frozenset({310})) as made:
+            producers = [await made.client() for _ in range(3)]
+            for producer in producers:
+                await producer.send(RemotingCommand(310, 1, body=bytes(600)))
+            await until(lambda: made.broker.codes() == [310])
+            asking = await made.client()
+            async with asyncio.timeout(1):
+                assert addresses(await asking.ask(105, topic="T"))["0"] == ADVERTISED
+                assert (await asking.ask(206, b"of some bytes")).code == 0
+                assert (await asking.ask(38)).code == 0, "of the broker, as it has no body"
+            made.broker.gate.set()
+            assert [(await producer.receive()).code for producer in producers] == [0, 0, 0]
 
     run(story())
 

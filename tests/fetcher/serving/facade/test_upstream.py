@@ -82,6 +82,25 @@ async def _with_finally(requests: list[tuple[int, bool]], limit: int) -> None:
     assert gate.used_bytes == 0
 
 
+def test_what_has_no_body_passes_a_gate_that_is_full() -> None:
+    """Routes and the like are asked for while large sends wait for a broker that hangs."""
+
+    async def story() -> None:
+        gate = FlightGate(100)
+        await gate.enter(90)
+        waiting = asyncio.create_task(gate.enter(20))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(1):
+            await gate.enter(0)
+        gate.leave(0)
+        assert not waiting.done() and gate.used_bytes == 90
+        gate.leave(90)
+        await waiting
+        assert gate.used_bytes == 20
+
+    run(story())
+
+
 async def _broker(
     delay_s: float = 0.0, tls: ssl.SSLContext | None = None
 ) -> tuple[ServingServer, str, list[RemotingCommand]]:
@@ -140,6 +159,35 @@ def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
             await upstream.call(RemotingCommand(11, 1), 0.05)
         answer = await upstream.call(RemotingCommand(11, 1), 5)
         assert answer.opaque == 1 and len(seen) == 2 and seen[0].opaque != seen[1].opaque
+        upstream.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_an_answer_that_came_as_its_asker_left_is_taken() -> None:
+    """Of many clients on one connection: else, some such answers later, nothing more is read from it."""
+
+    async def story() -> None:
+        server, address, _ = await _broker()
+        upstream = RemotingUpstream(address, FlightGate())
+        await upstream.call(RemotingCommand(11, 0), 5)
+        link = upstream._link
+        assert link is not None
+        take, calls = link._take, list[asyncio.Task[RemotingCommand]]()
+
+        def take_and_leave(command: RemotingCommand) -> None:
+            take(command)
+            calls[-1].cancel()
+
+        link._take = take_and_leave  # type: ignore[method-assign]
+        for number in range(UNTAKEN_BYTES_MAX // ANSWER_BYTES + 2):
+            calls.append(asyncio.create_task(upstream.call(RemotingCommand(11, number), 5)))
+            with pytest.raises(asyncio.CancelledError):
+                await calls[-1]
+        link._take = take  # type: ignore[method-assign]
+        answer = await upstream.call(RemotingCommand(11, 99), 2)
+        assert len(answer.body) == ANSWER_BYTES
         upstream.close()
         await server.close(drain_s=0)
 
