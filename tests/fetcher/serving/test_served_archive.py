@@ -196,6 +196,7 @@ def test_a_member_that_is_connected_while_its_topic_is_made_anew_gets_the_new_me
         log = GroupLog(MemoryStore(), "one", lambda: 1, generation_of=archive._access.generation)
         offsets = GroupOffsets(log, lease_ms=60_000)
         assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
         clients, routes = ClientTable(lambda: 0.0), RouteTable(archive, "h:1")
         handlers = OffsetHandlers(archive, routes, clients, offsets)
         pulls = PullService(archive, routes, clients, offsets)
@@ -224,6 +225,7 @@ def test_a_member_that_is_connected_while_its_topic_is_made_anew_gets_the_new_me
         assert (moved.code, moved.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
         again = await pull(0)
         assert b"third 0" in b"".join(map(bytes, again.body))
+        running.cancel()
 
     run(tmp_path, story)
 
