@@ -1,9 +1,10 @@
 """Is the commitlog still the log the archive was made from? Checked before any write (3a, The log may be replaced).
 
 A commit carries a CRC of the last log bytes below its end. If the broker's log now differs there, or ends below it
-(power loss, fail-over to a lagging slave, a wiped disk), the writer walks back to the newest commit whose check still
-holds and starts a new log line there; what was archived above it is superseded, not deleted. Never waits, but for files
-to be there at all: a commitlog on a disk that is not mounted is no other log.
+(power loss, fail-over to a lagging slave, a wiped disk), the writer goes back to the newest commit whose check still
+holds and starts a new log line there; what was archived above it is superseded. Only beside a running broker, or if
+told: a directory may be another broker's, or an older copy. Never waits, but for files to be there at all: a commitlog
+on a disk that is not mounted is no other log.
 
 A broker that cuts its log leaves the bytes behind the cut in the files until it writes over them: where it can be
 asked, its word says where the log ends.
@@ -136,12 +137,12 @@ class _Search:
         return held
 
     def _is_held(self, entry: Check) -> bool:
+        """Not: what ends above the log; what has no bytes to compare, as a line may begin, which proves nothing."""
         _, check, to_phys = entry
         end_phys = _end_phys(self._log, self._said_end_phys)
         result = compare(self._log, check, self._said_end_phys)
         self.is_contradicted |= result == CheckResult.DIFFERENT and check.end_phys <= end_phys
-        is_inside = self._log.min_phys <= to_phys <= end_phys
-        return result == CheckResult.DELETED or (result == CheckResult.SAME and is_inside)
+        return result != CheckResult.DIFFERENT and check.begin_phys < check.end_phys and to_phys <= end_phys
 
 
 def require_shared(line: NewLine, *, is_older_copy: bool, may_replace: bool) -> NewLine:

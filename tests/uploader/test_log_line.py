@@ -6,9 +6,11 @@ from pathlib import Path
 
 import fastcrc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.state import LogCheck
+from tiered.catalog.state import NO_CHECK, LogCheck
 from tiered.errors import UsageError
 from uploader.log_line import Check, CheckResult, NewLine, compare, ends_before, find_new_line, require_shared
 
@@ -118,3 +120,53 @@ def test_long_history_is_not_walked_through(tmp_path: Path, held: int) -> None:
     ]
     expected = next((v for v in range(held, 0, -1) if v % 7), 0)
     assert line_among(log, checks) == NewLine(expected, 1000 + expected if expected else 0)
+
+
+def test_a_commit_without_bytes_proves_nothing(tmp_path: Path) -> None:
+    """The first of a line may have lost all it covers."""
+    log = log_of(tmp_path, DATA)
+    checks = [(3, LogCheck(5000, 5100, 1), 5100), (2, LogCheck(900, 1000, 1), 1000), (1, NO_CHECK, 500)]
+    assert line_among(log, checks) == NewLine(0, 0)
+
+
+def test_a_commit_that_ends_above_the_log_is_not_in_it(tmp_path: Path) -> None:
+    """Its last bytes were lost: it is checked by those of the commit before it, which the broker has deleted since."""
+    log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
+    gone = check_of(DATA, 900, 1000)
+    checks = [(3, LogCheck(20_000, 20_100, 1), 20_100), (2, gone, 15_000), (1, gone, 1000)]
+    assert line_among(log, checks) == NewLine(1, 1000)
+
+
+@given(
+    lines=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    held=st.integers(0, 40),
+    deleted=st.integers(0, 40),
+    blank=st.sets(st.integers(0, 40)),
+)
+def test_of_several_lines_the_newest_commit_that_is_held_is_found(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[int], held: int, deleted: int, blank: set[int]
+) -> None:
+    """``lines``: commits of each line that count, oldest line first; between them others were left. ``blank``: versions
+    that did not move the cursor. The log holds the first ``held`` commits, and the bytes of ``deleted`` are gone."""
+    ends: dict[int, int] = {}
+    spans: list[tuple[int, int]] = []
+    version = 0
+    for count in lines:
+        spans.insert(0, (version + 1, version + count))
+        ends |= {v: 100 * (len(ends) + i) for i, v in enumerate(range(version + 1, version + count + 1), 1)}
+        version += count + 7
+    moved = [v for v in ends if v not in blank]
+    begin = 100 * deleted // FILE_BYTES * FILE_BYTES
+    log = log_of(tmp_path_factory.mktemp("log"), DATA[begin:], begin)
+    in_log = {
+        v: check_of(DATA, end - 50, end) if end <= 100 * held else LogCheck(end - 50, end, 1)
+        for v, end in ends.items()
+    }
+
+    def newest(first: int, last: int) -> Check | None:
+        found = max((v for v in moved if first <= v <= last), default=0)
+        return (found, in_log[found], ends[found]) if found else None
+
+    common = max((v for v in moved if ends[v] <= 100 * held), default=0)
+    expected = NewLine(common, ends[common]) if common else NewLine(0, begin)
+    assert find_new_line(log, spans, newest) == expected

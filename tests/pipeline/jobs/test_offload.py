@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from benchmarks.synthetic_store import StoreSpec, write_store
 from pipeline.jobs.offload import offload
 from pipeline.jobs.offload_options import OffloadOptions, StoreReport, StoreToOffload
 from pipeline.jobs.offload_tasks import PutTask, ScanTask
@@ -298,3 +300,16 @@ def test_several_stores_at_a_time(real_store: RealStore, tmp_path: Path) -> None
     for name, report in zip(names, reports, strict=True):
         archive = PrefixedStore(FileStore(tmp_path), archive_prefix(CLUSTER, name))
         assert verify_archive(archive).counts["rows"] == report.messages
+
+
+def test_an_older_copy_of_what_is_archived_takes_nothing_out(tmp_path: Path) -> None:
+    spec = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
+    for name, messages in (("now", 8_000), ("copy", 3_000)):
+        write_store(tmp_path / name, spec, messages=messages)
+    run(tmp_path / "now", tmp_path / "bulk")
+    before = truth_of(tmp_path / "bulk")
+    with pytest.raises(UsageError, match="an older copy"):
+        run(tmp_path / "copy", tmp_path / "bulk")
+    assert truth_of(tmp_path / "bulk") == before
+    run(tmp_path / "copy", tmp_path / "bulk", options=replace(OPTIONS, replace_log=True))
+    assert truth_of(tmp_path / "bulk")["cursor"][0] == 2

@@ -1,0 +1,140 @@
+"""A log that is not the one the archive was made from: another broker's, that of a new disk, an older copy."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.synthetic_store import StoreSpec, write_store
+from tests.catalog.drafts import append_draft, queue
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.store import open_broker_store
+from tiered.catalog.garbage import run_gc
+from tiered.catalog.pages import RunIndex
+from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.reading import load
+from tiered.catalog.state import CatalogState, LogCheck
+from tiered.errors import UsageError
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.faults import FaultStore
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from uploader.bound_source import no_word
+from uploader.offload import Offloader, OffloadIdentity
+
+MESSAGES = 4_000
+FILES_GONE = 2
+SPEC = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200, file_bytes=256 << 10)
+SETTINGS = replace(SMALL, batch_bytes=64 << 10, split_bytes=16 << 10, block_bytes=4 << 10, batch_age_ms=50)
+COMMITS = 1_000
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> MemoryStore:
+    """What is archived of ``tmp_path / "own"``."""
+    write_store(tmp_path / "own", SPEC, messages=MESSAGES)
+    memory = MemoryStore("memory://replaced-log")
+    backfill(tmp_path / "own", memory, settings=SETTINGS)
+    return memory
+
+
+def archive_of(memory: MemoryStore) -> PrefixedStore:
+    return PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+
+
+def data_keys(memory: MemoryStore, state: CatalogState) -> set[str]:
+    pages = RunIndex(archive_of(memory)).all_runs(state)
+    return {key for page in pages for key in page.chunk.object_keys}
+
+
+def another_log(directory: Path, messages: int, files_gone: int = 0) -> Path:
+    write_store(directory, replace(SPEC, seed=2), messages=messages)
+    for file in CommitLog([directory / "commitlog"]).files[:files_gone]:
+        file.path.unlink()
+    return directory
+
+
+def follow_a_while(directory: Path, memory: MemoryStore) -> None:
+    """Until messages are committed."""
+    stop = threading.Event()
+    with open_broker_store(directory) as store:
+        offloader = Offloader(
+            store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
+            topic_filter=FILTER, word_source=no_word,
+        )  # fmt: skip
+        thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
+        thread.start()
+        deadline_s = time.monotonic() + 60
+        while (status := offloader.status()) is None or not status.counters.messages:
+            if not thread.is_alive() or time.monotonic() > deadline_s:
+                break
+            time.sleep(0.01)
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("instance", ["test", "another host"])
+def test_an_older_copy_takes_nothing_out(memory: MemoryStore, tmp_path: Path, instance: str) -> None:
+    before = load(archive_of(memory))
+    write_store(tmp_path / "copy", SPEC, messages=MESSAGES * 2 // 5)
+    with pytest.raises(UsageError, match=r"an older copy.*--replace-log"):
+        backfill(tmp_path / "copy", memory, settings=SETTINGS, instance=instance)
+    assert load(archive_of(memory)).version == before.version
+
+
+@pytest.mark.parametrize("files_gone", [0, FILES_GONE])
+@pytest.mark.parametrize("messages", [MESSAGES // 2, MESSAGES * 3 // 2])
+def test_another_brokers_log_is_refused_also_when_its_first_files_are_gone(
+    memory: MemoryStore, tmp_path: Path, messages: int, files_gone: int
+) -> None:
+    before = load(archive_of(memory))
+    other = another_log(tmp_path / "other", messages, files_gone)
+    with pytest.raises(UsageError, match=r"another broker's.*--replace-log"):
+        backfill(other, memory, settings=SETTINGS)
+    assert load(archive_of(memory)).version == before.version
+
+
+def test_beside_a_broker_that_lost_its_disk_what_is_archived_stays(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    """Its new log has lost its first files already, as the archive's old one had: that makes it no continuation."""
+    archive = archive_of(memory)
+    before = data_keys(memory, load(archive))
+    follow_a_while(another_log(tmp_path / "other", MESSAGES * 3 // 2, FILES_GONE), memory)
+    after = load(archive)
+    assert [line.common_version for line in after.lines] == [0]
+    assert after.visible_queues()
+    run_gc(archive, after, apply=True, grace_ms=0, clock=archive.clock_ms)
+    assert before <= {info.key for prefix in ("data/", "sets/") for info in archive.list(prefix)}
+
+
+def test_long_history_costs_a_new_disk_few_requests(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(real_store("F") / "store", tmp_path / "store")
+    memory = MemoryStore("memory://long-history")
+    before = CatalogWriter(
+        archive_of(memory), cluster=CLUSTER, broker=BROKER, instance="test", kind="run", clock_ms=lambda: 1
+    )
+    before.claim()
+    for _ in range(COMMITS):
+        draft = append_draft(before.state, {queue("q"): 1})
+        before.append(replace(draft, check=LogCheck(draft.to_phys - 100, draft.to_phys, 12345)))
+    before.release()
+    counted = FaultStore(memory)
+    with open_broker_store(tmp_path / "store") as store:
+        offloader = Offloader(
+            store, counted, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
+            topic_filter=FILTER, word_source=no_word,
+        )  # fmt: skip
+        assert offloader._owner.open(claim_now=True) == 0
+    operations = Counter(request.operation for request in counted.requests)
+    assert operations.total() < COMMITS // 10, operations
