@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from tiered.catalog.commit import Commit, CommitDraft, CommitKind, CommitPlace, decode_commit, encode_commit
 from tiered.catalog.protocol import CatalogLimits, CatalogWriter
+from tiered.catalog.reading import line_spans, newest_log_check
 from tiered.catalog.state import CatalogState, LogCheck, Owner
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind, Table
@@ -102,6 +103,15 @@ def append_draft(
         gaps=np.array(gaps, GAP_DTYPE) if gaps else np.zeros(0, GAP_DTYPE),
         created_ms=NOW_MS,
     )
+
+
+def log_checks(store: ObjectStore, state: CatalogState) -> Iterator[tuple[int, LogCheck, int]]:
+    """(version, check, physical end) of every commit of the log the archive is made from, newest first."""
+    for first, last in line_spans(state):
+        entry = newest_log_check(store, first, last)
+        while entry is not None:
+            yield entry
+            entry = newest_log_check(store, first, entry[0] - 1)
 
 
 def at(state: CatalogState, draft: CommitDraft, actor: str = "w1") -> Commit:

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.catalog.drafts import NOW_MS, append_draft, claim_draft, queue, small_limits, writer
+from tests.catalog.drafts import NOW_MS, append_draft, claim_draft, log_checks, queue, small_limits, writer
 from tiered.catalog import carried
 from tiered.catalog.claims import ADVANCING_MS, refusal
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, PageChange
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.protocol import load, log_checks, refresh
+from tiered.catalog.protocol import load, refresh
 from tiered.catalog.reading import head_version, read_commit
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, Owner
@@ -371,6 +371,15 @@ def grown(store: MemoryStore | FaultStore, commits: int = 60, **limits: float): 
     return first
 
 
+def flip(memory: MemoryStore, key: str) -> None:
+    """Change a bit in the middle of an object or page; once more, and it is what it was."""
+    part = parse_part_key(key) or Part(key, 0, len(memory.get(key)))
+    data = bytearray(memory.get(part.key))
+    data[part.offset + part.length // 2] ^= 1
+    memory.delete([part.key])
+    memory.put_if_absent(part.key, [data])
+
+
 def runs_everywhere(store: MemoryStore, state: CatalogState) -> dict[object, list[tuple[int, int, str]]]:
     index = RunIndex(store)
     result = {}
@@ -480,17 +489,29 @@ def test_damaged_commits_and_pages_are_typed_errors(memory: MemoryStore, limits:
     first = grown(memory, **limits)
     head = catalog_key(first.state.version)
     for key in (head, first.state.root.key, first.state.pages[0].key):
-        part = parse_part_key(key) or Part(key, 0, len(memory.get(key)))
-        at = part.offset + part.length // 2
-        data = bytearray(memory.get(part.key))
-        data[at] ^= 1
-        memory.delete([part.key])
-        memory.put_if_absent(part.key, [data])
+        flip(memory, key)
         with pytest.raises(CorruptionError, match=key):
             runs_everywhere(memory, load(memory))
-        data[at] ^= 1
-        memory.delete([part.key])
-        memory.put_if_absent(part.key, [data])
+        flip(memory, key)
+
+
+@pytest.mark.parametrize(("limits", "is_gone"), [({}, False), (IN_OBJECTS, False), (IN_OBJECTS, True)])
+def test_an_older_page_that_is_damaged_or_gone_does_not_hold_up_commits(
+    memory: MemoryStore, limits: dict[str, float], is_gone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = grown(memory, 10, **limits)
+    first.release()
+    key = first.state.pages[0].key
+    first = writer(memory, limits=small_limits(**limits))  # one that has read no page yet
+    first.claim()
+    if is_gone:
+        memory.delete([object_of(key)])
+    else:
+        flip(memory, key)
+    for number in range(60):
+        first.append(append_draft(first.state, {queue(f"q{number % 7}"): 2}))
+    assert describe(load(memory)) == describe(first.state)
+    assert any("not merged" in message and object_of(key) in message for message in caplog.messages)
 
 
 def test_a_cycle_is_one_catalog_put(memory: MemoryStore) -> None:

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, small_limits
+from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, log_checks, small_limits
 from tiered.catalog import reading
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.reading import head_version, load, log_checks, read_commit, refresh
+from tiered.catalog.reading import head_version, load, read_commit, refresh
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import REMOVED_DTYPE, UNKNOWN_OFFSET, CatalogState, LogCheck
 from tiered.errors import FencedError, NotFoundError, UnavailableError

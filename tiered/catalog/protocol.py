@@ -33,7 +33,7 @@ from tiered.catalog.limits import CatalogLimits
 from tiered.catalog.lines import LineStart, begin_line
 from tiered.catalog.page_writer import PageWriter
 from tiered.catalog.patience import Patience
-from tiered.catalog.reading import head_version, load, log_checks, refresh
+from tiered.catalog.reading import head_version, load, refresh
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, Owner, RootRef
 from tiered.catalog.version_race import VersionRace
@@ -43,7 +43,7 @@ from tiered.errors import (
 )
 from tiered.object_store.protocol import Body, ObjectStore
 
-__all__ = ["CatalogLimits", "CatalogWriter", "load", "log_checks", "refresh"]
+__all__ = ["CatalogLimits", "CatalogWriter", "load", "refresh"]
 
 T = TypeVar("T")
 Built = tuple[CommitDraft, CatalogState | None]

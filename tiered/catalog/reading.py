@@ -98,20 +98,8 @@ def follow(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogSt
         raise CorruptionError(f"{store.url}/{catalog_key(commit.version)}: {error}") from error
 
 
-def log_checks(store: ObjectStore, state: CatalogState) -> Iterator[tuple[int, LogCheck, int]]:
-    """(version, check, physical end) of every commit that moved the cursor of the log the archive is made from,
-    newest first: what a replaced log is compared with. Superseded commits are left out. One GET each."""
-    version = state.version
-    while version > 0:
-        commit = read_commit(store, version)
-        draft = commit.draft
-        if draft.kind == CommitKind.APPEND and draft.to_phys > draft.from_phys:
-            yield version, draft.check, draft.to_phys
-        version = draft.common_version if draft.kind == CommitKind.LINE else version - 1
-
-
 def line_spans(state: CatalogState) -> list[tuple[int, int]]:
-    """Versions (first, last), newest first, whose appends ``log_checks`` walks; what lies between was left."""
+    """Versions (first, last), newest first, of the log that the archive is made from; what lies between was left."""
     spans = []
     last = state.version
     for line in reversed(state.lines):
@@ -124,7 +112,8 @@ def line_spans(state: CatalogState) -> list[tuple[int, int]]:
 
 
 def newest_log_check(store: ObjectStore, first: int, last: int) -> tuple[int, LogCheck, int] | None:
-    """As ``log_checks`` gives it: of the newest commit in [first, last] that moved the cursor, if there is one."""
+    """(version, check, physical end) of the newest commit in [first, last] that moved the cursor, if there is one: what
+    a replaced log is compared with. One GET for each commit looked at."""
     for version in range(last, first - 1, -1):
         draft = read_commit(store, version).draft
         if draft.kind == CommitKind.APPEND and draft.to_phys > draft.from_phys:
