@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from rocksdict import Options, Rdict
 
 MAGIC_V1 = 0xDAA320A7
 BLANK_MAGIC = 0xCBD43194
@@ -54,3 +56,21 @@ def queue_file(
 ) -> Path:
     """A consume queue file whose first unit has index ``first``."""
     return log_file(store / "consumequeue" / topic / str(queue_id), first * 20, units, capacity * 20)
+
+
+def rocksdb_queues(directory: Path, units: Mapping[tuple[str, int], Sequence[tuple[int, int]]]) -> Path:
+    """Consume queues in RocksDB: (phys, size) of the units of each (topic, queue id), from offset 0 on."""
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    database = Rdict(str(directory), options)
+    ends = database.create_column_family("offset", Options(raw_mode=True))
+    for (topic, queue_id), its_units in units.items():
+        name = topic.encode()
+        head = struct.pack(">i", len(name)) + b"\x01" + name + b"\x01"
+        for offset, (phys, size) in enumerate(its_units):
+            key = head + struct.pack(">i", queue_id) + b"\x01" + struct.pack(">q", offset)
+            database[key] = struct.pack(">qiqq", phys, size, 0, 0)
+            ends[head + b"max\x01" + struct.pack(">i", queue_id)] = struct.pack(">qq", phys, offset)
+    ends.close()
+    database.close()
+    return directory

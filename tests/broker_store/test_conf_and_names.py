@@ -54,6 +54,42 @@ def test_what_an_archive_depends_on_is_read() -> None:
     assert (conf.disk_max_used_ratio, conf.delete_when_hours) == (0.95, (4, 16))
 
 
+def test_a_comment_may_be_in_any_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_bytes("# 集群名称\nbrokerClusterName=c\nbrokerName=b\n".encode("gbk"))
+    conf = read_broker_conf(path)
+    assert (conf.cluster, conf.broker) == ("c", "b")
+
+
+def test_shares_of_the_disk_are_confined_as_the_broker_confines_them() -> None:
+    names = ("diskMaxUsedSpaceRatio", "diskSpaceCleanForciblyRatio", "diskSpaceWarningLevelRatio")
+    for given, expected in ((99, (0.95, 0.85, 0.90)), (1, (0.10, 0.30, 0.35)), (40, (0.40, 0.40, 0.40))):
+        conf = broker_conf({name: str(given) for name in names})
+        assert (
+            conf.disk_max_used_ratio, conf.disk_clean_forcibly_ratio, conf.disk_warning_ratio
+        ) == expected  # fmt: skip
+
+
+@pytest.mark.parametrize("blank", [" ", "\t"])
+def test_a_number_with_a_blank_behind_it_is_passed_over_as_the_broker_does(blank: str) -> None:
+    conf = broker_conf(parse_properties(f"fileReservedTime=720{blank}\ndiskMaxUsedSpaceRatio=95{blank}\n"))
+    assert (conf.file_reserved_hours, conf.disk_max_used_ratio) == (72, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("properties", "is_rocksdb"),
+    [
+        ({}, False),
+        ({"storeType": "defaultRocksDB"}, True),
+        ({"rocksdbCQDoubleWriteEnable": "true"}, False),
+        ({"rocksdbCQDoubleWriteEnable": "true", "combineCQPreferCQType": "defaultRocksDB"}, True),
+        ({"rocksdbCQDoubleWriteEnable": "false", "combineCQPreferCQType": "defaultRocksDB"}, False),
+    ],
+)
+def test_which_consume_queues_the_broker_reads(properties: dict[str, str], is_rocksdb: bool) -> None:
+    assert broker_conf(properties).reads_rocksdb_queues == is_rocksdb
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("listenPort", "abc"), ("messageDelayLevel", "5x"), ("deleteWhen", "25"), ("fileReservedTime", "1.5")],

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rocksdict import Options, Rdict
 
 from tiered.broker_store.config import (
     BrokerState,
@@ -25,6 +26,10 @@ TOPICS = '{"topicConfigTable":{"t":{"topicName":"t","readQueueNums":4}}}'
 def config(tmp_path: Path) -> Path:
     (tmp_path / "config").mkdir()
     return tmp_path / "config"
+
+
+def written(path: Path, seconds: int) -> None:
+    os.utime(path, (seconds, seconds))
 
 
 def state(config: Path) -> BrokerState:
@@ -124,5 +129,63 @@ def test_configuration_of_version_2_is_refused(config: Path) -> None:
     (config / "rdb" / "CURRENT").write_text("MANIFEST-000001\n")
     with pytest.raises(StoreLayoutError, match="version 2"):
         refuse_unknown_configuration(config.parent)
+    # Version 2 takes nothing over from version 1: what was written last counts.
     (config / "topics.json").write_text(TOPICS)
+    written(config / "topics.json", 1000)
+    with pytest.raises(StoreLayoutError, match="version 2"):
+        refuse_unknown_configuration(config.parent)
+    written(config / "rdb" / "CURRENT", 500)
     refuse_unknown_configuration(config.parent)
+
+
+def test_a_backup_of_before_the_tables_moved_to_rocksdb_names_nobody(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Nobody writes it again: a topic that it names could never be told deleted."""
+    shutil.copytree(real_store("C") / "store" / "config", tmp_path / "config")
+    for name in ("topics.json", "topics.json.bak"):
+        (tmp_path / "config" / name).write_text(TOPICS)
+        written(tmp_path / "config" / name, 1000)
+    assert "t" not in read_broker_state(tmp_path).topics
+    assert topic_names_backup(tmp_path) == frozenset()
+    (tmp_path / "config" / "topics.json").touch()
+    assert topic_names_backup(tmp_path) == {"t"}
+
+
+def test_light_queue_offsets_written_after_rocksdb_count(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A broker that was switched back, with light queues on, writes no consumerOffset.json."""
+    shutil.copytree(real_store("C") / "store" / "config", tmp_path / "config")
+    for path in (tmp_path / "config" / "consumerOffsets").iterdir():
+        written(path, 1000)
+    (tmp_path / "config" / "consumerOffset.json").unlink(missing_ok=True)
+    text = '{"lmqOffsetTable":{"%LMQ%a@%LMQ%g":17},"offsetTable":{"t@g":{0:1}}}'
+    (tmp_path / "config" / "lmqConsumerOffset.json").write_text(text)
+    assert read_broker_state(tmp_path).consumer_offsets == {"t@g": {0: 1}, "%LMQ%a@%LMQ%g": {0: 17}}
+
+
+def test_one_rocksdb_for_all_tables_counts_when_it_was_written_last(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Of 5.5: the ones of before stay where they were."""
+    shutil.copytree(real_store("C") / "store" / "config", tmp_path / "config")
+    before = state_fingerprint(tmp_path)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    database = Rdict(str(tmp_path / "config" / "metadata"), options)
+    for family, key, value in (
+        ("topic", b"t", b'{"topicName":"t","readQueueNums":4}'),
+        ("subscriptionGroup", b"g", b'{"groupName":"g"}'),
+        ("consumerOffset", b"t@g", b'{"offsetTable":{0:5}}'),
+    ):
+        database.create_column_family(family, Options(raw_mode=True))[key] = value
+    database.close()
+    assert state_fingerprint(tmp_path) != before
+    found = read_broker_state(tmp_path)
+    assert set(found.topics) == {"t"} and found.topics["t"]["readQueueNums"] == 4
+    assert set(found.subscription_groups) == {"g"}
+    assert found.consumer_offsets == {"t@g": {0: 5}}
+    for path in (tmp_path / "config" / "metadata").iterdir():
+        written(path, 1000)
+    assert "t_one" in read_broker_state(tmp_path).topics

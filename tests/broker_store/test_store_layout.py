@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_store.record_bytes import log_file, record
+from tests.broker_store.record_bytes import log_file, queue_file, record, rocksdb_queues, unit
 from tests.broker_store.unprivileged import run_unprivileged
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.liveness import Liveness, LivenessReport
@@ -120,3 +120,44 @@ def test_rocksdb_of_a_running_broker_shows_nothing(
         assert store.consume_queues() is not None
         monkeypatch.setattr(BrokerStore, "liveness", lambda _: report)
         assert store.consume_queues() is None
+
+
+BOTH_WRITTEN = {"rocksdbCQDoubleWriteEnable": "true"}
+
+
+@pytest.mark.parametrize("place", ["consumequeue", "consumequeue_rocksdb"])
+@pytest.mark.parametrize(
+    ("properties", "is_rocksdb"),
+    [
+        ({}, False),  # left of a trial
+        (BOTH_WRITTEN, False),
+        (BOTH_WRITTEN | {"combineCQPreferCQType": "defaultRocksDB"}, True),
+        ({"storeType": "defaultRocksDB"}, True),
+        (None, True),
+    ],
+)
+def test_of_both_kinds_of_consume_queues_those_are_read_that_the_broker_reads(
+    store: Path, place: str, properties: dict[str, str] | None, is_rocksdb: bool
+) -> None:
+    """One that has units in either is shown: a broker may write light queues to one kind only."""
+    queue_file(store, "t", 0, unit(0, 100) + unit(100, 100))
+    rocksdb_queues(store / place, {("t", 0): [(0, 100)], ("%LMQ%light", 0): [(0, 100)]})
+    conf = None if properties is None else broker_conf(properties)
+    with open_broker_store(store, conf=conf) as opened:
+        assert opened.has_rocksdb_queues == is_rocksdb
+        index = opened.consume_queues()
+        assert index is not None
+        assert index.max_offset("t", 0) == (1 if is_rocksdb else 2)
+        assert opened.shown_queues() == {("t", 0), ("%LMQ%light", 0)}
+
+
+def test_files_are_visible_beside_a_rocksdb_that_a_running_broker_does_not_read(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue_file(store, "t", 0, unit(0, 100))
+    rocksdb_queues(store / "consumequeue", {("t", 0): [(0, 100)]})
+    monkeypatch.setattr(BrokerStore, "liveness", lambda _: LivenessReport(Liveness.ALIVE, 1, True, ""))
+    with open_broker_store(store, conf=broker_conf(BOTH_WRITTEN)) as opened:
+        assert opened.consume_queues() is not None
+    with open_broker_store(store, conf=broker_conf({"storeType": "defaultRocksDB"})) as opened:
+        assert opened.consume_queues() is None
