@@ -21,11 +21,14 @@ from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_upload import CycleUploader
 from uploader.visibility import DeletedTopics, hidden_queues
 
+TABLE_NAMES = ("topics", "subscription_groups", "consumer_offsets", "delay_offsets")
 TABLE_ATTEMPTS = 5
+TABLE_WAIT_S = 0.2
+"""Of a back-fill, before it tries again; doubled each time."""
 
 
 def broker_tables(store: BrokerStore) -> Mapping[str, Any]:
-    """The broker's tables as documents; names are keys under ``state/``."""
+    """The broker's tables as documents, by TABLE_NAMES: keys under ``state/``."""
     state = store.state()
     return {
         "topics": state.topics,
@@ -37,7 +40,8 @@ def broker_tables(store: BrokerStore) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class MarksContext:
-    """What marks are made from and where they go. ``claim`` owns the epoch, ``log`` takes a line."""
+    """What marks are made from and where they go. ``claim`` owns the epoch, ``log`` takes a line, ``wait`` lets a store
+    that refuses come to itself."""
 
     store: BrokerStore
     writer: CatalogWriter
@@ -45,6 +49,7 @@ class MarksContext:
     state_archive: BrokerStateArchive
     claim: Callable[[], None]
     log: Callable[[str, Mapping[str, object]], None]
+    wait: Callable[[float], object]
 
 
 class BrokerMarks:
@@ -87,7 +92,7 @@ class BrokerMarks:
             ]
             hidden = hidden_queues(current, with_units)
         self.hidden = len(hidden)
-        if not context.state_archive.has(broker_tables(context.store)):
+        if not context.state_archive.has(TABLE_NAMES):
             context.claim()  # an earlier one ended, or the store was away, between the last messages and the tables
         if context.writer.is_claimed:
             self._refresh(following=False)
@@ -142,7 +147,7 @@ class BrokerMarks:
         fingerprint = state_fingerprint(self._context.store.path)
         if not self._context.writer.is_claimed or fingerprint == self._fingerprint:
             return
-        for attempts_left in reversed(range(1 if following else TABLE_ATTEMPTS)):
+        for attempt in range(1 if following else TABLE_ATTEMPTS):
             try:
                 self._context.state_archive.refresh(
                     self._context.writer.state.epoch, self._context.uploader.next_attempt()
@@ -150,9 +155,11 @@ class BrokerMarks:
                 self._fingerprint = fingerprint
                 return
             except (UnavailableError, CorruptionError) as error:
-                if not following and (isinstance(error, CorruptionError) or not attempts_left):
+                if not following and (isinstance(error, CorruptionError) or attempt == TABLE_ATTEMPTS - 1):
                     raise
                 self._log("broker tables not archived this time", error=str(error))
+                if not following:
+                    self._context.wait(TABLE_WAIT_S * 2**attempt)
 
     def _log(self, message: str, **fields: object) -> None:
         self._context.log(message, fields)

@@ -23,10 +23,12 @@ class OffloadIdentity:
 
 @dataclass(frozen=True)
 class Environment:
-    """Clock, randomness and log lines, injected."""
+    """Clock, randomness, waits and log lines, injected."""
 
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     jitter: Callable[[], float] = random.random
+    wait: Callable[[float], object] = time.sleep
+    """Between tries of what is not retried in the background; seconds."""
     log: Callable[[str, Mapping[str, object]], None] = lambda message, fields: None
     committed: Callable[[CatalogState], None] = lambda state: None
     """Gets every state this writer has committed messages with; must not block."""

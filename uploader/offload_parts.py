@@ -100,7 +100,9 @@ def wire(
         given.archive, writer, given.index_settings, clock_ms=environment.clock_ms, log=environment.log
     )  # fmt: skip
     marks = BrokerMarks(
-        MarksContext(given.store, writer, uploader, state_archive, given.owner.claim, environment.log)
+        MarksContext(
+            given.store, writer, uploader, state_archive, given.owner.claim, environment.log, environment.wait
+        )
     )
     loop = FollowLoop(
         FollowContext(

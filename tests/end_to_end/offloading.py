@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import open_broker_store
 from tiered.model.queue import TopicFilter
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.bound_source import no_word
-from uploader.offload import Offloader, OffloadIdentity, OffloadResult
+from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult
 
 CLUSTER, BROKER = "FxCluster", "fx-a"
 FILTER = TopicFilter(cluster=CLUSTER, broker=BROKER)
@@ -27,9 +28,11 @@ def backfill(
     instance: str = "test",
     index_settings: IndexSettings | None = None,
     replace_log: bool = False,
+    conf: BrokerConf | None = None,
+    environment: Environment | None = None,
 ) -> OffloadResult:
     """Offload everything and stop."""
-    with open_broker_store(store) as broker_store:
+    with open_broker_store(store, conf=conf) as broker_store:
         offloader = Offloader(
             broker_store,
             archive,
@@ -38,6 +41,7 @@ def backfill(
             topic_filter=topic_filter,
             word_source=no_word,
             replace_log=replace_log,
+            environment=environment,
             index_settings=index_settings,
         )
         return offloader.run(threading.Event(), follow=False)

@@ -6,8 +6,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.synthetic_store import StoreSpec, write_store
+from tests.broker_store.record_bytes import rocksdb_queues
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.conf import broker_conf
+from tiered.broker_store.store import open_broker_store
 from tiered.catalog.reading import load
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
@@ -42,3 +46,22 @@ def test_a_queue_that_the_broker_has_expired_stays_visible_and_a_deleted_one_doe
 
     assert backfill(store, memory).hidden == 1
     assert set(load(archive).visible_queues()) == visible - {deleted}
+
+
+def test_queues_with_units_in_files_only_are_not_hidden_by_a_rocksdb_beside_them(tmp_path: Path) -> None:
+    """One that writes both kinds has not dispatched again to RocksDB what was there before."""
+    spec = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
+    write_store(tmp_path / "store", spec, messages=400)
+    with open_broker_store(tmp_path / "store") as store:
+        index = store.consume_queues()
+        assert index is not None
+        queues = sorted(index.shown())
+        last = index.units(*queues[0], 99, 1)
+    rocksdb_queues(
+        tmp_path / "store" / "consumequeue", {queues[0]: [(int(last["phys"][0]), spec.record_bytes)]}
+    )
+    memory = MemoryStore("memory://both-kinds")
+    conf = broker_conf({"storeType": "default", "rocksdbCQDoubleWriteEnable": "true"})
+    assert backfill(tmp_path / "store", memory, conf=conf).hidden == 0
+    visible = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).visible_queues()
+    assert sorted((key.topic, key.queue_id) for key in visible) == queues

@@ -1,0 +1,73 @@
+"""At the end of a back-fill the broker's tables are archived, whatever happened on the way, or to an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tiered.catalog.reading import load
+from tiered.errors import ThrottledError
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.faults import Fault, FaultRule, FaultStore
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from uploader.broker_marks import TABLE_ATTEMPTS, TABLE_NAMES
+from uploader.offload import Environment, Offloader
+
+RealStore = Callable[[str], Path]
+
+
+def tables_of(memory: MemoryStore) -> set[str]:
+    return set(load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).state_objects)
+
+
+def refusing(memory: MemoryStore, fault: Fault, times: int | None = None) -> FaultStore:
+    return FaultStore(memory, [FaultRule(fault, keys="*/state/*", times=times)], wait=lambda _: None)
+
+
+@pytest.mark.parametrize("fault", [Fault.THROTTLED, Fault.LOST_BEFORE, Fault.LOST_AFTER])
+def test_a_store_that_refuses_a_table_is_asked_again_after_a_wait(
+    real_store: RealStore, fault: Fault
+) -> None:
+    memory = MemoryStore("memory://tables")
+    waits: list[float] = []
+    environment = Environment(wait=waits.append)
+    backfill(real_store("B") / "store", refusing(memory, fault, times=2), environment=environment)
+    assert tables_of(memory) == set(TABLE_NAMES)
+    assert len(waits) == 2
+
+
+def test_a_store_that_goes_on_refusing_ends_it_and_the_same_command_makes_up_for_it(
+    real_store: RealStore,
+) -> None:
+    memory = MemoryStore("memory://tables")
+    waits: list[float] = []
+    environment = Environment(wait=waits.append)
+    with pytest.raises(ThrottledError):
+        backfill(real_store("B") / "store", refusing(memory, Fault.THROTTLED), environment=environment)
+    assert len(waits) == TABLE_ATTEMPTS - 1
+    assert waits == sorted(waits) and 1 < sum(waits) < 10
+    assert tables_of(memory) == set()
+    assert backfill(real_store("B") / "store", memory).messages == 0
+    assert tables_of(memory) == set(TABLE_NAMES)
+
+
+def test_tables_that_a_killed_back_fill_did_not_come_to_are_archived_by_the_next_one(
+    real_store: RealStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_: Offloader) -> None:
+        raise KeyboardInterrupt
+
+    memory = MemoryStore("memory://tables")
+    with monkeypatch.context() as while_killed, pytest.raises(KeyboardInterrupt):
+        while_killed.setattr(Offloader, "_finish_backfill", killed)
+        backfill(real_store("B") / "store", memory)
+    assert tables_of(memory) == set()
+    assert backfill(real_store("B") / "store", memory).messages == 0
+    assert tables_of(memory) == set(TABLE_NAMES)
+    version = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).version
+    backfill(real_store("B") / "store", memory)
+    assert load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).version == version
