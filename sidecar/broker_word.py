@@ -80,7 +80,7 @@ class BrokerVoice:
             max_phys=_number(info, "commitLogMaxOffset"),
             confirm_phys=confirm_phys,
             dispatch_behind_bytes=_number(info, "dispatchBehindBytes"),
-            is_confirm_certain=_is_confirm_certain(self._config, info),
+            is_confirm_certain=_is_confirm_certain(self._config, info, confirm_phys),
         )
 
     def _refuse_another(self, config: Mapping[str, str]) -> None:
@@ -99,9 +99,11 @@ class BrokerVoice:
             self._client = None
 
 
-def _is_confirm_certain(config: Mapping[str, str], info: Mapping[str, str]) -> bool:
+def _is_confirm_certain(config: Mapping[str, str], info: Mapping[str, str], confirm_phys: int | None) -> bool:
     """Whether the broker's confirm offset is what it says of its log and replicas. 5.x counts what is not dispatched
     from its own one (DefaultMessageStore.behind), which these keep to themselves."""
+    if not config:
+        return confirm_phys is None  # who may not know its configuration knows by this that it is a 5.x
     if "enableControllerMode" not in config:
         return True  # 4.9 counts from the end of the log
     if "true" in (config["enableControllerMode"], config.get("duplicationEnable")):

@@ -54,6 +54,19 @@ def test_what_the_broker_has_not_dispatched_is_above_the_bound() -> None:
     assert decide_bound(replace(LIVE, word=word, frontier_phys=None)).phys == 700
 
 
+def test_what_is_not_dispatched_is_counted_from_the_confirm_offset() -> None:
+    word = BrokerWord(max_phys=1000, confirm_phys=800, dispatch_behind_bytes=100)
+    assert decide_bound(replace(LIVE, word=word, frontier_phys=640)).phys == 700
+    assert decide_bound(replace(LIVE, word=word, frontier_phys=None)).phys == 700
+
+
+def test_a_count_from_a_confirm_offset_that_may_be_lower_is_an_upper_limit_only() -> None:
+    word = BrokerWord(max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=0, is_confirm_certain=False)
+    assert decide_bound(replace(LIVE, word=word, frontier_phys=640)).phys == 640
+    behind = replace(word, dispatch_behind_bytes=300)
+    assert decide_bound(replace(LIVE, word=behind, frontier_phys=None)).phys == 700
+
+
 def test_nothing_above_the_files_seen() -> None:
     assert decide_bound(replace(LIVE, log_end_phys=900)).phys == 900
 
@@ -116,7 +129,7 @@ offsets = st.none() | st.integers(-1, 5000)
 
 @given(
     liveness=st.sampled_from(Liveness),
-    word=st.none() | st.builds(BrokerWord, offsets, offsets, offsets),
+    word=st.none() | st.builds(BrokerWord, offsets, offsets, offsets, st.booleans()),
     frontier=st.none() | st.integers(0, 5000),
     log_end=st.integers(0, 5000),
     cursor=st.integers(0, 5000),

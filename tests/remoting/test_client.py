@@ -110,3 +110,13 @@ def test_a_broker_that_hangs_up_at_once_may_want_tls_and_one_that_answered_does_
         with pytest.raises(UnavailableError) as raised:
             client.runtime_info()
         assert "TLS" not in str(raised.value)
+
+
+def test_a_busy_broker_knows_the_code_and_does_not_answer_now() -> None:
+    """Else one of 5.x counted as one that keeps no replicas, or that has no configuration."""
+    with peer(lambda request: reply(request, code=2)) as address:
+        client = BrokerClient(address, 5)
+        for ask in (client.confirm_offset, client.topics, client.broker_config):
+            with pytest.raises(UnavailableError, match="busy"):
+                ask()
+        client.close()

@@ -11,8 +11,9 @@ from sidecar.broker_side import KeptTls, address_of, tls_of
 from sidecar.broker_word import BrokerVoice
 from tests.remoting.tls_peer import Papers, answering, listening, shows
 from tests.servers.certificates import Authority
-from tiered.broker_store.bound import BrokerWord
+from tiered.broker_store.bound import BoundFacts, BrokerWord, decide_bound
 from tiered.broker_store.conf import BrokerConf
+from tiered.broker_store.liveness import Liveness
 from tiered.errors import UnavailableError, UsageError
 from tiered.settings.load import load_settings
 
@@ -24,10 +25,10 @@ class FakeClient:
         self.info = info
         self.confirm = confirm
         self.closed = 0
-        self.name: str | None = None
+        self.config: dict[str, str] | None = None
 
     def broker_config(self) -> dict[str, str] | None:
-        return None if self.name is None else {"brokerName": self.name}
+        return self.config
 
     def runtime_info(self) -> dict[str, str]:
         if self.info is None:
@@ -48,8 +49,9 @@ def _voice(client: FakeClient) -> BrokerVoice:
 
 
 def test_a_5x_broker_says_everything() -> None:
-    info = {"commitLogMaxOffset": "100", "dispatchBehindBytes": "7"}
-    assert _voice(FakeClient(info, 90)).ask() == BrokerWord(100, 90, 7)
+    client = FakeClient({"commitLogMaxOffset": "100", "dispatchBehindBytes": "7"}, 90)
+    client.config = {"enableControllerMode": "false"}
+    assert _voice(client).ask() == BrokerWord(100, 90, 7)
 
 
 def test_a_49_broker_knows_no_confirm_offset() -> None:
@@ -57,7 +59,51 @@ def test_a_49_broker_knows_no_confirm_offset() -> None:
 
 
 def test_a_broker_without_runtime_info_still_has_a_word() -> None:
-    assert _voice(FakeClient(None, 90)).ask() == BrokerWord(None, 90, None)
+    word = _voice(FakeClient(None, 90)).ask()
+    assert word is not None
+    assert (word.max_phys, word.confirm_phys, word.dispatch_behind_bytes) == (None, 90, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "unflushed", "is_certain"),
+    [
+        ({"enableControllerMode": "false", "flushDiskType": "ASYNC_FLUSH"}, "12 B", True),
+        ({"enableControllerMode": "true"}, "0 B", False),  # a slave, or a replica in sync that is away
+        ({"enableControllerMode": "false", "duplicationEnable": "true"}, "0 B", False),
+        ({"enableControllerMode": "false", "flushDiskType": "SYNC_FLUSH"}, "12 B", False),
+        ({"enableControllerMode": "false", "flushDiskType": "SYNC_FLUSH"}, "0 B", True),
+        ({"flushDiskType": "SYNC_FLUSH"}, "12 B", True),  # 4.9
+        (None, "0 B", False),
+    ],
+)
+def test_a_broker_whose_own_confirm_offset_may_be_lower_is_not_taken_at_its_count(
+    config: dict[str, str] | None, unflushed: str, is_certain: bool
+) -> None:
+    """What it has not dispatched counts from there: what lies above may be taken back."""
+    info = {"commitLogMaxOffset": "1000", "dispatchBehindBytes": "0", "remainHowManyDataToFlush": unflushed}
+    client = FakeClient(info, 1000)
+    client.config = config
+    word = _voice(client).ask()
+    assert word is not None and word.is_confirm_certain == is_certain
+    facts = BoundFacts(Liveness.ALIVE, word, frontier_phys=700, log_end_phys=4096, cursor_phys=500)
+    assert decide_bound(facts).phys == (1000 if is_certain else 700)
+
+
+def test_a_broker_too_busy_to_tell_its_configuration_is_asked_for_it_again() -> None:
+    client = FakeClient({"commitLogMaxOffset": "1000"}, 1000)
+    voice = _voice(client)
+    asked: list[None] = []
+
+    def busy_once() -> dict[str, str]:
+        asked.append(None)
+        if len(asked) == 1:
+            raise UnavailableError("busy")
+        return {"enableControllerMode": "true"}
+
+    client.broker_config = busy_once  # type: ignore[method-assign]
+    assert voice.ask() is None
+    word = voice.ask()
+    assert word is not None and not word.is_confirm_certain
 
 
 def test_a_silent_broker_is_none_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -76,10 +122,10 @@ def test_another_broker_at_the_address_is_not_believed(caplog: pytest.LogCapture
     voice = BrokerVoice("127.0.0.1:10911", 1.0, name="broker-a", connect=lambda *_: client)  # type: ignore[arg-type]
     assert voice.ask() is not None, "who may not know is not stopped"
     voice.close()
-    client.name = "broker-b"
+    client.config = {"brokerName": "broker-b"}
     assert voice.ask() is None
     assert "is broker broker-b, not broker-a" in str(caplog.records[-1].__dict__["cause"])
-    client.name = "broker-a"
+    client.config = {"brokerName": "broker-a"}
     assert voice.ask() is not None
 
 

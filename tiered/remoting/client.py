@@ -207,17 +207,21 @@ class BrokerClient:
 
     def broker_config(self) -> dict[str, str] | None:
         """The broker's whole configuration, as text."""
-        answer = self.call(RequestCode.GET_BROKER_CONFIG)
+        answer = self._asked(RequestCode.GET_BROKER_CONFIG)
         if answer.code != SUCCESS:
             return None
         lines = (line.partition("=") for line in answer.body.decode().splitlines() if "=" in line)
         return {name.strip(): value.strip() for name, _, value in lines}
 
     def _ask(self, code: RequestCode) -> dict[str, Any] | None:
+        answer = self._asked(code)
+        return _document(answer) if answer.code == SUCCESS else None
+
+    def _asked(self, code: RequestCode) -> RemotingCommand:
         answer = self.call(code)
         if answer.code == SYSTEM_BUSY:  # of every version; it knows the code, and will answer later
             raise UnavailableError(f"broker {self._address} is busy: {answer.remark or answer.code}")
-        return _document(answer) if answer.code == SUCCESS else None
+        return answer
 
 
 def is_refusal(answer: RemotingCommand) -> bool:
