@@ -29,7 +29,7 @@ from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.catalog.state import CatalogState
-from tiered.errors import UsageError
+from tiered.errors import AccessDeniedError, UsageError
 from tiered.object_store.metrics import StoreMetrics
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.url import open_store
@@ -158,10 +158,14 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
     places, former = ([Path(settings.pins.directory)], usual) if settings.pins.directory else (usual, [])
     broker = settings.archive.broker or (conf.broker if conf is not None else "")
     owner = f"{broker} in {os.path.realpath(store)}"
-    keeper = PinKeeper(places, limits.below_broker(conf or BrokerConf()), owner=owner, former=former)
+    of_disk = limits.below_broker(conf or BrokerConf())
     if settings.pins.enabled:
-        return keeper
-    keeper.release_all()
+        return PinKeeper(places, of_disk, owner=owner, former=former)
+    try:
+        PinKeeper(places, of_disk, owner=owner, former=former).release_all()
+    except (OSError, AccessDeniedError) as error:
+        # Pins need the right to write there; who switched them off may lack it.
+        logger.warning("pins of before stay: %s", error)
     return None
 
 

@@ -94,9 +94,8 @@ def execute(options: argparse.Namespace) -> int:
         )
         try:
             state.describe(description)
-        except (
-            StoreFullError
-        ) as error:  # other commands do not find this one; archiving does not wait for that
+        except StoreFullError as error:
+            # Other commands do not find this one; archiving does not wait for that.
             logger.warning("not described: %s", error)
         logger.info(
             "started", extra={"admin": admin.url, "archive": settings.archive.url, "store": store_path}

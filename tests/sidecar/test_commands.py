@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from sidecar import instance
 from sidecar.cli import main
+from sidecar.instance import IDENTITY_FILE
+from sidecar.lifecycle import Service
 from tests.truth import read_lines
 
 MESSAGES = 18_004
@@ -276,3 +281,30 @@ def test_a_missing_object_is_an_anomaly_not_an_empty_answer(run: Run, own_archiv
     assert run("verify", url)[0] == 1
     code, out, error = run("cat", url, "t_k_one")
     assert (code, out) == (1, "") and used.name in _one_line(error)
+
+
+def test_run_archives_also_when_the_disk_of_its_state_directory_is_full(
+    run: Run, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept there after the identity is for convenience."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / IDENTITY_FILE).write_text("0123456789abcdef")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    served: list[Service] = []
+
+    def serve(service: Service) -> int:
+        served.append(service)
+        return 0
+
+    monkeypatch.setattr(instance, "replace_whole", full)
+    monkeypatch.setattr(Service, "handle_signals", lambda _: None)
+    monkeypatch.setattr(Service, "serve", serve)
+    code, _, error = run(
+        "run", "--store", killed / "store", "--url", f"file://{tmp_path}/archive",
+        "--state-dir", tmp_path / "state", "--set", "admin.port=0",
+    )  # fmt: skip
+    assert code == 0 and served
+    assert "not described" in error and "No space left" in error

@@ -1,7 +1,9 @@
-"""What only descriptors keep outlives a job: one ends whenever the broker restarts or settings are loaded anew."""
+"""What pins keep outlives a job, one of which ends whenever the broker restarts or settings are loaded anew; not what
+made them wanted."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -13,26 +15,31 @@ import pytest
 from sidecar.uploader_job import KeptPins, UploaderJob, Writer
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.pins import PinLimits, PinMethod
+from tiered.broker_store.retention import DiskUse
 from tiered.object_store.metrics import StoreMetrics
 from tiered.settings.sections import Settings
 
 
 @pytest.fixture
-def settings(real_store: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Of a sidecar that may make no links."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
+def linking(real_store: Callable[[str], Path], tmp_path: Path) -> Settings:
     shutil.copytree(real_store("F") / "store", tmp_path / "store")
     default = Settings()
     return replace(
         default,
         broker=replace(default.broker, store_path=str(tmp_path / "store")),
         archive=replace(default.archive, url=(tmp_path / "archive").as_uri(), cluster="c", broker="b"),
-        pins=replace(default.pins, directory=str(tmp_path / "pins")),
     )
+
+
+@pytest.fixture
+def settings(linking: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Of a sidecar that may make no links."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    return replace(linking, pins=replace(linking.pins, directory=str(tmp_path / "pins")))
 
 
 def job_of(settings: Settings, tmp_path: Path, kept: KeptPins) -> UploaderJob:
@@ -45,6 +52,21 @@ def log_of(settings: Settings, kept: KeptPins) -> CommitLog:
     keeper = kept.keeper
     directory = Path(settings.broker.store_path) / "commitlog"
     return CommitLog([directory], pinned=keeper.files if keeper is not None else None)
+
+
+def linked(settings: Settings, tmp_path: Path, kept: KeptPins) -> set[Path]:
+    """The links of a job that ends. Its broker deletes the files then: nothing else holds them."""
+    (tmp_path / "state").mkdir()
+    job = job_of(settings, tmp_path, kept)
+    log = log_of(settings, kept)
+    assert kept.keeper is not None
+    kept.keeper.limits = PinLimits(0.999, 0.9999)
+    status = kept.keeper.step(log.files, 0)
+    assert {pin.method for pin in status.pins} == {PinMethod.LINK}
+    for file in log.files[:-1]:
+        file.path.unlink()
+    job.close()
+    return {pin.path for pin in status.pins}
 
 
 def test_a_file_that_the_broker_deleted_is_there_for_the_next_job(settings: Settings, tmp_path: Path) -> None:
@@ -68,3 +90,42 @@ def test_a_file_that_the_broker_deleted_is_there_for_the_next_job(settings: Sett
     assert log_of(settings, kept).read(oldest.begin_phys, 4096) == b""
     job.close()
     kept.close()
+
+
+@pytest.mark.parametrize("wanted", ["no more", "elsewhere"])
+@pytest.mark.parametrize("is_same_process", [True, False])
+def test_links_of_other_settings_are_not_left_behind(
+    linking: Settings, tmp_path: Path, wanted: str, is_same_process: bool
+) -> None:
+    """They keep the broker's disk full: what it deletes is freed with the last link."""
+    kept = KeptPins()
+    links = linked(linking, tmp_path, kept)
+    if not is_same_process:
+        kept.close()
+        kept = KeptPins()
+    pins = replace(linking.pins, enabled=wanted != "no more", directory=str(tmp_path / "elsewhere"))
+    job = job_of(replace(linking, pins=pins), tmp_path, kept)
+    if kept.keeper is not None:
+        assert {file.path for file in kept.keeper.files()} == links
+        kept.keeper.disk_use = lambda path: DiskUse(0.99, 1 << 30)
+        kept.keeper.step((), 0)
+    assert not [link for link in links if link.exists()]
+    job.close()
+    kept.close()
+
+
+def test_links_that_may_not_be_removed_keep_nobody_from_archiving(
+    linking: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that is mounted for reading only."""
+    links = linked(linking, tmp_path, KeptPins())
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    kept = KeptPins()
+    job_of(replace(linking, pins=replace(linking.pins, enabled=False)), tmp_path, kept).close()
+    assert kept.keeper is None
+    assert all(link.exists() for link in links)
+    assert "pins of before stay" in caplog.text
