@@ -48,7 +48,7 @@ def add_offload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replace-log",
         action="store_true",
-        help="go on although a store's log has nothing of what is archived under its name; that stays, hidden",
+        help="go on although a store's log lacks what is archived under its name: all or the end; it is hidden",
     )
     add_topics(parser)
     add_spark(parser)

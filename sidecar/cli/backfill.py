@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_writer_flags(parser)
     parser.add_argument(
         "--replace-log", dest="archive.replace_log", action="store_const", const="true", default=None,
-        help="go on although the store's log has nothing of what is archived under its name; that stays, hidden",
+        help="go on although the store's log lacks what is archived under its name: all or the end; it is hidden",
     )  # fmt: skip
     add_json(parser)
 

@@ -87,7 +87,8 @@ class ArchiveSettings:
     )
     replace_log: bool = setting(
         False,
-        "back-fill a store whose log has nothing of what is archived under its name: that stays, and is shown no more",
+        "back-fill a store whose log does not go on from what is archived under its name (another broker's, an older "
+        "copy, a lost end): what of that is not in this log is shown no more",
     )
 
 
