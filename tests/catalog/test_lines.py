@@ -96,6 +96,26 @@ def test_superseded_records_stay_marked(memory: MemoryStore) -> None:
     assert [version for version, _, _ in log_checks(memory, state)] == list(range(common.version, 1, -1))
 
 
+def test_a_line_that_goes_back_behind_the_one_before_leaves_both(memory: MemoryStore) -> None:
+    made = writer(memory)
+    made.claim()
+    grow(made, 3, A)
+    first = made.state
+    grow(made, 3, A)
+    second = made.state
+    grow(made, 3, A)
+    made.append_line(common_version=second.version, phys=second.cursor.phys)
+    grow(made, 3, A)
+    state = made.append_line(common_version=first.version, phys=first.cursor.phys)
+    assert [version for version, _, _ in log_checks(memory, state)] == list(range(first.version, 1, -1))
+    grow(made, 2, A)
+    newest = [state.version + 2, state.version + 1]
+    assert [version for version, _, _ in log_checks(memory, made.state)] == [
+        *newest,
+        *range(first.version, 1, -1),
+    ]
+
+
 def test_nothing_in_common_ends_every_queue_but_destroys_nothing(memory: MemoryStore) -> None:
     made = writer(memory)
     made.claim()

@@ -43,9 +43,14 @@ def factory(tmp_path: Path) -> Iterator[_Factory]:
         factory.close()
 
 
-def another_claims() -> None:
+@pytest.fixture
+def archive() -> PrefixedStore:
+    """Gone when nobody has it any more."""
+    return PrefixedStore(open_store(URL), archive_prefix("c", "b"))
+
+
+def another_claims(archive: PrefixedStore) -> None:
     """And ends without releasing the archive."""
-    archive = PrefixedStore(open_store(URL), archive_prefix("c", "b"))
     writer(archive, instance="another host").claim(take_over=True)
 
 
@@ -57,15 +62,15 @@ def run(job: UploaderJob) -> None:
 
 
 def test_a_store_that_was_away_is_asked_again_and_one_that_answered_is_not(
-    settings: Settings, factory: _Factory, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, factory: _Factory, archive: PrefixedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    another_claims()
+    another_claims(archive)
     with monkeypatch.context() as away:
         away.setattr(MemoryStore, "list", refuse)
         with pytest.raises(ThrottledError):
             run(factory(settings))
     run(factory(settings))
-    another_claims()
+    another_claims(archive)
     with pytest.raises(FencedError, match="belongs to run another host"):
         run(factory(settings))
 
