@@ -302,6 +302,18 @@ def test_back_fill_refuses_while_a_writer_advances() -> None:
     assert not refusal(state, filler, take_over=True, now_ms=late)
 
 
+def test_a_dead_writer_whose_clock_was_ahead_bars_nobody_who_takes_over() -> None:
+    """A little ahead is what clocks of two hosts are: such a writer may well be advancing."""
+    for kind in ("run", "backfill"):
+        state = CatalogState(epoch=4, owner=owner("w1", kind), advanced_ms=NOW_MS)
+        for claimant in (owner("w2", "run"), owner("w2", "backfill")):
+            for ahead_ms in (ADVANCING_MS, 30 * 86_400_000):
+                assert refusal(state, claimant, take_over=False, now_ms=NOW_MS - ahead_ms)
+                assert not refusal(state, claimant, take_over=True, now_ms=NOW_MS - ahead_ms)
+        late = NOW_MS - ADVANCING_MS + 1
+        assert "advancing" in refusal(state, owner("w2", "backfill"), take_over=True, now_ms=late)
+
+
 def test_an_idle_writer_is_not_taken_for_dead() -> None:
     state = CatalogState(epoch=4, owner=owner("w1", "run"), advanced_ms=NOW_MS)
     much_later = NOW_MS + 1000 * ADVANCING_MS

@@ -20,7 +20,10 @@ def refusal(state: CatalogState, claimant: Owner, *, take_over: bool, now_ms: in
     owner = state.owner
     if owner is None or owner.released or owner.instance == claimant.instance:
         return ""
-    is_advancing = now_ms - max(state.advanced_ms, owner.claimed_ms) < ADVANCING_MS
+    age_ms = now_ms - max(state.advanced_ms, owner.claimed_ms)
+    # A clock that was ahead by days would bar everybody until then; one that is by seconds tells nothing.
+    was_ahead = take_over and age_ms <= -ADVANCING_MS
+    is_advancing = age_ms < ADVANCING_MS and not was_ahead
     holder = (
         f"epoch {state.epoch} belongs to {owner.kind} {owner.instance} on {owner.host or 'an unknown host'}"
     )
