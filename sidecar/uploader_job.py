@@ -29,7 +29,7 @@ from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.catalog.state import CatalogState
-from tiered.errors import AccessDeniedError, UsageError
+from tiered.errors import UsageError
 from tiered.object_store.metrics import StoreMetrics
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.url import open_store
@@ -158,14 +158,15 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
     places, former = ([Path(settings.pins.directory)], usual) if settings.pins.directory else (usual, [])
     broker = settings.archive.broker or (conf.broker if conf is not None else "")
     owner = f"{broker} in {os.path.realpath(store)}"
-    of_disk = limits.below_broker(conf or BrokerConf())
+    keeper = PinKeeper(places, limits.below_broker(conf or BrokerConf()), owner=owner, former=former)
+    if keeper.problem:
+        logger.warning("going on without pins of before", extra={"problem": keeper.problem})
     if settings.pins.enabled:
-        return PinKeeper(places, of_disk, owner=owner, former=former)
+        return keeper
     try:
-        PinKeeper(places, of_disk, owner=owner, former=former).release_all()
-    except (OSError, AccessDeniedError) as error:
-        # Pins need the right to write there; who switched them off may lack it.
-        logger.warning("pins of before stay: %s", error)
+        keeper.release_all()
+    except OSError as error:
+        logger.warning("pins not released", extra={"problem": str(error)})
     return None
 
 

@@ -91,7 +91,7 @@ class PinPlan:
 
 @dataclass(frozen=True)
 class PinStatus:
-    """What is kept, and what could not be. ``problem`` is empty when hard links work."""
+    """What is kept, and what could not be. ``problem`` is empty when hard links work and are all known."""
 
     pins: tuple[Pin, ...] = ()
     released: int = 0
@@ -154,14 +154,17 @@ class PinKeeper:
     former: Sequence[Path] = ()
     _pins: dict[int, Pin] = field(default_factory=dict, init=False)
     _descriptors: dict[int, int] = field(default_factory=dict, init=False)
+    _unlisted: dict[Path, str] = field(default_factory=dict, init=False)
+    """Directories that could not be listed, and why: what an earlier process left there is not known."""
 
     def __post_init__(self) -> None:
-        """Takes up the links that an earlier process left. Raises AccessDeniedError naming the directory."""
-        for directory in (*self.directories, *self.former):
-            if directory.is_dir() and not self._may_use(directory):
-                continue
-            for pin in _load_links(directory):
-                self._pins.setdefault(pin.begin_phys, pin)
+        """Takes up the links that an earlier process left."""
+        self._take_up((*self.directories, *self.former))
+
+    @property
+    def problem(self) -> str:
+        """Why some links of an earlier process are not known; empty: all are."""
+        return next(iter(self._unlisted.values()), "")
 
     def files(self) -> list[LogFile]:
         """The pinned files, for CommitLog to read what the broker has deleted."""
@@ -173,6 +176,7 @@ class PinKeeper:
 
     def step(self, files: Iterable[LogFile], archived_phys: int, *, may_create: bool = True) -> PinStatus:
         """Bring the pins in line with the broker's ``files`` and disk. Harmless to call often."""
+        self._take_up(list(self._unlisted))
         identities = _identities(files)
         disks = {identity.device for identity in identities.values()}
         disks |= {pin.identity.device for pin in self._pins.values()}
@@ -190,6 +194,7 @@ class PinKeeper:
                 why_not = self._create(file, identities[file])
                 problem = problem or why_not
             unpinned += [f for f in on_disk if f.end_phys > archived_phys and f.begin_phys not in self._pins]
+        problem = problem or self.problem
         return PinStatus(tuple(self._pins.values()), released, tuple(unpinned), used_ratio, problem)
 
     def release_all(self) -> None:
@@ -211,6 +216,20 @@ class PinKeeper:
         """Forget the descriptors; links stay for the next process."""
         for begin_phys in list(self._descriptors):
             self._release(self._pins[begin_phys])
+
+    def _take_up(self, directories: Iterable[Path]) -> None:
+        """The links in ``directories``. A disk that fails keeps nothing from being archived: it is said, and the
+        directory is looked at again later, as its links hold the broker's disk."""
+        for directory in directories:
+            self._unlisted.pop(directory, None)
+            try:
+                found = _load_links(directory) if directory.is_dir() and self._may_use(directory) else []
+                for pin in found:
+                    known = self._pins.setdefault(pin.begin_phys, pin)
+                    if known.method is PinMethod.DESCRIPTOR and known.identity == pin.identity:
+                        pin.path.unlink(missing_ok=True)  # nobody would release the second hold on a file
+            except OSError as error:
+                self._unlisted[directory] = f"pins in {directory} cannot be listed: {error.strerror or error}"
 
     def _create(self, file: LogFile, identity: FileIdentity) -> str:
         refusal = "no directory for links on this disk"
@@ -289,6 +308,7 @@ def _identities(files: Iterable[LogFile]) -> dict[LogFile, FileIdentity]:
 
 
 def _load_links(directory: Path) -> list[Pin]:
+    """Raises OSError."""
     found = []
     try:
         for path in sorted(directory.iterdir()):
@@ -298,6 +318,4 @@ def _load_links(directory: Path) -> list[Pin]:
                 found.append(Pin(int(path.name), status.st_size, identity, PinMethod.LINK, path))
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise open_failure(directory, error) from error
     return found
