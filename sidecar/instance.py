@@ -1,7 +1,8 @@
 """One running instance per state directory: its lock, its identity, and where it can be asked.
 
-Owns the files `lock`, `instance.id` and `instance.json`. All of them are conveniences: deleting the directory
-loses nothing of the archive (a new identity then has to take the archive over).
+Owns the files `lock`, `instance.id` and `instance.json`. All of them, and what others keep there (pins, which archives
+were begun), are conveniences: deleting the directory loses nothing of the archive (a new identity then has to take the
+archive over).
 """
 
 from __future__ import annotations

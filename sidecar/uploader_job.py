@@ -10,9 +10,10 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sidecar.begun_archive import BegunArchive
 from sidecar.broker_side import (
     KeptTls,
     address_of,
@@ -30,8 +31,11 @@ from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
+from tiered.formats.keys import archive_prefix
 from tiered.object_store.metrics import StoreMetrics
 from tiered.object_store.options import StoreOptions
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.protocol import ObjectStore
 from tiered.object_store.url import open_store
 from tiered.settings.sections import Settings
 from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult, OffloadStatus
@@ -62,7 +66,8 @@ class KeptPins:
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes: a stable instance id, and "run" or "backfill". ``state_dir`` None: nothing is kept or pinned."""
+    """Who writes: a stable instance id, and "run" or "backfill". ``state_dir`` None: nothing is kept, pinned or
+    remembered."""
 
     instance: str
     kind: str
@@ -114,7 +119,7 @@ class UploaderJob:
             take_over=writer.take_over,
             replace_log=settings.archive.replace_log,
             pins=pins,
-            environment=Environment(log=_log, committed=writer.committed),
+            environment=_environment(writer, archive, names),
             index_settings=settings.index,
         )
         head = ReportHead(settings.archive.url, names.cluster, names.broker, writer.instance)
@@ -146,6 +151,15 @@ class UploaderJob:
     def report(self) -> StatusReport:
         """The whole status; from any thread, also before and after the run."""
         return self._reporter.report(self._offloader.status)
+
+
+def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> Environment:
+    environment = Environment(log=_log, committed=writer.committed)
+    if writer.state_dir is None or archive.url.startswith("memory:"):
+        return environment
+    url = PrefixedStore(archive, archive_prefix(names.cluster, names.broker)).url
+    begun = BegunArchive(writer.state_dir, url)
+    return replace(environment, begun=begun.remember, refuse_anew=begun.refuse_anew)
 
 
 def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> PinKeeper | None:

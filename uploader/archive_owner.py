@@ -64,6 +64,10 @@ class ArchiveOwner:
         """Physical offset to go on from."""
         self._log.refresh()
         state = self.writer.load()
+        if self.writer.state.version:
+            self._environment.begun()
+        else:
+            self._environment.refuse_anew()
         if claim_now:
             # The owner before may commit until the claim is won: compare with what is there after it.
             self.claim()
@@ -96,6 +100,7 @@ class ArchiveOwner:
             self.has_been_answered = True
             raise
         self._has_claimed = self.has_been_answered = True
+        self._environment.begun()
         self._environment.log("epoch claimed", {"epoch": self.writer.state.epoch})
         after = self.writer.state_or_none
         if self._has_planned and after is not None and (before is None or before.cursor != after.cursor):

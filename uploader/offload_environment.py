@@ -1,4 +1,5 @@
-"""What one writer of one archive is given: whose archive it is, and clock, randomness and log lines. Values only."""
+"""What one writer of one archive is given: whose archive it is, clock, randomness and log lines, and what it remembers
+elsewhere than in the archive. Values only."""
 
 from __future__ import annotations
 
@@ -32,3 +33,7 @@ class Environment:
     log: Callable[[str, Mapping[str, object]], None] = lambda message, fields: None
     committed: Callable[[CatalogState], None] = lambda state: None
     """Gets every state this writer has committed messages with; must not block."""
+    begun: Callable[[], None] = lambda: None
+    """Called when the archive is known to have commits."""
+    refuse_anew: Callable[[], None] = lambda: None
+    """Called when it has none; raises UnavailableError when it had some."""
