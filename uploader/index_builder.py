@@ -3,6 +3,9 @@
     commits name new segments → enough of them: read their key sections → one file → one maintenance commit
     enough files, or a day over: merge neighbours, streaming through a temporary file → one maintenance commit
 
+A segment that is damaged is left out, and named by the commit: queries read its key section themselves, and say that it
+is damaged; all others are indexed.
+
 Everything is read from the bucket, so any process may go on where another stopped, and a crash leaves at most a file
 nobody names, which carries its epoch and is garbage (design rules: Attempts, Epochs). Nothing is asked while nothing
 is committed.
@@ -25,11 +28,11 @@ from typing import IO
 import numpy as np
 
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.index_refs import IndexChange, IndexRef
+from tiered.catalog.index_refs import LEFT_OUT_MAX, IndexChange, IndexRef, with_left_out
 from tiered.catalog.pages import RunIndex, sorted_page
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import CatalogState
-from tiered.errors import WITHOUT_EFFECT, CorruptionError, TieredError, UnavailableError
+from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.flat_file.index_shape import shape_of
 from tiered.flat_file.key_section_reader import KEYS_PER_ROW, read_keys
 from tiered.formats.keys import epoch_of, index_key
@@ -63,7 +66,15 @@ class IndexCounters:
     items: int = 0
     merges: int = 0
     attempts_abandoned: int = 0
+    left_out: int = 0
+    """Segments that could not be read."""
     last_error: str = ""
+
+
+@dataclass(frozen=True)
+class _Unread:
+    segment: Segment
+    error: TieredError
 
 
 class IndexBuilder:
@@ -177,29 +188,47 @@ class IndexBuilder:
     # -- a new file ---------------------------------------------------------------------------------------------
 
     def _build(self, state: CatalogState, group: Group) -> None:
-        group, parts = self._read(group)
+        group, parts, damaged = self._read(group)
         meta = group.meta(state.indexed_version + 1)
         items = sorted_items(np.concatenate(parts))
         del parts
         form = Form(slot_bits_for(len(items)), widths_for(items, meta.end_ms - meta.begin_ms), meta.begin_ms)
         ref = self._put(state, meta, [items], group.covered(), form, level=0)
-        self._publish(ref, removed=())
+        if self._publish(ref, removed=(), damaged=damaged):
+            for unread in damaged:
+                fields = {"segment": unread.segment.key, "error": str(unread.error)}
+                self._log("a segment is left out of the index", fields)
+            self.counters.left_out += len(damaged)
         self.counters.files += 1
         self.counters.items += ref.items
 
-    def _read(self, group: Group) -> tuple[Group, list[Table]]:
+    def _read(self, group: Group) -> tuple[Group, list[Table], list[_Unread]]:
         """The first versions of ``group``, one at least, with their items: as many as there is memory for. How many
-        keys rows have is known only now."""
+        keys rows have is known only now. And what is damaged in them."""
         items_max = self._settings.memory_bytes // (2 * ITEM_DTYPE.itemsize)
-        taken, parts = Group(), list[Table]()
+        taken, parts, damaged = Group(), list[Table](), list[_Unread]()
         for _, segments in groupby(group.segments, key=attrgetter("version")):
             of_version = list(segments)
-            found = [self._items_of(segment) for segment in of_version]
+            read = [self._items_or_why_not(segment) for segment in of_version]
+            found = [items for items in read if not isinstance(items, _Unread)]
             if taken.segments and sum(map(len, parts)) + sum(map(len, found)) > items_max:
                 break
             taken.segments += of_version
             parts += found
-        return taken, parts
+            damaged += [unread for unread in read if isinstance(unread, _Unread)]
+        return taken, parts or [np.zeros(0, ITEM_DTYPE)], damaged
+
+    def _items_or_why_not(self, segment: Segment) -> Table | _Unread:
+        """What is damaged, or gone, would keep all that comes after it from being indexed for ever."""
+        try:
+            try:
+                return self._items_of(segment)
+            except CorruptionError:
+                return self._items_of(segment)  # bytes may have been damaged on their way
+        except (CorruptionError, NotFoundError) as error:
+            if len({*self._writer.state.left_out, segment.key}) > LEFT_OUT_MAX:
+                raise
+            return _Unread(segment, error)
 
     def _items_of(self, segment: Segment) -> Table:
         place = segment.place
@@ -290,9 +319,13 @@ class IndexBuilder:
                 self._doomed.remove(key)
             raise
 
-    def _publish(self, ref: IndexRef, *, removed: Sequence[str]) -> None:
-        """Commit that ``ref`` covers its versions; void when another actor was faster: then the file is garbage."""
+    def _publish(self, ref: IndexRef, *, removed: Sequence[str], damaged: Sequence[_Unread] = ()) -> bool:
+        """Commit that ``ref`` covers its versions, but for what is ``damaged``; void when another actor was faster:
+        then the file is garbage."""
         given_up = [key for key in self._doomed if key != ref.key]
+        left_out: dict[str, list[int]] = {}
+        for unread in damaged:
+            left_out.setdefault(unread.segment.key, []).append(unread.segment.version)
 
         def build(state: CatalogState) -> CommitDraft | None:
             if not _fits(state, ref, removed):
@@ -300,13 +333,16 @@ class IndexBuilder:
             return CommitDraft(
                 CommitKind.MAINTENANCE,
                 index=IndexChange([ref], list(removed)),
+                settings=with_left_out(state.left_out, left_out),
                 doomed=given_up,
                 created_ms=self._clock_ms(),
             )
 
         after = self._writer.maintain(build)
-        if any(index.key == ref.key for index in after.indexes):
+        is_published = any(index.key == ref.key for index in after.indexes)
+        if is_published:
             self._doomed = []
+        return is_published
 
 
 def _union(widths: Sequence[Sequence[int]], meta: IndexMeta) -> Widths:

@@ -1,15 +1,16 @@
 """Messages by key or unique key.
 
 Index files whose time range overlaps the query's tell where messages with the key's hash are; the key sections of
-segments that no index file covers yet tell the rest. Every candidate is read and compared with topic and key as
-texts, so equal hashes never answer for each other, and no collision uses up the number of answers asked for
-(both differ from the broker: IndexFile.selectPhyOffset, MQAdminImpl.queryMessage).
+segments that no index file covers yet, or that were left out of theirs, tell the rest. Every candidate is read and
+compared with topic and key as texts, so equal hashes never answer for each other, and no collision uses up the number
+of answers asked for (both differ from the broker: IndexFile.selectPhyOffset, MQAdminImpl.queryMessage).
 
 Owns which candidates are looked at, their order and paging. Awaits only the source.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -23,7 +24,7 @@ from fetcher.queries.source import Place, QuerySource
 from fetcher.waiting import gather
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page, sorted_page
-from tiered.catalog.state import CatalogState, PageRef
+from tiered.catalog.state import CatalogState, PageRef, RunChunk
 from tiered.errors import CorruptionError
 from tiered.flat_file.index_shape import shape_of
 from tiered.formats.record import Record
@@ -256,18 +257,20 @@ async def _scan(source: QuerySource, segment: _Unindexed, wanted: Wanted) -> Tab
 async def _unindexed(
     source: QuerySource, state: CatalogState, topic: str, begin_ms: int, end_ms: int
 ) -> list[_Unindexed]:
-    """Segments above the coverage with runs of ``topic`` in the time range."""
-    covered = state.indexed_version
-    pages = await gather([source.page(state, ref) for ref in state.pages if _may_hold(ref, covered, topic)])
+    """Segments above the coverage, or left out of it, with runs of ``topic`` in the time range."""
+    left_out = sorted(version for versions in state.left_out.values() for version in versions)
+    pages = await gather(
+        [source.page(state, ref) for ref in state.pages if _may_hold(ref, state, left_out, topic)]
+    )
     if state.memory_runs:
-        pages.append(_memory_page(state, covered))
+        pages.append(_memory_page(state))
     found: list[_Unindexed] = []
     for page in pages:
         runs = page.chunk.runs
         mine = np.array([queue.topic == topic for queue in page.queues], bool)
         fresh = (
             mine[runs["queue"]]
-            & (runs["version"] > covered)
+            & _is_unindexed(state, page.chunk)
             & (runs["min_store_timestamp"] <= end_ms)
             & (runs["max_store_timestamp"] >= begin_ms)
         )
@@ -279,14 +282,28 @@ async def _unindexed(
     return found
 
 
-def _may_hold(ref: PageRef, covered: int, topic: str) -> bool:
-    return ref.to_version > covered and ref.first.topic <= topic <= ref.last.topic
+def _may_hold(ref: PageRef, state: CatalogState, left_out: Sequence[int], topic: str) -> bool:
+    """``left_out``: versions with segments that were left out, ascending."""
+    is_unindexed = ref.to_version > state.indexed_version or (
+        bisect_left(left_out, ref.from_version) < bisect_right(left_out, ref.to_version)
+    )
+    return is_unindexed and ref.first.topic <= topic <= ref.last.topic
 
 
-def _memory_page(state: CatalogState, covered: int) -> Page:
+def _is_unindexed(state: CatalogState, chunk: RunChunk) -> NDArray[np.bool_]:
+    """Of each run of ``chunk``, whether no index file has its keys."""
+    is_newer: NDArray[np.bool_] = chunk.runs["version"] > state.indexed_version
+    if not state.left_out:
+        return is_newer
+    is_named = np.array([key in state.left_out for key in chunk.object_keys], bool)
+    is_left_out: NDArray[np.bool_] = is_named[chunk.objects["key"]][chunk.runs["object"]]
+    return is_newer | is_left_out
+
+
+def _memory_page(state: CatalogState) -> Page:
     """Runs in memory as a page; empty quickly when all are covered."""
     memory = state.memory
-    if not bool((memory.runs["version"] > covered).any()):
+    if not bool(_is_unindexed(state, memory).any()):
         return Page((), replace(memory, runs=memory.runs[:0]))
     return sorted_page(state.directory.keys, memory)
 

@@ -12,9 +12,18 @@ from tests.catalog.drafts import NOW_MS, append_draft, at, queue, writer
 from tiered.catalog.apply import apply
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.garbage import run_gc
-from tiered.catalog.index_refs import IndexChange, IndexRef, after_change, indexed_version
+from tiered.catalog.index_refs import (
+    LEFT_OUT,
+    IndexChange,
+    IndexRef,
+    after_change,
+    indexed_version,
+    left_out,
+    with_left_out,
+)
 from tiered.catalog.protocol import CatalogWriter, load
 from tiered.catalog.snapshot import decode_root, describe, encode_root
+from tiered.errors import CorruptionError
 from tiered.formats.keys import index_key
 from tiered.object_store.memory import MemoryStore
 
@@ -154,3 +163,16 @@ def test_replaced_files_are_doomed_and_collected_after_the_grace_period() -> Non
     other.claim()
     assert files[3].key in collected(5)
     assert {info.key for info in store.list("index/")} == {files[2].key}
+
+
+def test_what_is_left_out_adds_up() -> None:
+    one = with_left_out({}, {"data/x": [3]})
+    two = with_left_out(left_out(one), {"data/x": [5, 3], "data/y": [4]})
+    assert left_out(two) == {"data/x": (3, 5), "data/y": (4,)}
+    assert with_left_out(left_out(two), {}) == {} == left_out({})
+
+
+@pytest.mark.parametrize("value", [3, ["data/x"], {"data/x": 3}, {"data/x": ["3"]}])
+def test_a_setting_of_what_is_left_out_that_makes_no_sense_is_damage(value: object) -> None:
+    with pytest.raises(CorruptionError, match=LEFT_OUT):
+        left_out({LEFT_OUT: value})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
+import struct
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ from fetcher.queries.by_key import KeyQuery
 from tests.faults.test_crash_anywhere import CrashError, CrashingStore
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.catalog.protocol import CatalogLimits, CatalogWriter, load
-from tiered.errors import UnavailableError
+from tiered.errors import CorruptionError, UnavailableError
 from tiered.flat_file.verify import verify_archive
+from tiered.formats.segment_layout import TRAILER_BYTES
 from tiered.index.items import ITEM_DTYPE
 from tiered.index.order import sorted_items
 from tiered.model.queue import QueueKey
@@ -284,3 +288,128 @@ def test_a_disk_without_room_for_the_index_never_stops_the_uploader(
     thread.join(5)
     assert load(store).indexes
     check(store, 8)
+
+
+C = QueueKey("c", 7, 0)
+"""Its messages are in segments of their own."""
+
+
+class Damaged:
+    """Ten cycles with a segment of ``C`` in the middle, which ``damage`` makes unreadable."""
+
+    def __init__(self, limits: CatalogLimits) -> None:
+        self.store = MemoryStore()
+        self.archive = ArchiveBuilder(self.store, limits=limits)
+        self.said: list[Mapping[str, object]] = []
+        for number in range(10):
+            commit(self.archive, number)
+            if number == 4:
+                self.archive.commit([Sent(C, b"c", keys=("c-key",))])
+                self.key = self.archive.keys[-1]
+        self.whole = self.store.get(self.key)
+
+    def put(self, data: bytes) -> None:
+        """Instead of what is there."""
+        self.store.delete([self.key])
+        if data:
+            self.store.put_if_absent(self.key, [data])
+
+    def builder(self, **settings: Any) -> IndexBuilder:
+        return IndexBuilder(
+            self.store, self.archive.writer,
+            IndexSettings(**{"unindexed_objects_max": 4, "merge_files": 3} | settings),
+            clock_ms=lambda: NOW_MS, log=lambda _, fields: self.said.append(fields),
+            random_source=random.Random(next(_seeds)),
+        )  # fmt: skip
+
+    def check_others(self) -> None:
+        """Nothing else suffers."""
+        for number in range(10):
+            assert found(self.store, "a", f"a-{number}") == [b"a%d" % number]
+        assert found(self.store, "a", "shared") == [b"a%d" % number for number in reversed(range(10))]
+
+
+@pytest.fixture(params=[CatalogLimits(root_every=64), CatalogLimits(root_every=3, spill_runs=6)])
+def damaged(request: pytest.FixtureRequest) -> Damaged:
+    """In memory, or in pages."""
+    return Damaged(request.param)
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("what", ["tail", "keys", "gone"])
+def test_a_damaged_segment_is_left_out_and_all_others_are_indexed(damaged: Damaged, what: str) -> None:
+    (tail_offset,) = struct.unpack_from("<Q", damaged.whole, len(damaged.whole) - TRAILER_BYTES)
+    at = {"tail": -60, "keys": tail_offset - 1}
+    damaged.put(flipped(damaged.whole, at[what]) if what in at else b"")
+    before = load(damaged.store).version
+    builder = damaged.builder()
+    builder.run_to_end(threading.Event())
+    assert not builder.has_unindexed() and not damaged.builder().has_unindexed()
+    state = load(damaged.store)
+    assert state.indexed_version >= before - 1 and list(state.left_out) == [damaged.key]
+    assert [fields["segment"] for fields in damaged.said] == [damaged.key] and "error" in damaged.said[0]
+    assert builder.counters.left_out == 1
+    damaged.check_others()
+    anomalies = {anomaly.key for anomaly in verify_archive(damaged.store, full=True).anomalies}
+    assert anomalies == {damaged.key}
+
+
+def test_what_is_left_out_never_looks_as_if_it_were_not_there(damaged: Damaged) -> None:
+    damaged.put(flipped(damaged.whole, -60))
+    with pytest.raises(CorruptionError):
+        found(damaged.store, "c", "c-key")
+    damaged.builder().run_to_end(threading.Event())
+    for key in ("c-key", "another"):
+        with pytest.raises(CorruptionError, match=re.escape(damaged.key)):
+            found(damaged.store, "c", key)
+    with ArchiveQueries(damaged.store, load(damaged.store)) as queries:
+        assert not queries.by_key(KeyQuery("c", "c-key", end_ms=NOW_MS - 1)).messages
+    assert len(load(damaged.store).indexes) > 0
+    damaged.put(damaged.whole)  # from a copy of the bucket
+    assert found(damaged.store, "c", "c-key") == [b"c"]
+    assert verify_archive(damaged.store, full=True).anomalies == []
+
+
+def test_files_that_are_merged_still_leave_it_out(damaged: Damaged) -> None:
+    damaged.put(flipped(damaged.whole, -60))
+    builder = damaged.builder(unindexed_objects_max=1, merge_files=2)
+    while builder.step():
+        pass
+    builder.run_to_end(threading.Event())
+    assert builder.counters.merges > 0
+    damaged.check_others()
+    with pytest.raises(CorruptionError):
+        found(damaged.store, "c", "c-key")
+
+
+def test_bytes_that_were_damaged_on_their_way_are_read_again(
+    damaged: Damaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get_range, damaged_once = damaged.store.get_range, set[str]()
+
+    def received(key: str, offset: int, length: int) -> bytes:
+        data = get_range(key, offset, length)
+        if key in damaged_once or key not in damaged.archive.keys:
+            return data
+        damaged_once.add(key)
+        return flipped(data, -60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(damaged.store, "get_range", received)
+        damaged.builder(merge_files=64).run_to_end(threading.Event())
+    assert damaged.said == [] and not load(damaged.store).left_out
+    assert found(damaged.store, "c", "c-key") == [b"c"]
+
+
+def test_what_is_left_out_has_a_bound(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is part of the catalog; an archive of damage alone is to be looked at."""
+    monkeypatch.setattr(index_builder, "LEFT_OUT_MAX", 0)
+    damaged.put(flipped(damaged.whole, -60))
+    with pytest.raises(CorruptionError):
+        damaged.builder().run_to_end(threading.Event())
+    assert not load(damaged.store).left_out

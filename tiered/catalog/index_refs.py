@@ -2,20 +2,28 @@
 
 An index file covers whole catalog versions: every key of every run that versions [from, to] added. The files stand in
 order and cover versions without a hole; whatever is newer is not indexed yet, and a query reads its key sections. So
-one number, ``indexed_version``, says what a query must scan, and a delta that became void is seen at once.
+one number, ``indexed_version``, says what a query must scan, and a delta that became void is seen at once. Segments
+that could not be read when their versions were indexed are named apart: a query scans them as if they were newer, so
+what is damaged never looks as if it held nothing.
 
 Owns these values and what a change must obey. Does not own the files (tiered.index) nor when they are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tiered.catalog.json_fields import items, text, whole
+from tiered.catalog.json_fields import fields, items, text, whole
+from tiered.errors import CorruptionError
 from tiered.formats.keys import epoch_of
+
+LEFT_OUT = "index_left_out"
+"""Name of the archive-wide setting: key of a data object → versions that index files cover without it."""
+LEFT_OUT_MAX = 1000
+"""Objects in it, at most: it is part of every root page."""
 
 
 class IndexRef(NamedTuple):
@@ -59,6 +67,24 @@ NO_INDEX_CHANGE = IndexChange()
 def indexed_version(indexes: Sequence[IndexRef]) -> int:
     """Runs added up to this version are covered."""
     return indexes[-1].to_version if indexes else 0
+
+
+def left_out(settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Data objects whose keys are in no index file, and the versions of theirs that files cover. Raises
+    CorruptionError."""
+    try:
+        found = fields(settings.get(LEFT_OUT, {}))
+        return {key: tuple(map(whole, items(versions))) for key, versions in found.items()}
+    except (TypeError, ValueError) as error:
+        raise CorruptionError(f"the setting {LEFT_OUT} does not parse: {error!r}") from error
+
+
+def with_left_out(
+    before: Mapping[str, Sequence[int]], objects: Mapping[str, Iterable[int]]
+) -> dict[str, dict[str, list[int]]]:
+    """Settings of a commit that leaves out ``objects``, with their versions, too; empty when that changes nothing."""
+    after = {key: sorted({*before.get(key, ()), *versions}) for key, versions in objects.items()}
+    return {LEFT_OUT: {key: list(versions) for key, versions in before.items()} | after} if after else {}
 
 
 def after_change(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.index_refs import IndexRef, indexed_version
+from tiered.catalog.index_refs import IndexRef, indexed_version, left_out
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.formats.keys import CATALOG_PREFIX, object_of
 from tiered.model.queue import QueueKey
@@ -249,6 +249,12 @@ class CatalogState:
     def indexed_version(self) -> int:
         """Runs that versions up to this one added are covered by ``indexes``; a query scans the newer ones."""
         return indexed_version(self.indexes)
+
+    @cached_property
+    def left_out(self) -> Mapping[str, tuple[int, ...]]:
+        """Data objects that could not be read when they were indexed, and versions of their runs: a query scans these
+        too. Raises CorruptionError."""
+        return left_out(self.settings)
 
     # -- keys -------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,8 @@ def check_indexes(
         try:
             _check_tail(store, ref, segments)
             if full:
-                _check_items(store, ref, segments)
+                indexed = [segment for segment in segments if segment.key not in state.left_out]
+                _check_items(store, ref, indexed)
         except NotFoundError:
             continue  # reported with everything else that is named and does not exist
         except (CorruptionError, UnsupportedFormatError) as error:
