@@ -25,6 +25,7 @@ from tiered.model.queue_roster import QueueSelection, distinct
 from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table
 from uploader.queue_lives import QueueLives
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
+from uploader.skipped_log import SkippedLog
 
 Ints = NDArray[Any]
 
@@ -101,15 +102,22 @@ class _Runs:
 
 class CyclePlanner:
     """Plans cycles for one queue table; keeps only the names of its queues. Without ``knows_ends``, where nobody knows
-    the tails, how a queue begins is not unusual."""
+    the tails, how a queue begins is not unusual. ``skipped``: what was left out by processes before."""
 
     def __init__(
-        self, table: QueueTable, tails: QueueTails, *, split_bytes: int, knows_ends: bool = True
+        self,
+        table: QueueTable,
+        tails: QueueTails,
+        *,
+        split_bytes: int,
+        knows_ends: bool = True,
+        skipped: SkippedLog | None = None,
     ) -> None:
         self._table = table
         self._tails = tails
         self._split_bytes = split_bytes
         self._knows_ends = knows_ends
+        self._skipped = skipped or SkippedLog()
         self._lives = QueueLives(table)
         self._scratch = SplitScratch()
 
@@ -214,21 +222,22 @@ class CyclePlanner:
         next_offsets = self._tails.of(ordinals)[:, 0]
         unusual = list(map(UnusualQueue, ordinals.tolist(), next_offsets.tolist()))
         gaps: list[PlannedGap] = []
-        following = next_offset = byte = generation = -1
+        following = next_offset = byte = end_phys = generation = -1
         for i in np.flatnonzero(~continues | _has_unusual_successor(runs.ordinal, continues)):
             ordinal = int(runs.ordinal[i])
             if ordinal != following:
                 following = ordinal
-                next_offset, byte, _, generation = (int(v) for v in tails[i])
+                next_offset, byte, end_phys, generation = (int(v) for v in tails[i])
             base = int(runs.base[i])
             if next_offset != UNKNOWN and base > next_offset:
-                gaps.append(PlannedGap(self._lives.key(ordinal, generation), next_offset, base, reason))
+                why = self._skipped.reason(end_phys) if reason is GapReason.NEVER_WRITTEN else reason
+                gaps.append(PlannedGap(self._lives.key(ordinal, generation), next_offset, base, why))
             elif base < next_offset:
                 generation, byte = generation + 1, 0
             runs.generation[i] = generation
             runs.base_byte[i] = byte if runs.kind[i] != RunKind.LMQ else 0
             next_offset, byte = int(runs.end[i]), byte + int(runs.byte_count[i])
-            runs.end_byte[i] = byte
+            runs.end_byte[i], end_phys = byte, int(runs.end_phys[i])
         return gaps, unusual
 
     def _change(self, runs: _Runs) -> TailChange:

@@ -31,6 +31,7 @@ from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
+from uploader.skipped_log import SkippedLog
 from uploader.store_feed import feed_of, witness_of
 
 ARENA_SLACK = 0.25
@@ -125,7 +126,12 @@ def _upload_context(given: OffloadGiven, pool: LogBatchPool) -> UploadContext:
     return UploadContext(
         archive=given.archive,
         writer=given.owner.writer,
-        planner=CyclePlanner(given.table, given.tails, split_bytes=settings.split_bytes),
+        planner=CyclePlanner(
+            given.table,
+            given.tails,
+            split_bytes=settings.split_bytes,
+            skipped=SkippedLog.of(given.owner.writer.state),
+        ),
         witness=witness_of(given.store, given.table),
         tails=given.tails,
         pool=pool,

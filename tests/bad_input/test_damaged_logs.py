@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.end_to_end.test_ground_truth import records_of
@@ -17,10 +18,12 @@ from tiered.catalog.protocol import load
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
+from tiered.model.tables import GapReason
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 
 NAME = "B"
+SPEC = StoreSpec(topics=1, queues_per_topic=2, body_bytes=200)
 # Where in a record of an IPv4 host. The last byte of QUEUEOFFSET, and QUEUEID, leave a record that looks whole.
 PLACES = {
     "size": 0, "magic": 4, "queue id": 15, "queue offset": 20, "low queue offset": 27, "physical offset": 28,
@@ -105,3 +108,20 @@ def test_a_copied_record_with_a_stale_checksum_is_archived_if_the_consume_queue_
     else:
         assert victim["queueOffset"] not in found
     assert verify_archive(archive, full=True).anomalies == []
+
+
+@pytest.mark.parametrize("stops", [(), (1000,), (1000, 1001)])
+def test_what_was_damaged_before_a_restart_is_no_message_that_never_was(
+    stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Its queue goes on only afterwards, and the process that then sees the gap has seen no damage itself."""
+    memory = MemoryStore("memory://restarted")
+    for messages in (*stops, 2000):
+        store = tmp_path / str(messages)
+        write_store(store, SPEC, messages=messages)
+        with CommitLog([store / "commitlog"]).files[0].path.open("r+b") as file:
+            file.seek(998 * SPEC.record_bytes + 120)
+            file.write(b"\xff\x00\xff")
+        backfill(store, memory)
+    state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
+    assert [GapReason(int(gap["reason"])) for gap in state.gaps] == [GapReason.DAMAGED]
