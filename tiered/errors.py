@@ -7,6 +7,7 @@ Foreign exceptions (botocore, OSError) are translated where the foreign code is 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -56,6 +57,14 @@ class UnavailableError(TieredError):
     """Not now: the same call may succeed later."""
 
     exit_code = 4
+
+
+class UnreadableError(UnavailableError):
+    """The disk does not give bytes of a local file (EIO), named by ``path``. What stands before them may be there."""
+
+    def __init__(self, path: Path, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
 
 
 class ThrottledError(UnavailableError):

@@ -108,10 +108,10 @@ class CycleUploader:
                 {"error": damage.detail, "file": damage.path, "begin_phys": damage.begin_phys,
                  "end_phys": damage.end_phys},
             )  # fmt: skip
-        for begin_phys, end_phys in cycle.batch.lost:
+        for lost in cycle.batch.lost:
             self._context.log(
                 "commitlog missing, its messages are lost to the archive",
-                {"error": "no file holds it", "begin_phys": begin_phys, "end_phys": end_phys},
+                {"error": lost.why, "begin_phys": lost.begin_phys, "end_phys": lost.end_phys},
             )
 
     def _draft(self, cycle: Cycle, attempt: Attempt, state_objects: dict[str, str]) -> CommitDraft:

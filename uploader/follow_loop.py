@@ -15,7 +15,7 @@ from tiered.broker_store.pins import PinKeeper, PinStatus
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import NO_CHECK
-from tiered.errors import UnavailableError
+from tiered.errors import UnavailableError, UnreadableError
 from tiered.settings.sections import OffloadSettings
 from uploader.bound_source import BoundSource
 from uploader.dispatcher import StepResult, TieredDispatcher
@@ -129,9 +129,11 @@ class FollowLoop:
         """Whether anything but zeros stands at the cursor, or the log goes on behind files that are gone; costs one
         small read of a hot page."""
         cursor = self._context.dispatcher.cursor
-        return any(self._log.read(cursor, 8)) or (
-            self._log.file_at(cursor) is None and self._log.max_file_end > cursor
-        )
+        try:
+            head = self._log.read(cursor, 8)
+        except UnreadableError:
+            return True  # no zeros, as far as anybody can tell: dispatching meets the same, and judges it
+        return any(head) or (self._log.file_at(cursor) is None and self._log.max_file_end > cursor)
 
     def step_pins(self) -> None:
         """Keep files that are not archived yet, within the disk rules; let go of those that are. A directory of pins

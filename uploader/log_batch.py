@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import fastcrc
 import numpy as np
@@ -29,6 +30,14 @@ class DamagedRange:
     end_phys: int
     path: str
     detail: str
+
+
+class LostRange(NamedTuple):
+    """Bytes [begin, end) of the commitlog that are nowhere any more, and ``why``."""
+
+    begin_phys: int
+    end_phys: int
+    why: str
 
 
 class LogBatch:
@@ -56,7 +65,7 @@ class LogBatch:
         self.is_wanted = False
         self.damaged: list[DamagedRange] = []
         self.left_out: list[int] = []
-        self.lost: list[tuple[int, int]] = []
+        self.lost: list[LostRange] = []
 
     @property
     def room(self) -> int:

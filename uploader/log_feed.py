@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.damage import do_lengths_add_up, find_next_record
+from tiered.errors import UnreadableError
 from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.record_checks import END_OF_FILE_BYTES, RESERVED_CRC_BYTES
 from tiered.kernels.scan import InvalidReason, ScanStop, StopReason, scan_log
 from tiered.model.queue import TopicFilter
-from uploader.log_batch import DamagedRange, LogBatch
+from uploader.log_batch import DamagedRange, LogBatch, LostRange
 
 
 class FeedOutcome(Enum):
@@ -95,7 +96,19 @@ class LogFeed:
         self._decide_new_queues()
 
     def advance(self, batch: LogBatch, bound: FeedBound, max_bytes: int) -> FeedOutcome:
-        """Add at most ``max_bytes`` of log to ``batch`` at ``batch.to_phys``."""
+        """Add at most ``max_bytes`` of log to ``batch`` at ``batch.to_phys``.
+
+        Raises UnreadableError where the disk does not give what the next record needs; what stands before is added. But
+        what stands in a pin only, and is broken there, is lost: the broker will never give it again.
+        """
+        try:
+            return self._advance(batch, bound, max_bytes)
+        except UnreadableError as failure:
+            if not self._skip_broken_pin(batch, bound, failure):
+                raise
+        return FeedOutcome.MORE
+
+    def _advance(self, batch: LogBatch, bound: FeedBound, max_bytes: int) -> FeedOutcome:
         phys = batch.to_phys
         if phys >= bound.limit_phys:
             return FeedOutcome.CAUGHT_UP
@@ -108,7 +121,7 @@ class LogFeed:
         if wanted < min(END_OF_FILE_BYTES, available):
             return FeedOutcome.FULL
         begin = batch.filled
-        got = self._log.read_into(batch.arena.data[begin : begin + wanted], phys)
+        got, failure = self._log.read_as_far_as_given(batch.arena.data[begin : begin + wanted], phys)
         stop = scan_log(
             batch.arena, begin, begin + got, phys, file.end_phys, self._table, batch.columns,
             delay_levels_ms=self._delay_levels_ms,
@@ -118,6 +131,8 @@ class LogFeed:
         scanned = stop.position - begin
         if scanned:
             batch.extend(scanned, phys)
+        elif failure is not None and stop.reason == StopReason.INPUT_END:
+            raise failure
         return self._after_stop(stop, batch, bound, _Look(file, available, wanted, got, scanned))
 
     def _after_stop(self, stop: ScanStop, batch: LogBatch, bound: FeedBound, look: _Look) -> FeedOutcome:
@@ -175,7 +190,7 @@ class LogFeed:
                 self._skip_damage(batch, bound, look.file, "cut short") if is_cut else FeedOutcome.CAUGHT_UP
             )
         if size <= min(batch.room, look.available):
-            return self.advance(batch, bound, size) if look.got < size else FeedOutcome.CAUGHT_UP
+            return self._advance(batch, bound, size) if look.got < size else FeedOutcome.CAUGHT_UP
         if size <= look.available and batch.filled:
             return FeedOutcome.FULL
         if self._is_disproved(phys, size, bound):
@@ -204,13 +219,30 @@ class LogFeed:
 
         Raises UnavailableError when it may be that a directory is only not mounted.
         """
-        later = [file.begin_phys for file in self._log.files if file.begin_phys > batch.to_phys]
-        if not later or min(later) >= bound.limit_phys:
+        following = self._next_file_phys(batch.to_phys)
+        if following is None or following >= bound.limit_phys:
             return FeedOutcome.CAUGHT_UP
         self._log.refuse_unmounted()
-        batch.lost.append((batch.to_phys, min(later)))
-        batch.to_phys = min(later)
+        batch.lost.append(LostRange(batch.to_phys, following, "no file holds it"))
+        batch.to_phys = following
         return FeedOutcome.MORE
+
+    def _skip_broken_pin(self, batch: LogBatch, bound: FeedBound, failure: UnreadableError) -> bool:
+        """Go on behind the pin that holds ``to_phys`` if it is what ``failure`` says cannot be read, and is broken for
+        good. Once that is committed it is let go as archived."""
+        file = self._log.file_at(batch.to_phys)
+        if file is None or file.path != failure.path or not self._log.is_broken_pin(file):
+            return False
+        following = self._next_file_phys(batch.to_phys)
+        if following is None or following > bound.limit_phys:
+            return False
+        self._log.refuse_unmounted()
+        batch.lost.append(LostRange(batch.to_phys, following, failure.message))
+        batch.to_phys = following
+        return True
+
+    def _next_file_phys(self, phys: int) -> int | None:
+        return min((file.begin_phys for file in self._log.files if file.begin_phys > phys), default=None)
 
     def _skip_damage(self, batch: LogBatch, bound: FeedBound, file: LogFile, what: str) -> FeedOutcome:
         phys = batch.to_phys

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
-from tiered.errors import FencedError
+from tiered.errors import FencedError, UnreadableError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.prefixed import PrefixedStore
@@ -150,13 +151,15 @@ class Offloader:
             thread.start()
         try:
             if follow:
-                self._loop.run(stop)
+                with self._archived_before_raised():
+                    self._loop.run(stop)
                 with kept_up(self._look_after_pins, PIN_EVERY_MS / 1000, given.environment.log):
                     self._await_marks(threads[-1])
                     self._drain()
                 self._loop.step_pins()
             else:
-                self._read_to_the_end(stop)
+                with self._archived_before_raised():
+                    self._read_to_the_end(stop)
                 self._drain()
             if not follow and not stop.is_set():
                 self._finish_backfill()
@@ -173,6 +176,17 @@ class Offloader:
             for thread in threads:
                 thread.join(timeout=5)
         return self._result(from_phys)
+
+    @contextmanager
+    def _archived_before_raised(self) -> Iterator[None]:
+        """What stands before a place that the disk does not give is committed, then the failure raised: the next start
+        would read no further, and read it for nothing."""
+        try:
+            yield
+        except UnreadableError:
+            with kept_up(self._look_after_pins, PIN_EVERY_MS / 1000, self._given.environment.log):
+                self._drain()
+            raise
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """A part that fails stops the whole: nothing may go on as if it had been stored."""
@@ -191,7 +205,13 @@ class Offloader:
         while not self._stop_parts.is_set():
             if not self._behind.wait(self._wait_s):
                 continue
-            result = self._dispatcher.compensate(self._bound_source.feed)
+            try:
+                result = self._dispatcher.compensate(self._bound_source.feed)
+            except UnreadableError:
+                # The dispatch loop meets it as well, once it gets at the reader, and ends in order.
+                self._behind.clear()
+                self._stop_parts.wait(IDLE_WAIT_S)
+                continue
             if result == StepResult.CAUGHT_UP:
                 self._behind.clear()
             elif result == StepResult.BUSY:

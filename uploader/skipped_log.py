@@ -24,7 +24,7 @@ def skipped_settings(batch: LogBatch, line: int) -> dict[str, list[int]]:
     if batch.damaged:
         found[DAMAGED] = [line, max(part.end_phys for part in batch.damaged)]
     if batch.lost:
-        found[LOST] = [line, max(end_phys for _, end_phys in batch.lost)]
+        found[LOST] = [line, max(part.end_phys for part in batch.lost)]
     return found
 
 

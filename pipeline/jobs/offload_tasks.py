@@ -23,7 +23,7 @@ from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
 from tiered.object_store.url import open_store
 from tiered.settings.sections import OffloadSettings
-from uploader.log_batch import DamagedRange
+from uploader.log_batch import DamagedRange, LostRange
 from uploader.log_feed import FeedBound
 
 QueueNames = list[tuple[str, int]]
@@ -146,4 +146,4 @@ class PutCycle:
     stored_bytes: int
     abandoned: list[str]
     damaged: list[DamagedRange]
-    lost: list[tuple[int, int]]
+    lost: list[LostRange]

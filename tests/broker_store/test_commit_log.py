@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.broker_store.bad_sectors import BadSectors
 from tests.broker_store.record_bytes import log_file, record, records
 from tests.broker_store.unprivileged import run_unprivileged
 from tiered.broker_store.commit_log import (
@@ -19,7 +20,7 @@ from tiered.broker_store.commit_log import (
     LogGap,
     LogGapReason,
 )
-from tiered.errors import AccessDeniedError, NotFoundError
+from tiered.errors import AccessDeniedError, NotFoundError, UnreadableError
 
 SIZE = 64 * 1024
 
@@ -107,6 +108,47 @@ def test_deleted_file_is_read_from_its_pin(tmp_path: Path) -> None:
     assert log.read(0, len(data)) == data
     assert log.file_at(0) == LogFile(0, SIZE, pin, True)
     assert (log.min_phys, log.broker_min_phys) == (0, SIZE)
+
+
+@pytest.mark.parametrize("gives_the_front", [True, False])
+def test_what_stands_before_an_unreadable_place_is_read_to_the_byte(
+    gives_the_front: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(range(256)) * (SIZE // 256)
+    path = log_file(tmp_path, 0, data, SIZE)
+    log_file(tmp_path, SIZE, data, SIZE)
+    log, disk = CommitLog([tmp_path]), BadSectors(monkeypatch)
+    disk.may_give_the_front = gives_the_front
+    bad = disk.break_page(path, 40_000)
+    dest = bytearray(2 * SIZE)
+    got, failure = log.read_as_far_as_given(memoryview(dest), 1001)
+    assert (got, dest[:got]) == (bad - 1001, data[1001:bad])
+    assert failure is not None
+    assert failure.path == path
+    assert log.read_as_far_as_given(memoryview(dest), bad)[0] == 0
+    with pytest.raises(UnreadableError):
+        log.read(bad - 1, 2)
+    got, failure = log.read_as_far_as_given(memoryview(dest), bad + 4096)
+    assert (got, failure) == (SIZE - bad - 4096, None)
+
+
+def test_only_a_pin_of_which_something_is_given_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = log_file(tmp_path / "log", 0, record(0), SIZE)
+    log_file(tmp_path / "log", SIZE, record(SIZE), SIZE)
+    pinned = LogFile(0, SIZE, tmp_path / "pin", True)
+    os.link(path, pinned.path)
+    log, disk = CommitLog([tmp_path / "log"], pinned=lambda: [pinned]), BadSectors(monkeypatch)
+    disk.break_page(path, 0)
+    assert not log.is_broken_pin(log.files[0])
+    assert not log.is_broken_pin(pinned), "the broker has it"
+    path.unlink()
+    assert log.is_broken_pin(pinned)
+    disk.break_all(pinned.path)
+    assert not log.is_broken_pin(pinned), "the disk may be away"
+    pinned.path.unlink()
+    assert not log.is_broken_pin(pinned), "it was let go"
 
 
 def test_pin_above_the_last_file_belongs_to_a_log_that_is_gone(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.broker_store.bad_sectors import BadSectors
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.state import NO_CHECK, LogCheck
-from tiered.errors import UsageError
+from tiered.errors import UnreadableError, UsageError
 from uploader.log_line import Check, CheckResult, NewLine, compare, ends_before, find_new_line, require_shared
 
 FILE_BYTES = 4096
@@ -57,6 +58,19 @@ def test_other_bytes_or_a_log_that_ends_below_differ(tmp_path: Path) -> None:
 def test_bytes_the_broker_deleted_cannot_be_compared(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     assert compare(log, check_of(DATA, 100, 200)) is CheckResult.DELETED
+
+
+def test_bytes_that_the_disk_does_not_give_are_no_other_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_of(tmp_path, DATA)
+    disk = BadSectors(monkeypatch)
+    for page in range(2):
+        disk.break_page(log.files[page].path, 0)
+        with pytest.raises(UnreadableError):
+            compare(log, check_of(DATA, 4000, 4200))
+        disk.mend()
+    assert compare(log, check_of(DATA, 4000, 4200)) is CheckResult.SAME
 
 
 def test_the_walk_ends_at_the_newest_common_commit(tmp_path: Path) -> None:

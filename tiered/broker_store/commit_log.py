@@ -21,8 +21,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from tiered.broker_store.residency import ColdReadFile, open_failure
-from tiered.errors import NotFoundError, UnavailableError
+from tiered.broker_store.residency import PAGE_BYTES, ColdReadFile, open_failure
+from tiered.errors import NotFoundError, UnavailableError, UnreadableError
 
 NAME_DIGITS: Final = 20
 OPEN_FILES_MAX: Final = 4
@@ -176,6 +176,39 @@ class CommitLog:
             self.refresh()
             file = self.file_at(phys)
             return self._read_file(file, dest, phys) if file is not None else 0
+
+    def read_as_far_as_given(self, dest: memoryview, phys: int) -> tuple[int, UnreadableError | None]:
+        """As ``read_into``, but where the disk does not give a place: what stands before it, and the failure. Page by
+        page then, so that the disk is asked for that place once more only."""
+        file = self.file_at(phys)
+        try:
+            return self.read_into(dest, phys), None
+        except UnreadableError as error:
+            if file is None:
+                return 0, error
+        filled, dest = 0, dest[: file.end_phys - phys]
+        while filled < len(dest):
+            in_page = (phys + filled - file.begin_phys) % PAGE_BYTES
+            try:
+                got = self.read_into(dest[filled : filled + PAGE_BYTES - in_page], phys + filled)
+            except UnreadableError as error:
+                return filled, error
+            if got == 0:
+                break
+            filled += got
+        return filled, None
+
+    def is_broken_pin(self, file: LogFile) -> bool:
+        """Whether a place of ``file`` that the disk does not give is gone for good: nobody but its pin has it, by a new
+        look, and other places of it are given. All of it may be a disk that is away."""
+        self.refresh()
+        if not file.is_pinned or file not in self._files:
+            return False
+        try:
+            with ColdReadFile(file.path) as opened:
+                return opened.is_given_in_part()
+        except (NotFoundError, UnavailableError):
+            return False  # let go of meanwhile
 
     def read(self, phys: int, size_bytes: int) -> bytes:
         """Up to ``size_bytes`` bytes from ``phys`` on; shorter at the end of a file."""

@@ -25,11 +25,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError
+from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UnreadableError
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 NOWAIT_STRIDE_BYTES: Final = 16 * PAGE_BYTES
 """Without mincore, residency is known per stride of this size."""
+SAMPLED_PLACES: Final = 8
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
@@ -135,6 +136,22 @@ class ColdReadFile:
             # A hint only: without it the whole file counts as written.
             return self.size_bytes
 
+    def is_given_in_part(self) -> bool:
+        """Whether the disk gives any of a few places now: then it works, and a place that it does not give is broken.
+
+        What the page cache has of the file is dropped first, or that would answer for a disk that is away: to be asked
+        only of a file that its broker has deleted.
+        """
+        self._advise(0, 0, os.POSIX_FADV_DONTNEED)
+        for place in range(SAMPLED_PLACES):
+            offset = self.size_bytes * place // SAMPLED_PLACES // PAGE_BYTES * PAGE_BYTES
+            try:
+                if self.read_into(memoryview(bytearray(PAGE_BYTES)), offset):
+                    return True
+            except UnreadableError:
+                continue
+        return False
+
     def close(self) -> None:
         """Close the descriptor; further reads are an error."""
         if self._pages is not None:
@@ -219,6 +236,8 @@ def open_failure(path: Path, error: OSError) -> NotFoundError | AccessDeniedErro
         return AccessDeniedError(
             f"{path} cannot be read: permission denied", hint="run as a user that may read the broker's files"
         )
+    if error.errno == errno.EIO:
+        return UnreadableError(path, f"{path} cannot be read: {os.strerror(errno.EIO)}", hint="ask its disk")
     return UnavailableError(f"{path} cannot be read: {os.strerror(error.errno or 0)}")
 
 

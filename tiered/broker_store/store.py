@@ -29,6 +29,7 @@ from tiered.errors import NotFoundError, StoreLayoutError
 _DLEDGER_PREFIX: Final = "dledger-"
 _DLEDGER_ENTRY_MAGIC: Final = 1
 _PROBE_BYTES: Final = 1024 * 1024
+_PROBE_FILES_MAX: Final = 4
 
 
 class BrokerStore:
@@ -209,13 +210,23 @@ def _moved(directory: Path, path: Path, configured_root: Path | None) -> Path:
 
 
 def _refuse_foreign_log(log: CommitLog) -> None:
-    """The first file must hold a record somewhere near its begin, or nothing at all."""
-    if not log.files:
-        return
-    file = log.files[0]
-    head = log.read(file.begin_phys, min(file.size_bytes, _PROBE_BYTES))
+    """The first file must hold a record somewhere near its begin, or nothing at all. One whose begin the disk does not
+    give says nothing: a bad sector there is no reason to leave the whole log alone. Raises UnreadableError when no
+    file says anything."""
+    failure = None
+    for file in log.files[:_PROBE_FILES_MAX]:
+        head = bytearray(min(file.size_bytes, _PROBE_BYTES))
+        got, failure = log.read_as_far_as_given(memoryview(head), file.begin_phys)
+        if got or failure is None:
+            _refuse_foreign_file(file, bytes(head[:got]), is_whole=failure is None)
+            return
+    if failure is not None:
+        raise failure
+
+
+def _refuse_foreign_file(file: LogFile, head: bytes, *, is_whole: bool) -> None:
     if int.from_bytes(head[:4], "big") == _DLEDGER_ENTRY_MAGIC:
         raise StoreLayoutError(f"{file.path} holds DLedger entries, not records: not supported")
     known = (magic.to_bytes(4, "big") for magic in (*RECORD_MAGICS, BLANK_MAGIC))
-    if head.strip(b"\0") and not any(magic in head for magic in known):
+    if is_whole and head.strip(b"\0") and not any(magic in head for magic in known):
         raise StoreLayoutError(f"{file.path} holds no commitlog records: unknown layout")

@@ -1,0 +1,210 @@
+"""Places of the commitlog that the disk does not give: what stands before is archived, nothing is taken for damage, and
+only what the broker has deleted can be lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.synthetic_store import StoreSpec, write_store
+from tests.broker_store.bad_sectors import BadSectors
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.uploader.test_log_cut_by_its_broker import LivingBroker
+from tiered.broker_store.commit_log import CommitLog, LogFile
+from tiered.broker_store.pins import PinKeeper, PinLimits
+from tiered.broker_store.residency import PAGE_BYTES
+from tiered.broker_store.store import open_broker_store
+from tiered.catalog.reading import load
+from tiered.catalog.state import CatalogState
+from tiered.errors import UnreadableError
+from tiered.flat_file.verify import verify_archive
+from tiered.formats.keys import archive_prefix
+from tiered.model.tables import GapReason
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from uploader.offload import Environment, Offloader, OffloadIdentity
+
+FILE_BYTES = 1 << 20
+SPEC = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200, file_bytes=FILE_BYTES)
+MESSAGES = 10_000
+RECORD = SPEC.record_bytes
+BAD_AT = 300_000
+PATIENCE_S = 30.0
+
+
+def archive_of(memory: MemoryStore) -> PrefixedStore:
+    return PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+
+
+def state_of(memory: MemoryStore) -> CatalogState:
+    return load(archive_of(memory))
+
+
+def visible_in(state: CatalogState) -> dict[object, bytes]:
+    return {key: row.tobytes() for key, row in state.queues()}
+
+
+class Scene:
+    """A log of four files and a broker that runs beside it; ``disk`` breaks and mends."""
+
+    def __init__(self, directory: Path, disk: BadSectors) -> None:
+        self.store = directory / "store"
+        write_store(self.store, SPEC, messages=MESSAGES)
+        self.sound = MemoryStore("memory://sound")
+        backfill(self.store, self.sound)
+        self.end_phys = max(int(row["end_phys"]) for _, row in state_of(self.sound).queues())
+        self.files = CommitLog([self.store / "commitlog"]).files
+        assert len(self.files) == 4
+        self.disk = disk
+        self.pins = PinKeeper([directory / "pins"], PinLimits(0.9999, 0.99999))
+        self.said: list[str] = []
+        self.broker = LivingBroker(self.store)
+        self.broker.end_phys = self.end_phys
+
+    def deleted_but_pinned(self) -> LogFile:
+        """The first file as only a pin holds it."""
+        self.pins.step(self.files, 0)
+        self.files[0].path.unlink()
+        return CommitLog([self.store / "commitlog"], pinned=self.pins.files).files[0]
+
+    def follow(self, memory: MemoryStore) -> None:
+        """Until everything is archived. Raises what ends it before."""
+        stop = threading.Event()
+        ended = threading.Timer(PATIENCE_S, stop.set)
+
+        def look(state: CatalogState) -> None:
+            if state.cursor.phys >= self.end_phys:
+                stop.set()
+
+        environment = Environment(
+            log=lambda message, fields: self.said.append(f"{message}: {fields.get('error', '')}"),
+            committed=look,
+        )
+        ended.start()
+        try:
+            with open_broker_store(self.store, pinned=self.pins.files) as opened:
+                Offloader(
+                    opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"),
+                    replace(SMALL, batch_age_ms=50), topic_filter=FILTER, word_source=self.broker.word,
+                    pins=self.pins, environment=environment,
+                ).run(stop, follow=True)  # fmt: skip
+        finally:
+            ended.cancel()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> BadSectors:
+    return BadSectors(monkeypatch)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, disk: BadSectors) -> Iterator[Scene]:
+    made = Scene(tmp_path, disk)
+    yield made
+    made.broker.close()
+
+
+def last_end_before(phys: int) -> int:
+    return phys // RECORD * RECORD
+
+
+@pytest.mark.parametrize("gives_the_front", [True, False])
+@pytest.mark.parametrize("follows", [True, False])
+def test_what_stands_before_an_unreadable_place_is_archived_and_the_rest_once_it_is_given(
+    follows: bool, gives_the_front: bool, scene: Scene, disk: BadSectors
+) -> None:
+    """Nothing is left out, and nothing is said to be damaged, while the broker has the file."""
+    memory = MemoryStore(f"memory://front-{follows}-{gives_the_front}")
+    if not follows:
+        scene.broker.close()
+
+    def archive() -> None:
+        if follows:
+            scene.follow(memory)
+        else:
+            backfill(scene.store, memory)
+
+    disk.may_give_the_front = gives_the_front
+    bad_phys = disk.break_page(scene.files[0].path, BAD_AT)
+    for _ in range(2):
+        with pytest.raises(UnreadableError, match="00000000000000000000 cannot be read: Input/output error"):
+            archive()
+        state = state_of(memory)
+        assert state.cursor.phys == last_end_before(bad_phys)
+        assert [gap for key in state.visible_queues() for gap in state.gaps_of(key)] == []
+    disk.mend()
+    archive()
+    assert visible_in(state_of(memory)) == visible_in(state_of(scene.sound))
+    assert verify_archive(archive_of(memory), full=True).anomalies == []
+
+
+def test_a_pin_that_is_broken_costs_its_rest_and_everything_behind_is_archived(
+    scene: Scene, disk: BadSectors
+) -> None:
+    pin = scene.deleted_but_pinned()
+    bad_phys = disk.break_page(pin.path, BAD_AT)
+    memory = MemoryStore("memory://broken-pin")
+    scene.follow(memory)
+    state = state_of(memory)
+    assert state.cursor.phys == scene.end_phys
+    gaps = [gap for key in state.visible_queues() for gap in state.gaps_of(key)]
+    assert {GapReason(int(gap["reason"])) for gap in gaps} == {GapReason.BROKER_DELETED}
+    lost = sum(int(gap["end_queue_offset"] - gap["begin_queue_offset"]) for gap in gaps)
+    assert lost == FILE_BYTES // RECORD - bad_phys // RECORD
+    assert any("lost to the archive" in line and f"{pin.path} cannot be read" in line for line in scene.said)
+    assert not pin.path.exists(), "it is let go"
+    assert verify_archive(archive_of(memory), full=True).anomalies == []
+
+
+@pytest.mark.parametrize("bad_at", [0, FILE_BYTES - 1])
+def test_a_pin_may_be_broken_anywhere(bad_at: int, scene: Scene, disk: BadSectors) -> None:
+    """Its begin is looked at before anything else."""
+    disk.break_page(scene.deleted_but_pinned().path, bad_at)
+    memory = MemoryStore(f"memory://broken-pin-{bad_at}")
+    scene.follow(memory)
+    assert state_of(memory).cursor.phys == scene.end_phys
+
+
+def test_a_pin_of_which_nothing_is_given_may_be_on_a_disk_that_is_away(
+    scene: Scene, disk: BadSectors
+) -> None:
+    memory = MemoryStore("memory://away")
+    pin = scene.deleted_but_pinned()
+    disk.break_all(pin.path)
+    with pytest.raises(UnreadableError):
+        scene.follow(memory)
+    assert pin.path.exists()
+    disk.mend()
+    scene.follow(memory)
+    assert visible_in(state_of(memory)) == visible_in(state_of(scene.sound))
+
+
+def test_a_pin_beside_the_brokers_own_file_is_no_reason_to_give_up(scene: Scene, disk: BadSectors) -> None:
+    """The broker may be given what we are not; and its file comes first."""
+    scene.pins.step(scene.files, 0)
+    bad_phys = disk.break_page(scene.files[0].path, BAD_AT)
+    memory = MemoryStore("memory://both")
+    with pytest.raises(UnreadableError):
+        scene.follow(memory)
+    assert state_of(memory).cursor.phys == last_end_before(bad_phys)
+    assert scene.said == [] or not any("lost" in line for line in scene.said)
+    scene.files[0].path.unlink()  # it deletes the file
+    scene.follow(memory)
+    assert state_of(memory).cursor.phys == scene.end_phys
+
+
+def test_the_begin_of_the_only_file_need_not_be_given_whole(tmp_path: Path, disk: BadSectors) -> None:
+    """Whether it is a log is told by what is given."""
+    store = tmp_path / "store"
+    write_store(store, SPEC, messages=1000)
+    (file,) = CommitLog([store / "commitlog"]).files
+    disk.break_page(file.path, PAGE_BYTES)
+    with open_broker_store(store) as opened:
+        assert opened.commit_log.files == (file,)
+    disk.break_page(file.path, 0)
+    with pytest.raises(UnreadableError):
+        open_broker_store(store)
