@@ -20,6 +20,7 @@ from sidecar.report import QueueReport
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.damage import stored_size
+from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from tiered.model.tables import Table
@@ -95,8 +96,11 @@ def measure_lag(
         index is not None
         and (reach := min(index.frontier_phys(at_least=end_phys), end_phys)) > committed_phys
     ):
-        shown_phys = lag.end_phys = reach
-        _count_units(lag, index.units_between(committed_phys, shown_phys), log, topic_filter)
+        try:
+            _count_units(lag, index.units_between(committed_phys, reach), log, topic_filter)
+            shown_phys = lag.end_phys = reach
+        except (UnreadableError, AccessDeniedError):
+            lag = Lag(end_phys=committed_phys)  # one queue cannot be read: the log tells as well
     _count_scanned(lag, log, topic_filter, shown_phys, end_phys)
     return lag
 

@@ -3,6 +3,7 @@ batches."""
 
 from __future__ import annotations
 
+import errno
 import shutil
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.broker_store.bad_sectors import BadSectors
 from tests.broker_store.record_bytes import log_file, queue_file, unit
 from tiered.broker_store.consume_queue_index import QueueKind
-from tiered.broker_store.file_consume_queue import OPEN_FILES_MAX, SEARCH_QUEUES_MAX, FileConsumeQueues
+from tiered.broker_store.file_consume_queue import (
+    OPEN_FILES_MAX,
+    SEARCH_QUEUES_MAX,
+    UNREADABLE_AGAIN_S,
+    FileConsumeQueues,
+)
+from tiered.errors import AccessDeniedError, UnreadableError
 
 CAPACITY = 1000
 
@@ -258,3 +266,50 @@ def test_queues_that_show_a_unit_with_and_without_holes_in_their_files(tmp_path:
     index = index_of(tmp_path)
     shown = {("sparse", 0), ("full", 0), ("copied", 0), ("next", 0)}
     assert index.shown() == shown == set(index.last_records())
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_a_queue_that_cannot_be_read_is_left_out_and_counts_as_shown(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once, and the disk is asked for it seldom: how far the others are is asked ten times a second."""
+    queue_file(tmp_path, "sound", 0, units_for(0, 10), capacity=CAPACITY)
+    queue_file(tmp_path, "empty", 0, b"", capacity=CAPACITY)
+    bad = queue_file(tmp_path, "bad", 0, units_for(0, CAPACITY), capacity=CAPACITY)
+    disk, now_s = BadSectors(monkeypatch), 1000.0
+    disk.code = code
+    disk.break_all(bad)
+    index = FileConsumeQueues(tmp_path, lambda: 0, monotonic_s=lambda: now_s)
+    assert index.frontier_phys() == 1000
+    reads = disk.reads
+    for _ in range(100):
+        assert index.frontier_phys(at_least=5000) == 1000
+        index.refresh()
+    assert disk.reads == reads
+    assert index.last_records() == {("sound", 0): (900, 100)}
+    assert index.shown() == {("sound", 0), ("bad", 0)}
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert str(bad) in said[0]
+    with pytest.raises((UnreadableError, AccessDeniedError)):
+        index.max_offset("bad", 0)
+    disk.mend()
+    now_s += UNREADABLE_AGAIN_S
+    assert index.frontier_phys(at_least=10_000) == 100 * CAPACITY
+    assert set(index.last_records()) == {("sound", 0), ("bad", 0)}
+
+
+def test_of_two_kinds_of_a_queue_the_one_that_cannot_be_read_may_be_the_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is said of it then, rather than what was true before its kind was changed."""
+    queue_file(tmp_path, "t", 0, units_for(0, 10), capacity=CAPACITY)
+    path = tmp_path / "batchconsumequeue" / "t" / "0" / f"{0:020d}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(batch_unit(5000, 0, 10))
+    disk = BadSectors(monkeypatch)
+    disk.break_all(path)
+    index = index_of(tmp_path)
+    assert index.frontier_phys() == 0
+    assert index.last_records() == {}
+    assert index.shown() == {("t", 0)}

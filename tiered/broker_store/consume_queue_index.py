@@ -69,13 +69,16 @@ class ConsumeQueueIndex(Protocol):
         """The last unit (UNIT_DTYPE, one row), or no row when the queue is empty."""
 
     def last_records(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(phys, size) of the last record that each queue shows; queues without units are left out."""
+        """(phys, size) of the last record that each queue shows; queues without units are left out, and those whose
+        files cannot be read."""
 
     def shown(self) -> set[tuple[str, int]]:
-        """(topic, queue id) of the queues that show a unit. Costs no read of a file where its layout on disk tells."""
+        """(topic, queue id) of the queues that show a unit, and of those whose files cannot be read: they may. Costs no
+        read of a file where its layout on disk tells."""
 
     def frontier_phys(self, at_least: int | None = None) -> int:
-        """Physical end of the last record that any queue shows; 0 when nothing is shown.
+        """Physical end of the last record that any queue shows; 0 when nothing is shown. Queues whose files cannot be
+        read are left out.
 
         With ``at_least`` the search ends as soon as that is reached, and may end earlier still: the answer is
         then a lower bound that grows when asked again.

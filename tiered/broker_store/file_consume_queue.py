@@ -2,15 +2,18 @@
 ``batchconsumequeue`` (46-byte units with base offset and count).
 
 Owns which queues there are and what a unit means. The frontier is asked for again and again while following,
-so the queues that moved last are looked at first and the search ends once it has seen enough. Sources:
+so the queues that moved last are looked at first and the search ends once it has seen enough. A queue whose files
+cannot be read says nothing about how far the log is written, and is never one without units. Sources:
 org.apache.rocketmq.store.ConsumeQueue, BatchConsumeQueue, ConsumeQueueExt.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,13 +26,18 @@ from tiered.broker_store.directory_changes import DirectoryChanges
 from tiered.broker_store.residency import open_failure
 from tiered.broker_store.unit_files import OpenFiles, UnitFiles, is_filler
 from tiered.broker_store.unit_tails import last_valid_units, surely_written
+from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.model.tables import Table
+
+logger = logging.getLogger(__name__)
 
 OPEN_FILES_MAX: Final = 128
 RECENT_MAX: Final = 64
 SEARCH_QUEUES_MAX: Final = 256
 """One look at the frontier costs at most this many queues, or its price would follow their number."""
 SEARCH_TOPICS_MAX: Final = 64
+UNREADABLE_AGAIN_S: Final = 60.0
+"""A queue that cannot be read is asked for the frontier this seldom: a bad sector keeps the disk busy."""
 PLAIN_DTYPE: Final = np.dtype([("phys", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 BATCH_DTYPE: Final = np.dtype([
     ("phys", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8"),
@@ -38,6 +46,7 @@ BATCH_DTYPE: Final = np.dtype([
 _STORED: Final[dict[QueueKind, np.dtype[Any]]] = {QueueKind.PLAIN: PLAIN_DTYPE, QueueKind.BATCH: BATCH_DTYPE}
 _Key = tuple[str, int]
 _Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
 
 
 class _Queue:
@@ -68,6 +77,13 @@ class _Queue:
         """Physical end of the last unit's record, 0 without any."""
         last = self.last_record()
         return sum(last) if last is not None else 0
+
+    def has_places(self) -> bool:
+        """Whether anything stands in its files, if only a filler."""
+        return self.files.end() > self.files.first
+
+    def has_units(self) -> bool:
+        return self.last_record() is not None
 
     def last(self) -> Table:
         end = self.files.end()
@@ -106,10 +122,17 @@ class _Queue:
 class FileConsumeQueues:
     """ConsumeQueueIndex over files. ``min_phys`` gives the broker's oldest physical offset. Thread-safe."""
 
-    def __init__(self, store_path: Path, min_phys: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store_path: Path,
+        min_phys: Callable[[], int],
+        *,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._roots = {kind: store_path / kind.value for kind in (QueueKind.PLAIN, QueueKind.BATCH)}
         self._ext_root = store_path / "consumequeue_ext"
         self._min_phys = min_phys
+        self._monotonic_s = monotonic_s
         self._lock = threading.RLock()
         self._open_files = OpenFiles(OPEN_FILES_MAX)
         self._changes = DirectoryChanges()
@@ -117,6 +140,7 @@ class FileConsumeQueues:
         self._by_topic: dict[tuple[QueueKind, str], dict[_Key, _Queue]] = {}
         self._queues: dict[_Key, _Queue] = {}
         self._order: list[_Key] = []
+        self._unreadable: dict[_Key, float] = {}  # until when the frontier does without
         self._recent: dict[_Key, None] = {}  # the queue that moved last is at the end
         self._queue_turn = self._topic_turn = self._frontier = self._asked = 0
         self.refresh()
@@ -168,11 +192,11 @@ class FileConsumeQueues:
     def last_records(self) -> dict[_Key, tuple[int, int]]:
         """See ConsumeQueueIndex."""
         with self._lock:
-            found = {
-                key: queue.record_of(unit) if unit is not None else queue.last_record()
-                for kind, stored in _STORED.items()
-                for key, queue, unit in self._quick_tails(kind, stored)
-            }
+            tails = [tail for kind, stored in _STORED.items() for tail in self._quick_tails(kind, stored)]
+            found = {key: queue.record_of(unit) for key, queue, unit in tails if unit is not None}
+            for key, queue, unit in tails:
+                if unit is None:
+                    found[key] = self._ask(key, queue, _Queue.last_record, None)
         return {key: record for key, record in found.items() if record is not None}
 
     def shown(self) -> set[_Key]:
@@ -181,7 +205,7 @@ class FileConsumeQueues:
             return {
                 key
                 for key, queue in self._queues.items()
-                if surely_written(queue.files.directory) or queue.last_record() is not None
+                if surely_written(queue.files.directory) or self._ask(key, queue, _Queue.has_units, True)
             }
 
     def _quick_tails(
@@ -209,13 +233,29 @@ class FileConsumeQueues:
         for key in keys:
             if self._frontier >= enough:
                 break
-            end = self._queues[key].end_phys()
+            if self._monotonic_s() < self._unreadable.get(key, 0):
+                continue
+            end = self._ask(key, self._queues[key], _Queue.end_phys, 0)
             if end > self._frontier:
                 self._frontier = end
                 self._recent.pop(key, None)
                 self._recent[key] = None
         while len(self._recent) > RECENT_MAX:
             del self._recent[next(iter(self._recent))]
+
+    def _ask(
+        self, key: _Key, queue: _Queue, question: Callable[[_Queue], _Answer], if_unreadable: _Answer
+    ) -> _Answer:
+        """What ``question`` finds in the queue's files; ``if_unreadable``, said once, where they cannot be read."""
+        try:
+            answer = question(queue)
+        except (UnreadableError, AccessDeniedError) as error:
+            if key not in self._unreadable:
+                logger.warning("consume queue of %s/%d left out of the bound: %s", *key, error)
+            self._unreadable[key] = self._monotonic_s() + UNREADABLE_AGAIN_S
+            return if_unreadable
+        self._unreadable.pop(key, None)
+        return answer
 
     def _to_look_at(self, look_at_all: bool) -> list[_Key]:
         recent = list(reversed(self._recent))
@@ -268,10 +308,11 @@ class FileConsumeQueues:
             for topic in self._topics[kind]:
                 for key, queue in self._by_topic.get((kind, topic), {}).items():
                     # A queue whose kind was changed has a directory of each; the one with units counts.
-                    if key not in found or queue.files.end() > queue.files.first:
+                    if key not in found or self._ask(key, queue, _Queue.has_places, True):
                         found[key] = queue
         self._queues, self._order = found, list(found)
         self._recent = {key: None for key in self._recent if key in found}
+        self._unreadable = {key: until_s for key, until_s in self._unreadable.items() if key in found}
 
     def units_between(self, begin_phys: int, end_phys: int) -> dict[_Key, Table]:
         """See ConsumeQueueIndex."""
