@@ -23,7 +23,7 @@ from fetcher.serving.served_archive import QUERIES_MAX, ServedArchive
 from fetcher.serving.session import ClientTable
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import Response
-from fetcher.waiting import run_async
+from fetcher.waiting import Wait, new_future, run_async
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.fetcher.serving.serving_peer import request
@@ -210,6 +210,7 @@ def test_a_member_that_is_connected_while_its_topic_is_made_anew_gets_the_new_me
         end = int(first.ext["nextBeginOffset"])
         assert (first.code, end) == (0, 20)
         held = asyncio.create_task(pull(end))
+        await asyncio.sleep(0.05)
         watching = asyncio.create_task(archive.watch(0.05))
         on_another_disk(store_with(tmp_path / "second", {0: 25}, b"second"), root)
         moved = await held
@@ -235,25 +236,23 @@ def test_what_queries_by_key_hold_at_once_is_bounded(tmp_path: Path) -> None:
 
     async def story(archive: ServedArchive, root: FileStore) -> None:
         access: Any = archive._access
-        at_work, most, limits = 0, 0, list[int]()
-        find = access.find_by_key
+        find, found, asked = access.find_by_key, new_future(), list[int]()
 
-        async def counted(*arguments: Any) -> Any:
-            nonlocal at_work, most
-            at_work, most = at_work + 1, max(most, at_work + 1)
-            limits.append(arguments[-1])
-            try:
-                return await find(*arguments)
-            finally:
-                at_work -= 1
+        async def read(*arguments: Any) -> Any:
+            asked.append(arguments[-1])
+            await Wait(found)  # as from a bucket
+            return await find(*arguments)
 
-        access.find_by_key = counted
-        asked = [
+        access.find_by_key = read
+        queries = asyncio.gather(*(
             archive.messages_by_key("t", f"k{number}", is_unique=False, count=64, begin_ms=0, end_ms=1 << 60)
             for number in range(3 * QUERIES_MAX)
-        ]
-        assert await asyncio.gather(*asked) == [[]] * (3 * QUERIES_MAX)
-        assert 0 < most <= QUERIES_MAX and set(limits) == {FOUND_BYTES_MAX}
+        ))  # fmt: skip
+        await asyncio.sleep(0.1)
+        assert asked == [FOUND_BYTES_MAX] * QUERIES_MAX
+        found.set_result(None)
+        assert await queries == [[]] * (3 * QUERIES_MAX)
+        assert asked == [FOUND_BYTES_MAX] * (3 * QUERIES_MAX)
         assert FOUND_BYTES_MAX < FRAME_BYTES_MAX
 
     run(tmp_path, story)
