@@ -58,8 +58,10 @@ def queue_file(
     return log_file(store / "consumequeue" / topic / str(queue_id), first * 20, units, capacity * 20)
 
 
-def rocksdb_queues(directory: Path, units: Mapping[tuple[str, int], Sequence[tuple[int, int]]]) -> Path:
-    """Consume queues in RocksDB: (phys, size) of the units of each (topic, queue id), from offset 0 on."""
+def rocksdb_queues(
+    directory: Path, units: Mapping[tuple[str, int], Sequence[tuple[int, int]]], *, first: int = 0
+) -> Path:
+    """Consume queues in RocksDB: (phys, size) of the units of each (topic, queue id), from offset ``first`` on."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     database = Rdict(str(directory), options)
@@ -67,7 +69,7 @@ def rocksdb_queues(directory: Path, units: Mapping[tuple[str, int], Sequence[tup
     for (topic, queue_id), its_units in units.items():
         name = topic.encode()
         head = struct.pack(">i", len(name)) + b"\x01" + name + b"\x01"
-        for offset, (phys, size) in enumerate(its_units):
+        for offset, (phys, size) in enumerate(its_units, first):
             key = head + struct.pack(">i", queue_id) + b"\x01" + struct.pack(">q", offset)
             database[key] = struct.pack(">qiqq", phys, size, 0, 0)
             ends[head + b"max\x01" + struct.pack(">i", queue_id)] = struct.pack(">qq", phys, offset)

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.broker_store.record_bytes import rocksdb_queues
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
@@ -48,20 +50,22 @@ def test_a_queue_that_the_broker_has_expired_stays_visible_and_a_deleted_one_doe
     assert set(load(archive).visible_queues()) == visible - {deleted}
 
 
-def test_queues_with_units_in_files_only_are_not_hidden_by_a_rocksdb_beside_them(tmp_path: Path) -> None:
-    """One that writes both kinds has not dispatched again to RocksDB what was there before."""
+@pytest.mark.parametrize("store_type", ["default", "defaultRocksDB"])
+def test_queues_with_units_in_files_only_are_not_hidden_by_a_rocksdb_beside_them(
+    tmp_path: Path, store_type: str
+) -> None:
+    """A broker that writes both kinds has not dispatched again to RocksDB what was there before."""
     spec = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
     write_store(tmp_path / "store", spec, messages=400)
     with open_broker_store(tmp_path / "store") as store:
         index = store.consume_queues()
         assert index is not None
         queues = sorted(index.shown())
-        last = index.units(*queues[0], 99, 1)
-    rocksdb_queues(
-        tmp_path / "store" / "consumequeue", {queues[0]: [(int(last["phys"][0]), spec.record_bytes)]}
-    )
+        end_phys = index.frontier_phys()
+    last = (end_phys - spec.record_bytes, spec.record_bytes)
+    rocksdb_queues(tmp_path / "store" / "consumequeue", {queues[-1]: [last]}, first=99)
     memory = MemoryStore("memory://both-kinds")
-    conf = broker_conf({"storeType": "default", "rocksdbCQDoubleWriteEnable": "true"})
+    conf = broker_conf({"storeType": store_type, "rocksdbCQDoubleWriteEnable": "true"})
     assert backfill(tmp_path / "store", memory, conf=conf).hidden == 0
     visible = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).visible_queues()
     assert sorted((key.topic, key.queue_id) for key in visible) == queues
