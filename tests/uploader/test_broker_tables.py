@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,3 +72,14 @@ def test_tables_that_a_killed_back_fill_did_not_come_to_are_archived_by_the_next
     version = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).version
     backfill(real_store("B") / "store", memory)
     assert load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).version == version
+
+
+def test_a_back_fill_with_nothing_to_do_reads_no_table(real_store: RealStore, tmp_path: Path) -> None:
+    """One that is damaged by now is no reason to fail."""
+    shutil.copytree(real_store("B") / "store", tmp_path / "store")
+    memory = MemoryStore("memory://tables")
+    backfill(tmp_path / "store", memory)
+    for path in (tmp_path / "store" / "config").glob("*.json*"):
+        path.write_text("{")
+    assert backfill(tmp_path / "store", memory).messages == 0
+    assert tables_of(memory) == set(TABLE_NAMES)
