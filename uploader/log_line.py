@@ -3,8 +3,8 @@
 A commit carries a CRC of the last log bytes below its end. If the broker's log now differs there, or ends below it
 (power loss, fail-over to a lagging slave, a wiped disk), the writer goes back to the newest commit whose check still
 holds and starts a new log line there; what was archived above it is superseded. Only beside a running broker, or if
-told: a directory may be another broker's, or an older copy. Never waits, but for files to be there at all: a commitlog
-on a disk that is not mounted is no other log.
+told, where it may be another broker's directory or an older copy (decision 0034). Never waits, but for files to be
+there at all: a commitlog on a disk that is not mounted is no other log.
 
 A broker that cuts its log leaves the bytes behind the cut in the files until it writes over them: where it can be
 asked, its word says where the log ends.
