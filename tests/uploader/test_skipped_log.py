@@ -8,7 +8,7 @@ import pytest
 
 from tiered.catalog.state import CatalogState
 from tiered.model.tables import GapReason
-from uploader.log_batch import DamagedRange, LogBatch
+from uploader.log_batch import DamagedRange, LogBatch, LostRange
 from uploader.skipped_log import DAMAGED, SkippedLog, skipped_settings
 
 
@@ -21,7 +21,7 @@ def test_only_what_was_left_out_behind_a_queues_last_record_is_a_reason() -> Non
     assert skipped_settings(batch, 1) == {}
     assert SkippedLog.of(state_after(batch)) == SkippedLog()
     batch.damaged += [DamagedRange(100, 200, "", ""), DamagedRange(300, 400, "", "")]
-    batch.lost += [(500, 600)]
+    batch.lost += [LostRange(500, 600, "no file holds it")]
     skipped = SkippedLog.of(state_after(batch))
     assert skipped == SkippedLog(400, 600)
     assert skipped.reason(300) is GapReason.DAMAGED
