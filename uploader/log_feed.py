@@ -222,9 +222,7 @@ class LogFeed:
         following = self._next_file_phys(batch.to_phys)
         if following is None or following >= bound.limit_phys:
             return FeedOutcome.CAUGHT_UP
-        self._log.refuse_unmounted()
-        batch.lost.append(LostRange(batch.to_phys, following, "no file holds it"))
-        batch.to_phys = following
+        self._give_up(batch, following, "no file holds it")
         return FeedOutcome.MORE
 
     def _skip_broken_pin(self, batch: LogBatch, bound: FeedBound, failure: UnreadableError) -> bool:
@@ -236,10 +234,14 @@ class LogFeed:
         following = self._next_file_phys(batch.to_phys)
         if following is None or following > bound.limit_phys:
             return False
-        self._log.refuse_unmounted()
-        batch.lost.append(LostRange(batch.to_phys, following, failure.message))
-        batch.to_phys = following
+        self._give_up(batch, following, failure.message)
         return True
+
+    def _give_up(self, batch: LogBatch, following: int, why: str) -> None:
+        """Go on at ``following``. Raises UnavailableError when it may be that a directory is only not mounted."""
+        self._log.refuse_unmounted()
+        batch.lost.append(LostRange(batch.to_phys, following, why))
+        batch.to_phys = following
 
     def _next_file_phys(self, phys: int) -> int | None:
         return min((file.begin_phys for file in self._log.files if file.begin_phys > phys), default=None)

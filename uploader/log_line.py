@@ -171,14 +171,7 @@ def ends_before(log: CommitLog, check: LogCheck) -> bool:
     begin_phys = max(check.begin_phys, check.end_phys - WRITTEN_BYTES)
     if begin_phys < log.min_phys:
         return False
-    data = bytearray(check.end_phys - begin_phys)
-    filled = 0
-    while filled < len(data) and log.file_at(begin_phys + filled) is not None:
-        got = log.read_into(memoryview(data)[filled:], begin_phys + filled)
-        if got == 0:
-            break
-        filled += got
-    return not any(data)
+    return not any(log.read(begin_phys, check.end_phys - begin_phys))
 
 
 def _end_phys(log: CommitLog, said_end_phys: int | None) -> int:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.queries.found import ALWAYS_MS, Entry, FoundMessage, is_shown, read_entry
+from fetcher.queries.found import ALWAYS_MS, Entry, FoundMessage, count_within, is_shown, read_entry
 from fetcher.queries.source import Place, QuerySource
 from fetcher.waiting import gather
 from tiered.catalog.index_refs import IndexRef
@@ -91,7 +91,9 @@ class KeyQuery:
 
     def is_full(self, found: Sequence[FoundMessage]) -> bool:
         """Whether no more need be looked at."""
-        return len(found) >= self.max_messages or sum(len(one.data) for one in found) >= self.max_bytes
+        if len(found) >= self.max_messages:
+            return True
+        return self.max_bytes < NO_LIMIT and sum(len(one.data) for one in found) >= self.max_bytes
 
 
 @dataclass(frozen=True)
@@ -142,19 +144,10 @@ async def find_by_key(source: QuerySource, state: CatalogState, query: KeyQuery)
         if is_all or query.is_full(found):
             break
         wanted = wanted._replace(items_max=8 * wanted.items_max)
-    messages = _fitting(found[: query.max_messages], query.max_bytes)
+    messages = found[: query.max_messages]
+    messages = messages[: count_within((len(message.data) for message in messages), query.max_bytes)]
     is_last = is_all and is_exhausted and len(found) == len(messages)
     return QueryPage(messages, None if is_last or not messages else Position.of(messages[-1]))
-
-
-def _fitting(found: list[FoundMessage], max_bytes: int) -> list[FoundMessage]:
-    """The first ones, at least one, that have no more than ``max_bytes``."""
-    total_bytes = 0
-    for number, message in enumerate(found):
-        total_bytes += len(message.data)
-        if number and total_bytes > max_bytes:
-            return found[:number]
-    return found
 
 
 async def _items_of(source: QuerySource, ref: IndexRef, wanted: Wanted) -> Matches:

@@ -59,6 +59,17 @@ class Entry(NamedTuple):
     store_timestamp: int
 
 
+def count_within(sizes_bytes: Iterable[int], max_bytes: int) -> int:
+    """How many of these, the first ones, have no more than ``max_bytes`` together; one at least, if there is any."""
+    count = total_bytes = 0
+    for size_bytes in sizes_bytes:
+        total_bytes += size_bytes
+        if count and total_bytes > max_bytes:
+            break
+        count += 1
+    return count
+
+
 def is_shown(state: CatalogState, queue: QueueKey, *, with_hidden: bool) -> bool:
     """Whether messages of ``queue`` are answers: superseded generations never, deleted ones on request."""
     row = state.queue(queue)

@@ -83,6 +83,11 @@ class GroupOffsets:
         number = self._log.number(topic, queue_id)
         return number not in queues and number != queue_id and any(is_life_of(n, queue_id) for n in queues)
 
+    def is_of_former_life(self, group: str, topic: str, queue_id: int, offset: int, end: int) -> bool:
+        """Whether ``offset``, which a member commits, is of a life of the queue that is over: beyond the ``end`` of the
+        new one, of which the group has none yet. Members commit what they have every few seconds."""
+        return offset > end and self.begins_anew(group, topic, queue_id)
+
     def durable(self, group: str, topic: str, queue_id: int) -> int:
         """The group's offset as last written, 0 without any: what may be relied on after any end of this server."""
         return self._log.offsets.get((group, topic), {}).get(self._log.number(topic, queue_id), 0)

@@ -59,8 +59,8 @@ class OffsetHandlers:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"commitOffset {offset} is negative")
         place = request.name("consumerGroup"), request.name("topic"), request.number("queueId")
         bounds = self._archive.bounds(*place[1:])
-        if bounds is not None and offset > bounds.maximum and self._offsets.begins_anew(*place):
-            return Response()  # of the former life: members commit what they have every few seconds
+        if bounds is not None and self._offsets.is_of_former_life(*place, offset, bounds.maximum):
+            return Response()
         if request.command.is_oneway:
             # Nobody is told, so nobody waits: with the store away such requests would fill their connection.
             self._offsets.note(*place, offset)

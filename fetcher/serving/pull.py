@@ -116,7 +116,7 @@ class PullService:
             return None
         if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
             place = group, topic, queue_id
-            if committed <= found.bounds.maximum or not self._offsets.begins_anew(*place):
+            if not self._offsets.is_of_former_life(*place, committed, found.bounds.maximum):
                 self._offsets.note(*place, committed)
         return pull_response(SUCCESS, found.next_offset, found.bounds, _FOUND_NAME, found.body)
 
@@ -133,7 +133,7 @@ class PullService:
         was_anew = self._offsets.begins_anew(*place)
         if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
             bounds = self._archive.bounds(*place[1:]) if was_anew else None
-            if bounds is None or committed <= bounds.maximum:  # else it is of the former life
+            if bounds is None or not self._offsets.is_of_former_life(*place, committed, bounds.maximum):
                 self._offsets.note(*place, committed)
         is_pull_api = bool(flags & SUBSCRIPTION)
         try:

@@ -14,6 +14,7 @@ from typing import Final
 
 from fetcher.policy.policy_line import PolicyLine
 from fetcher.policy.read_policy import ReadPolicy
+from fetcher.queries.found import count_within
 from fetcher.serving.archive_side import ArchiveSide
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
 from fetcher.serving.lookups import KEY_COUNT_MAX, UNIQUE_KEY_COUNT
@@ -156,11 +157,5 @@ def merged(ours: Sequence[Buffer], archived: Sequence[Buffer], count: int) -> li
         (stored_ms,) = _PHYS.unpack_from(record, _BORN_AT + host_bytes)
         found[phys] = stored_ms, record
     newest_first = sorted(found.items(), key=lambda item: (item[1][0], item[0]), reverse=True)
-    records: list[Buffer] = []
-    total_bytes = 0
-    for _, (_, record) in newest_first[:count]:
-        total_bytes += len(record)
-        if records and total_bytes > ANSWER_BYTES_MAX:
-            break
-        records.append(record)
-    return records
+    records = [record for _, (_, record) in newest_first[:count]]
+    return records[: count_within(map(len, records), ANSWER_BYTES_MAX)]
