@@ -22,6 +22,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import load
 from tiered.errors import CorruptionError, TieredError
+from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix, catalog_key, object_of, parse_part_key
 from tiered.object_store.file import FileStore
 from tiered.settings.sections import IndexSettings
@@ -207,5 +208,14 @@ def test_one_damaged_object(scene: Scene, kind: str, damage: str, tmp_path: Path
         # A message of another topic is found by id among all objects of its stretch of the log.
         others = [name for name in errors if name.split()[0] not in topics and " id " not in name]
         assert not others, f"{topics} are in {key}, but {others} failed"
-    if damage in ("missing", "empty", "truncated", "swapped"):
+    if kind == "root":
+        assert not errors, "the commits say what the root said"
+        changed = (tmp_path / "archive" / PREFIX / object_of(key)).read_bytes() != (
+            scene.directory / PREFIX / object_of(key)
+        ).read_bytes()
+        found = [
+            anomaly.key for anomaly in verify_archive(FileStore(tmp_path / "archive" / PREFIX)).anomalies
+        ]
+        assert found == [key] * changed, "who asks is told"
+    elif damage in ("missing", "empty", "truncated", "swapped"):
         assert errors, "nobody noticed"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.pages import sorted_page
 from tiered.catalog.protocol import CatalogLimits
+from tiered.catalog.reading import read_commit
 from tiered.errors import NotFoundError, UnavailableError
 from tiered.flat_file.verify import Anomaly, AnomalyKind, VerifyReport, verify_archive
 from tiered.flat_file.verify_queues import check_queues
@@ -113,7 +114,7 @@ def test_chain_a_missing_commit() -> None:
 
 def test_chain_a_damaged_head() -> None:
     builder = _archive()
-    _replace(builder, catalog_key(builder.state.version), _flip(60))
+    _replace(builder, catalog_key(builder.state.version), _flip(-60))  # in front of it lies what it carries
     report = verify_archive(builder.store)
     assert _kinds(report) == {AnomalyKind.CHAIN}
 
@@ -132,14 +133,29 @@ def test_page_damaged_or_missing_root() -> None:
     carried = parse_part_key(carrying.state.root.key)
     assert carried is not None
     _replace(carrying, carried.key, _flip(carried.offset + 70))
-    assert _kinds(verify_archive(carrying.store)) == {AnomalyKind.CHAIN}
+    (anomaly,) = verify_archive(carrying.store).anomalies
+    assert (anomaly.kind, anomaly.key) == (AnomalyKind.ROOT, carrying.state.root.key)
     builder = _archive(carried_bytes_max=0)
     key = object_of(builder.state.root.key)
     _replace(builder, key, _flip(70))
-    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.CHAIN}
+    (anomaly,) = verify_archive(builder.store).anomalies
+    assert (anomaly.kind, object_of(anomaly.key)) == (AnomalyKind.ROOT, key), (
+        "the chain replaces it, and it is named"
+    )
     builder.store.delete([key])
     report = verify_archive(builder.store)
     assert _kinds(report) == {AnomalyKind.MISSING}, "the chain replaces the root"
+
+
+def test_page_an_older_root_is_looked_at_in_full() -> None:
+    builder = _archive()
+    older = read_commit(builder.store, builder.state.root.version).root
+    carried = parse_part_key(older.key)
+    assert carried is not None
+    _replace(builder, carried.key, _flip(carried.offset + 70))
+    assert not verify_archive(builder.store).anomalies
+    (anomaly,) = verify_archive(builder.store, full=True).anomalies
+    assert (anomaly.kind, anomaly.key) == (AnomalyKind.ROOT, older.key)
 
 
 def test_hole_and_overlap_in_a_queue() -> None:

@@ -132,7 +132,7 @@ class PageWriter:
         if state.memory_runs >= self._limits.spill_runs:
             added = spill(state, self._limits.page_runs_max, packs.add)
             change = replace(change, spilled_version=state.version, added=(*change.added, *added))
-        if state.version - state.root.version >= self._limits.root_every:
+        if state.wants_root or state.version - state.root.version >= self._limits.root_every:
             key = packs.add(state.version, encode_root(state))
             change = replace(change, root=RootRef(key, state.version))
         if change is not NO_PAGES:

@@ -1,11 +1,13 @@
 """Reading the catalog: its head, any version, and what came since. Reads only; needs no local state.
 
 Starting costs one LIST of one key, the head commit, one root page, and the commits after it (at most as many as lie
-between two roots), read side by side.
+between two roots), read side by side. A root only shortens the way: the commits say all that it says. One that is
+damaged or gone is replaced by the one before it and more commits, in the end by the whole chain (decision 0036).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,9 +17,11 @@ from tiered.catalog.carried import read_commit_bytes, read_page_bytes
 from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_commit
 from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import CatalogState, LogCheck, RootRef
-from tiered.errors import CorruptionError, NotFoundError
+from tiered.errors import CorruptionError, NotFoundError, TieredError
 from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
 from tiered.object_store.protocol import ObjectStore
+
+logger = logging.getLogger(__name__)
 
 READ_THREADS = 8
 PROBES_BEFORE_LIST = 8
@@ -49,8 +53,11 @@ def read_commit(store: ObjectStore, version: int) -> Commit:
     return commit
 
 
-def load(store: ObjectStore, *, version: int | None = None) -> CatalogState:
-    """The state at the head, or at ``version``. ``store`` is the archive's own prefix.
+def load(
+    store: ObjectStore, *, version: int | None = None, known: CatalogState | None = None
+) -> CatalogState:
+    """The state at the head, or at ``version``. ``store`` is the archive's own prefix. ``known``: an earlier state of
+    it, gone on from where no newer root can be read.
 
     Raises NotFoundError when there is no archive or no such version, CorruptionError when the chain is broken.
     """
@@ -58,7 +65,13 @@ def load(store: ObjectStore, *, version: int | None = None) -> CatalogState:
     if wanted == 0:
         raise NotFoundError(f"{store.url} holds no archive")
     commit = read_commit(store, wanted)
-    return replay(store, _start(store, commit), wanted)
+    state, unread = _start(store, commit.root, known or CatalogState())
+    if unread is None:
+        return replay(store, state, wanted)
+    try:
+        return replace(replay(store, state, wanted), unread_root=commit.root)
+    except CorruptionError as error:
+        raise CorruptionError(f"{unread.message}; and without it: {error.message}") from error
 
 
 def refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
@@ -71,7 +84,7 @@ def refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
         state = follow(store, state, commit)
     head = head_version(store)
     if head - state.version > REPLAY_MAX:
-        return load(store, version=head)
+        return load(store, version=head, known=state)
     return replay(store, state, head)
 
 
@@ -91,7 +104,7 @@ def replay(store: ObjectStore, state: CatalogState, version: int) -> CatalogStat
 
 def follow(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogState:
     """``state`` after ``commit`` as read back; a commit that does not follow is a CorruptionError."""
-    line_state = _read_root(store, commit.draft.pages.root) if commit.draft.kind == CommitKind.LINE else None
+    line_state = _line_state(store, commit) if commit.draft.kind == CommitKind.LINE else None
     try:
         return apply(state, commit, line_state)
     except CommitInvalidError as error:
@@ -121,27 +134,65 @@ def newest_log_check(store: ObjectStore, first: int, last: int) -> tuple[int, Lo
     return None
 
 
-def _start(store: ObjectStore, commit: Commit) -> CatalogState:
-    """The newest root at or below ``commit``; from nothing if there is none or it is gone."""
-    root = commit.root
-    if not root.key:
-        return CatalogState()
-    try:
-        state = _read_root(store, root)
-    except NotFoundError:
-        # Roots of versions long past are garbage, commits are kept: the whole chain still tells.
-        return CatalogState()
-    if state.put_id:
-        return state
-    return replace(state, put_id=read_commit(store, root.version).put_id)
-
-
-def _read_root(store: ObjectStore, root: RootRef) -> CatalogState:
+def read_root(store: ObjectStore, root: RootRef) -> CatalogState:
+    """The state that a root page holds; raises NotFoundError, CorruptionError, or what the store raises."""
     source = f"{store.url}/{root.key}"
     state = decode_root(read_page_bytes(store, root.key), source=source)
     if state.version != root.version:
         raise CorruptionError(f"{source} is the root of version {state.version}, not {root.version}")
     return state
+
+
+def _start(store: ObjectStore, root: RootRef, known: CatalogState) -> tuple[CatalogState, TieredError | None]:
+    """The state of ``root``, or of the newest one before it that can be read, or ``known`` if there is none newer; and
+    why it is not that of ``root``."""
+    unread: TieredError | None = None
+    while root.key and root.version > known.version:
+        try:
+            state = read_root(store, root)
+        except (NotFoundError, CorruptionError) as error:
+            # Roots of versions long past are garbage, commits are kept: that they are gone is nothing to speak of.
+            if isinstance(error, CorruptionError):
+                logger.warning("more commits are read instead of a root page: %s", error)
+            unread = unread or error
+            root = _root_before(store, root, unread)
+            continue
+        if not state.put_id:
+            state = replace(state, put_id=_commit_of(store, root, unread).put_id)
+        return state, unread
+    return known, unread
+
+
+def _root_before(store: ObjectStore, root: RootRef, unread: TieredError) -> RootRef:
+    """The root that a reader of the version of ``root`` started from before there was this one."""
+    commit = _commit_of(store, root, unread)
+    return commit.place.root if commit.root == root else commit.root
+
+
+def _commit_of(store: ObjectStore, root: RootRef, unread: TieredError | None) -> Commit:
+    """The commit of a root's version. ``unread``: why it is asked for, when it is because of a root."""
+    try:
+        return read_commit(store, root.version)
+    except (NotFoundError, CorruptionError) as error:
+        before = f"{unread.message}; and without it: " if unread else ""
+        raise CorruptionError(
+            f"{before}the chain of commits to version {root.version} is broken: {error.message}"
+        ) from error
+
+
+def _line_state(store: ObjectStore, line: Commit) -> CatalogState:
+    """The state a new log line begins with. No commit says it; but the one after it has a second copy."""
+    try:
+        return read_root(store, line.draft.pages.root)
+    except (NotFoundError, CorruptionError) as error:
+        try:
+            copy = read_commit(store, line.version + 1).draft.pages.root
+        except NotFoundError:
+            raise error from None
+        if copy.version != line.version:
+            raise
+        logger.warning("a second copy is read instead of the first root page of a log line: %s", error)
+        return read_root(store, copy)
 
 
 def _commits(store: ObjectStore, versions: Sequence[int]) -> Iterator[Commit]:

@@ -160,6 +160,8 @@ class CatalogState:
     doomed: Mapping[str, Doom] = field(default_factory=dict)
     indexes: tuple[IndexRef, ...] = ()
     """Index files, by the versions they cover."""
+    unread_root: RootRef = NO_ROOT
+    """The root that could not be read when this was loaded, and commits were read instead. Not stored."""
 
     # -- queues -----------------------------------------------------------------------------------------------
 
@@ -255,6 +257,15 @@ class CatalogState:
         """Data objects that could not be read when they were indexed, and versions of their runs: a query scans these
         too. Raises CorruptionError."""
         return left_out(self.settings)
+
+    # -- roots ------------------------------------------------------------------------------------------------
+
+    @property
+    def wants_root(self) -> bool:
+        """Whether the newest root should be followed by another soon: it could not be read, or it began a log line,
+        of which no commits tell."""
+        began_line = bool(self.lines) and self.lines[-1].root == self.root.key
+        return began_line or bool(self.root.key and self.root == self.unread_root)
 
     # -- keys -------------------------------------------------------------------------------------------------
 

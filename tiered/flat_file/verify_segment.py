@@ -33,7 +33,7 @@ class AnomalyKind(StrEnum):
     CHAIN = "chain"
     """A commit is missing, damaged, or does not follow the one before."""
     ROOT = "root"
-    """A root page says something else than the commits."""
+    """A root page is damaged, or says something else than the commits."""
     PAGE = "page"
     """A page of older runs is missing or damaged."""
     HOLE = "hole"
