@@ -88,6 +88,7 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
         ("memory_budget_used_bytes", "buffers in use", report.budget_used_bytes),
         ("memory_budget_limit_bytes", "buffers allowed", report.budget_limit_bytes),
         ("pins", "commitlog files held by hard links", report.pins),
+        ("index_left_out", "damaged data objects that the message index leaves out", report.index_left_out),
     ]
     for name, meaning, value in gauges:
         if value is not None:
@@ -98,6 +99,7 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
         ("messages_dispatch", "messages archived by this process", report.messages),
         ("upload_message_bytes", "message bytes archived by this process", report.bytes),
         ("errors", "failures since the start", report.errors),
+        ("index_remade", "damaged index files made anew by this process", report.index_remade),
     ]
     for name, meaning, value in counters:
         counter = CounterMetricFamily(f"{PREFIX}_{name}", meaning, labels=list(_MEDIUM))

@@ -97,6 +97,10 @@ class StatusReport:
     """Messages archived by this process (instance), or held by the archive (catalog)."""
     bytes: int
     queues: tuple[QueueReport, ...]
+    index_left_out: int = 0
+    """Data objects that the message index leaves out because they are damaged: queries by key read them themselves."""
+    index_remade: int = 0
+    """Damaged index files that this process made anew."""
     serving: ServingReport | None = None
     """None where no clients are served."""
     slave: SlaveReport | None = None

@@ -103,6 +103,8 @@ class Reporter:
             pin_note=pins.problem,
             messages=status.counters.messages,
             bytes=status.counters.raw_bytes,
+            index_left_out=status.index_left_out,
+            index_remade=status.index_remade,
         )
         if not status.bound_reason:
             return replace(report, bound_phys=None)  # the broker has not been asked yet

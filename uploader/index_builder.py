@@ -2,9 +2,11 @@
 
     commits name new segments → enough of them: read their key sections → one file → one maintenance commit
     enough files, or a day over: merge neighbours, streaming through a temporary file → one maintenance commit
+    a file to be merged is damaged: made anew from the key sections it came from → one maintenance commit
 
 A segment that is damaged is left out, and named by the commit: queries read its key section themselves, and say that it
-is damaged; all others are indexed.
+is damaged; all others are indexed. A file that can neither be read nor be made anew stays where it is, and those on
+either side of it are merged without it.
 
 Everything is read from the bucket, so any process may go on where another stopped, and a crash leaves at most a file
 nobody names, which carries its epoch and is garbage (design rules: Attempts, Epochs). Nothing is asked while nothing
@@ -20,7 +22,7 @@ import random
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import IO
@@ -40,20 +42,31 @@ from tiered.index.collect import items_of_segment
 from tiered.index.footer import Covered, IndexMeta, decode_tail, joined
 from tiered.index.items import ITEM_DTYPE, Widths, widths_for
 from tiered.index.layout import Form, Shape, slot_bits_for
-from tiered.index.merge import merged_items
+from tiered.index.merge import file_items, merged_items
 from tiered.index.order import sorted_items
 from tiered.index.writer import write_index
 from tiered.model.tables import Table
 from tiered.object_store.own_name import put_own
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings
-from uploader.index_plan import Group, Segment, combined, groups_of, plan_merge, segments_of
+from uploader.index_plan import (
+    Group,
+    Segment,
+    combined,
+    groups_of,
+    meta_of,
+    plan_merge,
+    segments_of,
+    stretches,
+)
+from uploader.left_out import Gone, gone_entries, without
 
 FILE_OBJECTS_FACTOR = 4
 """A new file covers at most this many times ``unindexed_objects_max`` segments: what a process that dies often can do
 in one life must not grow with what is left to do."""
 UPLOAD_BYTES_PER_S_MIN = 1 << 20
 TIMEOUT_S_MIN = 60.0
+PAGES_AT_ONCE = 1024
 SPOOL_BYTES = 16 << 20
 """A file up to this size never touches the disk."""
 
@@ -68,6 +81,8 @@ class IndexCounters:
     attempts_abandoned: int = 0
     left_out: int = 0
     """Segments that could not be read."""
+    remade: int = 0
+    """Files that were damaged, and made anew."""
     last_error: str = ""
 
 
@@ -103,6 +118,9 @@ class IndexBuilder:
         self._doomed: list[str] = []
         self._woken = threading.Event()
         self._run_index = RunIndex(store)
+        self._beyond_repair: set[str] = set()
+        """Index files that this process could neither read nor make anew."""
+        self._gone: Gone = {}
         self.counters = IndexCounters()
 
     # -- when ---------------------------------------------------------------------------------------------------
@@ -145,16 +163,19 @@ class IndexBuilder:
             return False
         if self._is_due(state, is_final=is_final):
             segments = self._unindexed(state)
-            rows_max = max(1, self._settings.memory_bytes // (2 * KEYS_PER_ROW * ITEM_DTYPE.itemsize))
-            groups = groups_of(segments, rows_max, FILE_OBJECTS_FACTOR * self._settings.unindexed_objects_max)
-            if groups:
-                self._build(state, groups[0])
+            if segments:
+                self._build(state, self._first_group(segments))
                 return True
-        merging = plan_merge(state.indexes, self._settings.merge_files, is_final=is_final)
-        if merging:
-            self._merge(state, merging)
-            return True
+        for refs in stretches(state.indexes, self._beyond_repair):
+            merging = plan_merge(refs, self._settings.merge_files, is_final=is_final)
+            if merging:
+                self._merge_or_mend(state, merging)
+                return True
         return False
+
+    def _first_group(self, segments: Sequence[Segment]) -> Group:
+        rows_max = max(1, self._settings.memory_bytes // (2 * KEYS_PER_ROW * ITEM_DTYPE.itemsize))
+        return groups_of(segments, rows_max, FILE_OBJECTS_FACTOR * self._settings.unindexed_objects_max)[0]
 
     def _unindexed_versions(self, state: CatalogState) -> int:
         """Versions with segments that no file covers, about: cheap, from what is in memory."""
@@ -176,31 +197,35 @@ class IndexBuilder:
         return objects >= self._settings.unindexed_objects_max
 
     def _unindexed(self, state: CatalogState) -> list[Segment]:
-        covered = state.indexed_version
+        return self._segments(state, state.indexed_version + 1, state.version)
+
+    def _segments(self, state: CatalogState, first: int, last: int) -> list[Segment]:
+        """Those with runs that versions [first, last] added."""
         found: list[Segment] = []
         for ref in state.pages:
-            if ref.to_version > covered:
-                found += segments_of(self._run_index.living(state, self._run_index.page(ref)), covered)
+            if ref.to_version >= first and ref.from_version <= last:
+                found += segments_of(self._run_index.living(state, self._run_index.page(ref)), first - 1)
         if state.memory_runs:
-            found += segments_of(sorted_page(state.directory.keys, state.memory), covered)
-        return combined(found)
+            found += segments_of(sorted_page(state.directory.keys, state.memory), first - 1)
+        return combined([segment for segment in found if segment.version <= last])
 
     # -- a new file ---------------------------------------------------------------------------------------------
 
     def _build(self, state: CatalogState, group: Group) -> None:
         group, parts, damaged = self._read(group)
         meta = group.meta(state.indexed_version + 1)
-        items = sorted_items(np.concatenate(parts))
-        del parts
-        form = Form(slot_bits_for(len(items)), widths_for(items, meta.end_ms - meta.begin_ms), meta.begin_ms)
-        ref = self._put(state, meta, [items], group.covered(), form, level=0)
-        if self._publish(ref, removed=(), damaged=damaged):
-            for unread in damaged:
-                fields = {"segment": unread.segment.key, "error": str(unread.error)}
-                self._log("a segment is left out of the index", fields)
-            self.counters.left_out += len(damaged)
+        ref = self._put_items(state, meta, parts, group, level=0)
+        self._publish([ref], removed=(), damaged=damaged)
         self.counters.files += 1
         self.counters.items += ref.items
+
+    def _put_items(
+        self, state: CatalogState, meta: IndexMeta, parts: list[Table], group: Group, *, level: int
+    ) -> IndexRef:
+        items = sorted_items(np.concatenate(parts))
+        parts.clear()
+        form = Form(slot_bits_for(len(items)), widths_for(items, meta.end_ms - meta.begin_ms), meta.begin_ms)
+        return self._put(state, meta, [items], group.covered(), form, level=level)
 
     def _read(self, group: Group) -> tuple[Group, list[Table], list[_Unread]]:
         """The first versions of ``group``, one at least, with their items: as many as there is memory for. How many
@@ -226,9 +251,16 @@ class IndexBuilder:
             except CorruptionError:
                 return self._items_of(segment)  # bytes may have been damaged on their way
         except (CorruptionError, NotFoundError) as error:
-            if len({*self._writer.state.left_out, segment.key}) > LEFT_OUT_MAX:
+            if not self._may_leave_out(segment.key):
                 raise
             return _Unread(segment, error)
+
+    def _may_leave_out(self, key: str) -> bool:
+        """Whether there is room for one more, if need be by forgetting those that are no longer there."""
+        state = self._writer.state
+        if len({*state.left_out, key}) > LEFT_OUT_MAX and not self._gone:
+            self._gone = gone_entries(state, self._run_index)
+        return len({*without(state.left_out, self._gone), key}) <= LEFT_OUT_MAX
 
     def _items_of(self, segment: Segment) -> Table:
         place = segment.place
@@ -244,6 +276,58 @@ class IndexBuilder:
         return items_of_segment(index, keys, segment.ordinals)
 
     # -- a merge ------------------------------------------------------------------------------------------------
+
+    def _merge_or_mend(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
+        """Merge, or make those anew that keep it from being done: nothing would be merged any more."""
+        self._gone = gone_entries(state, self._run_index)
+        try:
+            self._merge(state, refs)
+            return
+        except (CorruptionError, NotFoundError):
+            damaged = [(ref, why) for ref in refs if (why := self._what_is_wrong(ref)) is not None]
+            if not damaged:
+                raise  # bytes may have been damaged on their way, or a file has left meanwhile
+        for ref, why in damaged:
+            fields = {"file": ref.key, "error": str(why)}
+            try:
+                is_done = self._remake(self._writer.state, ref)
+            except (CorruptionError, NotFoundError) as error:
+                self._beyond_repair.add(ref.key)
+                self._log("a damaged index file cannot be made anew", fields | {"cause": str(error)})
+                continue
+            if is_done:
+                self.counters.remade += 1
+                self._log("a damaged index file was made anew", fields)
+
+    def _what_is_wrong(self, ref: IndexRef) -> TieredError | None:
+        """Why a file cannot be merged, if it cannot: as much of it is read as merging reads."""
+        try:
+            shape = shape_of(ref)
+            decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))
+            for _ in file_items(self._store.get_range, shape, pages_at_once=PAGES_AT_ONCE):
+                pass
+        except (CorruptionError, NotFoundError) as error:
+            return error
+        return None
+
+    def _remake(self, state: CatalogState, ref: IndexRef) -> bool:
+        """Files over what ``ref`` covers, from the key sections of its segments, in its place: as many as there is
+        memory for at a time. False: another actor took it out meanwhile."""
+        segments = self._segments(state, ref.from_version, ref.to_version)
+        made: list[IndexRef] = []
+        damaged: list[_Unread] = []
+        while segments or not made:
+            parts: list[Table] = [np.zeros(0, ITEM_DTYPE)]
+            group, meta = Group(), meta_of(ref)
+            if segments:
+                group, parts, unread = self._read(self._first_group(segments))
+                damaged += unread
+                meta = group.meta(made[-1].to_version + 1 if made else ref.from_version)
+                segments = [segment for segment in segments if segment.version > meta.to_version]
+            if not segments:
+                meta = replace(meta, to_version=ref.to_version)
+            made.append(self._put_items(state, meta, parts, group, level=ref.level))
+        return self._publish(made, removed=[ref.key], damaged=damaged)
 
     def _merge(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
         shapes = [shape_of(ref) for ref in refs]
@@ -262,7 +346,7 @@ class IndexBuilder:
             meta.begin_ms,
         )
         ref = self._put(state, meta, chunks, covered, form, level=1 + max(ref.level for ref in refs))
-        self._publish(ref, removed=[old.key for old in refs])
+        self._publish([ref], removed=[old.key for old in refs])
         self.counters.merges += 1
 
     def _covered(self, state: CatalogState, shape: Shape) -> Covered:
@@ -319,30 +403,38 @@ class IndexBuilder:
                 self._doomed.remove(key)
             raise
 
-    def _publish(self, ref: IndexRef, *, removed: Sequence[str], damaged: Sequence[_Unread] = ()) -> bool:
-        """Commit that ``ref`` covers its versions, but for what is ``damaged``; void when another actor was faster:
-        then the file is garbage."""
-        given_up = [key for key in self._doomed if key != ref.key]
+    def _publish(
+        self, refs: Sequence[IndexRef], *, removed: Sequence[str], damaged: Sequence[_Unread] = ()
+    ) -> bool:
+        """Commit that ``refs`` cover their versions, but for what is ``damaged``; void when another actor was faster:
+        then the files are garbage."""
+        keys = {ref.key for ref in refs}
+        given_up = [key for key in self._doomed if key not in keys]
         left_out: dict[str, list[int]] = {}
         for unread in damaged:
             left_out.setdefault(unread.segment.key, []).append(unread.segment.version)
+        gone, self._gone = self._gone, {}
 
         def build(state: CatalogState) -> CommitDraft | None:
-            if not _fits(state, ref, removed):
+            if not _fits(state, refs, removed):
                 return None
             return CommitDraft(
                 CommitKind.MAINTENANCE,
-                index=IndexChange([ref], list(removed)),
-                settings=with_left_out(state.left_out, left_out),
+                index=IndexChange(list(refs), list(removed)),
+                settings=with_left_out(state.left_out, left_out, gone),
                 doomed=given_up,
                 created_ms=self._clock_ms(),
             )
 
         after = self._writer.maintain(build)
-        is_published = any(index.key == ref.key for index in after.indexes)
-        if is_published:
-            self._doomed = []
-        return is_published
+        if not keys <= {index.key for index in after.indexes}:
+            return False
+        self._doomed = []
+        self.counters.left_out += len(damaged)
+        for unread in damaged:
+            fields = {"segment": unread.segment.key, "error": str(unread.error)}
+            self._log("a segment is left out of the index", fields)
+        return True
 
 
 def _union(widths: Sequence[Sequence[int]], meta: IndexMeta) -> Widths:
@@ -352,8 +444,10 @@ def _union(widths: Sequence[Sequence[int]], meta: IndexMeta) -> Widths:
     return most._replace(store_timestamp=span.store_timestamp)
 
 
-def _fits(state: CatalogState, ref: IndexRef, removed: Sequence[str]) -> bool:
+def _fits(state: CatalogState, refs: Sequence[IndexRef], removed: Sequence[str]) -> bool:
     """Whether nobody else changed the index, nor claimed the epoch, meanwhile."""
-    if epoch_of(ref.key) != state.epoch or not set(removed) <= {index.key for index in state.indexes}:
+    if any(epoch_of(ref.key) != state.epoch for ref in refs):
         return False
-    return bool(removed) or ref.from_version == state.indexed_version + 1
+    if not set(removed) <= {index.key for index in state.indexes}:
+        return False
+    return bool(removed) or refs[0].from_version == state.indexed_version + 1

@@ -9,7 +9,7 @@ Owns the decisions. Reading, writing and committing are in index_builder.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -66,6 +66,11 @@ class Group:
             )  # fmt: skip
         keys = tuple(places)
         return Covered(objects[np.argsort(objects["min_phys"], kind="stable")], keys)
+
+
+def meta_of(ref: IndexRef) -> IndexMeta:
+    """What a file covers, as the catalog says."""
+    return IndexMeta(ref.from_version, ref.to_version, ref.begin_ms, ref.end_ms, ref.begin_phys, ref.end_phys)
 
 
 def segments_of(page: Page, after_version: int) -> list[Segment]:
@@ -133,6 +138,17 @@ def groups_of(segments: Sequence[Segment], rows_max: int, objects_max: int) -> l
         groups[-1].segments += mine
         day, rows = its_day, rows + its_rows
     return groups
+
+
+def stretches(refs: Sequence[IndexRef], apart: Set[str]) -> list[list[IndexRef]]:
+    """``refs`` without those whose keys are ``apart``, cut where these stand: only neighbours can be merged."""
+    found: list[list[IndexRef]] = [[]]
+    for ref in refs:
+        if ref.key in apart:
+            found.append([])
+        else:
+            found[-1].append(ref)
+    return found
 
 
 def plan_merge(refs: Sequence[IndexRef], merge_files: int, *, is_final: bool = False) -> list[IndexRef]:

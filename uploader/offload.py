@@ -342,4 +342,6 @@ class Offloader:
             pins=self._loop.pin_status,
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,
+            index_left_out=len(state.left_out),
+            index_remade=self._index_builder.counters.remade,
         )

@@ -46,3 +46,7 @@ class OffloadStatus:
     pins: PinStatus | None
     bound_reason: str
     counters: UploadCounters
+    index_left_out: int = 0
+    """Data objects that the message index leaves out, because they are damaged."""
+    index_remade: int = 0
+    """Damaged index files that this process made anew."""

@@ -10,6 +10,7 @@ Owns the id's two forms and the choice of objects. Awaits only the source.
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +22,14 @@ from fetcher.queries.found import Entry, FoundMessage, is_shown
 from fetcher.queries.source import Place, QuerySource
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.state import CatalogState, RunChunk
-from tiered.errors import NotFoundError, UsageError
+from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.flat_file.index_shape import shape_of
 from tiered.formats.segment_index import SegmentIndex
 from tiered.index.footer import Covered, decode_tail
 from tiered.model.queue import LMQ_PREFIX
 from tiered.model.tables import RunKind
+
+logger = logging.getLogger(__name__)
 
 _IPV4_DIGITS, _IPV6_DIGITS = 32, 56
 _HEX = re.compile(r"[0-9A-Fa-f]+\Z")
@@ -75,9 +78,15 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
     if found is not None:
         return found
     seen = {candidate.place.key for candidate in known}
+    damaged: list[IndexRef] = []
     for index in reversed(state.indexes):
         if index.begin_phys <= wanted.phys < index.end_phys:
-            covered = await source.believed(index.key, partial(_covered, source, index))
+            try:
+                covered = await source.believed(index.key, partial(_covered, source, index))
+            except CorruptionError as error:
+                logger.warning("pages of the catalog are read instead of an index file: %s", error)
+                damaged.append(index)
+                continue
             for key, row in covered.at(wanted.phys):
                 if key not in seen and key not in state.doomed:
                     seen.add(key)
@@ -86,11 +95,12 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
                         return found
     # Runs that left memory before an index file covered them: none but for moments, so they come last.
     for ref in state.pages:
-        if ref.to_version > state.indexed_version:
+        is_told = not any(ref.from_version <= index.to_version and index.from_version <= ref.to_version
+                          for index in damaged)  # fmt: skip
+        if not is_told or ref.to_version > state.indexed_version:
             chunk = (await source.page(state, ref)).chunk
-            found = await _look_at_all(
-                source, state, _living(chunk, wanted.phys, state.indexed_version), wanted
-            )
+            after_version = state.indexed_version if is_told else -1
+            found = await _look_at_all(source, state, _living(chunk, wanted.phys, after_version), wanted)
             if found is not None:
                 return found
     return None

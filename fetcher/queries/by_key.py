@@ -1,15 +1,17 @@
 """Messages by key or unique key.
 
 Index files whose time range overlaps the query's tell where messages with the key's hash are; the key sections of
-segments that no index file covers yet, or that were left out of theirs, tell the rest. Every candidate is read and
-compared with topic and key as texts, so equal hashes never answer for each other, and no collision uses up the number
-of answers asked for (both differ from the broker: IndexFile.selectPhyOffset, MQAdminImpl.queryMessage).
+segments that no index file covers yet, that were left out of theirs, or whose file is damaged, tell the rest. Every
+candidate is read and compared with topic and key as texts, so equal hashes never answer for each other, and no
+collision uses up the number of answers asked for (both differ from the broker: IndexFile.selectPhyOffset,
+MQAdminImpl.queryMessage).
 
 Owns which candidates are looked at, their order and paging. Awaits only the source.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,9 +37,13 @@ from tiered.index.lookup import Matches, Wanted, find_items
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 
+logger = logging.getLogger(__name__)
+
 READ_AT_ONCE = 16
 """Candidates whose blocks are read side by side."""
 ITEMS_MIN = 64
+SEGMENTS_INSTEAD_MAX = 2048
+"""So many segments are read instead of a damaged index file; where it covers more, that it is damaged is the answer."""
 NO_LIMIT = 1 << 62
 
 
@@ -133,12 +139,16 @@ async def find_by_key(source: QuerySource, state: CatalogState, query: KeyQuery)
     wanted = Wanted(
         key_hash(query.topic, query.key), query.begin_ms, end_ms, max(ITEMS_MIN, 2 * query.max_messages)
     )
-    scanned = await _scan_unindexed(source, state, query, wanted)
+    scanned = await _scan_unindexed(source, state, query.topic, wanted)
+    files = [ref for ref in state.indexes if ref.begin_ms <= wanted.end_ms and ref.end_ms >= wanted.begin_ms]
     while True:
-        files = [
-            ref for ref in state.indexes if ref.begin_ms <= wanted.end_ms and ref.end_ms >= wanted.begin_ms
-        ]
-        matches = await gather([_items_of(source, ref, wanted) for ref in files])
+        answers = await gather([_items_or_error(source, ref, wanted) for ref in files])
+        for ref, answer in zip(files, answers, strict=True):
+            if isinstance(answer, CorruptionError):
+                instead = await _scan_instead(source, state, query.topic, wanted, (ref, answer))
+                scanned = np.concatenate([scanned, instead])
+        files = [ref for ref, answer in zip(files, answers, strict=True) if isinstance(answer, Matches)]
+        matches = [answer for answer in answers if isinstance(answer, Matches)]
         candidates, is_all = _candidates([*matches, Matches(scanned, True)])
         found, is_exhausted = await _verified(source, state, query, candidates)
         if is_all or query.is_full(found):
@@ -150,10 +160,13 @@ async def find_by_key(source: QuerySource, state: CatalogState, query: KeyQuery)
     return QueryPage(messages, None if is_last or not messages else Position.of(messages[-1]))
 
 
-async def _items_of(source: QuerySource, ref: IndexRef, wanted: Wanted) -> Matches:
-    """What one index file says."""
-    shape = shape_of(ref)
-    return await source.believed(ref.key, lambda: find_items(source.items_reader(shape), shape, wanted))
+async def _items_or_error(source: QuerySource, ref: IndexRef, wanted: Wanted) -> Matches | CorruptionError:
+    """What one index file says, or how it is damaged."""
+    try:
+        shape = shape_of(ref)
+        return await source.believed(ref.key, lambda: find_items(source.items_reader(shape), shape, wanted))
+    except CorruptionError as error:
+        return error
 
 
 def _candidates(matches: Sequence[Matches]) -> tuple[Table, bool]:
@@ -224,9 +237,31 @@ def carries(record: Record, query: KeyQuery) -> bool:
 # -- segments that no index file covers -------------------------------------------------------------------------
 
 
-async def _scan_unindexed(source: QuerySource, state: CatalogState, query: KeyQuery, wanted: Wanted) -> Table:
-    """Items with the wanted hash from key sections."""
-    segments = await _unindexed(source, state, query.topic, wanted.begin_ms, wanted.end_ms)
+async def _scan_unindexed(source: QuerySource, state: CatalogState, topic: str, wanted: Wanted) -> Table:
+    """Items with the wanted hash from key sections that no index file has."""
+    return await _scan_all(
+        source, await _unindexed(source, state, topic, wanted.begin_ms, wanted.end_ms), wanted
+    )
+
+
+async def _scan_instead(
+    source: QuerySource,
+    state: CatalogState,
+    topic: str,
+    wanted: Wanted,
+    damaged: tuple[IndexRef, CorruptionError],
+) -> Table:
+    """What a damaged index file would have said, from the key sections it was made of. Raises its error where these are
+    too many."""
+    ref, error = damaged
+    segments = await _unindexed(source, state, topic, wanted.begin_ms, wanted.end_ms, instead=ref)
+    if len(segments) > SEGMENTS_INSTEAD_MAX:
+        raise error
+    logger.warning("%s segments are read instead of an index file: %s", len(segments), error)
+    return await _scan_all(source, segments, wanted)
+
+
+async def _scan_all(source: QuerySource, segments: Sequence[_Unindexed], wanted: Wanted) -> Table:
     parts = [np.zeros(0, ITEM_DTYPE)]
     for first in range(0, len(segments), READ_AT_ONCE):
         some = segments[first : first + READ_AT_ONCE]
@@ -248,22 +283,34 @@ async def _scan(source: QuerySource, segment: _Unindexed, wanted: Wanted) -> Tab
 
 
 async def _unindexed(
-    source: QuerySource, state: CatalogState, topic: str, begin_ms: int, end_ms: int
+    source: QuerySource,
+    state: CatalogState,
+    topic: str,
+    begin_ms: int,
+    end_ms: int,
+    *,
+    instead: IndexRef | None = None,
 ) -> list[_Unindexed]:
-    """Segments above the coverage, or left out of it, with runs of ``topic`` in the time range."""
+    """Segments above the coverage, or left out of it, with runs of ``topic`` in the time range; or those that the file
+    ``instead`` covers."""
     left_out = sorted(version for versions in state.left_out.values() for version in versions)
     pages = await gather(
-        [source.page(state, ref) for ref in state.pages if _may_hold(ref, state, left_out, topic)]
+        [
+            source.page(state, ref)
+            for ref in state.pages
+            if ref.first.topic <= topic <= ref.last.topic
+            and (_may_hold(ref, state, left_out) if instead is None else _overlaps(ref, instead))
+        ]
     )
     if state.memory_runs:
-        pages.append(_memory_page(state))
+        pages.append(_memory_page(state, instead))
     found: list[_Unindexed] = []
     for page in pages:
         runs = page.chunk.runs
         mine = np.array([queue.topic == topic for queue in page.queues], bool)
         fresh = (
             mine[runs["queue"]]
-            & _is_unindexed(state, page.chunk)
+            & _is_unindexed(state, page.chunk, instead)
             & (runs["min_store_timestamp"] <= end_ms)
             & (runs["max_store_timestamp"] >= begin_ms)
         )
@@ -275,17 +322,24 @@ async def _unindexed(
     return found
 
 
-def _may_hold(ref: PageRef, state: CatalogState, left_out: Sequence[int], topic: str) -> bool:
+def _may_hold(ref: PageRef, state: CatalogState, left_out: Sequence[int]) -> bool:
     """``left_out``: versions with segments that were left out, ascending."""
-    is_unindexed = ref.to_version > state.indexed_version or (
+    return ref.to_version > state.indexed_version or (
         bisect_left(left_out, ref.from_version) < bisect_right(left_out, ref.to_version)
     )
-    return is_unindexed and ref.first.topic <= topic <= ref.last.topic
 
 
-def _is_unindexed(state: CatalogState, chunk: RunChunk) -> NDArray[np.bool_]:
-    """Of each run of ``chunk``, whether no index file has its keys."""
-    is_newer: NDArray[np.bool_] = chunk.runs["version"] > state.indexed_version
+def _overlaps(ref: PageRef, index: IndexRef) -> bool:
+    return ref.from_version <= index.to_version and index.from_version <= ref.to_version
+
+
+def _is_unindexed(state: CatalogState, chunk: RunChunk, instead: IndexRef | None) -> NDArray[np.bool_]:
+    """Of each run of ``chunk``, whether no index file has its keys; or whether ``instead`` should have them."""
+    version = chunk.runs["version"]
+    if instead is not None:
+        is_covered: NDArray[np.bool_] = (version >= instead.from_version) & (version <= instead.to_version)
+        return is_covered
+    is_newer: NDArray[np.bool_] = version > state.indexed_version
     if not state.left_out:
         return is_newer
     is_named = np.array([key in state.left_out for key in chunk.object_keys], bool)
@@ -293,10 +347,10 @@ def _is_unindexed(state: CatalogState, chunk: RunChunk) -> NDArray[np.bool_]:
     return is_newer | is_left_out
 
 
-def _memory_page(state: CatalogState) -> Page:
+def _memory_page(state: CatalogState, instead: IndexRef | None) -> Page:
     """Runs in memory as a page; empty quickly when all are covered."""
     memory = state.memory
-    if not bool(_is_unindexed(state, memory).any()):
+    if not bool(_is_unindexed(state, memory, instead).any()):
         return Page((), replace(memory, runs=memory.runs[:0]))
     return sorted_page(state.directory.keys, memory)
 

@@ -139,6 +139,7 @@ def _report(
         messages=sum(queue.messages for queue in queues),
         bytes=sum(queue.bytes for queue in queues),
         queues=() if lag is None else lag.reports(now_ms),
+        index_left_out=len(state.left_out),
     )
 
 
@@ -158,6 +159,8 @@ def _print(report: StatusReport) -> None:
     )
     print(f"margin      {_margin(report)}")
     print(f"gaps        {report.gaps:,}")
+    if report.index_left_out:
+        print(f"index       leaves out {report.index_left_out:,} damaged objects (see verify)")
     if report.source == "instance":
         limit = size_text(report.budget_limit_bytes)
         print(f"memory      {size_text(report.budget_used_bytes)} of {limit}")

@@ -170,6 +170,10 @@ def test_what_is_left_out_adds_up() -> None:
     two = with_left_out(left_out(one), {"data/x": [5, 3], "data/y": [4]})
     assert left_out(two) == {"data/x": (3, 5), "data/y": (4,)}
     assert with_left_out(left_out(two), {}) == {} == left_out({})
+    assert with_left_out(left_out(two), {"data/x": [3]}) == {}, "nothing to say"
+    three = with_left_out(left_out(two), {"data/z": [6]}, {"data/x": {3, 5}, "data/y": {7}})
+    assert left_out(three) == {"data/y": (4,), "data/z": (6,)}
+    assert left_out(with_left_out(left_out(one), {}, {"data/x": {3}})) == {}
 
 
 @pytest.mark.parametrize("value", [3, ["data/x"], {"data/x": 3}, {"data/x": ["3"]}])

@@ -8,18 +8,24 @@ import re
 import struct
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
 from tests.faults.test_crash_anywhere import CrashError, CrashingStore
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.index_refs import LEFT_OUT
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.protocol import CatalogLimits, CatalogWriter, load
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.flat_file.verify import verify_archive
+from tiered.formats.keys import object_of
 from tiered.formats.segment_layout import TRAILER_BYTES
 from tiered.index.items import ITEM_DTYPE
 from tiered.index.order import sorted_items
@@ -32,6 +38,7 @@ from tiered.settings.sections import IndexSettings
 from uploader import index_builder
 from uploader.index_builder import IndexBuilder
 from uploader.index_plan import groups_of
+from uploader.left_out import gone_entries
 
 _seeds = itertools.count()
 A, B = QueueKey("a", 0, 0), QueueKey("b", 3, 0)
@@ -413,3 +420,180 @@ def test_what_is_left_out_has_a_bound(damaged: Damaged, monkeypatch: pytest.Monk
     with pytest.raises(CorruptionError):
         damaged.builder().run_to_end(threading.Event())
     assert not load(damaged.store).left_out
+
+
+# -- damaged index files ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Indexed:
+    """Twelve cycles with an index of small files; one of the files is to be damaged."""
+
+    limits: CatalogLimits
+    store: MemoryStore = field(default_factory=MemoryStore)
+    said: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.archive = ArchiveBuilder(self.store, limits=self.limits)
+        builder = self.builder(merge_files=64)
+        for number in range(12):
+            commit(self.archive, number)
+            if number % 2:
+                while builder.step(is_final=False):
+                    pass
+        self.said.clear()
+        self.files = load(self.store).indexes
+        assert len(self.files) >= 3
+
+    def builder(self, **settings: Any) -> IndexBuilder:
+        return IndexBuilder(
+            self.store, self.archive.writer,
+            IndexSettings(**{"unindexed_objects_max": 2, "merge_files": 3} | settings),
+            clock_ms=lambda: NOW_MS, log=lambda message, fields: self.said.append((message, fields)),
+            random_source=random.Random(next(_seeds)),
+        )  # fmt: skip
+
+    def damage(self, key: str, what: str) -> None:
+        data = self.store.get(key)
+        self.store.delete([key])
+        if what != "gone":
+            self.store.put_if_absent(key, [flipped(data, {"items": 20, "tail": -70}[what])])
+
+
+@pytest.fixture(params=[CatalogLimits(root_every=64), CatalogLimits(root_every=3, spill_runs=6)])
+def indexed(request: pytest.FixtureRequest) -> Indexed:
+    """In memory, or in pages."""
+    return Indexed(request.param)
+
+
+@pytest.mark.parametrize("what", ["items", "tail", "gone"])
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_a_damaged_index_file_is_made_anew_and_all_are_merged(
+    indexed: Indexed, what: str, number: int
+) -> None:
+    victim = indexed.files[number].key
+    indexed.damage(victim, what)
+    builder = indexed.builder()
+    builder.run_to_end(threading.Event())
+    state = load(indexed.store)
+    assert victim not in {ref.key for ref in state.indexes} and victim in state.doomed
+    assert builder.counters.merges > 0 and builder.counters.remade == 1
+    assert [(message, fields["file"]) for message, fields in indexed.said] == [
+        ("a damaged index file was made anew", victim)
+    ]
+    check(indexed.store, 12)
+
+
+@pytest.mark.parametrize("what", ["items", "tail"])
+def test_messages_are_found_while_an_index_file_is_damaged(indexed: Indexed, what: str) -> None:
+    indexed.damage(indexed.files[1].key, what)
+    for number in range(12):
+        assert found(indexed.store, "a", f"a-{number}") == [b"a%d" % number]
+    assert found(indexed.store, "a", "shared") == [b"a%d" % number for number in reversed(range(12))]
+    assert {anomaly.key for anomaly in verify_archive(indexed.store, full=True).anomalies} == {
+        indexed.files[1].key
+    }
+
+
+def test_a_damaged_index_file_over_more_than_memory_has_room_for_becomes_several(indexed: Indexed) -> None:
+    indexed.builder(merge_files=2).run_to_end(threading.Event())
+    while len(load(indexed.store).indexes) > 1:
+        indexed.builder(merge_files=2).run_to_end(threading.Event())
+    (whole,) = load(indexed.store).indexes
+    commit(indexed.archive, 12)
+    indexed.builder(merge_files=64, unindexed_objects_max=1).step()
+    indexed.damage(whole.key, "tail")
+    small = indexed.builder(memory_bytes=1, merge_files=64)
+    refs = load(indexed.store).indexes
+    small._merge_or_mend(indexed.archive.state, refs)
+    made = load(indexed.store).indexes
+    assert len(made) > len(refs) and whole.key not in {ref.key for ref in made}
+    check(indexed.store, 13)
+
+
+def test_a_damaged_segment_is_left_out_when_a_damaged_file_is_made_anew(indexed: Indexed) -> None:
+    indexed.damage(indexed.files[0].key, "items")
+    page = next(RunIndex(indexed.store).all_runs(load(indexed.store)))
+    first = int(page.chunk.objects["key"][page.chunk.runs["object"][np.argmin(page.chunk.runs["version"])]])
+    segment = page.chunk.object_keys[first]
+    data = indexed.store.get(segment)
+    indexed.store.delete([segment])
+    indexed.store.put_if_absent(segment, [flipped(data, -60)])
+    indexed.builder().run_to_end(threading.Event())
+    assert list(load(indexed.store).left_out) == [segment]
+    with pytest.raises(CorruptionError, match=re.escape(segment)):
+        found(indexed.store, "a", "shared")
+    assert verify_archive(indexed.store, full=True).anomalies[0].key == segment
+
+
+def test_what_cannot_be_made_anew_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of the catalog that tells which segments it was made of is damaged too."""
+    indexed = Indexed(CatalogLimits(root_every=3, spill_runs=6, merge_sequences=64, carried_bytes_max=0))
+    state = load(indexed.store)
+    victim = next(
+        ref for ref in indexed.files[:2] if any(page.to_version >= ref.from_version for page in state.pages)
+    )
+    indexed.damage(victim.key, "tail")
+    page = next(page for page in state.pages if page.to_version >= victim.from_version)
+    key = object_of(page.key)
+    data = indexed.store.get(key)
+    indexed.store.delete([key])
+    indexed.store.put_if_absent(key, [flipped(data, len(data) // 2)])
+    builder = indexed.builder(merge_files=2)
+    builder._run_index = RunIndex(indexed.store)
+    for _ in range(4):
+        while builder.step():
+            pass
+    refs = load(indexed.store).indexes
+    assert victim.key in {ref.key for ref in refs}
+    assert builder.counters.merges > 0 and len(refs) < len(indexed.files)
+    assert [(message, fields["file"]) for message, fields in indexed.said] == [
+        ("a damaged index file cannot be made anew", victim.key)
+    ]
+
+
+def test_another_builder_took_the_damaged_file_out_meanwhile(indexed: Indexed) -> None:
+    one, other = indexed.builder(), indexed.builder()
+    victim = indexed.files[0]
+    indexed.damage(victim.key, "items")
+    state = indexed.archive.state
+    assert one._remake(state, victim)
+    after = load(indexed.store).indexes
+    assert not other._remake(state, victim)
+    assert load(indexed.store).indexes == after
+    check(indexed.store, 12)
+
+
+# -- what is no longer there ---------------------------------------------------------------------------------------
+
+
+def test_what_is_no_longer_there_is_left_out_no_more(
+    damaged: Damaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged.put(flipped(damaged.whole, -60))
+    builder = damaged.builder(unindexed_objects_max=1, merge_files=64)
+    while builder.step():
+        pass
+    state = load(damaged.store)
+    assert list(state.left_out) == [damaged.key]
+    ((key, versions),) = state.left_out.items()
+    assert gone_entries(state, RunIndex(damaged.store)) == {}, "it is damaged, not gone"
+    extra = {LEFT_OUT: {key: [*versions, 1], "data/long/gone": [2]}}
+    damaged.archive.writer.maintain(
+        lambda _: CommitDraft(CommitKind.MAINTENANCE, settings=extra, created_ms=NOW_MS)
+    )
+    assert gone_entries(load(damaged.store), RunIndex(damaged.store)) == {key: {1}, "data/long/gone": {2}}
+    damaged.builder(unindexed_objects_max=1, merge_files=2).run_to_end(threading.Event())
+    assert load(damaged.store).left_out == {key: versions}
+    damaged.check_others()
+
+
+def test_what_is_no_longer_there_makes_room(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_builder, "LEFT_OUT_MAX", 1)
+    damaged.put(flipped(damaged.whole, -60))
+    extra = {LEFT_OUT: {"data/long/gone": [2]}}
+    damaged.archive.writer.maintain(
+        lambda _: CommitDraft(CommitKind.MAINTENANCE, settings=extra, created_ms=NOW_MS)
+    )
+    damaged.builder().run_to_end(threading.Event())
+    assert list(load(damaged.store).left_out) == [damaged.key]

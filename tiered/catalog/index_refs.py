@@ -11,9 +11,10 @@ Owns these values and what a change must obey. Does not own the files (tiered.in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tiered.catalog.json_fields import fields, items, text, whole
@@ -80,11 +81,17 @@ def left_out(settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def with_left_out(
-    before: Mapping[str, Sequence[int]], objects: Mapping[str, Iterable[int]]
+    before: Mapping[str, Sequence[int]],
+    objects: Mapping[str, Iterable[int]],
+    gone: Mapping[str, Collection[int]] = MappingProxyType({}),
 ) -> dict[str, dict[str, list[int]]]:
-    """Settings of a commit that leaves out ``objects``, with their versions, too; empty when that changes nothing."""
-    after = {key: sorted({*before.get(key, ()), *versions}) for key, versions in objects.items()}
-    return {LEFT_OUT: {key: list(versions) for key, versions in before.items()} | after} if after else {}
+    """Settings of a commit that leaves out ``objects``, with their versions, too, and forgets the versions that are
+    ``gone``; empty when that changes nothing."""
+    kept = {key: [v for v in versions if v not in gone.get(key, ())] for key, versions in before.items()}
+    kept |= {key: sorted({*kept.get(key, ()), *versions}) for key, versions in objects.items()}
+    after = {key: versions for key, versions in kept.items() if versions}
+    is_same = after == {key: list(versions) for key, versions in before.items()}
+    return {} if is_same else {LEFT_OUT: after}
 
 
 def after_change(

@@ -16,6 +16,7 @@ from fetcher.archive import Archive
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.lanes import Lane
 from fetcher.message import Message
+from fetcher.queries import by_key as by_key_module
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
 from fetcher.queries.kept import ENTRY_BYTES, KeptParts
@@ -168,7 +169,9 @@ def large_index() -> LyingStore:
     return store
 
 
-def test_neighbours_of_a_slot_are_known_already_and_a_bad_answer_is_asked_for_again() -> None:
+def test_neighbours_of_a_slot_are_known_already_and_a_bad_answer_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = large_index()
     state = load(store)
     (ref,) = state.indexes
@@ -191,8 +194,11 @@ def test_neighbours_of_a_slot_are_known_already_and_a_bad_answer_is_asked_for_ag
         assert store.lies == 0
     with ArchiveQueries(store, state) as queries:
         store.lies = 1 << 30
-        with pytest.raises(CorruptionError, match=ref.key):
-            queries.by_key(KeyQuery("a", "k3-7"))
+        assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1, "the segments tell"
+        with monkeypatch.context() as patched:
+            patched.setattr(by_key_module, "SEGMENTS_INSTEAD_MAX", 0)
+            with pytest.raises(CorruptionError, match=ref.key):
+                queries.by_key(KeyQuery("a", "k3-7"))
         store.lies = 0
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1, "what was wrong is not kept"
 
