@@ -16,6 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from tiered.broker_store.broken_file import next_record_given
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.damage import do_lengths_add_up, find_next_record
 from tiered.errors import UnreadableError
@@ -226,15 +227,17 @@ class LogFeed:
         return FeedOutcome.MORE
 
     def _skip_broken_pin(self, batch: LogBatch, bound: FeedBound, failure: UnreadableError) -> bool:
-        """Go on behind the pin that holds ``to_phys`` if it is what ``failure`` says cannot be read, and is broken for
-        good. Once that is committed it is let go as archived."""
+        """If the pin that holds ``to_phys`` is what ``failure`` says cannot be read, and is broken for good: go on at
+        the next record in it that can be proven, or behind it. Once its end is committed it is let go as archived."""
         file = self._log.file_at(batch.to_phys)
         if file is None or file.path != failure.path or not self._log.is_broken_pin(file):
             return False
-        following = self._next_file_phys(batch.to_phys)
-        if following is None or following > bound.limit_phys:
+        next_file = self._next_file_phys(batch.to_phys)
+        if next_file is None or next_file > bound.limit_phys:
             return False
-        self._give_up(batch, following, failure.message)
+        limit = min(bound.proven_phys, bound.limit_phys)
+        following = next_record_given(self._log, file, batch.to_phys, limit, self._next_record)
+        self._give_up(batch, next_file if following is None else following, failure.message)
         return True
 
     def _give_up(self, batch: LogBatch, following: int, why: str) -> None:

@@ -142,11 +142,14 @@ def test_what_stands_before_an_unreadable_place_is_archived_and_the_rest_once_it
     assert verify_archive(archive_of(memory), full=True).anomalies == []
 
 
-def test_a_pin_that_is_broken_costs_its_rest_and_everything_behind_is_archived(
-    scene: Scene, disk: BadSectors
+@pytest.mark.parametrize("gives_the_front", [True, False])
+@pytest.mark.parametrize("pages", [[BAD_AT], [BAD_AT, BAD_AT + 5 * PAGE_BYTES, FILE_BYTES - 100_000]])
+def test_a_pin_that_is_broken_costs_what_stands_in_its_broken_pages(
+    pages: list[int], gives_the_front: bool, scene: Scene, disk: BadSectors
 ) -> None:
+    disk.may_give_the_front = gives_the_front
     pin = scene.deleted_but_pinned()
-    bad_phys = disk.break_page(pin.path, BAD_AT)
+    bad = [disk.break_page(pin.path, at) for at in pages]
     memory = MemoryStore("memory://broken-pin")
     scene.follow(memory)
     state = state_of(memory)
@@ -154,9 +157,28 @@ def test_a_pin_that_is_broken_costs_its_rest_and_everything_behind_is_archived(
     gaps = [gap for key in state.visible_queues() for gap in state.gaps_of(key)]
     assert {GapReason(int(gap["reason"])) for gap in gaps} == {GapReason.BROKER_DELETED}
     lost = sum(int(gap["end_queue_offset"] - gap["begin_queue_offset"]) for gap in gaps)
-    assert lost == FILE_BYTES // RECORD - bad_phys // RECORD
+    touched = {number for at in bad for number in range(at // RECORD, -(-(at + PAGE_BYTES) // RECORD))}
+    assert lost == len(touched)
     assert any("lost to the archive" in line and f"{pin.path} cannot be read" in line for line in scene.said)
     assert not pin.path.exists(), "it is let go"
+    assert verify_archive(archive_of(memory), full=True).anomalies == []
+
+
+def test_of_a_pin_whose_end_is_broken_what_stands_before_it_is_archived(
+    scene: Scene, disk: BadSectors
+) -> None:
+    pin = scene.deleted_but_pinned()
+    disk.break_page(pin.path, BAD_AT)
+    disk.break_all(pin.path, FILE_BYTES // 2, FILE_BYTES)
+    memory = MemoryStore("memory://broken-end")
+    before = disk.reads
+    scene.follow(memory)
+    assert disk.reads - before < 200, "a place that is not given is asked for a few times"
+    state = state_of(memory)
+    assert state.cursor.phys == scene.end_phys
+    gaps = [gap for key in state.visible_queues() for gap in state.gaps_of(key)]
+    lost = sum(int(gap["end_queue_offset"] - gap["begin_queue_offset"]) for gap in gaps)
+    assert lost <= FILE_BYTES // RECORD - FILE_BYTES // 2 // RECORD + 2 * (PAGE_BYTES // RECORD + 2)
     assert verify_archive(archive_of(memory), full=True).anomalies == []
 
 

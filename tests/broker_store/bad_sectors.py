@@ -17,7 +17,7 @@ class BadSectors:
     """Breaks and mends. ``code``: what the reads fail with. ``reads``: how often it was tried."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._bad: dict[tuple[int, int], tuple[int, int]] = {}
+        self._bad: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.code = errno.EIO
         self.reads = 0
         self.may_give_the_front = True
@@ -35,7 +35,7 @@ class BadSectors:
     def break_all(self, path: Path, begin: int = 0, end: int = 1 << 62) -> None:
         """Break [begin, end) of the file."""
         status = path.stat()
-        self._bad[status.st_dev, status.st_ino] = begin, end
+        self._bad.setdefault((status.st_dev, status.st_ino), []).append((begin, end))
 
     def mend(self) -> None:
         """Everything is given again."""
@@ -44,9 +44,11 @@ class BadSectors:
     def _given(self, fd: int, offset: int, length: int) -> int:
         """How many of ``length`` bytes. Raises OSError when that is none."""
         status = os.fstat(fd)
-        begin, end = self._bad.get((status.st_dev, status.st_ino), (0, 0))
-        if offset >= end or offset + length <= begin or not length:
+        places = self._bad.get((status.st_dev, status.st_ino), [])
+        hit = [begin for begin, end in places if offset < end and offset + length > begin]
+        if not hit or not length:
             return length
+        begin = min(hit)
         self.reads += 1
         if offset >= begin or not self.may_give_the_front:
             raise OSError(self.code, os.strerror(self.code))

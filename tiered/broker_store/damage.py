@@ -11,6 +11,7 @@ org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 import zlib
@@ -19,6 +20,7 @@ from typing import Final
 
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog, LogFile
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
+from tiered.errors import UnreadableError
 
 SEARCH_BYTES: Final = 4 * 1024 * 1024
 CHAIN_RECORDS_MAX: Final = 256
@@ -174,24 +176,29 @@ def _header_candidates(log: CommitLog, begin: int, limit: int) -> Iterator[int]:
 
 def _candidates_in_file(log: CommitLog, file: LogFile, begin: int, end: int) -> Iterator[int]:
     while begin < end:
-        data = log.read(begin, min(SEARCH_BYTES + HEADER_BYTES, file.end_phys - begin))
-        if len(data) < HEADER_BYTES:
+        buffer = memoryview(bytearray(min(SEARCH_BYTES + HEADER_BYTES, file.end_phys - begin)))
+        got, failure = log.read_as_far_as_given(buffer, begin)
+        data = bytes(buffer[:got])
+        if len(data) < HEADER_BYTES and failure is None:
             return
         at = data.find(_MAGIC_PREFIX, 4)
         while at >= 0 and at - 4 < min(SEARCH_BYTES, end - begin) and at - 4 + HEADER_BYTES <= len(data):
             if int.from_bytes(data[at + 24 : at + 32], "big") == begin + at - 4:
                 yield begin + at - 4
             at = data.find(_MAGIC_PREFIX, at + 1)
+        if failure is not None:
+            raise failure  # what stands before it was looked at
         begin += SEARCH_BYTES
 
 
 def _is_known(log: CommitLog, index: ConsumeQueueIndex, phys: int, limit: int) -> bool:
     """Whether a consume queue has a unit at ``phys``, or at a record that an unbroken chain leads to."""
     chain = [phys]
-    while len(chain) < CHAIN_RECORDS_MAX and (size := record_size(log, chain[-1])) is not None:
-        if chain[-1] + size >= limit:
-            break
-        chain.append(chain[-1] + size)
+    with contextlib.suppress(UnreadableError):  # the chain ends where the disk gives no more
+        while len(chain) < CHAIN_RECORDS_MAX and (size := record_size(log, chain[-1])) is not None:
+            if chain[-1] + size >= limit:
+                break
+            chain.append(chain[-1] + size)
     known = index.units_between(phys, chain[-1] + 1)
     if not known:
         # Nothing of this stretch is in any queue (deleted topics, half messages): the bytes must do.
