@@ -124,7 +124,8 @@ class ArchiveOwner:
     def _find_line(self, said_end_phys: int | None) -> NewLine:
         newest = partial(newest_log_check, self._archive)
         line = find_new_line(self._log, line_spans(self.writer.state), newest, said_end_phys)
-        is_older_copy = ends_before(self._log, self.writer.state.cursor.check)
+        may_be_older = line.version > 0 and not self._may_replace_log
+        is_older_copy = may_be_older and ends_before(self._log, self.writer.state.cursor.check, line.phys)
         return require_shared(line, is_older_copy=is_older_copy, may_replace=self._may_replace_log)
 
     def _start_new_line(self, new_line: NewLine) -> int:

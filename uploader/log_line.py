@@ -21,11 +21,14 @@ from enum import Enum
 import fastcrc
 
 from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.damage import record_size
 from tiered.catalog.state import LogCheck
 from tiered.errors import UsageError
 
 WRITTEN_BYTES = 64
 """So many zeros are no place in the middle of records, but for a body of zeros."""
+WALKED_BYTES_MAX = 2 << 30
+"""Records are followed at most so far: a minute or two."""
 
 
 class CheckResult(Enum):
@@ -165,13 +168,32 @@ def require_shared(line: NewLine, *, is_older_copy: bool, may_replace: bool) -> 
     )
 
 
-def ends_before(log: CommitLog, check: LogCheck) -> bool:
+def ends_before(log: CommitLog, check: LogCheck, shared_phys: int) -> bool:
     """Whether nothing is written in the log where the bytes of ``check`` end. A log that goes on in another way has
-    something there."""
+    something there: bytes, or, near the end of a file, the padding behind its last record. ``shared_phys``: up to where
+    log and archive are the same."""
     begin_phys = max(check.begin_phys, check.end_phys - WRITTEN_BYTES)
     if begin_phys < log.min_phys:
         return False
-    return not any(log.read(begin_phys, check.end_phys - begin_phys))
+    if any(log.read(begin_phys, check.end_phys - begin_phys)):
+        return False
+    return not _is_written_through(log, shared_phys, check.end_phys)
+
+
+def _is_written_through(log: CommitLog, phys: int, end_phys: int) -> bool:
+    """Whether whole records and ends of files lead from ``phys`` to ``end_phys`` or beyond: so zeros there are padding.
+    Not where that is far: it is read byte by byte. A copy that was made while its broker wrote breaks the chain."""
+    if end_phys - phys > WALKED_BYTES_MAX:
+        return False
+    while phys < end_phys:
+        size = record_size(log, phys)
+        file = log.file_at(phys)
+        if size is None and file is not None and log.is_end_marker(phys):
+            size = file.end_phys - phys
+        if not size:
+            return False
+        phys += size
+    return True
 
 
 def _end_phys(log: CommitLog, said_end_phys: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import fastcrc
@@ -10,10 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.broker_store.bad_sectors import BadSectors
+from tests.broker_store.record_bytes import BLANK_MAGIC, records
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.state import NO_CHECK, LogCheck
 from tiered.errors import UnreadableError, UsageError
-from uploader.log_line import Check, CheckResult, NewLine, compare, ends_before, find_new_line, require_shared
+from uploader import log_line
+from uploader.log_line import (
+    WRITTEN_BYTES,
+    Check,
+    CheckResult,
+    NewLine,
+    compare,
+    ends_before,
+    find_new_line,
+    require_shared,
+)
 
 FILE_BYTES = 4096
 
@@ -113,11 +125,50 @@ def test_a_log_that_goes_on_in_another_way_is_no_older_copy(
     tmp_path: Path, written: int, is_before: bool
 ) -> None:
     log = log_of(tmp_path, b"\1" * written + bytes(2 * FILE_BYTES - written))
-    assert ends_before(log, LogCheck(5000, 5100, 1)) is is_before
+    assert ends_before(log, LogCheck(5000, 5100, 1), 0) is is_before
 
 
 def test_a_log_without_the_file_of_the_archives_end_is_an_older_copy(tmp_path: Path) -> None:
-    assert ends_before(log_of(tmp_path, DATA), LogCheck(15000, 15100, 1))
+    assert ends_before(log_of(tmp_path, DATA), LogCheck(15000, 15100, 1), 0)
+
+
+def padded(bodies: int) -> bytes:
+    """A file of records whose rest is padding."""
+    data = records(0, [b"x" * 100] * bodies)
+    return data + struct.pack(">iI", FILE_BYTES - len(data), BLANK_MAGIC) + bytes(FILE_BYTES - len(data) - 8)
+
+
+AT_FILE_END = LogCheck(FILE_BYTES - 256, FILE_BYTES - 50, 1)
+SHARED = 2 * len(records(0, [b"x" * 100]))
+
+
+@pytest.mark.parametrize("following", [b"", bytes(FILE_BYTES), records(FILE_BYTES, [b"y"])])
+def test_padding_at_the_end_of_a_file_is_written_too(tmp_path: Path, following: bytes) -> None:
+    log = log_of(tmp_path, padded(15) + following)
+    assert not any(log.read(AT_FILE_END.end_phys - WRITTEN_BYTES, WRITTEN_BYTES))
+    assert not ends_before(log, AT_FILE_END, SHARED)
+    assert not ends_before(log, AT_FILE_END, 0)
+
+
+@pytest.mark.parametrize("following", [b"", records(FILE_BYTES, [b"y" * 100] * 3)])
+def test_zeros_that_no_records_lead_to_are_no_padding(tmp_path: Path, following: bytes) -> None:
+    """An older copy, also one that was made while its broker wrote: its files are of different times."""
+    log = log_of(tmp_path, records(0, [b"x" * 100] * 15).ljust(FILE_BYTES, b"\0") + following)
+    assert ends_before(log, AT_FILE_END, SHARED)
+
+
+def test_a_broken_record_or_marker_proves_nothing(tmp_path: Path) -> None:
+    whole = padded(15)
+    marker = whole.index(struct.pack(">I", BLANK_MAGIC)) - 4
+    for at in (SHARED + 150, marker, marker + 7):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        assert ends_before(log_of(tmp_path, bytes(changed)), AT_FILE_END, SHARED)
+
+
+def test_padding_is_not_looked_for_far_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_line, "WALKED_BYTES_MAX", AT_FILE_END.end_phys - SHARED - 1)
+    assert ends_before(log_of(tmp_path, padded(15)), AT_FILE_END, SHARED)
 
 
 def test_a_wiped_disk_shares_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
+from tests.broker_store.record_bytes import BLANK_MAGIC
 from tests.catalog.drafts import append_draft, queue
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tiered.broker_store.commit_log import CommitLog
@@ -88,6 +90,27 @@ def test_an_older_copy_takes_nothing_out(memory: MemoryStore, tmp_path: Path, in
     with pytest.raises(UsageError, match=r"an older copy.*--replace-log"):
         backfill(tmp_path / "copy", memory, settings=SETTINGS, instance=instance)
     assert load(archive_of(memory)).version == before.version
+
+
+def test_a_log_that_has_padding_where_the_archive_ends_goes_on_in_another_way(tmp_path: Path) -> None:
+    """Its records did not fit there: a broker that was restored from a copy, and used."""
+    write_store(tmp_path / "own", SPEC, messages=MESSAGES)
+    first, *others = CommitLog([tmp_path / "own" / "commitlog"]).files
+    for file in others:
+        file.path.unlink()
+    memory = MemoryStore("memory://padding")
+    backfill(tmp_path / "own", memory, settings=SETTINGS)
+    end_phys = load(archive_of(memory)).cursor.check.end_phys
+    room = 2 * SPEC.record_bytes + first.end_phys - end_phys
+    data = first.path.read_bytes()[:-room] + struct.pack(">iI", room, BLANK_MAGIC)
+    first.path.write_bytes(data.ljust(first.size_bytes, b"\0"))
+    backfill(tmp_path / "own", memory, settings=SETTINGS)
+    state = load(archive_of(memory))
+    assert state.cursor.line == 2 and state.cursor.check.end_phys == end_phys - 2 * SPEC.record_bytes
+    assert (
+        sum(int(row["row_count"]) for _, row in state.queues())
+        == (first.size_bytes - room) // SPEC.record_bytes
+    )
 
 
 @pytest.mark.parametrize("files_gone", [0, FILES_GONE])

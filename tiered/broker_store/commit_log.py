@@ -224,6 +224,13 @@ class CommitLog:
         size, magic = _SIZE_MAGIC.unpack(header)
         return size if magic in RECORD_MAGICS and size > 0 else None
 
+    def is_end_marker(self, phys: int) -> bool:
+        """Whether the broker says at ``phys`` that the rest of the file is padding."""
+        header, file = self.read(phys, _SIZE_MAGIC.size), self.file_at(phys)
+        if len(header) < _SIZE_MAGIC.size or file is None:
+            return False
+        return _SIZE_MAGIC.unpack(header) == (file.end_phys - phys, BLANK_MAGIC)
+
     def is_blank_from(self, phys: int) -> bool:
         """Whether nothing was ever written at or above ``phys``, told by the holes of the files.
 
