@@ -18,6 +18,8 @@ from tiered.formats.segment import EncodedSegment
 from tiered.model.queue_roster import united
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason
 from uploader.cycle_plan import CyclePlan, ObjectPlan
+from uploader.log_batch import LogBatch
+from uploader.skipped_log import skipped_settings
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,14 @@ def object_key(plan: ObjectPlan, from_phys: int, epoch: int, attempt: int) -> st
 
 
 def cycle_draft(
-    plan: CyclePlan, keys: Sequence[str], encoded: Sequence[EncodedSegment], place: CycleRange
+    plan: CyclePlan,
+    keys: Sequence[str],
+    encoded: Sequence[EncodedSegment],
+    place: CycleRange,
+    batch: LogBatch,
 ) -> CommitDraft:
-    """The commit of a cycle whose objects are durable under ``keys``, without time, tables and garbage."""
+    """The commit of a cycle whose objects are durable under ``keys``, without time, tables and garbage. ``batch`` is
+    what it was planned from: what was left out of it is said besides."""
     gap_queues = [gap.queue for gap in plan.gaps]
     lists = [item.queues for item in plan.objects]
     queues, places = united([*lists, gap_queues] if gap_queues else lists)
@@ -80,4 +87,5 @@ def cycle_draft(
         objects=objects,
         object_keys=list(keys),
         gaps=gaps,
+        settings=skipped_settings(batch, place.line),
     )

@@ -23,7 +23,6 @@ from uploader.cycle_builder import IN_FLIGHT_MAX, CycleBuilder
 from uploader.cycle_draft import CycleRange, cycle_draft
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch
-from uploader.skipped_log import skipped_settings
 
 __all__ = ["IN_FLIGHT_MAX", "CycleUploader", "UploadContext", "UploadCounters"]
 
@@ -120,9 +119,8 @@ class CycleUploader:
         check = batch.log_check() or state.cursor.check
         place = CycleRange(state.epoch, state.cursor.line, batch.from_phys, batch.to_phys, check)
         return replace(
-            cycle_draft(cycle.plan, attempt.keys, attempt.encoded, place),
+            cycle_draft(cycle.plan, attempt.keys, attempt.encoded, place, batch),
             state_objects=state_objects,
-            settings=skipped_settings(batch, state.cursor.line),
             doomed=self._in_flight.doomed(),
             created_ms=self._context.clock_ms(),
         )

@@ -124,7 +124,7 @@ def put_cycle(task: PutTask) -> PutCycle:
             was_damaged=task.was_damaged,
             was_lost=task.was_lost,
         )
-        planner = CyclePlanner(table, tails, split_bytes=task.settings.split_bytes)
+        planner = CyclePlanner(table, tails, split_bytes=task.settings.split_bytes, skipped=task.skipped)
         plan = planner.plan(batch.columns, gap_reason=reason, left_out=batch.left_out)
         if plan.rows != task.rows:
             raise _changed(task)
@@ -170,7 +170,7 @@ class _Putter:
         check = batch.log_check() or NO_CHECK
         place = CycleRange(task.epoch, task.line, task.part.from_phys, task.part.to_phys, check)
         return PutCycle(
-            draft=cycle_draft(plan, keys, encoded, place),
+            draft=cycle_draft(plan, keys, encoded, place, batch),
             rows=plan.rows,
             raw_bytes=plan.raw_bytes,
             stored_bytes=sum(one.size_bytes for one in encoded),

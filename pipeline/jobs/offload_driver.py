@@ -46,6 +46,7 @@ from uploader.broker_marks import broker_tables
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.offload import Environment, Offloader, OffloadIdentity
 from uploader.queue_tails import QueueTails
+from uploader.skipped_log import SkippedLog
 
 CYCLES_PER_CORE = 2
 """Cycles put in one stage: more keep cores busier, fewer lose less when the driver dies."""
@@ -68,6 +69,7 @@ class StoreOffload:
         self._table = QueueTable()
         self._tails = QueueTails()
         self._was_damaged = self._was_lost = False
+        self._skipped = SkippedLog()
         self._doomed: list[str] = []
         self._result = StoreReport(source.path, source.cluster, source.broker)
 
@@ -107,6 +109,7 @@ class StoreOffload:
             start_phys = owner.open(claim_now=True)
             self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
         owner.load_tails(self._table, self._tails)
+        self._skipped = SkippedLog.of(writer.state)
         parts = log_parts(store, start_phys, bound.phys, bound.proven_phys)
         try:
             self._commit_all(writer, parts)
@@ -180,6 +183,7 @@ class StoreOffload:
                     left_out=cycle.left_out,
                     was_damaged=self._was_damaged,
                     was_lost=self._was_lost,
+                    skipped=self._skipped,
                 )
                 self._was_damaged |= cycle.is_damaged
                 self._was_lost |= cycle.is_lost

@@ -25,6 +25,7 @@ from tiered.object_store.url import open_store
 from tiered.settings.sections import OffloadSettings
 from uploader.log_batch import DamagedRange, LostRange
 from uploader.log_feed import FeedBound
+from uploader.skipped_log import SkippedLog
 
 QueueNames = list[tuple[str, int]]
 
@@ -118,7 +119,8 @@ class Scan:
 
 @dataclass(frozen=True)
 class PutTask:
-    """Make one cycle durable in ``epoch``. ``tails`` (TAIL_FIELDS) are of ``queues``, as they were before it."""
+    """Make one cycle durable in ``epoch``. ``tails`` (TAIL_FIELDS) are of ``queues``, as they were before it.
+    ``skipped``: what was left out before this back-fill; ``was_…``: by its own cycles."""
 
     source: StoreSource
     settings: OffloadSettings
@@ -134,6 +136,7 @@ class PutTask:
     left_out: list[int]
     was_damaged: bool
     was_lost: bool
+    skipped: SkippedLog
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +16,7 @@ from pipeline.jobs.offload import offload
 from pipeline.jobs.offload_options import OffloadOptions, StoreReport, StoreToOffload
 from pipeline.jobs.offload_tasks import PutTask, ScanTask
 from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
+from tests.broker_store.record_bytes import BLANK_MAGIC, log_file, record
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
@@ -24,17 +26,22 @@ from tests.uploader.test_queue_witness import QUEUE_ID, QUEUE_OFFSET, flip
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.reading import load
+from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, FencedError, NotFoundError, UnavailableError, UsageError
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
+from tiered.model.queue import QueueKey
+from tiered.model.tables import GapReason
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
+from uploader.skipped_log import SkippedLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NO_SPARK = cast("SparkSession", None)
+LOG_FILE_BYTES = 4096
 OPTIONS = OffloadOptions(settings=SMALL)
 RealStore = Callable[[str], Path]
 
@@ -236,6 +243,42 @@ def test_damage_and_a_missing_file_become_the_gaps_that_backfill_records(
     for queue, gaps in bulk["gaps"].items():
         # A cycle that holds both damage and a missing file names one reason; cycles may be cut elsewhere.
         assert [gap[1:] for gap in gaps] == [gap[1:] for gap in one["gaps"][queue]]
+
+
+def write_log_file(store: Path, number: int, messages: Sequence[tuple[str, int]]) -> Path:
+    """A commitlog file of (topic, queue offset)."""
+    begin, data = number * LOG_FILE_BYTES, b""
+    for topic, queue_offset in messages:
+        data += record(begin + len(data), topic=topic, queue_offset=queue_offset)
+    data += struct.pack(">iI", LOG_FILE_BYTES - len(data), BLANK_MAGIC)
+    return log_file(store / "commitlog", begin, data, LOG_FILE_BYTES)
+
+
+@pytest.mark.parametrize("first_is_bulk", [True, False])
+@pytest.mark.parametrize("second_is_bulk", [True, False])
+def test_why_messages_are_missing_is_known_to_who_goes_on(
+    first_is_bulk: bool, second_is_bulk: bool, tmp_path: Path
+) -> None:
+    """A queue whose records were in a file that is missing goes on in what was written since."""
+    store = tmp_path / "store"
+    (store / "consumequeue").mkdir(parents=True)
+
+    def archive(is_bulk: bool) -> CatalogState:
+        if is_bulk:
+            run(store, tmp_path / "archive")
+        else:
+            backfill(store, FileStore(tmp_path / "archive"), instance="another process")
+        return load(own_archive(tmp_path / "archive"))
+
+    write_log_file(store, 0, [("often", 0), ("rare", 0)])
+    write_log_file(store, 2, [("often", 2), ("often", 3)])
+    state = archive(first_is_bulk)
+    assert SkippedLog.of(state) == SkippedLog(0, 2 * LOG_FILE_BYTES)
+    assert [key.topic for key in state.visible_queues() if len(state.gaps_of(key))] == ["often"]
+    write_log_file(store, 3, [("often", 4), ("rare", 2)])
+    state = archive(second_is_bulk)
+    (gap,) = state.gaps_of(QueueKey("rare", 0, 0))
+    assert GapReason(int(gap["reason"])) is GapReason.BROKER_DELETED
 
 
 def test_what_the_broker_wrote_since_is_added_to_the_same_queues(
