@@ -17,6 +17,9 @@ from sidecar.cli import main
 from sidecar.instance import IDENTITY_FILE
 from sidecar.lifecycle import Service
 from tests.truth import read_lines
+from tiered.catalog.reading import load
+from tiered.formats.keys import archive_prefix, parse_part_key
+from tiered.object_store.file import FileStore
 
 MESSAGES = 18_004
 QUEUES = 13
@@ -262,6 +265,40 @@ def test_verify_finds_a_flipped_byte_and_cat_refuses_it(run: Run, own_archive: t
     code, _, error = run("cat", url, "--all")
     assert code == 1 and victim.name in _one_line(error)
     assert directory.is_dir()
+
+
+def test_an_archive_whose_newest_root_is_damaged_is_read_named_and_healed(
+    run: Run, killed: Path, tmp_path: Path
+) -> None:
+    url, store = f"file://{tmp_path}/archive", tmp_path / "store"
+    shutil.copytree(killed / "store", store)
+    later = sorted((store / "commitlog").iterdir())[1:]
+    for file in later:
+        file.unlink()
+    command = ("backfill", store, url, "--broker-conf", killed / "broker.conf", "--set", "offload.batch_bytes=512KiB",
+               "--set", "offload.root_every=2")  # fmt: skip
+    first = run(*command)
+    assert first[0] == 0, first
+    whole = run("cat", url, "--all")
+    archive = FileStore(tmp_path / "archive" / archive_prefix("FxCluster", "fx-a"))
+    root = parse_part_key(load(archive).root.key)
+    assert root is not None and whole[0] == 0
+    path = tmp_path / "archive" / archive_prefix("FxCluster", "fx-a") / root.key
+    content = bytearray(path.read_bytes())
+    content[root.offset + root.length // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+    code, out, _ = run("verify", url)
+    assert code == 1 and any("root" in line and root.key in line for line in out.splitlines())
+    assert run("cat", url, "--all")[:2] == whole[:2]
+    objects = {path for path in (tmp_path / "archive").rglob("*") if path.is_file()}
+    assert run("gc", url, "--apply")[0] == 0
+    assert {path for path in (tmp_path / "archive").rglob("*") if path.is_file()} == objects
+    for file in later:
+        shutil.copy(killed / "store" / "commitlog" / file.name, file)
+    assert run(*command)[0] == 0
+    code, out, _ = run("verify", url, "--full")
+    assert code == 0 and ": clean" in out and "rows 18,004" in out, out
 
 
 def test_leftovers_are_not_anomalies_unless_strict(run: Run, own_archive: tuple[str, Path]) -> None:

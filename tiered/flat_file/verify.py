@@ -1,7 +1,7 @@
 """Is everything the catalog names there, whole, and in order? Reads only; finds all it can, raises for nothing found.
 
-    chain      every commit exists, follows the one before, and the newest root page says what replaying the commits
-               gives; full: older root pages are whole
+    chain      every commit exists, follows the one before, and the newest root page is there and says what replaying
+               the commits gives; older ones nobody needs
     queues     the runs and gaps of every queue cover its offsets once each
     segments   every object is there; its tail, footer and runs are what the catalog says
     index      every index file is there and covers the segments it says; full: every key of theirs is found in it
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.reading import follow, head_version, load, read_commit, read_root, refresh
 from tiered.catalog.snapshot import describe
-from tiered.catalog.state import CatalogState, RootRef
+from tiered.catalog.state import NO_ROOT, CatalogState, RootRef
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.flat_file.verify_index import check_indexes
 from tiered.flat_file.verify_queues import check_queues
@@ -85,7 +85,7 @@ def verify_archive(
     head = head_version(store)
     if head == 0:
         raise NotFoundError(f"{store.url} holds no archive")
-    state = _check_chain(store, head, report, full=full)
+    state = _check_chain(store, head, report)
     if state is None:
         return report
     runs = LivingRuns(store, state)
@@ -109,14 +109,14 @@ def verify_archive(
 # -- chain ----------------------------------------------------------------------------------------------------
 
 
-def _check_chain(store: ObjectStore, head: int, report: VerifyReport, *, full: bool) -> CatalogState | None:
+def _check_chain(store: ObjectStore, head: int, report: VerifyReport) -> CatalogState | None:
     """The state at ``head`` as readers see it, or None when not even that can be read."""
     replayed: CatalogState | None = CatalogState()
-    roots: list[RootRef] = []
+    root = NO_ROOT
     for version in range(1, head + 1):
         try:
             commit = read_commit(store, version)
-            roots += [commit.draft.pages.root] if commit.draft.pages.root.key else []
+            root = commit.root
             if replayed is not None:
                 replayed = follow(store, replayed, commit)
         except NotFoundError as error:
@@ -127,7 +127,7 @@ def _check_chain(store: ObjectStore, head: int, report: VerifyReport, *, full: b
         except (CorruptionError, UnsupportedFormatError) as error:
             report.add(AnomalyKind.CHAIN, catalog_key(version), error.message)
             replayed = None
-    _check_roots(store, roots if full else roots[-1:], report)
+    _check_root(store, root, report)
     try:
         state = load(store, version=head)
     except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
@@ -141,15 +141,16 @@ def _check_chain(store: ObjectStore, head: int, report: VerifyReport, *, full: b
     return state
 
 
-def _check_roots(store: ObjectStore, roots: list[RootRef], report: VerifyReport) -> None:
+def _check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
     """Readers help themselves without a root, so that nobody would see that it is damaged."""
-    for root in roots:
-        try:
-            read_root(store, root)
-        except NotFoundError:
-            continue  # an old one is garbage; the newest is reported with everything else that is named
-        except (CorruptionError, UnsupportedFormatError) as error:
-            report.add(AnomalyKind.ROOT, root.key, error.message)
+    if not root.key:
+        return
+    try:
+        read_root(store, root)
+    except NotFoundError:
+        return  # reported with everything else that is named and does not exist
+    except (CorruptionError, UnsupportedFormatError) as error:
+        report.add(AnomalyKind.ROOT, root.key, error.message)
 
 
 # -- segments -------------------------------------------------------------------------------------------------
