@@ -16,7 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tiered.broker_store.broken_file import next_record_given
+from tiered.broker_store.broken_file import first_not_given, next_record_given
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.damage import do_lengths_add_up, find_next_record
 from tiered.errors import UnreadableError
@@ -235,8 +235,11 @@ class LogFeed:
         next_file = self._next_file_phys(batch.to_phys)
         if next_file is None or next_file > bound.limit_phys:
             return False
+        bad_phys = first_not_given(self._log, batch.to_phys, file.end_phys)
+        if bad_phys is None:
+            return False  # it is given now
         limit = min(bound.proven_phys, bound.limit_phys)
-        following = next_record_given(self._log, file, batch.to_phys, limit, self._next_record)
+        following = next_record_given(self._log, file, bad_phys, limit, self._next_record)
         self._give_up(batch, next_file if following is None else following, failure.message)
         return True
 

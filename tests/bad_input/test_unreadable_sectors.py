@@ -164,6 +164,27 @@ def test_a_pin_that_is_broken_costs_what_stands_in_its_broken_pages(
     assert verify_archive(archive_of(memory), full=True).anomalies == []
 
 
+def test_a_place_of_a_pin_that_is_given_after_all_costs_nothing(
+    scene: Scene, disk: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.break_page(scene.deleted_but_pinned().path, BAD_AT)
+    is_broken_pin = CommitLog.is_broken_pin
+
+    def mended_meanwhile(log: CommitLog, file: LogFile) -> bool:
+        found = is_broken_pin(log, file)
+        disk.mend()
+        return found
+
+    monkeypatch.setattr(CommitLog, "is_broken_pin", mended_meanwhile)
+    memory = MemoryStore("memory://given-after-all")
+    try:
+        scene.follow(memory)
+    except UnreadableError:  # who met it first was the thread that ends the process
+        scene.follow(memory)
+    assert not any("lost" in line for line in scene.said)
+    assert visible_in(state_of(memory)) == visible_in(state_of(scene.sound))
+
+
 def test_of_a_pin_whose_end_is_broken_what_stands_before_it_is_archived(
     scene: Scene, disk: BadSectors
 ) -> None:

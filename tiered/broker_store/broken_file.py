@@ -21,18 +21,19 @@ READ_BYTES: Final = 4 * 1024 * 1024
 def next_record_given(
     log: CommitLog,
     file: LogFile,
-    phys: int,
+    bad_phys: int,
     limit_phys: int,
     next_record: Callable[[int, int], int | None],
 ) -> int | None:
-    """Physical offset of a provable record of ``file`` behind the first place at or above ``phys`` that is not given,
-    below ``limit_phys``; None when there is none. ``next_record``: damage.find_next_record.
+    """Physical offset of a provable record of ``file`` behind ``bad_phys``, which is not given, below ``limit_phys``;
+    None when there is none. ``next_record``: damage.find_next_record.
 
     Raises what reading the log raises, but not for this file.
     """
     limit_phys = min(limit_phys, file.end_phys)
-    while (bad_phys := _first_not_given(log, phys, limit_phys)) is not None:
-        given = _next_given(log, file, bad_phys)
+    bad: int | None = bad_phys
+    while bad is not None:
+        given = _next_given(log, file, bad)
         if given is None or given >= limit_phys:
             return None
         try:
@@ -40,11 +41,12 @@ def next_record_given(
         except UnreadableError as error:
             if error.path != file.path:
                 raise
-            phys = given  # up to the next such place there is none
+            bad = first_not_given(log, given, limit_phys)  # up to there is none
     return None
 
 
-def _first_not_given(log: CommitLog, phys: int, limit_phys: int) -> int | None:
+def first_not_given(log: CommitLog, phys: int, limit_phys: int) -> int | None:
+    """The first physical offset in [phys, limit_phys) of a file that its disk does not give; None: all is given."""
     data = memoryview(bytearray(min(READ_BYTES, max(0, limit_phys - phys))))
     while phys < limit_phys:
         got, failure = log.read_as_far_as_given(data[: limit_phys - phys], phys)
