@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
+from tiered.catalog import reading
+from tiered.catalog.commit import Commit, without_pages
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.protocol import CatalogWriter, load, refresh
 from tiered.catalog.reading import REPLAY_MAX, read_commit
@@ -14,6 +18,7 @@ from tiered.errors import CorruptionError
 from tiered.formats.keys import Part, catalog_key, object_of, parse_part_key
 from tiered.object_store.faults import FaultStore
 from tiered.object_store.memory import MemoryStore
+from tiered.object_store.protocol import ObjectStore
 
 IN_OBJECTS = {"carried_bytes_max": 0, "pack_bytes_max": 3000}
 GRACE_MS = 72 * 3_600_000
@@ -103,6 +108,26 @@ def test_the_commit_at_a_damaged_root_is_gone(memory: MemoryStore) -> None:
     with pytest.raises(CorruptionError) as error:
         load(memory)
     assert state.root.key in str(error.value) and lost in str(error.value)
+
+
+@pytest.mark.parametrize("version", [0, 5])
+def test_roots_that_name_each_other_are_damage(
+    memory: MemoryStore, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not followed for ever."""
+    state = grown(memory).state
+    for root in roots(memory, state.version):
+        flip(memory, root.key)
+    read = reading.read_commit
+
+    def astray(store: ObjectStore, number: int) -> Commit:
+        commit = read(store, number)
+        other = RootRef("pages/other", number + version)
+        return replace(commit, draft=without_pages(commit.draft), place=replace(commit.place, root=other))
+
+    monkeypatch.setattr(reading, "read_commit", astray)
+    with pytest.raises(CorruptionError, match="pages/other"):
+        load(memory)
 
 
 @pytest.mark.parametrize("limits", [{}, IN_OBJECTS])

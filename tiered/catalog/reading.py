@@ -164,9 +164,16 @@ def _start(store: ObjectStore, root: RootRef, known: CatalogState) -> tuple[Cata
 
 
 def _root_before(store: ObjectStore, root: RootRef, unread: TieredError) -> RootRef:
-    """The root that a reader of the version of ``root`` started from before there was this one."""
+    """The root that a reader of the version of ``root`` started from before there was this one: of a lower version, or
+    the one that a log line of this version began with."""
     commit = _commit_of(store, root, unread)
-    return commit.place.root if commit.root == root else commit.root
+    before = commit.place.root if commit.root == root else commit.root
+    began_line = commit.draft.kind == CommitKind.LINE and before == commit.draft.pages.root
+    if before.version > root.version - (not began_line):
+        raise CorruptionError(
+            f"{unread.message}; and without it: version {root.version} names the root of version {before.version}"
+        )
+    return before
 
 
 def _commit_of(store: ObjectStore, root: RootRef, unread: TieredError | None) -> Commit:
