@@ -164,6 +164,7 @@ class ArchiveAccess:
             executor=self._steps,
             clock_s=clock_s,
             unread_ms=settings.fetch.unread_expiry_ms,
+            budget=self.budget,
         )
         self.budget.add_reclaimer(self.fetcher.readers.reclaim)
         self._times = TimeReader(self.catalog, self.source)

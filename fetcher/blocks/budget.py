@@ -50,6 +50,7 @@ class ByteBudget:
         self._lock = threading.Lock()
         self._total_bytes = total_bytes
         self._charged_bytes = 0
+        self._aside_bytes = 0
         self._peak_bytes = 0
         self._waiting: list[Admission] = []
         self._reclaimers: list[Reclaimer] = []
@@ -73,8 +74,13 @@ class ByteBudget:
         return self._charged_bytes
 
     @property
+    def aside_bytes(self) -> int:
+        """Set aside now."""
+        return self._aside_bytes
+
+    @property
     def peak_bytes(self) -> int:
-        """The most that was ever charged."""
+        """The most that was ever charged and set aside."""
         return self._peak_bytes
 
     def add_reclaimer(self, reclaimer: Reclaimer) -> None:
@@ -144,6 +150,29 @@ class ByteBudget:
             self._ties[id(tie)] = tie
         self._settle()
 
+    def set_aside(self, byte_count: int, priority: int) -> bool:
+        """Take ``byte_count`` out of the total, reclaiming if need be, or nothing. Goes before nobody who waits."""
+        if self._set_aside_now(byte_count):
+            return True
+        self._reclaim(byte_count, priority)
+        return self._set_aside_now(byte_count)
+
+    def _set_aside_now(self, byte_count: int) -> bool:
+        self._settle()
+        with self._lock:
+            fits = not self._waiting and self._free_bytes >= byte_count
+            if fits:
+                self._aside_bytes += byte_count
+                self._peak_bytes = max(self._peak_bytes, self._charged_bytes + self._aside_bytes)
+        self._settle()
+        return fits
+
+    def put_back(self, byte_count: int) -> None:
+        """Bytes that were set aside are free again."""
+        with self._lock:
+            self._aside_bytes -= byte_count
+        self.revise()
+
     def revise(self) -> None:
         """Admit who fits by now, reclaiming for the first that waits. To be called when more became reclaimable."""
         self._settle(force=True)
@@ -155,12 +184,16 @@ class ByteBudget:
 
     # -- inside -----------------------------------------------------------------------------------------------
 
+    @property
+    def _free_bytes(self) -> int:
+        return self._total_bytes - self._aside_bytes - self._charged_bytes
+
     def _fits(self, byte_count: int) -> bool:
-        return self._charged_bytes == 0 or self._charged_bytes + byte_count <= self._total_bytes
+        return self._charged_bytes == 0 or byte_count <= self._free_bytes
 
     def _charge(self, byte_count: int) -> None:
         self._charged_bytes += byte_count
-        self._peak_bytes = max(self._peak_bytes, self._charged_bytes)
+        self._peak_bytes = max(self._peak_bytes, self._charged_bytes + self._aside_bytes)
 
     def _uncharge(self, byte_count: int) -> None:
         if byte_count > self._charged_bytes:
@@ -191,6 +224,6 @@ class ByteBudget:
 
     def _reclaim(self, byte_count: int, priority: int) -> None:
         for reclaimer in self._reclaimers:
-            needed = self.charged_bytes + byte_count - self._total_bytes
+            needed = self.charged_bytes + self._aside_bytes + byte_count - self._total_bytes
             if needed > 0:
                 reclaimer(needed, priority)

@@ -7,12 +7,14 @@ Owns what is kept, and for how long. Does not own reading (row_reader.py) nor fe
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from fetcher.batch import GetResult, GetStatus
+from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.lanes import Lane
 from fetcher.prefetch.prefetch_window import PrefetchWindow
 from fetcher.pulls.block_fetch import Block, Held, Slices
@@ -20,9 +22,14 @@ from fetcher.pulls.queue_view import QueueView
 from fetcher.pulls.read_plan import Limits, Taken, take
 from fetcher.pulls.run_rows import RunRows
 from fetcher.pulls.stretch import WindowLimits
+from fetcher.remembered import Remembered
 from tiered.model.queue import QueueKey
 
-READERS_MAX = 65_536
+READERS_BYTES_MAX = 32 * 1024 * 1024
+BUDGET_SHARE = 8
+"""Of a smaller budget readers take no larger part."""
+READER_BYTES = 1_280
+"""A reader with its window and its places in tables, but for its group's name and what it has in hand: measured."""
 ORDER_S = 0.25
 """Readers that pull from hand are in the order of their last pulls but for so much: to be exact costs each pull."""
 NOTHING = Held()
@@ -50,12 +57,14 @@ class InHand(NamedTuple):
 class Reader:
     """State of one reader. ``held`` is replaced as a whole; ``line``: log line of the catalog it was read from."""
 
-    __slots__ = ("held", "held_bytes", "key", "line", "name", "used_s", "window")
+    __slots__ = ("held", "held_bytes", "key", "line", "name", "nbytes", "used_s", "window")
 
     def __init__(self, key: ReaderKey, limits: WindowLimits) -> None:
         self.key = key
         self.name = (key.group, key.queue.topic, key.queue.queue_id)
         """As events have it."""
+        self.nbytes = READER_BYTES + sys.getsizeof(key.group)
+        """Memory, about, but for what is in hand. Of names only the group's is the client's own."""
         self.held = NOTHING
         self.held_bytes = 0
         self.line = -1
@@ -168,15 +177,19 @@ class Reader:
 
 
 class Readers:
-    """Readers by key, least recently used first. Blocks in hand have at most ``in_hand_bytes`` together."""
+    """Readers by key. Blocks in hand have at most ``in_hand_bytes`` together. What is remembered of readers is set
+    aside in ``budget``, at most READERS_BYTES_MAX: clients name groups as they like. Thread-safe."""
 
-    def __init__(self, limits: WindowLimits, in_hand_bytes: int) -> None:
+    def __init__(self, limits: WindowLimits, in_hand_bytes: int, budget: ByteBudget | None = None) -> None:
         self._limits = limits
         self._bytes_max = in_hand_bytes
+        self._budget = budget
         self._lock = threading.Lock()
-        self._readers: OrderedDict[ReaderKey, Reader] = OrderedDict()
+        self._readers: Remembered[ReaderKey, Reader] = Remembered(READERS_BYTES_MAX)
         self._holding: OrderedDict[ReaderKey, Reader] = OrderedDict()
         self.in_hand_bytes = 0
+        self.on_forgotten: Callable[[Reader], None] = lambda _: None
+        """Told of readers that are remembered no more; with a lock held."""
 
     def __len__(self) -> int:
         return len(self._readers)
@@ -184,29 +197,51 @@ class Readers:
     def __repr__(self) -> str:
         return f"Readers({len(self)}, {self.in_hand_bytes} bytes in hand)"
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of all readers, about, but for what is in hand."""
+        return self._readers.held_bytes
+
     def find(self, key: ReaderKey) -> Reader | None:
         """The reader, if it has read before."""
         return self._readers.get(key)
 
     def open(self, key: ReaderKey, time_s: float) -> Reader:
-        """The reader; a new one if it has not read before, or long ago."""
-        with self._lock:
-            reader = self._readers.get(key)
-            if reader is None:
-                reader = self._readers[key] = Reader(key, self._limits)
-                if len(self._readers) > READERS_MAX:
-                    _, oldest = self._readers.popitem(last=False)
-                    self._let_go(oldest)
-            else:
-                self._readers.move_to_end(key)
-            reader.used_s = time_s
+        """The reader; a new one if it has not read before, or long ago. Without memory for it, it is not remembered."""
+        reader = self._readers.get(key)
+        if reader is None:
+            reader = self._begun(Reader(key, self._limits))
+        else:
+            with self._lock:
+                self._readers.used(key)
+        reader.used_s = time_s
         return reader
+
+    def _begun(self, reader: Reader) -> Reader:
+        """``reader``, or who was as quick to begin. Nobody may be made room for with the lock held."""
+        budget, wanted = self._budget, reader.nbytes
+        is_aside = budget is None or budget.set_aside(wanted, Lane.USER)
+        with self._lock:
+            if budget is not None:
+                self._readers.bytes_max = min(READERS_BYTES_MAX, budget.total_bytes // BUDGET_SHARE)
+            before = self._readers.held_bytes + (wanted if is_aside else 0)
+            known = self._readers.get(reader.key)
+            forgotten = [] if is_aside or known is not None else self._readers.forget(wanted)
+            if known is None and (is_aside or sum(one.nbytes for one in forgotten) >= wanted):
+                forgotten += self._readers.add(reader.key, reader, wanted)
+            for one in forgotten:
+                self._let_go(one)
+                self.on_forgotten(one)
+            left_bytes = before - self._readers.held_bytes
+        if budget is not None and left_bytes:
+            budget.put_back(left_bytes)
+        return known or reader
 
     def hold(self, reader: Reader, held: Held, line: int) -> None:
         """``held`` is what the reader has in hand now; others that have not pulled for longer may lose theirs."""
         with self._lock:
             self._let_go(reader)
-            if reader.key not in self._readers:
+            if self._readers.get(reader.key) is not reader:
                 return
             reader.line, reader.held, reader.held_bytes = line, held, held.nbytes
             self.in_hand_bytes += reader.held_bytes
@@ -217,7 +252,8 @@ class Readers:
     def _let_go(self, reader: Reader) -> None:
         self.in_hand_bytes -= reader.held_bytes
         reader.held, reader.held_bytes = NOTHING, 0
-        self._holding.pop(reader.key, None)
+        if self._holding.get(reader.key) is reader:
+            del self._holding[reader.key]
 
     def used(self, reader: Reader, time_s: float) -> None:
         """The reader pulled from hand."""
@@ -225,6 +261,8 @@ class Readers:
             return
         with self._lock:
             reader.used_s = time_s
+            if self._readers.get(reader.key) is reader:
+                self._readers.used(reader.key)
             if reader.key in self._holding:
                 self._holding.move_to_end(reader.key)
 

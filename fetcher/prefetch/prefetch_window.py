@@ -16,7 +16,6 @@ Owns the decisions for one (group, queue). Does not own fetching nor the budget 
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from fetcher.pulls.stretch import Pulled, RunEnds, Stretch, WindowLimits
@@ -27,7 +26,7 @@ PACED_SHARE = 1 / 8
 """A window begins at no more than is read in this share of the time after which it expires."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class PrefetchWindow:
     """State of one reader. ``size``: offsets to be ahead by. ``fetched``: everything below was fetched or asked for.
     ``covered``: everything below is with the reader itself. ``block_bytes``: what a fetch takes at least.
@@ -49,7 +48,7 @@ class PrefetchWindow:
     consumed: int = 0
     not_before_s: float = float("-inf")
     halved_s: float = float("-inf")
-    stretches: deque[Stretch] = field(default_factory=deque)
+    stretches: list[Stretch] = field(default_factory=list)
 
     @property
     def unread_bytes(self) -> int:

@@ -56,7 +56,7 @@ class CatalogView:
         self._failure: TieredError | None = None
         self._looking: Future[CatalogState] | None = None
         self._index = RunIndex(store, cache_bytes=runs_bytes)
-        self._views: tuple[CatalogState, dict[Name, QueueView | None]] = state, {}
+        self._views: tuple[CatalogState, dict[Name, QueueView]] = state, {}
         self._kept: OrderedDict[tuple[int, QueueKey], RunList] = OrderedDict()
         self._kept_bytes = 0
         self._runs_bytes = runs_bytes
@@ -147,6 +147,8 @@ class CatalogView:
         if state is version and name in views:
             return views[name]
         found = _view(state, name)
+        if found is None:
+            return None  # not remembered: whoever asks may name what there is not, as often and as long as he likes
         with self._lock:
             version, views = self._views
             if len(views) >= VIEWS_MAX or (state is not version and state is self._state):

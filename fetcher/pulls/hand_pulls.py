@@ -50,7 +50,9 @@ class HandPulls:
         self._clock_s, self._unread_s = clock_s, unread_s
         self._beyond = BeyondHand(source, catalog)
         self._places: dict[tuple[str, int, str], tuple[QueueView, Reader]] = {}
-        """Who read where by name: what need not be looked for each time."""
+        """Who read where by name, in the version known last: what need not be looked for each time."""
+        self._places_of = catalog.state
+        readers.on_forgotten = self._forget
 
     def find(
         self, topic: str, queue_id: int, offset: int, count: int, max_bytes: int, group: str
@@ -66,9 +68,10 @@ class HandPulls:
             reader = None if view is None else self._readers.find(ReaderKey(group, view.queue))
             if view is None or reader is None or view.is_hidden:
                 return None
-            if len(self._places) >= PLACES_MAX:
-                self._places = {}
-            place = self._places[name] = view, reader
+            if len(self._places) >= PLACES_MAX or view.state is not self._places_of:
+                self._places, self._places_of = {}, view.state  # who stays away keeps no old version
+            # By the reader's own names: those of this pull need not be kept.
+            place = self._places[reader.name[1], queue_id, reader.name[0]] = view, reader
         view, reader = place
         slices = reader.held.slices
         if slices is not None and slices.view is view:
@@ -100,6 +103,10 @@ class HandPulls:
         self._counters.pulls += 1
         self._answered_across(reader, view, offset, found, held, bytes_per_offset, time_s)
         return found
+
+    def _forget(self, reader: Reader) -> None:
+        group, topic, queue_id = reader.name
+        self._places.pop((topic, queue_id, group), None)
 
     def answered(
         self, reader: Reader, view: QueueView, offset: int, next_offset: int, messages: int, time_s: float

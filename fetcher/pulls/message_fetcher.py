@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fetcher.batch import EMPTY_BATCH, GetResult, GetStatus
+from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.lanes import Lane
 from fetcher.blocks.readers import InHand, ReaderKey, Readers
 from fetcher.prefetch.ahead import AheadReader
@@ -73,7 +74,7 @@ class TieredMessageFetcher:
     """Reads queues of one archive. Thread-safe. ``source`` and ``catalog`` are the caller's to close.
 
     ``executor`` runs steps of reading ahead; ``clock_s`` is monotonic; ``unread_ms``: when the block source drops
-    blocks that nobody has read (fetch.unread_expiry_ms).
+    blocks that nobody has read (fetch.unread_expiry_ms). ``budget``: where readers' own memory is set aside.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class TieredMessageFetcher:
         clock_s: Callable[[], float],
         unread_ms: int = UNREAD_MS,
         log: EventLog | None = None,
+        budget: ByteBudget | None = None,
     ) -> None:
         self.catalog = catalog
         self.log = log or EventLog(settings.events, clock_s=clock_s)
@@ -93,7 +95,7 @@ class TieredMessageFetcher:
         self._clock_s = clock_s
         self._unread_s = unread_ms / 1000
         self._rows = RowReader(source, catalog)
-        self.readers = Readers(window_limits(settings, self._unread_s), settings.in_hand_bytes)
+        self.readers = Readers(window_limits(settings, self._unread_s), settings.in_hand_bytes, budget)
         self._ahead = AheadReader(source, catalog, self._rows)
         self.prefetcher = Prefetcher(
             self._ahead, catalog, settings,

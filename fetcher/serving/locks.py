@@ -6,6 +6,7 @@ seconds. Source: org.apache.rocketmq.broker.client.rebalance.RebalanceLockManage
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from fetcher.serving.wire.request import (
 )
 
 LOCK_S = 60.0
-LOCKS_MAX = 20_000
+BYTES_MAX = 16 * 1024 * 1024
+LOCK_BYTES = 400
+"""A lock with its places in tables, without the names: measured."""
 
 
 class MessageQueue(NamedTuple):
@@ -38,47 +41,66 @@ class MessageQueue(NamedTuple):
 class _Lock(NamedTuple):
     client_id: str
     until_s: float
+    nbytes: int
 
 
 class LockTable:
-    """Locks by group and queue. ``now_s``: a monotonic clock."""
+    """Locks by group and queue, of about ``bytes_max``. ``now_s``: a monotonic clock."""
 
-    def __init__(self, now_s: Callable[[], float], *, locks_max: int = LOCKS_MAX) -> None:
+    def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
         self._now_s = now_s
-        self._locks_max = locks_max
+        self._bytes_max = bytes_max
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+        self.held_bytes = 0
+        """Memory of all locks, about."""
 
     def lock(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
         """Those of ``queues`` that the client holds now. Raises BadRequestError when there are too many locks."""
-        if len(self._locks) + len(queues) > self._locks_max:
+        if not self._has_room(group, client_id, queues):
             self.expire()
-            if (
-                sum((group, queue) not in self._locks for queue in queues) + len(self._locks)
-                > self._locks_max
-            ):
+            if not self._has_room(group, client_id, queues):
                 raise BadRequestError(
-                    f"{len(self._locks)} queues are locked, at most {self._locks_max} can be"
+                    f"{len(self._locks)} queues are locked, no more than {self._bytes_max} bytes of locks are kept"
                 )
         now_s = self._now_s()
         held = []
         for queue in queues:
             found = self._locks.get((group, queue))
             if found is None or found.client_id == client_id or found.until_s <= now_s:
-                self._locks[group, queue] = _Lock(client_id, now_s + LOCK_S)
+                self._forget(group, queue)
+                byte_count = _bytes_of(group, client_id, queue)
+                self._locks[group, queue] = _Lock(client_id, now_s + LOCK_S, byte_count)
+                self.held_bytes += byte_count
                 held.append(queue)
         return held
+
+    def _has_room(self, group: str, client_id: str, queues: list[MessageQueue]) -> bool:
+        more_bytes = 0
+        for queue in queues:
+            found = self._locks.get((group, queue))
+            more_bytes += _bytes_of(group, client_id, queue) - (0 if found is None else found.nbytes)
+        return more_bytes <= 0 or self.held_bytes + more_bytes <= self._bytes_max
+
+    def _forget(self, group: str, queue: MessageQueue) -> None:
+        found = self._locks.pop((group, queue), None)
+        self.held_bytes -= 0 if found is None else found.nbytes
 
     def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
         """Give up what the client holds of ``queues``."""
         for queue in queues:
             found = self._locks.get((group, queue))
             if found is not None and found.client_id == client_id:
-                del self._locks[group, queue]
+                self._forget(group, queue)
 
     def expire(self) -> None:
         """Forget what is over."""
         now_s = self._now_s()
         self._locks = {key: lock for key, lock in self._locks.items() if lock.until_s > now_s}
+        self.held_bytes = sum(lock.nbytes for lock in self._locks.values())
+
+
+def _bytes_of(group: str, client_id: str, queue: MessageQueue) -> int:
+    return LOCK_BYTES + sum(map(sys.getsizeof, (group, client_id, queue.broker, queue.topic)))
 
 
 def register_lock_handlers(table: HandlerTable, locks: LockTable) -> None:

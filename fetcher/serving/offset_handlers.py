@@ -58,6 +58,8 @@ class OffsetHandlers:
         if offset < 0:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"commitOffset {offset} is negative")
         place = request.name("consumerGroup"), request.name("topic"), request.number("queueId")
+        if (refusal := self._routes.group_refusal(place[0])) is not None:
+            return refusal
         bounds = self._archive.bounds(*place[1:])
         if bounds is not None and self._offsets.is_of_former_life(*place, offset, bounds.maximum):
             return Response()
@@ -118,6 +120,8 @@ class OffsetHandlers:
     async def reset(self, request: Request) -> Response:
         """INVOKE_BROKER_TO_RESET_OFFSET: move a group, by time or to an offset, and tell its members."""
         topic, group = request.name("topic"), request.name("group")
+        if (refusal := self._routes.group_refusal(group)) is not None:
+            return refusal
         config = self._routes.find(topic)
         if config is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")

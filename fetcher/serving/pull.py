@@ -18,12 +18,12 @@ from typing import Protocol
 
 from fetcher.pulls.tag_filter import ANY_TAG
 from fetcher.serving.archive_side import ArchiveSide, Bounds, PullFound, PullStatus, PullWish
+from fetcher.serving.group_names import is_legal_group
 from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import TAG, ClientTable, Subscription
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import (
-    NAME_CHARS_MAX,
     SUCCESS,
     Buffer,
     HandlerTable,
@@ -32,7 +32,7 @@ from fetcher.serving.wire.request import (
 )
 from tiered.errors import UsageError
 
-PLAIN_KEPT = 1024
+PLAIN_KEPT, PLAIN_CHARS_MAX = 1024, 1024
 DIGITS_MAX = 18
 _TAGS = None, "", TAG
 _FOUND, _FOUND_NAME = PullStatus.FOUND, PullStatus.FOUND.name
@@ -90,10 +90,13 @@ class PullService:
     def pull_in_hand(self, request: Request) -> Response | None:
         """Answer a plain pull of messages that its group has in hand; None for any other. What consumers ask most."""
         get = request.command.ext_fields.get
-        asked = _plain_of(
-            get("topic"), get("consumerGroup"), get("queueId"), get("sysFlag"), get("maxMsgNums"), get("maxMsgBytes"),
-            get("expressionType"), get("subVersion"),
-        )  # fmt: skip
+        try:
+            asked = _plain_of(
+                get("topic"), get("consumerGroup"), get("queueId"), get("sysFlag"), get("maxMsgNums"),
+                get("maxMsgBytes"), get("expressionType"), get("subVersion"),
+            )  # fmt: skip
+        except _TooLongError:
+            return None
         if asked is None:
             return None
         topic, group, queue_id, flags = asked.topic, asked.group, asked.queue_id, asked.flags
@@ -175,6 +178,8 @@ class PullService:
 
     def _refusal(self, request: Request) -> Response | None:
         topic, queue_id = request.text("topic"), request.number("queueId")
+        if (refusal := self._routes.group_refusal(request.text("consumerGroup"))) is not None:
+            return refusal
         config = self._routes.find(topic)
         if config is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
@@ -201,17 +206,25 @@ class _Plain:
     version: int
 
 
+class _TooLongError(Exception):
+    """What a pull repeats is not remembered: an exception is kept in no cache."""
+
+
 @lru_cache(maxsize=PLAIN_KEPT)
 def _plain_of(
     topic: str | None, group: str | None, queue_id: str | None, flags: str | None, count: str | None,
     max_bytes: str | None, expression_type: str | None, version: str | None,
 ) -> _Plain | None:  # fmt: skip
-    """Fields of a pull as numbers, or None where anything is unusual: ``wish_of`` judges that."""
+    """Fields of a pull as numbers, or None where anything is unusual: ``wish_of`` judges that. Raises _TooLongError for
+    more text than pulls have: whatever is answered is remembered by it."""
+    fields = topic, group, queue_id, flags, count, max_bytes, expression_type, version
+    if sum(len(text) for text in fields if text is not None) > PLAIN_CHARS_MAX:
+        raise _TooLongError
     numbers = (
         "" if queue_id is None else queue_id, "0" if flags is None else flags, "32" if count is None else count,
         "0" if max_bytes is None else max_bytes, "0" if version is None else version,
     )  # fmt: skip
-    if not topic or not group or len(topic) + len(group) > NAME_CHARS_MAX or expression_type not in _TAGS:
+    if not topic or not group or not is_legal_group(group) or expression_type not in _TAGS:
         return None
     if not all(text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX for text in numbers):
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fetcher.serving.archive_side import ArchiveSide, TopicConfig
+from fetcher.serving.group_names import GROUP_CHARS_MAX, is_legal_group
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
 
@@ -41,9 +42,22 @@ class RouteTable:
     def find(self, topic: str) -> TopicConfig | None:
         """One topic. Every group has a retry topic, as at a broker, although nothing is ever written into it here."""
         found = self.made.get(topic) or self.archive.topics().get(topic)
-        if found is None and topic.startswith(RETRY_PREFIX):
+        if found is None and topic.startswith(RETRY_PREFIX) and self.has_group(topic[len(RETRY_PREFIX) :]):
             found = TopicConfig(topic, 1, 1, PERM_READ)
         return found
+
+    def has_group(self, name: str) -> bool:
+        """Whether there is, or may be, a group of this name: archived ones need not obey the rule of new ones."""
+        return is_legal_group(name) or name in self.archive.subscription_groups()
+
+    def group_refusal(self, name: str) -> Response | None:
+        """What a broker answers for a group that cannot be."""
+        if self.has_group(name):
+            return None
+        shown = name if len(name) <= GROUP_CHARS_MAX else f"{name[:40]}…"
+        return Response(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark=f"subscription group [{shown}] does not exist"
+        )
 
     def broker_data(self) -> dict[str, Any]:
         """BrokerData: one broker, id 0."""

@@ -99,7 +99,13 @@ class ServingService:
         PullService(self._archive, routes, self.clients, self.offsets, limits).register(table)
         LookupHandlers(self._archive, routes).register(table)
         RetryHandlers(self._archive, routes, self.retries, door.refusal_of_message).register(table)
-        pop = PopHandlers(self._archive, routes, self.offsets, bytes_max=settings.pull_bytes_max)
+        pop = PopHandlers(
+            self._archive,
+            routes,
+            self.offsets,
+            bytes_max=settings.pull_bytes_max,
+            held_bytes_max=settings.pop_bytes_max,
+        )
         pop.register(table)
         self._expiring.append(pop.expire)
         AssignmentHandlers(routes, self.clients).register(table)

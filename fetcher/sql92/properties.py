@@ -20,6 +20,8 @@ _LENGTH = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _V6: Final = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 _NAME_END, _PAIR_END = b"\x01", b"\x02"
+MARKERS_MAX: Final = 256
+"""An expression's names may be as long as the expression."""
 
 
 def properties_bytes(record: memoryview) -> bytes:
@@ -45,7 +47,7 @@ def properties_bytes(record: memoryview) -> bytes:
     return bytes(record[at + 2 :])
 
 
-@lru_cache(1024)
+@lru_cache(MARKERS_MAX)
 def _marker(name: str) -> bytes:
     return b"".join((_PAIR_END, name.encode("utf-8"), _NAME_END))
 

@@ -377,7 +377,7 @@ def test_slices_in_hand_keep_no_block_the_reader_has_let_go_of() -> None:
     fetcher = plain_fetcher(builder.store)
     pull(fetcher, PLAIN, 0, count=2, group="g")
     assert [in_hand_at(fetcher, offset) for offset in (2, 4)] == [4, 6]
-    (reader,) = fetcher.readers._readers.values()
+    ((_, reader),) = fetcher.readers._readers
     (block,) = [weakref.ref(block) for block in reader.held.blocks.values()]
     assert block() is not None and reader.held.slices is not None
     fetcher.readers.reclaim(1, Lane.USER)

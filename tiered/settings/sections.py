@@ -322,7 +322,8 @@ class ServeSettings:
     )
     retry_bytes_max: int = setting(
         64 * MIB,
-        "messages sent back by consumers and dead letters, in memory and under state/serve/; above it none is taken",
+        "memory of messages sent back by consumers and of dead letters, which are under state/serve/ too; above it "
+        "none is taken",
         minimum=MIB,
         restart=True,
     )
@@ -381,6 +382,12 @@ class ServeSettings:
     offsets_bytes_max: int = setting(
         64 * MIB,
         "offsets of groups that commit here, in memory; above it groups and queues that have none yet are refused",
+        minimum=MIB,
+        restart=True,
+    )
+    pop_bytes_max: int = setting(
+        64 * MIB,
+        "what is known of messages that groups popped and did not acknowledge, in memory; above it none is given out",
         minimum=MIB,
         restart=True,
     )

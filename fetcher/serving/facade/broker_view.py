@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
+from fetcher.remembered import Remembered
 from fetcher.serving.facade.broker_questions import GONE_PHYS, told_number, told_oldest, told_phys
 from fetcher.serving.facade.continuous_line import is_leaving, next_margin
 from fetcher.serving.facade.protocol import Upstream
@@ -30,8 +31,9 @@ from fetcher.serving.wire.codes import RequestCode
 from tiered.errors import NotFoundError, TieredError, UnavailableError
 from tiered.remoting.command import RemotingCommand
 
-KNOWN_MAX = 20_000
-"""Queues remembered."""
+KNOWN_BYTES_MAX = 32 * 1024 * 1024
+QUEUE_BYTES = 1_200
+"""A queue of the broker's as it is known, without its name: measured."""
 RELEARN_S = 60.0
 
 
@@ -73,7 +75,7 @@ class BrokerViews:
     counters: ViewCounters = field(default_factory=ViewCounters)
 
     def __post_init__(self) -> None:
-        self._known: OrderedDict[tuple[str, int], _Known] = OrderedDict()
+        self._known: Remembered[tuple[str, int], _Known] = Remembered(KNOWN_BYTES_MAX)
         self._oldest: tuple[float, int] | None = None
 
     async def look(self, command: RemotingCommand, upstream: Upstream, offset: int) -> LocalView:
@@ -138,13 +140,13 @@ class BrokerViews:
         if known is None or known.queue is None:
             return
         if maximum < known.queue.max_offset:
-            del self._known[topic, queue_id]  # cut back, or a recreated topic
+            self._known.drop((topic, queue_id))  # cut back, or a recreated topic
             return
         step = minimum - known.queue.min_offset
         if step > 0:
             self._doubt(known)
         queue = OffsetRange(max(minimum, known.queue.min_offset), maximum)
-        self._known[topic, queue_id] = replace(
+        told = replace(
             known,
             queue=queue,
             first_phys=-1 if step > 0 else known.first_phys,
@@ -152,6 +154,7 @@ class BrokerViews:
             learnt_s=known.learnt_s if step <= 0 else -math.inf,
             max_s=self.clock_s() if step <= 0 else -math.inf,
         )
+        self._known.replace((topic, queue_id), told)
 
     def _doubt(self, known: _Known) -> None:
         """The broker has deleted since: by its old begin nobody may say that the archive has come so far."""
@@ -176,10 +179,11 @@ class BrokerViews:
             both = earlier.queue is not None and found.queue is not None
             step = found.queue.min_offset - earlier.queue.min_offset if both else 0  # type: ignore[union-attr]
             found = replace(found, margin=next_margin(earlier.margin, step))
-        self._known[place] = found
-        self._known.move_to_end(place)
-        if len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
+        if self._known.get(place) is None:
+            self._known.add(place, found, QUEUE_BYTES + sys.getsizeof(place[0]))
+        else:
+            self._known.replace(place, found)
+            self._known.used(place)
         return found
 
     # -- the broker's word ------------------------------------------------------------------------------------

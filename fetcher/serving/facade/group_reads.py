@@ -5,14 +5,17 @@ Belongs to one event loop; ``readings`` may be called from any thread. Bounded: 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fetcher.remembered import Remembered
 from fetcher.serving.wire.codes import ResponseCode
 from fetcher.serving.wire.request import Request, Response
 
-QUEUES_MAX = 20_000
+BYTES_MAX = 16 * 1024 * 1024
+QUEUE_BYTES = 500
+"""A queue with its counts, without its names: measured."""
 
 Key = tuple[str, str, int]
 """Group, topic, queue id."""
@@ -30,7 +33,7 @@ class GroupReading:
     behind_messages: int
 
 
-@dataclass
+@dataclass(slots=True)
 class _Queue:
     archive_pulls: int = 0
     broker_pulls: int = 0
@@ -40,19 +43,20 @@ class _Queue:
 class GroupReads:
     """Counts since the start."""
 
-    def __init__(self, queues_max: int = QUEUES_MAX) -> None:
-        self._max = queues_max
-        self._queues: OrderedDict[Key, _Queue] = OrderedDict()
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._queues: Remembered[Key, _Queue] = Remembered(bytes_max)
 
     def note(self, request: Request, response: Response | None) -> None:
         """A pull was answered. What is relayed carries the broker's version."""
         if response is None or "nextBeginOffset" not in response.ext:
             return
         key = request.text("consumerGroup", ""), request.text("topic", ""), request.number("queueId", 0)
-        queue = self._queues.setdefault(key, _Queue())
-        self._queues.move_to_end(key)
-        if len(self._queues) > self._max:
-            self._queues.popitem(last=False)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = _Queue()
+            self._queues.add(key, queue, QUEUE_BYTES + sys.getsizeof(key[0]) + sys.getsizeof(key[1]))
+        else:
+            self._queues.used(key)
         if response.code == ResponseCode.SUCCESS:
             if response.version is None:
                 queue.archive_pulls += 1
@@ -64,7 +68,7 @@ class GroupReads:
 
     def readings(self, members: Iterable[tuple[str, int]]) -> tuple[GroupReading, ...]:
         """Of the groups (name, members)."""
-        queues = list(self._queues.items())
+        queues = list(self._queues)
         found = []
         for name, count in members:
             own = [queue for (group, _, _), queue in queues if group == name]

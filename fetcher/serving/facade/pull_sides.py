@@ -30,6 +30,8 @@ from tiered.remoting.command import RemotingCommand
 ANSWER_S: Final = 10.0
 """A broker may take so much longer for an answer than the client lets it wait."""
 LEAVE_S: Final = 60.0
+LEAVES_MAX: Final = 1_000
+"""Of one connection: a client that reads more asks the broker more often."""
 RECOMMIT_S: Final = 1.0
 """A signed pull whose commit was sent may be relayed, commit and all, within this time."""
 _ONEWAY: Final = 2
@@ -183,7 +185,11 @@ class PullSides:
         return given_s is not None and self._context.now_s() - given_s < LEAVE_S
 
     def _left(self) -> None:
-        self._context.leaves.setdefault(self._upstream, {})[self._leave] = self._context.now_s()
+        leaves, now_s = self._context.leaves.setdefault(self._upstream, {}), self._context.now_s()
+        leaves.pop(self._leave, None)
+        leaves[self._leave] = now_s  # in the order they were given
+        while len(leaves) > LEAVES_MAX or now_s - next(iter(leaves.values())) >= LEAVE_S:
+            del leaves[next(iter(leaves))]
 
     @property
     def _leave(self) -> Leave:

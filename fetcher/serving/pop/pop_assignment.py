@@ -15,14 +15,7 @@ from fetcher.serving.retries.retry_record import RETRY_PREFIX
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
-from fetcher.serving.wire.request import (
-    NAME_CHARS_MAX,
-    BadRequestError,
-    HandlerTable,
-    Request,
-    Response,
-    json_response,
-)
+from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
 
 PULL, POP = "PULL", "POP"
 ANY_QUEUE = -1
@@ -88,10 +81,8 @@ class AssignmentHandlers:
         asked = request.document()
         topic, group = str(asked.get("topic", "")), str(asked.get("consumerGroup", ""))
         mode = str(asked.get("mode", PULL))
-        if len(group) > NAME_CHARS_MAX:
-            raise BadRequestError(
-                f"the group's name has {len(group)} characters, at most {NAME_CHARS_MAX} are one"
-            )
+        if (refusal := self._routes.group_refusal(group)) is not None:
+            return refusal
         if topic.startswith(RETRY_PREFIX):
             return Response(ResponseCode.NO_PERMISSION, remark="a retry topic is always pulled")
         if self._routes.find(topic) is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fetcher.serving.archive_side import ArchiveSide, PullStatus, PullWish
 from fetcher.serving.pop.pop_messages import given_again, records
-from fetcher.serving.pop.pop_places import PopPlace, PopPlaces
+from fetcher.serving.pop.pop_places import PlaceKey, PopPlace, PopPlaces
 from fetcher.serving.session import TAG
 
 IN_HAND_MAX = 2_000
@@ -71,7 +71,7 @@ class PopGiving:
             async with place.lock:
                 if len(answer.body) < wish.count:
                     await self._repeat(wish, queue_id, place, answer)
-                    await self._give(wish, queue_id, place, answer)
+                    await self._give(wish, key, place, answer)
                 self._places.note(key, place)
                 answer.rest += max(0, bounds.maximum - place.state.next_offset)
         return answer
@@ -96,19 +96,23 @@ class PopGiving:
             in_hand = place.state.give(offset, self._clock_ms(), wish.invisible_ms)
             answer.add(queue_id, offset, given_again(popped.data, in_hand.times))
 
-    async def _give(self, wish: PopWish, queue_id: int, place: PopPlace, answer: Given) -> None:
+    async def _give(self, wish: PopWish, key: PlaceKey, place: PopPlace, answer: Given) -> None:
         """What nobody had yet."""
-        state = place.state
+        state, queue_id = place.state, key[2]
         for _ in range(EMPTY_STEPS_MAX):
-            count = min(wish.count - len(answer.body), IN_HAND_MAX - len(state.in_hand))
+            room = min(IN_HAND_MAX - len(state.in_hand), self._places.room())
+            count = min(wish.count - len(answer.body), room)
             if count <= 0 or answer.size >= self._bytes_max or (wish.in_order and state.in_hand):
                 return
             pull = self._pull(wish, queue_id, state.next_offset, count, wish.expression, wish.expression_type)
             found = await self._archive.pull(pull)
             if found.status is PullStatus.FOUND:
                 for popped in records(found.body, wish.topic):
+                    if not self._places.room():
+                        return  # others were given messages while this was read
                     state.give(popped.offset, self._clock_ms(), wish.invisible_ms)
                     answer.add(queue_id, popped.offset, popped.data)
+                    self._places.count(key, place)
                 state.skip_to(found.next_offset)
                 return
             if found.status not in (PullStatus.NO_MATCHED_MESSAGE, PullStatus.OFFSET_TOO_SMALL):

@@ -17,6 +17,7 @@ from fetcher.serving.archive_side import ArchiveSide
 from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.pop.pop_giving import IN_HAND_MAX, Given, PopGiving, PopWish
 from fetcher.serving.pop.pop_messages import handle_of, offset_fields
+from fetcher.serving.pop.pop_places import BYTES_MAX as POP_BYTES_MAX
 from fetcher.serving.pop.pop_places import PlaceKey, PopPlaces
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import TAG
@@ -29,7 +30,8 @@ HOLD_S_MAX = 25.0
 
 
 class PopHandlers:
-    """Gives messages out and takes acknowledgements. ``clock_ms``: the time of day."""
+    """Gives messages out and takes acknowledgements. ``bytes_max``: of one answer; ``held_bytes_max``: of what is known
+    of messages in hand. ``clock_ms``: the time of day."""
 
     def __init__(
         self,
@@ -38,11 +40,12 @@ class PopHandlers:
         offsets: GroupOffsets,
         *,
         bytes_max: int = 4 * 1024 * 1024,
+        held_bytes_max: int = POP_BYTES_MAX,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._archive, self._routes, self._offsets = archive, routes, offsets
         self._clock_ms = clock_ms
-        self._places = PopPlaces(archive, offsets)
+        self._places = PopPlaces(archive, offsets, bytes_max=held_bytes_max)
         self._giving = PopGiving(archive, self._places, bytes_max, clock_ms)
         self._first_queue = 0
         self._freed = asyncio.Event()
@@ -59,6 +62,8 @@ class PopHandlers:
     async def pop(self, request: Request) -> Response:
         """POP_MESSAGE; waits as long as the client said when there is nothing."""
         topic, queue_id = request.text("topic"), request.number("queueId", -1)
+        if (refusal := self._routes.group_refusal(request.text("consumerGroup"))) is not None:
+            return refusal
         config = self._routes.find(topic)
         if config is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(slots=True)
 class InHand:
     """A message given out and not acknowledged. ``times``: how often it was given out before."""
 

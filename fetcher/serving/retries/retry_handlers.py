@@ -36,6 +36,8 @@ class RetryHandlers:
     async def send_back(self, request: Request) -> Response:
         """CONSUMER_SEND_MSG_BACK; acknowledged once it is durable."""
         group, phys = request.name("group"), request.number("offset")
+        if (refusal := self._routes.group_refusal(group)) is not None:
+            return refusal
         config = self._routes.group_config(group)
         if int(config["retryQueueNums"]) <= 0:
             return Response()  # as a broker does: such a group wants none again

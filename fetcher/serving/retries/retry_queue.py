@@ -18,7 +18,13 @@ from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.retries.delivered_queues import DeliveredQueues
 from fetcher.serving.retries.retry_log import RetryLog
 from fetcher.serving.retries.retry_record import DEAD_PREFIX, RETRY_PREFIX, SentBack
-from fetcher.serving.retries.retry_state import RetryMessage, RetryObject, placed
+from fetcher.serving.retries.retry_state import (
+    MESSAGE_BYTES,
+    RetryMessage,
+    RetryObject,
+    placed,
+    queue_bytes,
+)
 from tiered.errors import FencedError, StoreFullError, TieredError
 
 logger = logging.getLogger(__name__)
@@ -31,7 +37,8 @@ AGAIN_S = 1.0
 
 @dataclass(frozen=True)
 class RetryLimits:
-    """``held_bytes_max`` of records, in memory and in the store; dead letters go after ``dead_keep_ms``."""
+    """``held_bytes_max`` of memory for messages, whose records are in the store too; dead letters go after
+    ``dead_keep_ms``."""
 
     held_bytes_max: int = 64 * 1024 * 1024
     dead_keep_ms: int = 30 * 86_400_000
@@ -45,7 +52,8 @@ class RetryQueues(DeliveredQueues):
     ) -> None:
         super().__init__()
         self._log, self._offsets, self._limits, self._clock_ms = log, offsets, limits, clock_ms
-        self._queued: list[tuple[SentBack, asyncio.Future[None]]] = []
+        self._queued: list[tuple[SentBack, int, asyncio.Future[None]]] = []
+        """Messages that are not durable, their memory, and who waits for them."""
         self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._removed_version = 0
@@ -69,11 +77,13 @@ class RetryQueues(DeliveredQueues):
         StoreFullError above the bound."""
         if not (self.is_owner and self._offsets.is_owner):
             raise FencedError("consumer groups of this archive are served by another server")
-        if self.state.held_bytes + self._queued_bytes + len(message.data) > self._limits.held_bytes_max:
+        more_bytes = MESSAGE_BYTES + len(message.data)
+        more_bytes += 0 if self.state.has_topic(message.topic) else queue_bytes(message.topic)
+        if self.state.held_bytes + self._queued_bytes + more_bytes > self._limits.held_bytes_max:
             raise StoreFullError(f"more than {self._limits.held_bytes_max} bytes of messages were sent back")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queued.append((message, future))
-        self._queued_bytes += len(message.data)
+        self._queued.append((message, more_bytes, future))
+        self._queued_bytes += more_bytes
         self._wake.set()
         await asyncio.shield(future)
 
@@ -106,7 +116,7 @@ class RetryQueues(DeliveredQueues):
     def _disown(self, error: FencedError) -> None:
         self.is_owner = False
         queued, self._queued, self._queued_bytes = self._queued, [], 0
-        for _, future in queued:
+        for *_, future in queued:
             if not future.done():
                 future.set_exception(error)
 
@@ -118,7 +128,7 @@ class RetryQueues(DeliveredQueues):
             RetryMessage(
                 self.state.next_number + index, message.topic, now_ms + message.delay_ms, message.data
             )
-            for index, (message, _) in enumerate(queued)
+            for index, (message, *_) in enumerate(queued)
         )
         due = [*self.state.due(now_ms), *(message for message in added if message.due_ms <= now_ms)]
         if added or due:
@@ -127,10 +137,10 @@ class RetryQueues(DeliveredQueues):
                 self._log.version + 1, self._log.owner, self._log.owner_name,
                 self.state.next_number + len(added), added, tuple(placed(due, nexts, now_ms)),
             )  # fmt: skip
-            await self._write(written, [future for _, future in queued])
-            self._queued_bytes -= sum(len(message.data) for message, _ in queued)
+            await self._write(written, [future for *_, future in queued])
+            self._queued_bytes -= sum(byte_count for _, byte_count, _ in queued)
             self.state.apply(written)
-            for _, future in queued:
+            for *_, future in queued:
                 if not future.done():
                     future.set_result(None)
             if due:

@@ -9,6 +9,7 @@ Pure. Owns the state and its coding. Does not own who may write (retry_log.py) n
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,9 +23,13 @@ from tiered.formats.container import decode_container, encode_container
 
 KIND: Final = b"RMQTRETR"
 UNDELIVERED: Final = -1
+MESSAGE_BYTES: Final = 350
+"""Memory of a message beside its record: numbers and places in tables, measured."""
+QUEUE_BYTES: Final = 450
+"""Memory of a queue without messages. Where it goes on must be known for as long as the archive is served."""
 
 
-@dataclass
+@dataclass(slots=True)
 class RetryMessage:
     """One message; ``queue_offset`` is UNDELIVERED while its delay lasts. ``data`` is the record as delivered."""
 
@@ -34,6 +39,11 @@ class RetryMessage:
     data: bytes
     queue_offset: int = UNDELIVERED
     stored_ms: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory, about."""
+        return MESSAGE_BYTES + len(self.data)
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,9 @@ class RetryState:
         self.queues: dict[str, RetryQueue] = {}
         self.next_number = 0
         self.held_bytes = 0
+        """Memory of all of it, about: small records weigh less than what is known of them."""
+        self._topics: dict[str, str] = {}
+        """One text for each topic: what is read back has one for each message."""
         self._waiting: list[tuple[int, int]] = []
         """(when due, number) of what is not delivered, in order."""
 
@@ -93,11 +106,13 @@ class RetryState:
         """Take what an object says. Raises CorruptionError when it does not follow."""
         if found.queues is not None:
             self.messages, self.queues, self.held_bytes, self._waiting = {}, {}, 0, []
+            self._topics = {}
             for topic, (first, following) in found.queues.items():
-                self.queues[topic] = RetryQueue(first, following)
+                self._queue(topic, RetryQueue(first, following))
         for message in found.added:
+            message.topic = self._topic(message.topic)
             self.messages[message.number] = message
-            self.held_bytes += len(message.data)
+            self.held_bytes += message.nbytes
             if message.queue_offset != UNDELIVERED:
                 self._append(message)
             else:
@@ -105,6 +120,19 @@ class RetryState:
         for delivery in found.deliveries:
             self._deliver(delivery)
         self.next_number = max(self.next_number, found.next_number)
+
+    def _topic(self, name: str) -> str:
+        if name not in self._topics:
+            self._topics[name] = name
+            self.held_bytes += queue_bytes(name)
+        return self._topics[name]
+
+    def has_topic(self, name: str) -> bool:
+        """Whether messages of this topic came before."""
+        return name in self._topics
+
+    def _queue(self, topic: str, made: RetryQueue) -> RetryQueue:
+        return self.queues.setdefault(self._topic(topic), made)
 
     def _deliver(self, delivery: Delivery) -> None:
         message = self.messages.get(delivery.number)
@@ -122,7 +150,7 @@ class RetryState:
 
     def _append(self, message: RetryMessage) -> None:
         offset = message.queue_offset
-        queue = self.queues.setdefault(message.topic, RetryQueue(offset, offset))
+        queue = self._queue(message.topic, RetryQueue(offset, offset))
         if queue.offsets and offset <= queue.offsets[-1]:
             raise CorruptionError(f"{message.topic}: offset {offset} after {queue.offsets[-1]}")
         queue.offsets.append(offset)
@@ -145,7 +173,7 @@ class RetryState:
         if queue is None or end == 0:
             return 0
         for number in queue.numbers[:end]:
-            self.held_bytes -= len(self.messages.pop(number).data)
+            self.held_bytes -= self.messages.pop(number).nbytes
         del queue.numbers[:end], queue.offsets[:end]
         return end
 
@@ -154,6 +182,11 @@ class RetryState:
         queues = {topic: (queue.first_offset, queue.next_offset) for topic, queue in self.queues.items()}
         added = tuple(sorted(self.messages.values(), key=lambda m: (m.queue_offset, m.number)))
         return RetryObject(version, owner, owner_name, self.next_number, added, (), queues)
+
+
+def queue_bytes(topic: str) -> int:
+    """Memory of a topic's queue, about."""
+    return QUEUE_BYTES + sys.getsizeof(topic)
 
 
 def placed(messages: Iterable[RetryMessage], next_offsets: dict[str, int], now_ms: int) -> list[Delivery]:

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from fetcher.serving.security.addresses import host_of
 from fetcher.serving.wire.codes import RequestCode
-from fetcher.serving.wire.request import Request, Response
+from fetcher.serving.wire.request import NUMBER_CHARS_MAX, Request, Response
 
 logger = logging.getLogger(__name__)
 
 ENTRIES_MAX = 20_000
+NAME_CHARS = 262
+"""Of a line's names: the retry topic of the longest group."""
 _READS = frozenset({
     RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE, RequestCode.QUERY_MESSAGE,
     RequestCode.VIEW_MESSAGE_BY_ID,
@@ -56,14 +58,21 @@ class Audit:
         get = command.ext_fields.get
         host = host_of(request.peer.address)
         reader = host, account, get("consumerGroup", ""), get("topic", ""), get("queueId", "")
-        sums = self._sums.get(reader)
-        if sums is None:
-            if len(self._sums) >= ENTRIES_MAX:
-                self.write()
-            sums = self._sums[reader] = _Sums(get("queueOffset", ""))
+        sums = self._sums.get(reader) or self._begun(reader, get("queueOffset", ""))
         sums.reads += 1
         sums.body_bytes += body_bytes
         sums.next_offset = response.ext.get("nextBeginOffset", "")
+
+    def _begun(self, reader: tuple[str, str, str, str, str], first_offset: str) -> _Sums:
+        """The sums of who was not known by these names. Requests may carry any text beside what is answered."""
+        host, account, group, topic, queue_id = reader
+        names = (account[:NAME_CHARS], group[:NAME_CHARS], topic[:NAME_CHARS])
+        short = host, *names, queue_id[:NUMBER_CHARS_MAX]
+        if short not in self._sums:
+            if len(self._sums) >= ENTRIES_MAX:
+                self.write()
+            self._sums[short] = _Sums(first_offset[:NUMBER_CHARS_MAX])
+        return self._sums[short]
 
     def tick(self, now_s: float) -> None:
         """Write what has gathered if an interval is over."""

@@ -12,14 +12,15 @@ recalculatePullFromWhichNode.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from fetcher.policy.policy_line import PolicyLine
 from fetcher.policy.read_policy import BrokerSide, ReadPolicy, Situation
+from fetcher.remembered import Remembered
 from fetcher.serving.archive_side import Bounds
 from fetcher.serving.facade.broker_view import BrokerViews
 from fetcher.serving.facade.protocol import FacadeHandler, FacadeHandlers, Upstream
@@ -31,7 +32,9 @@ from fetcher.serving.wire.request import Request, Response
 
 REPEAT_S: Final = 1.0
 """The same question of the same client is told "nothing" at most once in this time."""
-REPEATS_MAX: Final = 20_000
+REPEATS_BYTES_MAX: Final = 16 * 1024 * 1024
+REPEAT_BYTES: Final = 500
+"""Of one that is remembered, without its names: measured."""
 LOOK_AGAIN_S: Final = 0.5
 _NOTHING: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY})
 
@@ -63,21 +66,23 @@ class _Asked(NamedTuple):
 class Repeats:
     """How long an answer without news must wait, so that nobody asks the same in a hot loop."""
 
-    def __init__(self, limit: int = REPEATS_MAX) -> None:
-        self._limit = limit
-        self._told: OrderedDict[tuple[int, str, str, int], _Asked] = OrderedDict()
+    def __init__(self, bytes_max: int = REPEATS_BYTES_MAX) -> None:
+        self._told: Remembered[tuple[int, str, str, int], _Asked] = Remembered(bytes_max)
 
     def wait_s(self, reader: tuple[int, str], topic: str, queue_id: int, offset: int, now_s: float) -> float:
         """For an answer that leaves ``reader`` (connection and group: a client has one connection for all its groups)
         at ``offset``; it counts as told after that wait."""
         key = *reader, topic, queue_id
-        before = self._told.pop(key, None)
+        before = self._told.get(key)
         is_repeat = before is not None and before.offset == offset
         left_s = before.at_s + REPEAT_S - now_s if before is not None and is_repeat else 0.0
         left_s = min(REPEAT_S, max(0.0, left_s))
-        self._told[key] = _Asked(offset, now_s + left_s)
-        if len(self._told) > self._limit:
-            self._told.popitem(last=False)
+        told = _Asked(offset, now_s + left_s)
+        if before is None:
+            self._told.add(key, told, REPEAT_BYTES + sys.getsizeof(reader[1]) + sys.getsizeof(topic))
+        else:
+            self._told.replace(key, told)
+            self._told.used(key)
         return left_s
 
 

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import itertools
-from typing import Any
+import sys
+import tracemalloc
+from typing import Any, cast
 
 import pytest
 
+from fetcher.serving.facade.pull_sides import LEAVE_S, LEAVES_MAX, PullContext, PullSides
 from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import GroupLog
-from fetcher.serving.locks import LockTable, MessageQueue
+from fetcher.serving.locks import LOCK_BYTES, LockTable, MessageQueue
+from fetcher.serving.pull import PullService
+from fetcher.serving.retries.retry_log import RetryLog
+from fetcher.serving.retries.retry_queue import RetryLimits, RetryQueues
+from fetcher.serving.routes import RouteTable
+from fetcher.serving.security.audit import Audit
+from fetcher.serving.service import ServingService
 from fetcher.serving.session import ClientTable
-from fetcher.serving.wire.codes import RequestCode
-from fetcher.serving.wire.request import NAME_CHARS_MAX, BadRequestError
+from fetcher.serving.wire.codes import RequestCode, ResponseCode
+from fetcher.serving.wire.request import NAME_CHARS_MAX, BadRequestError, Response
+from tests.fetcher.reading_fakes import plain_fetcher
 from tests.fetcher.serving.serving_peer import RecordingPeer, request
+from tests.fetcher.serving.test_odd_requests import Archive
+from tests.fetcher.test_message_fetcher import PLAIN
+from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tiered.errors import TieredError
 from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import ServeSettings
 
 BYTES_MAX = 1 << 20
 PEER = RecordingPeer()
@@ -116,11 +133,129 @@ def test_commits_fill_no_memory(what: str) -> None:
 
 def test_locks_fill_no_memory_and_end() -> None:
     now_s = 0.0
-    locks = LockTable(lambda: now_s, locks_max=100)
+    lock_bytes = LOCK_BYTES + sum(map(sys.getsizeof, ("g", "c", "b", "t")))
+    locks = LockTable(lambda: now_s, bytes_max=100 * lock_bytes)
     queues = [MessageQueue("b", "t", number) for number in range(101)]
     assert locks.lock("g", "c", queues[:100]) == queues[:100]
     assert locks.lock("g", "c", queues[:100]) == queues[:100]
-    with pytest.raises(BadRequestError, match="at most 100"):
+    with pytest.raises(BadRequestError, match="100 queues are locked"):
         locks.lock("g", "c", queues[100:])
     now_s = 100.0
     assert locks.lock("other", "c", queues[100:]) == queues[100:]
+    locks.unlock("other", "c", queues)
+    assert locks.held_bytes == 0
+
+
+LONG = "x" * 300_000
+"""A header may have a mebibyte."""
+
+
+def test_what_pulls_repeat_is_remembered_only_where_it_is_short() -> None:
+    def traced(count: int) -> int:
+        for number in range(count):
+            with contextlib.suppress(TieredError):
+                asked = request(
+                    11, PEER, topic="t", consumerGroup=f"{number}{LONG}", queueId=0, queueOffset=0
+                )
+                assert service.pull_in_hand(asked) is None
+                del asked
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    archive: Any = Archive()
+    offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+    service = PullService(archive, RouteTable(archive, "a:1"), ClientTable(lambda: 0.0), offsets)
+    tracemalloc.start()
+    try:
+        assert traced(40) - traced(1) < 2 * len(LONG)
+    finally:
+        tracemalloc.stop()
+
+
+def test_queues_that_are_not_there_are_not_remembered() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    builder.commit([Sent(PLAIN)])
+    catalog = plain_fetcher(builder.store).catalog
+    assert catalog.view(catalog.state, (PLAIN.topic, PLAIN.queue_id, None)) is not None
+    before = len(catalog._views[1])
+    for number in range(100):
+        assert catalog.view(catalog.state, (f"{number}", 0, None)) is None
+    assert len(catalog._views[1]) == before == 1
+
+
+def test_the_record_of_reads_keeps_no_more_than_names() -> None:
+    audit = Audit(60.0, 0.0)
+    for number in range(100):
+        for _ in range(2):
+            wanted = request(33, PEER, consumerGroup=f"{LONG}{number}", topic=LONG, queueId=LONG)
+            audit.note(wanted, Response(), 100, LONG)
+    (reader,) = audit._sums
+    assert sum(map(len, reader)) < 1_000
+    assert audit._sums[reader].reads == 200
+
+
+def test_leave_to_pull_is_remembered_of_few_names_and_for_its_time() -> None:
+    now_s = 0.0
+    context = PullContext(cast("Any", None), cast("Any", None), ClientTable(lambda: 0.0), True, lambda: now_s)
+    upstream = cast("Any", RecordingPeer())
+
+    def leave(group: str) -> PullSides:
+        wanted = request(11, PEER, topic="t", queueId=0, queueOffset=0, consumerGroup=group)
+        return PullSides(context, wanted, upstream, None)
+
+    for number in range(LEAVES_MAX + 100):
+        leave(f"g{number}")._left()
+    assert len(context.leaves[upstream]) == LEAVES_MAX
+    assert leave(f"g{LEAVES_MAX + 99}")._has_leave() and not leave("g0")._has_leave()
+    now_s = LEAVE_S
+    leave("another")._left()
+    assert len(context.leaves[upstream]) == 1
+
+
+# -- names that no broker would take --------------------------------------------------------------------------------
+
+ILLEGAL = ["g" * 256, "my.group", "a group", "gruppe-ä", "", "g\n"]
+
+
+@pytest.mark.parametrize("group", ILLEGAL)
+@pytest.mark.parametrize("code", [
+    RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.POP_MESSAGE, RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.SET_MESSAGE_REQUEST_MODE,
+])  # fmt: skip
+def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) -> None:
+    async def run() -> None:
+        archive: Any = Archive()
+        store, groups = MemoryStore(), dict[str, dict[str, Any]]()
+        archive.subscription_groups = lambda: groups
+        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
+        retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
+        service = ServingService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0", hold_ms_max=1))
+        await service.start()
+        assert service._server is not None
+        table = service._server._place.handlers
+        fields = {
+            "topic": "t", "consumerGroup": group, "group": group, "queueId": 0, "queueOffset": 0, "offset": 0,
+            "commitOffset": 1, "timestamp": 0, "invisibleTime": 1, "delayLevel": 0,
+        }  # fmt: skip
+        body = {"topic": "t", "consumerGroup": group, "mode": "POP"}
+        handler = table.find(code)
+        assert handler is not None
+        answer = await handler(request(code, PEER, body, **fields))
+        assert answer is not None and answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+        assert "does not exist" in (answer.remark or "") and len(answer.remark or "") < 400
+        groups[group] = {"groupName": group}  # the archived broker had it: its rule was another
+        answer = await handler(request(code, PEER, body, **fields))
+        assert answer is None or answer.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+        await service.close(0.0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("group", "is_there"), [("g" * 255, True), ("a%b|c_D-9", True), *((g, False) for g in ILLEGAL)]
+)
+def test_retry_topics_are_those_of_groups_that_can_be(group: str, is_there: bool) -> None:
+    archive: Any = Archive()
+    routes = RouteTable(archive, "a:1")
+    assert (routes.route(f"%RETRY%{group}") is not None) is is_there

@@ -21,6 +21,7 @@ from fetcher.serving.pop.pop_assignment import AssignmentHandlers, averagely, by
 from fetcher.serving.pop.pop_giving import IN_HAND_MAX
 from fetcher.serving.pop.pop_handlers import COUNT_MAX, PopHandlers
 from fetcher.serving.pop.pop_messages import given_again, handle_of, offset_fields, records
+from fetcher.serving.pop.pop_places import BYTES_MAX, IN_HAND_BYTES, PLACE_BYTES
 from fetcher.serving.pop.pop_state import InHand, PopQueue
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
@@ -177,12 +178,16 @@ class Archive:
 class Scene:
     """One server."""
 
-    def __init__(self, store: MemoryStore | None = None) -> None:
+    def __init__(self, store: MemoryStore | None = None, held_bytes_max: int = BYTES_MAX) -> None:
         self.clock, self.table = Clock(), HandlerTable()
         self.offsets = GroupOffsets(GroupLog(store or MemoryStore(), "one", self.clock), lease_ms=60_000)
         archive: Any = Archive()
         self.handlers = PopHandlers(
-            archive, RouteTable(archive, "127.0.0.1:1"), self.offsets, clock_ms=self.clock
+            archive,
+            RouteTable(archive, "127.0.0.1:1"),
+            self.offsets,
+            held_bytes_max=held_bytes_max,
+            clock_ms=self.clock,
         )
         self.handlers.register(self.table)
 
@@ -462,5 +467,49 @@ def test_assignments_by_mode() -> None:
         assert await queues(topic="%RETRY%g") == []  # one queue, which x has
         for changes, code in (({"topic": "%RETRY%g"}, 16), ({"topic": "none"}, 17), ({"mode": "PUSH"}, 1)):
             assert (await ask(RequestCode.SET_MESSAGE_REQUEST_MODE, **changes)).code == code
+
+    asyncio.run(scene())
+
+
+def test_messages_in_hand_fill_no_memory_and_go_out_again_when_some_are_acknowledged() -> None:
+    async def scene() -> None:
+        bytes_max = 40 * (PLACE_BYTES + 100) + 100 * IN_HAND_BYTES
+        one = Scene(held_bytes_max=bytes_max)
+        await one.offsets.claim()
+        places = one.handlers._places
+
+        async def popped(group: str) -> int:
+            _, found = await one.pop(consumerGroup=group, maxMsgNums=32, invisibleTime=60_000)
+            assert places.held_bytes <= bytes_max
+            return len(found)
+
+        given = list(await asyncio.gather(*(popped(f"g{number}") for number in range(40))))
+        assert given[0] == 32 and given[-1] == 0
+        assert 100 <= sum(given) < 140
+        with pytest.raises(BadRequestError, match="pop_bytes_max"):
+            for number in range(1_000):
+                await popped(f"another{number}")
+        for offset in range(10, 42):
+            assert (
+                await one.ask(RequestCode.ACK_MESSAGE, consumerGroup="g0", queueId=0, offset=offset)
+            ).code == 0
+        assert await popped("g0") > 20
+
+    asyncio.run(scene())
+
+
+def test_queues_where_nothing_is_in_hand_make_room_and_their_groups_go_on() -> None:
+    async def scene() -> None:
+        one = Scene(held_bytes_max=2 * (PLACE_BYTES + 100) + 20 * IN_HAND_BYTES)
+        await one.offsets.claim()
+        for number in range(50):
+            _, found = await one.pop(consumerGroup=f"g{number}")
+            assert found and [offset for _, offset in found] == list(range(10, 10 + len(found)))
+            for _, offset in found:
+                await one.ask(RequestCode.ACK_MESSAGE, consumerGroup=f"g{number}", queueId=0, offset=offset)
+            one.handlers._places._swept_s = 0.0
+        assert len(one.handlers._places) < 10
+        _, found = await one.pop(consumerGroup="g0")
+        assert found[0] == (0, 20)
 
     asyncio.run(scene())

@@ -63,6 +63,9 @@ class ScriptedArchive:
     def topics(self) -> dict[str, TopicConfig]:
         return {"t": TopicConfig("t", 4, 4)}
 
+    def subscription_groups(self) -> dict[str, dict[str, Any]]:
+        return {"by sql": {}}
+
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
         return self._answers[0].bounds
 

@@ -22,6 +22,7 @@ from fetcher.serving.retries.retry_log import RETRY_KEYS, RetryLog, load_objects
 from fetcher.serving.retries.retry_queue import OBJECTS_MAX, RetryLimits, RetryQueues
 from fetcher.serving.retries.retry_record import PHYS_BASE, SentBack, delay_ms_of, delivered, sent_back
 from fetcher.serving.retries.retry_state import (
+    MESSAGE_BYTES,
     Delivery,
     RetryMessage,
     RetryObject,
@@ -29,6 +30,7 @@ from fetcher.serving.retries.retry_state import (
     decode_object,
     encode_object,
     placed,
+    queue_bytes,
 )
 from fetcher.serving.retries.retry_topics import ArchiveWithRetries
 from fetcher.serving.routes import RouteTable
@@ -458,8 +460,9 @@ def test_what_a_group_consumed_is_kept_no_longer_and_offsets_go_on() -> None:
 def test_the_bound_refuses_and_a_base_replaces_many_objects() -> None:
     async def scene() -> None:
         store, clock = MemoryStore(), Clock()
-        size = len(again(original())[0].data)
-        one = Scene(store, clock, RetryLimits(held_bytes_max=size * (OBJECTS_MAX + 20) + 1))
+        size = MESSAGE_BYTES + len(again(original())[0].data)
+        held_bytes = queue_bytes(RETRY) + size * (OBJECTS_MAX + 20)
+        one = Scene(store, clock, RetryLimits(held_bytes_max=held_bytes + 1))
         await one.start()
         for _ in range(OBJECTS_MAX + 20):
             assert (await one.send_back()).code == 0

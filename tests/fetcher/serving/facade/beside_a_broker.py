@@ -117,7 +117,7 @@ class Scene:
 
     def forget(self) -> None:
         """A second has gone by."""
-        self.views._known.clear()
+        self.views._known.forget(1 << 40)
         self.views._oldest = None
         if self.hot is not None:
             self.hot.expire()

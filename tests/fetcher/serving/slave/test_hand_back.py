@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import BrokerSide, OffsetRange, ReadPolicy, Situation
 from fetcher.serving.pull import SUBSCRIPTION, SUSPEND
-from fetcher.serving.slave.hand_back import REPEAT_S, Repeats, SlavePulls, Surroundings, next_id
+from fetcher.serving.slave.hand_back import REPEAT_BYTES, REPEAT_S, Repeats, SlavePulls, Surroundings, next_id
 from fetcher.serving.slave.registration import MASTER_ID
 from fetcher.serving.wire.codes import RequestCode
 from fetcher.serving.wire.request import Response
@@ -75,7 +76,7 @@ def test_the_same_is_told_once_a_second_at_most(asked: list[tuple[float, int, in
 
 
 def test_what_is_remembered_of_clients_is_bounded() -> None:
-    repeats = Repeats(limit=10)
+    repeats = Repeats(bytes_max=10 * (REPEAT_BYTES + sys.getsizeof("g") + sys.getsizeof("t")))
     for number in range(100):
         repeats.wait_s((number, "g"), "t", 0, 5, 0.0)
     assert len(repeats._told) == 10
