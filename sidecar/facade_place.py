@@ -5,11 +5,11 @@ Pure but for the settings it reads; owns the refusals of places that would lead 
 
 from __future__ import annotations
 
-import ipaddress
 import re
 
 from fetcher.serving.facade.service import FacadePlace
 from fetcher.serving.options import parse_address
+from fetcher.serving.own_address import is_wildcard
 from sidecar.broker_side import address_of, tls_of
 from tiered.broker_store.conf import BrokerConf
 from tiered.errors import UsageError
@@ -27,7 +27,7 @@ def neighbours(settings: Settings, conf: BrokerConf | None, section: str) -> tup
     missing or impossible."""
     key, advertise = f"{section}.advertise", getattr(settings, section).advertise
     host, _ = parse_address(advertise, key)
-    if _is_wildcard(host):
+    if is_wildcard(host):
         raise UsageError(
             f"{key} = {advertise!r} is no address that clients can dial",
             hint=f"name this host as clients see it; {section}.bind says where to listen",
@@ -57,10 +57,3 @@ def neighbours(settings: Settings, conf: BrokerConf | None, section: str) -> tup
 def _listed(conf: BrokerConf | None) -> tuple[str, ...]:
     text = conf.properties.get("namesrvAddr", "") if conf is not None else ""
     return tuple(part for part in re.split(r"[;,\s]+", text) if part)
-
-
-def _is_wildcard(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False

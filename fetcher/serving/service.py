@@ -16,7 +16,8 @@ from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.locks import LockTable, register_lock_handlers
 from fetcher.serving.lookups import LookupHandlers
 from fetcher.serving.offset_handlers import OffsetHandlers
-from fetcher.serving.options import server_options
+from fetcher.serving.options import parse_address, server_options
+from fetcher.serving.own_address import advertised_host, is_wildcard
 from fetcher.serving.pop.pop_assignment import AssignmentHandlers
 from fetcher.serving.pop.pop_handlers import PopHandlers
 from fetcher.serving.proxy_topic import ProxyTopic
@@ -29,7 +30,7 @@ from fetcher.serving.security.door import SecurityDoor
 from fetcher.serving.session import ClientTable, register_session_handlers
 from fetcher.serving.wire.request import HandlerTable
 from fetcher.serving.wire.server import ServingServer
-from tiered.errors import TieredError
+from tiered.errors import TieredError, UsageError
 from tiered.settings.sections import ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -65,20 +66,29 @@ class ServingService:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> str:
-        """Listen and serve; the address that clients dial. Raises OSError when the port is taken."""
+        """Listen and serve; the address that clients dial. Raises OSError when the port is taken, UsageError where that
+        address cannot be."""
         settings = self._settings
+        options = server_options(settings)
+        _check_advertised(settings.advertise)
+        advertised = "" if settings.advertise else advertised_host(options.host)
         await self.offsets.claim()
         try:
             await self.retries.claim()
         except TieredError as error:  # asked for again every second; the archive can be read without
             logger.error("messages sent back are not there: %s", error)
         table = HandlerTable()
-        options = server_options(settings)
         assert isinstance(options.door, SecurityDoor)
         self._server = ServingServer(table, options, on_close=self.clients.closed)
         bound_host, bound_port = await self._server.start()
-        shown = f"[{bound_host}]" if ":" in bound_host else bound_host
+        host = advertised if is_wildcard(bound_host) else bound_host
+        shown = f"[{host}]" if ":" in host else host
         self._address = settings.advertise or f"{shown}:{bound_port}"
+        if not settings.advertise and is_wildcard(bound_host):
+            logger.warning(
+                "serve.advertise is not set: clients are told to dial this machine's address",
+                extra={"address": self._address, "bound": bound_host},
+            )
         self._register(table, RouteTable(self._archive, self._address, made=self._made), options.door)
         work = (self.offsets.run(), self.retries.run(), self._expire())
         self._tasks = [asyncio.create_task(one) for one in work]
@@ -132,3 +142,12 @@ class ServingService:
         groups = sorted((group.name, len(group.members)) for group in self.clients.groups())
         connections = len(self._server.connections) if self._server is not None else 0
         return ServingStatus(self._address, connections, self.offsets.is_owner, groups)
+
+
+def _check_advertised(advertise: str) -> None:
+    """Raises UsageError for what no client can dial."""
+    if advertise and is_wildcard(parse_address(advertise, "serve.advertise")[0]):
+        raise UsageError(
+            f"serve.advertise = {advertise!r} is no address that clients can dial",
+            hint="name this host as clients see it; serve.bind says where to listen",
+        )

@@ -39,7 +39,11 @@ TOPIC_FLAGS = (
 )
 SERVE_FLAGS = (
     SettingFlag("--bind", "serve.bind", "host:port to listen on (default 127.0.0.1:9876)"),
-    SettingFlag("--advertise", "serve.advertise", "host:port that clients dial (default: the address bound)"),
+    SettingFlag(
+        "--advertise",
+        "serve.advertise",
+        "host:port that clients dial (default: the address bound, or this machine's)",
+    ),
 )
 _FLAGS = (*NAME_FLAGS, *STORE_FLAGS, *BROKER_FLAGS, *TOPIC_FLAGS, *SERVE_FLAGS)
 _KNOWN = {flag.key: flag.option for flag in _FLAGS} | {

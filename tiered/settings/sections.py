@@ -293,7 +293,7 @@ class ServeSettings:
     advertise: str = setting(
         "",
         "host:port that clients dial, as routes name it. tiered run serves clients only if it is set; "
-        "tiered serve: empty for the address bound",
+        "tiered serve: empty for the address bound, or this machine's where that is 0.0.0.0",
         restart=True,
     )
     refresh_ms: int = setting(1_000, "how often to look for new commits of the archive", minimum=50)
