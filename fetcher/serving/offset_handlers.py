@@ -13,13 +13,11 @@ from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.locks import MessageQueue
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
+from fetcher.serving.side_by_side import side_by_side
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.fastjson_text import offsets_for, queue_map
 from fetcher.serving.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import FencedError
-
-SEARCHES_MAX = 16
-"""Queues of a group that is moved in which the offset of a time is looked for at once."""
 
 
 class OffsetHandlers:
@@ -81,13 +79,17 @@ class OffsetHandlers:
         """GET_CONSUME_STATS: how far a group is in each queue."""
         group, only = request.text("consumerGroup"), request.text("topic", "")
         topics = [only] if only else self._topics_of(group)
-        table: dict[MessageQueue, Any] = {}
-        for topic in topics:
-            config = self._routes.find(topic)
-            for queue_id in range(config.read_queues if config is not None else 0):
-                table[MessageQueue(self._archive.broker, topic, queue_id)] = await self._lag(
-                    group, topic, queue_id
-                )
+        found = {topic: self._routes.find(topic) for topic in topics}
+        queues = [
+            MessageQueue(self._archive.broker, topic, queue_id)
+            for topic, config in found.items()
+            for queue_id in range(config.read_queues if config is not None else 0)
+        ]
+
+        async def lag(queue: MessageQueue) -> dict[str, int]:
+            return await self._lag(group, queue.topic, queue.queue_id)
+
+        table: dict[MessageQueue, Any] = dict(zip(queues, await side_by_side(lag, queues), strict=True))
         return Response(body=(queue_map("offsetTable", table, {"consumeTps": 0.0}),))
 
     async def _lag(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
@@ -127,14 +129,12 @@ class OffsetHandlers:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
         queue_id = request.number("queueId", -1)
         queues = [queue_id] if queue_id >= 0 else list(range(config.read_queues))
-        # Side by side: who asks waits five seconds, for offsets by time and for a version that is written with all.
-        turns = asyncio.Semaphore(SEARCHES_MAX)
 
         async def wanted(number: int) -> int:
-            async with turns:
-                return await self._wanted(request, group, topic, number)
+            return await self._wanted(request, group, topic, number)
 
-        found = await asyncio.gather(*map(wanted, queues))
+        # Who asks waits five seconds, for offsets by time and for a version that is written with all.
+        found = await side_by_side(wanted, queues)
         moved = {
             MessageQueue(self._archive.broker, topic, number): offset
             for number, offset in zip(queues, found, strict=True)

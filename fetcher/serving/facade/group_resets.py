@@ -24,6 +24,7 @@ from fetcher.serving.facade.merged_offsets import ANSWER_S, MergedOffsets, named
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
 from fetcher.serving.locks import MessageQueue
 from fetcher.serving.session import ClientTable, Member
+from fetcher.serving.side_by_side import side_by_side
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.fastjson_text import offsets_for, queue_map
 from fetcher.serving.wire.request import Request, Response
@@ -92,13 +93,20 @@ class GroupResets:
         asked = _asking(request.command, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
         table, _ = offset_table(await upstream.call(asked, ANSWER_S))
         wanted = request.number("queueId", -1)
-        found = []
-        for queue, row in sorted(table.items(), key=lambda item: item[0].queue_id):
-            low, high = row.get("minOffset"), row.get("maxOffset")
-            if wanted in (-1, queue.queue_id) and isinstance(low, int) and isinstance(high, int):
-                offset = await self._offset(request, upstream, queue, high)
-                found.append(_Move(queue, offset, low))
-        return found
+        rows = [
+            (queue, row.get("minOffset"), row.get("maxOffset"))
+            for queue, row in sorted(table.items(), key=lambda item: item[0].queue_id)
+            if wanted in (-1, queue.queue_id)
+        ]
+        told = [
+            (queue, low, high) for queue, low, high in rows if isinstance(low, int) and isinstance(high, int)
+        ]
+
+        async def move(one: tuple[MessageQueue, int, int]) -> _Move:
+            queue, low, high = one
+            return _Move(queue, await self._offset(request, upstream, queue, high), low)
+
+        return await side_by_side(move, told)
 
     async def _offset(self, request: Request, upstream: Upstream, queue: MessageQueue, high: int) -> int:
         place = {"topic": queue.topic, "queueId": queue.queue_id}
@@ -137,14 +145,15 @@ class GroupResets:
     async def _commit(
         self, command: RemotingCommand, upstream: Upstream, group: str, moves: Sequence[_Move]
     ) -> RemotingCommand | None:
-        """What the broker says when it does not take a commit."""
-        for move in moves:
+        """What the broker says when it does not take a commit, of the first that it does not take."""
+
+        async def commit(move: _Move) -> RemotingCommand:
             fields = {"topic": move.queue.topic, "queueId": move.queue.queue_id, "commitOffset": move.offset}
             code = RequestCode.UPDATE_CONSUMER_OFFSET
-            answer = await upstream.call(_asking(command, code, consumerGroup=group, **fields), ANSWER_S)
-            if answer.code != ResponseCode.SUCCESS:
-                return answer
-        return None
+            return await upstream.call(_asking(command, code, consumerGroup=group, **fields), ANSWER_S)
+
+        answers = await side_by_side(commit, moves)
+        return next((answer for answer in answers if answer.code != ResponseCode.SUCCESS), None)
 
 
 def _asking(command: RemotingCommand, code: RequestCode, **fields: object) -> RemotingCommand:

@@ -29,6 +29,7 @@ from fetcher.serving.facade.continuous_line import joined_min, lower_by_time
 from fetcher.serving.facade.protocol import FacadeHandlers, Upstream, relayed
 from fetcher.serving.facade.queue_look import QueueLook
 from fetcher.serving.locks import MessageQueue
+from fetcher.serving.side_by_side import side_by_side
 from fetcher.serving.wire.codes import RequestCode, ResponseCode
 from fetcher.serving.wire.fastjson_text import queue_map
 from fetcher.serving.wire.request import Request, Response
@@ -159,11 +160,14 @@ class MergedOffsets:
         """GET_TOPIC_STATS_INFO."""
         answer = await upstream.call(request.command, ANSWER_S)
         table, others = offset_table(answer)
-        for queue, row in table.items():
+
+        async def join(queue: MessageQueue) -> None:
             archived = (await self._situation(_naming(request.command, queue), upstream)).archived
-            low = row.get("minOffset")
+            low = table[queue].get("minOffset")
             if archived is not None and isinstance(low, int):
-                row["minOffset"] = joined_min(archived, low)
+                table[queue]["minOffset"] = joined_min(archived, low)
+
+        await side_by_side(join, table)
         return _with_table(answer, table, others)
 
     async def consume_stats(self, request: Request, upstream: Upstream) -> Response:
@@ -171,15 +175,20 @@ class MergedOffsets:
         answer = await upstream.call(request.command, ANSWER_S)
         table, others = offset_table(answer)
         looked_up = 0
-        for queue, row in table.items():
+
+        async def look_up(queue: MessageQueue) -> None:
+            nonlocal looked_up
+            row = table[queue]
             offset, time_ms = row.get("consumerOffset"), row.get("lastTimestamp")
             if not isinstance(offset, int) or not isinstance(time_ms, int) or time_ms > 0 or offset <= 0:
-                continue
+                return
             archived = (await self._situation(_naming(request.command, queue), upstream)).archived
             if archived is not None and offset - 1 in archived and looked_up < TIMES_MAX:
                 looked_up += 1
                 stored_ms = await self._archive.stored_ms(queue.topic, queue.queue_id, offset - 1)
                 row["lastTimestamp"] = max(stored_ms, time_ms)
+
+        await side_by_side(look_up, table)
         return _with_table(answer, table, others)
 
     async def _situation(self, command: RemotingCommand, upstream: Upstream) -> Situation:

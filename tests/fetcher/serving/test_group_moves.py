@@ -12,9 +12,10 @@ import pytest
 from fetcher.serving.archive_side import Bounds, TopicConfig
 from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.group_state import GroupLog, load_snapshot
-from fetcher.serving.offset_handlers import SEARCHES_MAX, OffsetHandlers
+from fetcher.serving.offset_handlers import OffsetHandlers
 from fetcher.serving.routes import RouteTable
 from fetcher.serving.session import ClientTable
+from fetcher.serving.side_by_side import AT_ONCE_MAX, side_by_side
 from fetcher.serving.wire.codes import RequestCode
 from tests.fetcher.serving.serving_peer import RecordingPeer, request
 from tiered.formats import fastjson
@@ -115,6 +116,10 @@ class Wide(Archive):
         self.at_work -= 1
         return 10 + queue_id % 20
 
+    async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        await self.offset_by_time(topic, queue_id, 0, upper=False)
+        return 1_000 + queue_id
+
 
 def test_a_group_of_many_queues_is_moved_while_the_tool_waits() -> None:
     """mqadmin gives up after five seconds: neither a search nor a version of its own for each queue."""
@@ -130,8 +135,45 @@ def test_a_group_of_many_queues_is_moved_while_the_tool_waits() -> None:
         code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
         async with asyncio.timeout(1.5):
             answer = await handlers.reset(request(code, topic="t", group="g", timestamp=120))
-        assert answer.code == 0 and found.most <= SEARCHES_MAX
+        assert answer.code == 0 and found.most <= AT_ONCE_MAX
         assert load_snapshot(store).offsets["g", "t"] == {queue: 10 + queue % 20 for queue in range(64)}
         running.cancel()
+
+    asyncio.run(scene())
+
+
+def test_statistics_of_many_queues_are_told_while_the_tool_waits() -> None:
+    async def scene() -> None:
+        found = Wide()
+        archive: Any = found
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
+        async with asyncio.timeout(1.5):
+            answer = await handlers.stats(
+                request(RequestCode.GET_CONSUME_STATS, consumerGroup="g", topic="t")
+            )
+        assert 1 < found.most <= AT_ONCE_MAX
+        rows = fastjson.loads(b"".join(map(bytes, answer.body)))["offsetTable"].items()
+        times = {fastjson.loads(queue)["queueId"]: row["lastTimestamp"] for queue, row in rows}
+        assert times == {queue: 1_000 + queue for queue in range(64)}
+
+    asyncio.run(scene())
+
+
+def test_the_first_error_ends_what_is_asked_beside_it() -> None:
+    ended: list[int] = []
+
+    async def ask(number: int) -> int:
+        try:
+            await asyncio.sleep(0.01 if number == 3 else 60)
+        finally:
+            ended.append(number)
+        raise ValueError(number)
+
+    async def scene() -> None:
+        with pytest.raises(ValueError, match="3"):
+            await side_by_side(ask, range(9), at_once_max=5)
+        assert sorted(ended) == [0, 1, 2, 3, 4] or sorted(ended) == [0, 1, 2, 3, 4, 5]
+        assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(scene())

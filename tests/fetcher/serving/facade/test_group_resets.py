@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from fetcher.serving.facade.group_resets import GroupResets
 from fetcher.serving.session import ClientTable
+from fetcher.serving.side_by_side import AT_ONCE_MAX
 from fetcher.serving.wire.codes import RequestCode as R
 from fetcher.serving.wire.request import Response
 from tests.fetcher.serving.facade.beside_a_broker import STORED, Scene, run
@@ -178,3 +180,49 @@ def test_within_what_the_broker_has_it_does_it_itself(tmp_path: Path) -> None:
         assert case.peer.pushed == checking.peer.pushed == []
 
     run(tmp_path, story)
+
+
+class Slow:
+    """A broker that takes 20 ms for an answer. ``most``: questions at once."""
+
+    def __init__(self, upstream: Any) -> None:
+        self._upstream, self.at_work, self.most = upstream, 0, 0
+
+    async def call(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        self.at_work += 1
+        self.most = max(self.most, self.at_work)
+        await asyncio.sleep(0.02)
+        self.at_work -= 1
+        answer: RemotingCommand = await self._upstream.call(command, timeout_s)
+        return answer
+
+
+@pytest.mark.parametrize(
+    "code", [R.INVOKE_BROKER_TO_RESET_OFFSET, R.GET_TOPIC_STATS_INFO, R.GET_CONSUME_STATS]
+)
+def test_a_topic_of_many_queues_is_asked_for_while_the_tool_waits(tmp_path: Path, code: R) -> None:
+    """mqadmin gives up after five seconds; a queue takes several answers of the broker."""
+    count = 128
+
+    async def story(scene: Scene) -> None:
+        case = Case(scene)
+        row = f'{{"maxOffset":{STORED},"minOffset":{case.minimum},"consumerOffset":5,"lastTimestamp":0}}'
+        table = ",".join(
+            f'{{"brokerName":"b","queueId":{queue_id},"topic":"t"}}:{row}' for queue_id in range(count)
+        )
+        scene.broker.says[R.GET_TOPIC_STATS_INFO] = _answer(f'{{"offsetTable":{{{table}}}}}')
+        scene.broker.says[R.GET_CONSUME_STATS] = scene.broker.says[R.GET_TOPIC_STATS_INFO]
+        upstream = Slow(scene.upstream)
+        handler = (case.resets.handlers() | scene.offsets.handlers())[code]
+        asked = request(
+            code, None, None, topic="t", group="g", consumerGroup="g", timestamp=0, isForce="true"
+        )
+        async with asyncio.timeout(5):
+            answer = await handler(asked, upstream)  # type: ignore[arg-type]
+        assert answer is not None and answer.code == 0
+        assert len(fastjson.loads(b"".join(map(bytes, answer.body)))["offsetTable"]) == count
+        assert 1 < upstream.most <= AT_ONCE_MAX
+        if code == R.INVOKE_BROKER_TO_RESET_OFFSET:
+            assert len(scene.broker.commits) == count
+
+    run(tmp_path, story, with_files=False)  # its broker alone tells what it has
