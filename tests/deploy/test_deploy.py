@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sidecar.cli import gc
 from tests.servers.install import NotInstallableError, compose_validator
 from tiered.settings.load import load_settings
 
@@ -94,20 +97,53 @@ def test_alerts_behave() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_unit_file_is_valid(tmp_path: Path) -> None:
+UNITS = sorted((DEPLOY / "systemd").iterdir())
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_unit_file_is_valid(path: Path, tmp_path: Path) -> None:
     verify = shutil.which("systemd-analyze")
     if verify is None:
         pytest.skip("systemd-analyze is not installed")
-    text = (DEPLOY / "systemd" / "rocketmq-tiered.service").read_text("utf-8")
-    unit = tmp_path / "rocketmq-tiered.service"
-    unit.write_text(text.replace("/opt/rocketmq-tiered/bin/tiered", "/bin/true"))
+    for source in UNITS:  # a timer wants its service beside it
+        text = source.read_text("utf-8")
+        (tmp_path / source.name).write_text(text.replace("/opt/rocketmq-tiered/bin/tiered", "/bin/true"))
     environment = {**os.environ, "SYSTEMD_LOG_LEVEL": "warning"}
     done = subprocess.run(
-        [verify, "verify", "--man=no", str(unit)],
+        [verify, "verify", "--man=no", str(tmp_path / path.name)],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    complaints = [line for line in done.stderr.splitlines() if unit.name in line]
+    complaints = [line for line in done.stderr.splitlines() if path.name in line]
     assert not complaints
+
+
+def gc_command(line: str, environment: dict[str, str]) -> argparse.Namespace:
+    """What the first `tiered gc` in a line of deploy/ asks for."""
+    found = re.search(r"/?tiered gc ([^;&|\n]+)", line)
+    assert found is not None, line
+    words = [
+        re.sub(r"\$\{?(\w+)\}?", lambda name: environment[name[1]], word) for word in shlex.split(found[1])
+    ]
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    gc.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_what_is_given_up_is_removed_every_night() -> None:
+    """Nobody else deletes: the sidecar's account may not, and what is doomed would only ever grow."""
+    service, timer = (
+        (DEPLOY / "systemd" / f"rocketmq-tiered-gc.{kind}").read_text("utf-8")
+        for kind in ("service", "timer")
+    )
+    (start,) = [line for line in service.splitlines() if line.startswith("ExecStart=")]
+    assert gc_command(start, {"ARCHIVE_URL": "s3://bucket/prefix"}).apply
+    assert "Type=oneshot" in service and "[Install]" not in service  # the timer starts it
+    assert "OnCalendar=" in timer and "Persistent=true" in timer and "WantedBy=timers.target" in timer
+    sandbox, sidecar = (compose()["services"][name] for name in ("gc", "sidecar"))
+    command = gc_command(sandbox["command"][0].replace("$$", "$"), sandbox["environment"])
+    assert (command.url, command.apply) == (sidecar["environment"]["TIERED_ARCHIVE__URL"], True)
+    ours = {name: value for name, value in sandbox["environment"].items() if name.startswith("TIERED_")}
+    assert load_settings(None, environment=ours, flags={}).settings.object_store.trusted_network
 
 
 def test_policies_never_let_a_writer_overwrite_or_delete() -> None:
