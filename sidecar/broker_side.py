@@ -15,6 +15,7 @@ from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.names import BrokerNames, require_names
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.errors import UsageError
+from tiered.model.queue import TopicFilter
 from tiered.remoting.credentials import Credentials, read_credentials
 from tiered.remoting.tls import ClientTls, TlsOptions
 from tiered.settings.sections import Settings
@@ -107,3 +108,8 @@ def address_of(settings: Settings, conf: BrokerConf | None) -> str:
             f"broker.address = {address!r} is no address", hint="write host:port, such as 127.0.0.1:10911"
         )
     return address
+
+
+def topic_filter_of(settings: Settings, conf: BrokerConf | None, cluster: str, broker: str) -> TopicFilter:
+    """Which topics of this broker are archived, and which are its own."""
+    return settings.topics.topic_filter(cluster, broker, "" if conf is None else conf.trace_topic)

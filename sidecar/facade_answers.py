@@ -22,7 +22,7 @@ from fetcher.serving.facade.pull_sides import PullContext, PullCounters
 from fetcher.serving.pull import PullLimits
 from fetcher.serving.served_archive import ServedArchive
 from fetcher.serving.session import ClientTable
-from sidecar.broker_side import open_store_of
+from sidecar.broker_side import open_store_of, topic_filter_of
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import BrokerStore
 from tiered.settings.sections import ReadSettings, Settings
@@ -39,7 +39,7 @@ class MergedAnswers:
     def __init__(self, archive: ServedArchive, access: ArchiveAccess, settings: Settings, clients: ClientTable,
                  store: BrokerStore, *, checks_clients: bool) -> None:  # fmt: skip
         read, serve = settings.read, settings.serve
-        topics = settings.topics.topic_filter(access.cluster, access.broker)
+        topics = topic_filter_of(settings, store.conf, access.cluster, access.broker)
         self._archive, self._store = archive, store
         self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
         self.line = PolicyLine(access.catalog, read, topics)

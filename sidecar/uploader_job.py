@@ -22,6 +22,7 @@ from sidecar.broker_side import (
     open_store_of,
     read_conf,
     store_path,
+    topic_filter_of,
 )
 from sidecar.broker_word import BrokerVoice
 from sidecar.report import StatusReport
@@ -105,7 +106,7 @@ class UploaderJob:
             name=conf.broker if conf is not None else "",
         )
         opened.callback(voice.close)
-        topic_filter = settings.topics.topic_filter(names.cluster, names.broker)
+        topic_filter = topic_filter_of(settings, conf, names.cluster, names.broker)
         archive = open_store(settings.archive.url, StoreOptions(settings.object_store), metrics=metrics)
         opened.callback(archive.close)
         self.names = names

@@ -21,7 +21,7 @@ from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_upload import CycleUploader
 from uploader.visibility import DeletedTopics, hidden_queues
 
-TABLE_NAMES = ("topics", "subscription_groups", "consumer_offsets", "delay_offsets")
+TABLE_NAMES = ("topics", "subscription_groups", "consumer_offsets", "delay_offsets", "topic_queue_mappings")
 TABLE_ATTEMPTS = 5
 TABLE_WAIT_S = 0.2
 """Of a back-fill, before it tries again; doubled each time."""
@@ -35,6 +35,7 @@ def broker_tables(store: BrokerStore) -> Mapping[str, Any]:
         "subscription_groups": state.subscription_groups,
         "consumer_offsets": state.consumer_offsets,
         "delay_offsets": state.delay_offsets,
+        "topic_queue_mappings": state.topic_queue_mappings,
     }
 
 

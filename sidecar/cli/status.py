@@ -12,7 +12,7 @@ from pathlib import Path
 from fetcher.queue_listing import list_queues
 from sidecar.admin_client import fetch_status
 from sidecar.archive import Archive, open_for_reading
-from sidecar.broker_side import open_store_of, read_conf
+from sidecar.broker_side import open_store_of, read_conf, topic_filter_of
 from sidecar.cli.arguments import (
     BROKER_FLAGS,
     NAME_FLAGS,
@@ -99,7 +99,7 @@ def _from_archive(settings: Settings) -> StatusReport:
             return _report(archive, None, None, None)
         with open_store_of(settings, conf) as store:
             committed = archive.state.cursor.phys
-            topics = settings.topics.topic_filter(archive.cluster, archive.broker)
+            topics = topic_filter_of(settings, conf, archive.cluster, archive.broker)
             end = store.commit_log.max_file_end
             lag = measure_lag(store.commit_log, store.consume_queues(), topics, committed, end)
             return _report(archive, lag, lag.end_phys, margin_of(store, committed, lag.end_phys, 0.0))

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.broker_side import topic_filter_of
 from tiered.broker_store.conf import broker_conf, parse_delay_levels, parse_properties, read_broker_conf
 from tiered.broker_store.names import BrokerNames, find_names, require_names
 from tiered.errors import NotFoundError, UsageError
+from tiered.settings.sections import Settings
 
 
 def test_properties_syntax_of_java() -> None:
@@ -154,3 +156,21 @@ def test_unknown_names_are_asked_for() -> None:
     ):
         require_names(BrokerNames("", ""), "/s")
     assert require_names(BrokerNames("c", "b"), "/s") == BrokerNames("c", "b")
+
+
+@pytest.mark.parametrize(("properties", "expected"), [
+    ({"traceTopicEnable": "true", "msgTraceTopicName": "traces"}, "traces"),
+    ({"traceTopicEnable": " TRUE ", "msgTraceTopicName": " traces "}, "traces"),
+    ({"traceTopicEnable": "true"}, ""),
+    ({"msgTraceTopicName": "traces"}, ""),  # then the broker makes no such topic: one of this name is a user's
+    ({"traceTopicEnable": "false", "msgTraceTopicName": "traces"}, ""),
+])  # fmt: skip
+def test_the_broker_s_own_trace_topic_is_its_own_whatever_its_name(
+    properties: dict[str, str], expected: str
+) -> None:
+    conf = broker_conf(properties)
+    assert conf.trace_topic == expected
+    topics = topic_filter_of(Settings(), conf, "c", "b")
+    assert topics.is_system("traces") is (expected == "traces") is not topics.admits("traces")
+    assert topics.is_system("RMQ_SYS_TRACE_TOPIC") and not topics.is_system("orders")
+    assert topic_filter_of(Settings(), None, "c", "b").admits("traces")

@@ -189,3 +189,25 @@ def test_one_rocksdb_for_all_tables_counts_when_it_was_written_last(
     for path in (tmp_path / "config" / "metadata").iterdir():
         written(path, 1000)
     assert "t_one" in read_broker_state(tmp_path).topics
+
+
+MAPPINGS = Path(__file__).parents[1] / "data" / "topic_queue_mapping"
+"""Written by TopicQueueMappingSerializeWrapper and the JSON of these versions: queue ids are no strings there."""
+
+
+@pytest.mark.parametrize("version", ["5.3.3", "5.5.0"])
+@pytest.mark.parametrize("name", ["topicQueueMapping.json", "topicQueueMapping.json.bak"])
+def test_static_topics_are_read_as_the_broker_keeps_them(config: Path, version: str, name: str) -> None:
+    before = state_fingerprint(config.parent)
+    shutil.copy(MAPPINGS / f"{version}.json", config / name)
+    found = state(config).topic_queue_mappings["orders"]
+    assert (found["bname"], found["epoch"], found["totalQueues"]) == ("fx-a", 1_700_000_000_123, 4)
+    queues = {int(queue): items for queue, items in found["hostedQueues"].items()}
+    assert sorted(queues) == [0, 2]
+    former, latter = queues[2]
+    assert former == {
+        "bname": "fx-b", "endOffset": 500, "gen": 0, "logicOffset": 0, "queueId": 2, "startOffset": 0,
+        "timeOfEnd": 1_700_000_000_000, "timeOfStart": 1_600_000_000_000,
+    }  # fmt: skip
+    assert (latter["bname"], latter["logicOffset"], latter["endOffset"]) == ("fx-a", 500, -1)
+    assert (state_fingerprint(config.parent) != before) is (not name.endswith(".bak"))

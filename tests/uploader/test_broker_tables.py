@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.broker_store.test_config import MAPPINGS
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tiered.catalog.reading import load
 from tiered.errors import ThrottledError
 from tiered.formats.keys import archive_prefix
+from tiered.formats.state_object import decode_state
 from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -83,3 +87,19 @@ def test_a_back_fill_with_nothing_to_do_reads_no_table(real_store: RealStore, tm
         path.write_text("{")
     assert backfill(tmp_path / "store", memory).messages == 0
     assert tables_of(memory) == set(TABLE_NAMES)
+
+
+def test_static_topics_are_archived_with_every_value_the_broker_wrote(
+    real_store: RealStore, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(real_store("B") / "store", store)
+    shutil.copy(MAPPINGS / "5.5.0.json", store / "config" / "topicQueueMapping.json")
+    memory = MemoryStore("memory://tables")
+    backfill(store, memory)
+    archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    key = load(archive).state_objects["topic_queue_mappings"]
+    found = decode_state(archive.get(key), "topic_queue_mappings", source=key)
+    text = (MAPPINGS / "5.5.0.json").read_text("utf-8")
+    quoted = re.sub(r"([{,\s])(\d+):\[", r'\1"\2":[', text)  # as a reader of standard JSON needs it
+    assert found == json.loads(quoted)["topicQueueMappingInfoMap"]

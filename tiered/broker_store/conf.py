@@ -53,6 +53,13 @@ class BrokerConf:
         return f"{self.broker_ip}:{self.listen_port}" if self.broker_ip else ""
 
     @property
+    def trace_topic(self) -> str:
+        """The broker's own topic for traces, which may have any name; empty unless it keeps one (TopicConfigManager:
+        traceTopicEnable, msgTraceTopicName)."""
+        is_kept = self.properties.get("traceTopicEnable", "").strip().lower() == "true"
+        return self.properties.get("msgTraceTopicName", "").strip() if is_kept else ""
+
+    @property
     def is_slave(self) -> bool:
         """Whether the file says that this broker is a slave."""
         return self.role == "SLAVE"

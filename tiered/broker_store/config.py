@@ -1,4 +1,4 @@
-"""The broker's own state: topic table, subscription groups, consumer offsets, delay offsets.
+"""The broker's own state: topic table, subscription groups, consumer offsets, delay offsets, static topics.
 
 Read from ``config/*.json`` (fastjson's dialect; a file that is missing, empty or broken is read from its
 ``.bak``) or from the RocksDB directories that stand in their place. Light-queue offsets are in
@@ -29,7 +29,7 @@ SUBSCRIPTION_GROUPS: Final = "subscriptionGroups"
 CONSUMER_OFFSETS: Final = "consumerOffsets"
 _JSON_FILES: Final = (
     "topics.json", "subscriptionGroup.json", "consumerOffset.json", "lmqConsumerOffset.json",
-    "delayOffset.json",
+    "delayOffset.json", "topicQueueMapping.json",
 )  # fmt: skip
 _UNIFIED: Final = "metadata"
 """5.5, useSingleRocksDBForAllConfigs: one RocksDB with a family for each table. Those of before stay as they were."""
@@ -45,14 +45,16 @@ class BrokerState:
 
     ``topics`` and ``subscription_groups`` map a name to its configuration as the broker stores it;
     ``consumer_offsets`` maps "topic@group" to the next offset per queue id (a light queue's id is 0);
-    ``delay_offsets`` maps a delay level to its progress; ``source`` maps each of these to the file it came
-    from.
+    ``delay_offsets`` maps a delay level to its progress; ``topic_queue_mappings`` maps a static topic to
+    who holds, or held, each of its logical queues, as the broker stores it; ``source`` maps each of these
+    to the file it came from.
     """
 
     topics: Mapping[str, Document] = field(default_factory=dict)
     subscription_groups: Mapping[str, Document] = field(default_factory=dict)
     consumer_offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     delay_offsets: Mapping[int, int] = field(default_factory=dict)
+    topic_queue_mappings: Mapping[str, Document] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -77,7 +79,13 @@ def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> Brok
     delays, path = _read_json(config / "delayOffset.json")
     source["delayOffsets"] = str(path or "")
     delay_offsets = _int_map(delays.get("offsetTable"), path or config)
-    return BrokerState(topics, groups, offsets, delay_offsets, {k: v for k, v in source.items() if v})
+    mappings, path = _read_json(config / "topicQueueMapping.json")  # also of brokers with tables in RocksDB
+    source["topicQueueMappings"] = str(path or "")
+    static = {
+        name: _as_map(value, path or config)
+        for name, value in _as_map(mappings.get("topicQueueMappingInfoMap"), path or config).items()
+    }
+    return BrokerState(topics, groups, offsets, delay_offsets, static, {k: v for k, v in source.items() if v})
 
 
 def topic_names_backup(store_path: Path) -> frozenset[str]:

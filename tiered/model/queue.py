@@ -29,13 +29,15 @@ class QueueKey(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicFilter:
-    """Which topics are archived: system topics only on request, then include, then exclude (shell patterns)."""
+    """Which topics are archived: system topics only on request, then include, then exclude (shell patterns).
+    ``trace_topic``: the broker's own for traces, where it gave it another name."""
 
     include: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
     include_system: bool = False
     cluster: str = ""
     broker: str = ""
+    trace_topic: str = ""
 
     def is_system(self, topic: str) -> bool:
         """Whether the broker keeps this topic for itself (``<cluster>_REPLY_TOPIC`` and its own names too)."""
@@ -43,7 +45,7 @@ class TopicFilter:
             not topic.strip()
             or topic in SYSTEM_TOPICS
             or topic.startswith(SYSTEM_PREFIX)
-            or topic in (self.cluster, self.broker)
+            or topic in (self.cluster, self.broker, self.trace_topic)
             or (self.cluster != "" and topic == f"{self.cluster}_REPLY_TOPIC")
         )
 

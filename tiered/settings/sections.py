@@ -100,9 +100,9 @@ class TopicSettings:
     exclude: tuple[str, ...] = setting((), "patterns of topics not to archive; wins over include")
     include_system: bool = setting(False, "archive RocketMQ's own topics too")
 
-    def topic_filter(self, cluster: str, broker: str) -> TopicFilter:
-        """The filter these settings mean for one broker."""
-        return TopicFilter(self.include, self.exclude, self.include_system, cluster, broker)
+    def topic_filter(self, cluster: str, broker: str, trace_topic: str = "") -> TopicFilter:
+        """The filter these settings mean for one broker. ``trace_topic``: see TopicFilter."""
+        return TopicFilter(self.include, self.exclude, self.include_system, cluster, broker, trace_topic)
 
 
 @dataclass(frozen=True)
