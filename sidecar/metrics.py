@@ -37,8 +37,10 @@ class StatusCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families of one scrape."""
         report = self._report()
-        up = GaugeMetricFamily(f"{PREFIX}_up", "1 while an uploader is running", labels=list(_MEDIUM))
-        up.add_metric(list(_MEDIUM.values()), 0 if report is None else 1)
+        up = GaugeMetricFamily(
+            f"{PREFIX}_up", "1 while an uploader has its archive, or stands by", labels=list(_MEDIUM)
+        )
+        up.add_metric(list(_MEDIUM.values()), int(report is not None and report.is_up))
         yield up
         if report is not None:
             yield from _queue_families(report)

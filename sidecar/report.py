@@ -106,6 +106,12 @@ class StatusReport:
     slave: SlaveReport | None = None
     """None where slave mode is off."""
 
+    @property
+    def is_up(self) -> bool:
+        """Whether an instance archives, or stands by for another one. One that does not get at its archive is not up,
+        however often it tries."""
+        return self.fenced or (self.epoch > 0 and self.state in ("following", "draining"))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for orjson."""
         return asdict(self)

@@ -120,8 +120,9 @@ class Reporter:
             index.refresh()
         log = self._view.commit_log
         log.refresh()
-        lag = measure_lag(log, index, self._filter, status.committed_phys, status.bound_phys)
-        end_phys = lag.end_phys if lag.is_complete else status.bound_phys
+        # Not to the bound: what a silent broker's keeps out is not archived either.
+        lag = measure_lag(log, index, self._filter, status.committed_phys, status.written_phys)
+        end_phys = lag.end_phys if lag.is_complete else max(lag.end_phys, status.bound_phys)
         growth = self._growth.bytes_per_s(self._monotonic_s(), end_phys)
         now_ms = self._wall_ms()
         return replace(

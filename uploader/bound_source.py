@@ -60,6 +60,16 @@ class BoundSource:
             Thread(target=_fill, args=arguments, name="queues-shown", daemon=True).start()
         return bound
 
+    @property
+    def written_phys(self) -> int:
+        """Below it records may stand that the bound does not admit yet: the broker's word of where its log ends, of one
+        that does not say the end of its files. At the last look; 0 before the first."""
+        if self.last is None:
+            return 0
+        word, log_end_phys = self._facts.word, self._facts.log_end_phys
+        said = -1 if word is None or word.max_phys is None else word.max_phys
+        return log_end_phys if said < 0 else min(said, log_end_phys)
+
     def said_end_phys(self) -> int | None:
         """Where a live broker says its log ends; None from one that is dead or silent."""
         if self._store.liveness().is_dead:

@@ -330,7 +330,7 @@ class Offloader:
             read_phys=self._dispatcher.cursor,
             bound_phys=bound,
             log_min_phys=self._log.min_phys,
-            log_end_phys=self._log.max_file_end,
+            written_phys=max(bound, self._bound_source.written_phys),
             lag_bytes=bound - committed,
             lag_ms=0 if since_ms is None else max(0, self._environment.clock_ms() - since_ms),
             epoch=state.epoch,

@@ -34,7 +34,8 @@ class OffloadStatus:
     read_phys: int
     bound_phys: int
     log_min_phys: int
-    log_end_phys: int
+    written_phys: int
+    """Not below ``bound_phys``: records may stand up to here, admitted or not."""
     lag_bytes: int
     lag_ms: int
     epoch: int

@@ -211,6 +211,8 @@ def _print_groups(groups: Sequence[GroupReport]) -> None:
 
 
 def _margin(report: StatusReport) -> str:
+    if report.margin_seconds is None and report.lag_bytes is None:
+        return "unknown"
     if report.margin_seconds is None:
         return "nothing unarchived is about to be deleted"
     return f"{duration_text(report.margin_seconds)} until the broker deletes what is not archived"

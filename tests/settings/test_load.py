@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tiered.errors import AccessDeniedError, NotFoundError, UsageError
+from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UsageError
 from tiered.settings.load import FIELDS, changed_keys, flag_assignments, load_settings, value_of
 from tiered.settings.sections import NOT_IN_FORCE, SECTIONS, Settings
 
@@ -176,6 +176,13 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         load_settings(tmp_path)
     with pytest.raises(UsageError, match="has no value"):
         flag_assignments(["offload.batch_bytes"])
+
+
+def test_a_file_that_the_disk_does_not_give_is_not_the_end(tmp_path: Path) -> None:
+    """A reload keeps the old settings for every TieredError; anything else would end the process."""
+    path = _file(tmp_path, "")
+    with pytest.raises(UnavailableError, match="cannot read"):
+        load_settings(path / "below")
 
 
 def test_changed_keys_lists_differences() -> None:

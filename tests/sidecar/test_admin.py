@@ -135,6 +135,24 @@ def test_metrics_without_a_report_say_down() -> None:
     assert 'rocketmq_tiered_store_up{storage_medium="blob",storage_type="tiered"} 0.0' in metrics_text(None)
 
 
+@pytest.mark.parametrize(
+    ("state", "epoch", "fenced", "is_up"),
+    [
+        ("following", 3, False, 1),
+        ("draining", 3, False, 1),
+        ("following", 0, False, 0),
+        ("retrying", 0, False, 0),
+        ("retrying", 3, False, 0),
+        ("stopped", 3, False, 0),
+        ("standby", 0, True, 1),
+    ],
+)
+def test_an_uploader_that_has_no_archive_is_not_up(state: str, epoch: int, fenced: bool, is_up: int) -> None:
+    """An archive that is not mounted fails no request: no other metric tells of it."""
+    text = metrics_text(dataclasses.replace(REPORT, state=state, epoch=epoch, fenced=fenced))
+    assert f'rocketmq_tiered_store_up{{storage_medium="blob",storage_type="tiered"}} {is_up}.0' in text
+
+
 def test_series_per_queue_are_bounded_to_the_worst() -> None:
     queues = tuple(dataclasses.replace(QUEUE, queue_id=i, lag_messages=i) for i in range(QUEUES_MAX + 50))
     text = metrics_text(dataclasses.replace(REPORT, queues=queues))

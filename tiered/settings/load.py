@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tiered.errors import AccessDeniedError, NotFoundError, UsageError
+from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UsageError
 from tiered.settings.fields import SettingField, declared
 from tiered.settings.sections import NOT_IN_FORCE, SECTIONS, Settings, contradictions
 from tiered.settings.values import BadValueError, parse_value
@@ -96,6 +96,8 @@ def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
         raise NotFoundError(f"there is no configuration file {path}", hint="check --config") from None
     except (PermissionError, IsADirectoryError) as error:
         raise AccessDeniedError(f"cannot read {path}: {error.strerror}", hint="check --config") from None
+    except OSError as error:
+        raise UnavailableError(f"cannot read {path}: {error.strerror or error}", hint="try again") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}", hint="correct that line") from None
     found: dict[str, tuple[str, Any]] = {}

@@ -1,0 +1,81 @@
+"""What a running instance says of its lag where the bound keeps messages out of the archive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.synthetic_store import StoreSpec, write_store
+from sidecar.report import StatusReport
+from sidecar.reporter import Reporter, ReportHead
+from tests.end_to_end.offloading import FILTER
+from tests.uploader.test_log_cut_by_its_broker import LivingBroker, offloader_of
+from tiered.broker_store.store import open_broker_store
+from tiered.object_store.memory import MemoryStore
+
+MESSAGES, CONFIRMED = 2_000, 1_500
+SPEC = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
+RECORD = SPEC.record_bytes
+HEAD = ReportHead("memory://lag", "C", "b", "w")
+Ask = Callable[[Callable[[StatusReport], bool]], StatusReport]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LivingBroker]:
+    write_store(tmp_path / "store", SPEC, messages=MESSAGES)
+    broker = LivingBroker(tmp_path / "store")
+    yield broker
+    broker.close()
+
+
+@contextmanager
+def followed(directory: Path, broker: LivingBroker) -> Iterator[Ask]:
+    """Gives a function that asks for reports until one is as wanted."""
+    stop = threading.Event()
+    with open_broker_store(directory) as store:
+        following = offloader_of(store, MemoryStore("memory://lag"), broker)
+        reporter = Reporter(
+            HEAD, open_broker_store(directory), FILTER, monotonic_s=iter(range(10**9)).__next__
+        )
+        work = threading.Thread(target=following.run, args=(stop,), kwargs={"follow": True})
+        work.start()
+
+        def ask(wanted: Callable[[StatusReport], bool]) -> StatusReport:
+            for _ in range(1000):
+                if wanted(report := reporter.report(following.status)):
+                    return report
+                stop.wait(0.02)
+            pytest.fail(f"not in time: {report}")
+
+        try:
+            yield ask
+        finally:
+            stop.set()
+            work.join(10)
+            reporter.close()
+
+
+def test_what_a_silent_broker_keeps_out_is_behind(tmp_path: Path, broker: LivingBroker) -> None:
+    """The bound is frozen and all below it is archived, yet nothing is well."""
+    broker.answers = False
+    with followed(tmp_path / "store", broker) as ask:
+        report = ask(lambda report: "frozen" in report.bound_reason)
+    assert report.committed_phys == report.bound_phys == 0
+    assert (report.lag_messages, report.lag_bytes) == (MESSAGES, MESSAGES * RECORD)
+    assert report.lag_seconds is not None and report.lag_seconds > 0
+    assert sum(queue.lag_messages for queue in report.queues) == MESSAGES
+
+
+def test_what_comes_after_the_last_word_of_a_broker_is_behind(tmp_path: Path, broker: LivingBroker) -> None:
+    broker.end_phys = CONFIRMED * RECORD
+    with followed(tmp_path / "store", broker) as ask:
+        ask(lambda report: report.committed_phys == CONFIRMED * RECORD)
+        ask(lambda report: report.lag_messages == 0)  # the broker says that its log ends here
+        broker.answers = False
+        report = ask(lambda report: "frozen" in report.bound_reason)
+        assert report.bound_phys == CONFIRMED * RECORD
+        assert report.lag_messages == MESSAGES - CONFIRMED
