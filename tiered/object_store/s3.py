@@ -16,6 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from tiered.errors import (
+    AccessDeniedError,
     AlreadyExistsError,
     CorruptionError,
     RefusedRequestError,
@@ -27,8 +28,8 @@ from tiered.object_store.body import PieceReader, as_views, crc32c_base64, parts
 from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.protocol import Body, ObjectInfo
-from tiered.object_store.s3_client import connect
-from tiered.object_store.s3_errors import release_frames, s3_error
+from tiered.object_store.s3_client import connect, has_outdated_keys
+from tiered.object_store.s3_errors import release_frames, s3_error, with_new_keys
 from tiered.object_store.s3_transport import S3Transport, deadline
 
 logger = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ class S3Store:
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
         """See ObjectStore."""
-        left = limit
+        left, after = limit, start_after
         place = {"StartAfter": start_after}
         while left is None or left > 0:
             wanted = LIST_KEYS_MAX if left is None else min(LIST_KEYS_MAX, left)
@@ -204,8 +205,9 @@ class S3Store:
                 answer = self._connected().list_objects_v2(
                     Bucket=self._bucket, Prefix=prefix, MaxKeys=wanted, **place
                 )
-            found = listed_objects(answer)
+            found = listed_objects(answer, prefix, after, where=f"{self.url}/{prefix}")
             yield from found
+            after = found[-1].key if found else after
             following = next_page(answer, found)
             if following is None:
                 return
@@ -242,13 +244,24 @@ class S3Store:
 
     @contextmanager
     def _translated(self, key: str) -> Iterator[None]:
+        client = self._client
         try:
             yield
         except TieredError as error:
             raise s3_error(error, f"{self.url}/{key}".rstrip("/")) from error.__cause__
         except Exception as error:
             translated = s3_error(error, f"{self.url}/{key}".rstrip("/"))
+            if isinstance(translated, AccessDeniedError) and self._is_replaced(client or self._client):
+                translated = with_new_keys(translated)
             raise translated from error
+
+    def _is_replaced(self, client: Any) -> bool:
+        """Whether ``client`` is no longer, or from now on not, the one for requests: its keys are outdated. Its
+        connections close with their last request."""
+        with self._lock:
+            if client is self._client and client is not None and has_outdated_keys(client):
+                self._client = self._transport = None
+            return client is not self._client
 
 
 def _require_stored(answer: dict[str, Any], checksum: str | None) -> None:
@@ -289,9 +302,25 @@ def next_page(answer: dict[str, Any], found: Sequence[ObjectInfo]) -> dict[str, 
     return {"ContinuationToken": token} if token else None
 
 
-def listed_objects(answer: dict[str, Any]) -> list[ObjectInfo]:
-    """The objects of one page of ListObjectsV2."""
-    return [
+def listed_objects(answer: dict[str, Any], prefix: str, after: str, *, where: str) -> list[ObjectInfo]:
+    """The objects of one page of ListObjectsV2: those behind ``after``, in order.
+
+    Raises UnansweredError when it is no listing (any web server can say 200, and an empty listing is an archive that
+    does not exist), RefusedRequestError when the store lists otherwise: finding the newest commit rests on the order,
+    and so does coming to an end.
+    """
+    if "IsTruncated" not in answer:
+        raise UnansweredError(f"{where}: answered without a listing: is this an object store?")
+    found = [
         ObjectInfo(item["Key"], item["Size"], int(item["LastModified"].timestamp() * 1000))
         for item in answer.get("Contents", ())
     ]
+    before = after
+    for info in found:
+        if info.key <= before or not info.key.startswith(prefix):
+            raise RefusedRequestError(
+                f"{where}: this object store does not list keys in order, or not from where it is told to",
+                hint="archives need both: directory buckets (S3 Express) and some gateways do not do it",
+            )
+        before = info.key
+    return found

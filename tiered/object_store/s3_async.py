@@ -9,13 +9,19 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from tiered.errors import CorruptionError
+from tiered.errors import AccessDeniedError, CorruptionError, TieredError
 from tiered.object_store.key import check_key
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.protocol import ObjectInfo
 from tiered.object_store.s3 import LIST_KEYS_MAX, exact_range, listed_objects, next_page
-from tiered.object_store.s3_client import client_arguments, config_arguments, quiet_sdk_logs
-from tiered.object_store.s3_errors import s3_error
+from tiered.object_store.s3_client import (
+    client_arguments,
+    config_arguments,
+    has_outdated_keys,
+    quiet_sdk_logs,
+    with_endpoint,
+)
+from tiered.object_store.s3_errors import s3_error, with_new_keys
 
 
 class AsyncS3Store:
@@ -63,6 +69,7 @@ class AsyncS3Store:
 
     async def _fetch(self, key: str, extra: dict[str, str]) -> bytes:
         check_key(key)
+        client = None
         try:
             client = await self._connected()
             answer = await client.get_object(Bucket=self._bucket, Key=self._prefix + key, **extra)
@@ -70,26 +77,29 @@ class AsyncS3Store:
                 content: bytes = await body.read()
             return content
         except Exception as error:
-            translated = s3_error(error, f"{self.url}/{key}")
+            translated = await self._translated(error, f"{self.url}/{key}", client)
             raise translated from error
 
     async def list(
         self, prefix: str, *, start_after: str = "", limit: int | None = None
     ) -> AsyncIterator[ObjectInfo]:
         """See AsyncObjectStore."""
-        place = {"StartAfter": self._prefix + start_after if start_after else ""}
+        whole, after = self._prefix + prefix, self._prefix + start_after if start_after else ""
+        place = {"StartAfter": after}
         left = limit
         while left is None or left > 0:
             wanted = LIST_KEYS_MAX if left is None else min(LIST_KEYS_MAX, left)
+            client = None
             try:
                 client = await self._connected()
                 answer = await client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=self._prefix + prefix, MaxKeys=wanted, **place
+                    Bucket=self._bucket, Prefix=whole, MaxKeys=wanted, **place
                 )
             except Exception as error:
-                translated = s3_error(error, f"{self.url}/{prefix}")
+                translated = await self._translated(error, f"{self.url}/{prefix}", client)
                 raise translated from error
-            found = listed_objects(answer)
+            found = listed_objects(answer, whole, after, where=f"{self.url}/{prefix}")
+            after = found[-1].key if found else after
             for info in found:
                 yield info._replace(key=info.key[len(self._prefix) :])
             following = next_page(answer, found)
@@ -103,6 +113,18 @@ class AsyncS3Store:
         self._client = None
         await self._resources.aclose()
 
+    async def _translated(self, error: Exception, where: str, client: Any) -> TieredError:
+        """As ours; after a refusal of keys that were replaced meanwhile, requests are made with a new client."""
+        translated = s3_error(error, where)
+        if not isinstance(translated, AccessDeniedError) or client is None:
+            return translated
+        if client is self._client and has_outdated_keys(client):
+            self._client = None
+            outdated, self._resources = self._resources, AsyncExitStack()
+            await outdated.aclose()
+            return with_new_keys(translated)
+        return translated if client is self._client else with_new_keys(translated)
+
     async def _connected(self) -> Any:
         if self._client is None:
             async with self._connecting:
@@ -115,6 +137,8 @@ class AsyncS3Store:
         from botocore.config import Config
 
         quiet_sdk_logs()
-        config = Config(**config_arguments(self._options.settings))
-        context = aioboto3.Session().client("s3", config=config, **client_arguments(self._options))
+        session = aioboto3.Session()
+        options = with_endpoint(self._options, session._session)
+        config = Config(**config_arguments(options.settings))
+        context = session.client("s3", config=config, **client_arguments(options))
         return await self._resources.enter_async_context(context)

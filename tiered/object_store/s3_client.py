@@ -6,7 +6,10 @@ async, are set up; the requests are in s3.py and s3_async.py. The SDK is loaded 
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +17,20 @@ from urllib.parse import urlsplit
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.s3_transport import CONNECTIONS_MAX, S3Transport, TransportOptions
 from tiered.settings.sections import ObjectStoreSettings
+
+_FROM_FILES = frozenset({"shared-credentials-file", "config-file"})
+"""The SDK's names of who gives keys that somebody else may replace."""
+
+
+def with_endpoint(options: StoreOptions, session: Any) -> StoreOptions:
+    """``options`` with the endpoint that the SDK's environment or file names, if the settings name none: how bodies are
+    signed, and buckets addressed, goes by where requests really go."""
+    from botocore.configprovider import ConfiguredEndpointProvider
+
+    if options.settings.endpoint_url or session.get_config_variable("ignore_configured_endpoint_urls"):
+        return options
+    provider = ConfiguredEndpointProvider(session.full_config, session.get_scoped_config(), "s3")
+    return replace(options, settings=replace(options.settings, endpoint_url=provider.provide() or ""))
 
 
 def client_arguments(options: StoreOptions) -> dict[str, Any]:
@@ -59,6 +76,28 @@ def _is_this_machine(endpoint_url: str) -> bool:
         return host == "localhost"
 
 
+def add_content_md5(params: dict[str, Any], **_event: Any) -> None:
+    """For DeleteObjects: the SDK sends a CRC32 only, which stores older than 2025 do not take for a checksum."""
+    digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
+    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode("ascii")
+
+
+def has_outdated_keys(client: Any) -> bool:
+    """Whether the file that ``client`` has its keys from holds others now: the SDK reads it once. Keys that expire by
+    themselves are renewed by the SDK."""
+    import boto3  # loaded already: there is a client
+
+    used = client._request_signer._credentials
+    if used is None or used.method not in _FROM_FILES:
+        return False
+    found = boto3.session.Session().get_credentials()
+    return found is not None and _keys(found) != _keys(used)
+
+
+def _keys(credentials: Any) -> tuple[str, str, str | None]:
+    return credentials.access_key, credentials.secret_key, credentials.token
+
+
 def quiet_sdk_logs() -> None:
     """At level debug the SDK logs whole requests, session token included: never let it."""
     for name in ("botocore", "boto3", "aiobotocore", "aioboto3"):
@@ -73,8 +112,9 @@ def connect(options: StoreOptions) -> tuple[Any, S3Transport]:
     from botocore.utils import get_environ_proxies
 
     quiet_sdk_logs()
-    settings = options.settings
     session = boto3.session.Session()
+    options = with_endpoint(options, session._session)
+    settings = options.settings
     client = session.client("s3", config=Config(**config_arguments(settings)), **client_arguments(options))
     endpoint = client.meta.endpoint_url
     bundle = session._session.get_config_variable("ca_bundle")
@@ -87,4 +127,5 @@ def connect(options: StoreOptions) -> tuple[Any, S3Transport]:
         )
     )
     client.meta.events.register("before-send.s3", transport)
+    client.meta.events.register("before-call.s3.DeleteObjects", add_content_md5)
     return client, transport

@@ -29,7 +29,8 @@ _KEYS = "check the credentials that the SDK's chain finds, and the bucket's poli
 _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
     "NoSuchBucket": (NotFoundError, "create the bucket first"),
     "NoSuchKey": (NotFoundError, ""),
-    "NoSuchUpload": (NotFoundError, ""),
+    # Cleaned up meanwhile, or completed by a proxy that asked twice: nothing is missing that another upload needs.
+    "NoSuchUpload": (UnansweredError, "the parts of this upload are gone"),
     "PreconditionFailed": (AlreadyExistsError, ""),
     "ConditionalRequestConflict": (ThrottledError, ""),
     "OperationAborted": (ThrottledError, ""),
@@ -57,6 +58,10 @@ _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
     "InvalidAccessKeyId": (AccessDeniedError, _KEYS),
     "SignatureDoesNotMatch": (AccessDeniedError, _KEYS),
     "AccessDenied": (AccessDeniedError, _KEYS),
+    "InvalidObjectState": (
+        RefusedRequestError,
+        "a lifecycle rule has moved the object to storage that must be restored first",
+    ),
     "InvalidRange": (CorruptionError, ""),
     "NotImplemented": (RefusedRequestError, "this object store lacks an operation that archives need"),
 }
@@ -77,6 +82,8 @@ _BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
     507: (StoreFullError, "free space in the object store"),
 }
 
+_THROTTLING = "Throttl"
+"""In the codes of services behind the store, which may come as 400: KMS says ThrottlingException."""
 _NO_EFFECT = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"})
 _CREDENTIALS = ("Credential", "Token", "SSO", "Profile", "AssumeRole")
 
@@ -91,6 +98,9 @@ def s3_error(error: Exception, where: str) -> TieredError:
     name = type(error).__name__
     if name in _NO_EFFECT:
         return ThrottledError(f"{where}: the endpoint cannot be reached")
+    if name == "CredentialRetrievalError":
+        # Its text may hold what a program printed. Nothing says for how long; at boot the agent may start after us.
+        return ThrottledError(f"{where}: whoever gives credentials here does not now", hint=_KEYS)
     if any(word in name for word in _CREDENTIALS):
         return AccessDeniedError(f"{where}: no usable credentials ({name})", hint=_KEYS)
     if name in ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidProxiesConfigError"):
@@ -100,6 +110,12 @@ def s3_error(error: Exception, where: str) -> TieredError:
     return UnansweredError(f"{where}: no usable answer ({name})")
 
 
+def with_new_keys(refused: TieredError) -> ThrottledError:
+    """In the place of ``refused``, when its keys have been replaced since."""
+    hint = "the new ones are used from now on"
+    return ThrottledError(f"{refused.message} (with keys that were replaced meanwhile)", hint=hint)
+
+
 def _placed(error: TieredError, where: str) -> TieredError:
     return error if where in error.message else type(error)(f"{where}: {error.message}", hint=error.hint)
 
@@ -107,7 +123,7 @@ def _placed(error: TieredError, where: str) -> TieredError:
 def _answered(response: dict[str, Any], where: str) -> TieredError:
     code = str(response["Error"].get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    kind, hint = _BY_CODE.get(code) or _BY_STATUS.get(status) or _fallback(status)
+    kind, hint = _BY_CODE.get(code) or _by_status(status, code)
     said = str(response["Error"].get("Message", "")).rstrip(".")
     described = f"{where}: {code}" if code and not code.isdigit() else f"{where}: HTTP {status}"
     if said and said not in ("Forbidden", "Not Found", "Bad Request"):
@@ -115,8 +131,11 @@ def _answered(response: dict[str, Any], where: str) -> TieredError:
     return kind(described, hint=hint)
 
 
-def _fallback(status: int) -> tuple[type[TieredError], str]:
-    return (RefusedRequestError, "") if 300 <= status < 500 else (UnansweredError, "")
+def _by_status(status: int, code: str) -> tuple[type[TieredError], str]:
+    if _THROTTLING in code:
+        return ThrottledError, ""
+    otherwise = RefusedRequestError if 300 <= status < 500 else UnansweredError
+    return _BY_STATUS.get(status, (otherwise, ""))
 
 
 def release_frames(error: BaseException) -> None:

@@ -1,0 +1,297 @@
+"""Stores that are not quite AWS, and credentials that change: a scripted server that shows what real ones rarely do."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tiered.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    RefusedRequestError,
+    ThrottledError,
+    TieredError,
+    UnansweredError,
+)
+from tiered.object_store.options import S3Credentials, StoreOptions
+from tiered.object_store.s3 import S3Store
+from tiered.object_store.s3_async import AsyncS3Store
+from tiered.settings.sections import ObjectStoreSettings
+
+MIB = 1024 * 1024
+
+
+class Asked(NamedTuple):
+    """One request."""
+
+    method: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]
+    body: bytes
+
+
+class Answer(NamedTuple):
+    """What it gets."""
+
+    status: int
+    body: bytes = b""
+    etag: str = ""
+
+
+Script = Callable[[Asked], Answer]
+
+
+class ScriptedServer:
+    """Answers as ``script`` says, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.script: Script = lambda _asked: Answer(200)
+        self.asked: list[Asked] = []
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+                asked = Asked(self.command, query, dict(self.headers), body)
+                owner.asked.append(asked)
+                answer = owner.script(asked)
+                self.send_response(answer.status)
+                self.send_header("Content-Length", str(len(answer.body)))
+                if answer.etag:
+                    self.send_header("ETag", answer.etag)
+                self.end_headers()
+                self.wfile.write(answer.body)
+
+            do_PUT = do_GET = do_POST = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                """Quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+
+    @property
+    def settings(self) -> ObjectStoreSettings:
+        """Of a store here; bodies above 5 MiB go in parts."""
+        return ObjectStoreSettings(
+            endpoint_url=f"http://127.0.0.1:{self._server.server_port}", region="us-east-1",
+            multipart_threshold_bytes=5 * MIB, multipart_part_bytes=5 * MIB,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
+    yield server
+    server.close()
+
+
+def options(server: ScriptedServer) -> StoreOptions:
+    return StoreOptions(server.settings, S3Credentials("a", "b"))
+
+
+def page(*keys: str, more: bool = False) -> Answer:
+    inside = f"<IsTruncated>{str(more).lower()}</IsTruncated>" + "".join(
+        f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+        for key in keys
+    )
+    return Answer(200, f"<ListBucketResult>{inside}</ListBucketResult>".encode())
+
+
+def refusal(status: int, code: str) -> Answer:
+    return Answer(status, f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode())
+
+
+def listed_by_both(server: ScriptedServer, prefix: str) -> Iterator[Callable[[], list[str]]]:
+    """The same listing, blocking and for an event loop."""
+
+    def blocking() -> list[str]:
+        store = S3Store("bucket", options(server))
+        try:
+            return [info.key for info in store.list(prefix)]
+        finally:
+            store.close()
+
+    async def in_loop() -> list[str]:
+        store = AsyncS3Store("bucket", options(server))
+        try:
+            return [info.key async for info in store.list(prefix)]
+        finally:
+            await store.close()
+
+    yield blocking
+    yield lambda: asyncio.run(in_loop())
+
+
+# -- listings -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [b"", b"<html><body>Log in</body></html>"])
+def test_a_page_of_a_web_server_is_no_empty_listing(server: ScriptedServer, body: bytes) -> None:
+    """Else an archive behind a proxy that wants a password would not exist."""
+    server.script = lambda _asked: Answer(200, body)
+    for listed in listed_by_both(server, "a/"):
+        with pytest.raises(UnansweredError, match="is this an object store"):
+            listed()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [page("a/2", "a/1"), page("a/1", "a/1"), page("b/1"), page("a/1", more=True)],
+    ids=["unsorted", "repeated", "elsewhere", "from the beginning again and again"],
+)
+def test_a_listing_out_of_order_is_refused(server: ScriptedServer, answer: Answer) -> None:
+    """The newest commit is the first one that is listed; and a listing that goes on where it began never ends."""
+    server.script = lambda _asked: answer
+    for listed in listed_by_both(server, "a/"):
+        with pytest.raises(RefusedRequestError, match="order"):
+            listed()
+
+
+# -- what is refused ----------------------------------------------------------
+
+
+def test_parts_that_are_gone_are_put_again_not_missing(server: ScriptedServer) -> None:
+    """Cleaned up meanwhile, or completed by a proxy that has asked twice. NotFoundError would end archiving."""
+
+    def script(asked: Asked) -> Answer:
+        if "uploads" in asked.query:
+            start = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+            return Answer(200, start)
+        if asked.method == "PUT":
+            return Answer(200, etag='"p"')
+        return refusal(404, "NoSuchUpload")
+
+    server.script = script
+    store = S3Store("bucket", options(server))
+    with pytest.raises(UnansweredError, match="NoSuchUpload"):
+        store.put_if_absent("data/k", [bytes(6 * MIB)])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "ThrottlingException", ThrottledError),
+        (400, "KMS.ThrottlingException", ThrottledError),
+        (400, "RequestThrottled", ThrottledError),
+        (403, "InvalidObjectState", RefusedRequestError),
+        (404, "NoSuchBucket", NotFoundError),
+        (403, "AccessDenied", AccessDeniedError),
+    ],
+)
+def test_what_services_behind_the_store_refuse(
+    server: ScriptedServer, status: int, code: str, kind: type[TieredError]
+) -> None:
+    server.script = lambda _asked: refusal(status, code)
+    store = S3Store("bucket", options(server))
+    with pytest.raises(kind, match=code) as raised:
+        store.get("k")
+    assert type(raised.value) is kind
+    store.close()
+
+
+def test_a_batch_delete_carries_the_checksum_that_older_stores_want(server: ScriptedServer) -> None:
+    server.script = lambda _asked: Answer(200, b"<DeleteResult></DeleteResult>")
+    store = S3Store("bucket", options(server))
+    store.delete(["a", "b"])
+    store.close()
+    (asked,) = server.asked
+    assert asked.headers["Content-MD5"] == base64.b64encode(hashlib.md5(asked.body).digest()).decode()
+
+
+# -- credentials --------------------------------------------------------------
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the SDK's chain finds keys, and nowhere else."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    return tmp_path / "credentials"
+
+
+def write_keys(path: Path, access_key: str) -> None:
+    path.write_text(f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = s\n")
+
+
+def only(access_key: str) -> Script:
+    """Knows one key only."""
+
+    def script(asked: Asked) -> Answer:
+        if f"Credential={access_key}/" not in asked.headers["Authorization"]:
+            return refusal(400, "ExpiredToken")
+        return Answer(200, b"content" if asked.method == "GET" else b"", etag='"e"')
+
+    return script
+
+
+def test_keys_that_were_replaced_in_their_file_are_used(server: ScriptedServer, keys_file: Path) -> None:
+    """An agent writes new ones before the old ones end. Refused for good is only who has no others."""
+    write_keys(keys_file, "OLD")
+    server.script = only("OLD")
+    store = S3Store("bucket", StoreOptions(server.settings))
+    assert store.get("k") == b"content"
+    server.script = only("NEW")
+    with pytest.raises(AccessDeniedError):
+        store.get("k")
+    write_keys(keys_file, "NEW")
+    with pytest.raises(ThrottledError, match="replaced"):
+        store.put_if_absent("k", [b"x"])
+    store.put_if_absent("k", [b"x"])
+    server.script = only("NEXT")
+    with pytest.raises(AccessDeniedError):
+        store.get("k")
+    store.close()
+
+
+def test_an_event_loop_uses_replaced_keys_too(server: ScriptedServer, keys_file: Path) -> None:
+    async def read() -> None:
+        store = AsyncS3Store("bucket", StoreOptions(server.settings))
+        assert await store.get("k") == b"content"
+        server.script = only("NEW")
+        with pytest.raises(AccessDeniedError):
+            await store.get("k")
+        write_keys(keys_file, "NEW")
+        with pytest.raises(ThrottledError, match="replaced"):
+            await store.get("k")
+        assert await store.get("k") == b"content"
+        await store.close()
+
+    write_keys(keys_file, "OLD")
+    server.script = only("OLD")
+    asyncio.run(read())
+
+
+def test_who_gives_credentials_may_be_away_for_a_moment(
+    server: ScriptedServer, keys_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent of a container, not started yet: no reason to end for good."""
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{server.settings.endpoint_url}/credentials")
+    server.script = lambda _asked: Answer(500, b"SECRET of somebody")
+    store = S3Store("bucket", StoreOptions(server.settings))
+    with pytest.raises(ThrottledError, match="credentials") as raised:
+        store.put_if_absent("k", [b"x"])
+    assert "SECRET" not in str(raised.value)
+    store.close()
