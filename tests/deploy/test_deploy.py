@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import re
@@ -17,6 +18,17 @@ import yaml
 
 from sidecar.cli import gc
 from tests.servers.install import NotInstallableError, compose_validator
+from tiered.catalog.garbage import COLLECTED
+from tiered.formats.keys import (
+    SERVE_PREFIX,
+    catalog_key,
+    data_key,
+    index_key,
+    page_key,
+    set_key,
+    state_key,
+)
+from tiered.model.queue import QueueKey
 from tiered.settings.load import load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -154,4 +166,33 @@ def test_policies_never_let_a_writer_overwrite_or_delete() -> None:
         assert "s3:PutObject" not in statement["Action"] or "Condition" in statement
     collector = json.loads((DEPLOY / "s3" / "policy-collector.json").read_text("utf-8"))
     (statement,) = collector["Statement"]
-    assert not any("catalog" in resource or "pages" in resource for resource in statement["Resource"])
+    assert not any("catalog" in resource for resource in statement["Resource"])
+
+
+def allowed(policy: str, action: str, key: str) -> bool:
+    """Whether ``policy`` allows ``action`` on ``key`` below BUCKET/PREFIX; conditions are not looked at."""
+    document = json.loads((DEPLOY / "s3" / f"policy-{policy}.json").read_text("utf-8"))
+    return any(
+        action in statement["Action"] and fnmatch.fnmatchcase(f"arn:aws:s3:::BUCKET/PREFIX/{key}", resource)
+        for statement in document["Statement"]
+        for resource in statement["Resource"]
+    )
+
+
+def test_a_collector_may_delete_what_gc_deletes_and_nothing_else() -> None:
+    """Also of a broker that is called like a folder of an archive."""
+    garbage = [
+        data_key(QueueKey("orders", 0, 0), 0, epoch=3, attempt=1), set_key("0001_2", epoch=3, attempt=1),
+        page_key("root", 9, 3, "id"), index_key(0, 1, 3, "id"), state_key("topics", 3, 1, "digest"),
+    ]  # fmt: skip
+    assert {f"{key.split('/')[0]}/" for key in garbage} == set(COLLECTED)
+    kept = [catalog_key(9), f"{SERVE_PREFIX}{9:020}", f"{SERVE_PREFIX}retry/{9:020}"]
+    for archive in ("cluster/broker", "data/index", "state/state", "a-b-c-d/pages"):
+        for key in garbage:
+            assert allowed("collector", "s3:DeleteObject", f"{archive}/{key}")
+            assert not allowed("server", "s3:DeleteObject", f"{archive}/{key}")
+        for key in kept:
+            is_served = key.startswith(SERVE_PREFIX)
+            assert not allowed("collector", "s3:DeleteObject", f"{archive}/{key}")
+            assert allowed("server", "s3:DeleteObject", f"{archive}/{key}") is is_served
+            assert allowed("server", "s3:PutObject", f"{archive}/{key}") is is_served
