@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -274,3 +275,41 @@ def test_read_only_file_system_is_access_denied(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(AccessDeniedError, match="Read-only"):
         FileStore(tmp_path).put_if_absent("k", [b"x"])
+
+
+def test_what_is_no_key_is_not_looked_into(tmp_path: Path) -> None:
+    """At the root of a disk stands lost+found, which only root may read."""
+    store = FileStore(tmp_path)
+    store.put_if_absent("c/b/catalog/1", [b"x"])
+    for name in ("lost+found", "System Volume Information"):
+        (tmp_path / name / "below").mkdir(parents=True)
+        (tmp_path / name / "below" / "file").touch()
+    (tmp_path / "c" / "b" / "a name").touch()
+    assert [info.key for info in store.list("")] == ["c/b/catalog/1"]
+
+
+def test_named_uploads_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    """Nobody else finds them: they are no objects. What another process is writing now stays."""
+    uploads = tmp_path / UPLOADS
+    uploads.mkdir()
+    for name, age_s in (("old", file_module.LEFT_OVER_S + 60), ("young", 3600)):
+        (uploads / name).write_bytes(b"part of an object")
+        os.utime(uploads / name, times=(time.time() - age_s,) * 2)
+    store = FileStore(tmp_path)
+    store._anonymous = False
+    store.put_if_absent("a", [b"x"])
+    assert files_below(tmp_path) == [f"{UPLOADS}/young", "a"]
+
+
+def test_a_delete_whose_directory_cannot_be_synced_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path)
+    store.put_if_absent("a/1", [b"x"])
+
+    def stale(_directory: str) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(file_module, "_sync_directory", stale)
+    with pytest.raises(UnansweredError):
+        store.delete(["a/1"])

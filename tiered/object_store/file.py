@@ -35,7 +35,7 @@ from tiered.errors import (
     UnavailableError,
 )
 from tiered.object_store.body import as_views
-from tiered.object_store.key import check_key
+from tiered.object_store.key import check_key, is_component
 from tiered.object_store.protocol import Body, ObjectInfo
 
 UPLOADS = ".uploads"
@@ -43,6 +43,9 @@ WRITE_BYTES_MAX = 8 * 1024 * 1024
 PIECES_MAX = 512
 CACHE_BYTES_MAX = 1024 * 1024
 """Larger objects are dropped from the page cache once durable: it belongs to the broker."""
+
+LEFT_OVER_S = 24 * 3600.0
+"""A named upload that is older by the file system's clock is of a process that was killed: no PUT takes so long."""
 
 _NO_ANONYMOUS_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
@@ -62,6 +65,7 @@ class FileStore:
         self._root = os.path.abspath(directory)
         self._upload_numbers = itertools.count()
         self._anonymous = True
+        self._has_swept = False
         self._identity: tuple[int, int] | None = None
         """Device and inode of the directory that was written to first: on a disk that is no longer mounted it is not
         made anew."""
@@ -140,7 +144,11 @@ class FileStore:
         os.makedirs(directory, exist_ok=True)
         unique = f"{os.getpid()}-{threading.get_native_id()}-{next(self._upload_numbers)}-{time.time_ns()}"
         name = os.path.join(directory, unique)
-        return os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644), name
+        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+        if not self._has_swept:
+            self._has_swept = True
+            _remove_older(directory, os.fstat(descriptor).st_mtime - LEFT_OVER_S)
+        return descriptor, name
 
     def _publish(self, descriptor: int, name: str | None, target: str) -> None:
         source = f"/proc/self/fd/{descriptor}" if name is None else name
@@ -182,7 +190,8 @@ class FileStore:
                 os.unlink(path)
                 directories.add(os.path.dirname(path))
         for directory in sorted(directories, key=len, reverse=True):
-            self._remove_empty(directory)
+            with self._translated(os.path.relpath(directory, self._root)):
+                self._remove_empty(directory)
 
     def _remove_empty(self, directory: str) -> None:
         """Remove ``directory`` and its parents while they are empty, and sync the first that stays."""
@@ -334,8 +343,22 @@ def _write_all(descriptor: int, views: list[memoryview], deadline_s: float | Non
 def _sorted_entries(directory: str, *, hidden: str) -> list[tuple[str, bool]]:
     """(name, is a directory) in the order of the keys below: a directory sorts as its name and a slash."""
     with os.scandir(directory) as entries:
-        found = [(entry.name, entry.is_dir()) for entry in entries if entry.name != hidden]
+        found = [
+            (entry.name, entry.is_dir())
+            for entry in entries
+            if entry.name != hidden
+            and is_component(entry.name)  # not lost+found, which only root may look into
+        ]
     return sorted(found, key=lambda entry: entry[0] + "/" if entry[1] else entry[0])
+
+
+def _remove_older(directory: str, than_s: float) -> None:
+    """Best effort: what cannot be removed takes space, and keeps nothing from being stored."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_mtime < than_s:
+                    os.unlink(entry.path)
 
 
 def _refuse_late(deadline_s: float | None, key: str) -> None:

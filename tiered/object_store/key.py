@@ -10,6 +10,7 @@ import re
 from tiered.errors import UsageError
 
 KEY_BYTES_MAX = 1024
+_COMPONENT = re.compile(r"[A-Za-z0-9._-]+\Z")
 _KEY = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*\Z")
 _DOTS = re.compile(r"(?:^|/)\.{1,2}(?:/|$)")
 _SINGLE_PUT = frozenset({"catalog", "pages"})
@@ -20,6 +21,11 @@ def check_key(key: str) -> str:
     if len(key) > KEY_BYTES_MAX or _KEY.match(key) is None or _DOTS.search(key) is not None:
         raise UsageError(f"not a key: {key[:200]!r}", hint="keys are [A-Za-z0-9._-] components joined by /")
     return key
+
+
+def is_component(name: str) -> bool:
+    """Whether ``name`` may stand between the slashes of a key."""
+    return _COMPONENT.match(name) is not None
 
 
 def is_single_put(key: str) -> bool:
