@@ -14,6 +14,7 @@ from sidecar.cli.arguments import (
     settings_of,
 )
 from tiered.console import print_json, print_table
+from tiered.object_store.url import check_addresses
 from tiered.settings.load import FIELDS, value_of
 
 
@@ -27,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Print every setting; a wrong one is an error of the loader."""
     loaded = settings_of(options)
+    archive, endpoint_url = loaded.settings.archive, loaded.settings.object_store.endpoint_url
+    check_addresses(archive.url or "file:///", endpoint_url)
     effective = {
         key: {"value": value_of(loaded.settings, key), "from": loaded.origins.get(key, "default")}
         for key in FIELDS

@@ -46,6 +46,7 @@ from tiered.broker_store.names import BrokerNames
 from tiered.catalog.state import CatalogState
 from tiered.errors import StoreFullError, UnavailableError, UsageError
 from tiered.object_store.metrics import StoreMetrics
+from tiered.object_store.url import check_addresses
 from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def execute(options: argparse.Namespace) -> int:
     log_json(settings.process.log_level)
     if not settings.archive.url:
         raise UsageError("which archive? archive.url is not set", hint="give --url file:///… or s3://…")
+    check_addresses(settings.archive.url, settings.object_store.endpoint_url)  # before the log has them
     conf = read_conf(settings)
     names, store_path = _names(settings, conf)
     directory = settings.process.state_dir or default_state_dir(os.environ, names.cluster, names.broker)

@@ -59,6 +59,28 @@ def test_config_check_prints_values_and_origins(
 
 
 @pytest.mark.parametrize(
+    "assignment",
+    ["archive.url=s3://AKID:hush@bucket/x", "object_store.endpoint_url=http://AKID:hush@minio:9000"],
+)
+@pytest.mark.parametrize("verb", ["config", "run"])
+def test_secrets_in_addresses_are_refused_and_not_repeated(
+    verb: str, assignment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (
+        ["config", "check"] if verb == "config" else ["run", "--store", str(tmp_path), "--set", "archive.url=s3://b"]
+    )
+    assert main([*arguments, "--set", assignment]) == 2
+    said = capsys.readouterr()
+    assert "hush" not in said.out + said.err and "credentials do not belong" in said.err
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "bucket", "file://relative"])
+def test_config_check_tells_a_wrong_address(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "--set", f"archive.url={url}"]) == 2
+    assert capsys.readouterr().err.startswith("tiered: not an a")
+
+
+@pytest.mark.parametrize(
     ("assignment", "expected"),
     [
         ("retention.ttl=30d", "retention.ttl (--set retention.ttl) is not in force in this version"),

@@ -58,12 +58,21 @@ def parse_url(url: str) -> StoreAddress:
     return StoreAddress(split.scheme, split.netloc, check_key(prefix) if prefix else "")
 
 
+def check_addresses(url: str, endpoint_url: str) -> StoreAddress:
+    """The parts of ``url``, or UsageError, also for an endpoint that holds a secret: both are logged and printed."""
+    if "@" in urlsplit(endpoint_url).netloc:
+        raise UsageError(
+            "credentials do not belong into object_store.endpoint_url", hint="the SDK's own chain finds them"
+        )
+    return parse_url(url)
+
+
 def open_store(
     url: str, options: StoreOptions | None = None, *, metrics: StoreMetrics | None = None
 ) -> ObjectStore:
     """The store at ``url``. Nothing is contacted before the first request."""
     options = options or StoreOptions()
-    address = parse_url(url)
+    address = check_addresses(url, options.settings.endpoint_url)
     store: ObjectStore
     if address.scheme == "file":
         store = FileStore(address.place)
