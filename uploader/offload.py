@@ -338,7 +338,7 @@ class Offloader:
             fenced=isinstance(self._failure, FencedError),
             memory_used_bytes=self._pool.used_bytes() + self._uploader.in_flight_bytes(),
             memory_budget_bytes=self._settings.memory_budget_bytes,
-            last_error=self._uploader.counters.last_error,
+            last_error=self._writer.waits_for or self._uploader.counters.last_error,
             pins=self._loop.pin_status,
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,

@@ -133,6 +133,25 @@ def test_a_refusal_repeats_the_same_bytes(memory: MemoryStore, fault: Fault) -> 
     assert not requests(store, "get_tail", catalog_key(2))  # a refusal is an answer: nothing to ask
 
 
+@pytest.mark.parametrize("fault", [Fault.THROTTLED, Fault.LOST_BEFORE, Fault.LOST_AFTER])
+def test_a_commit_that_has_to_wait_says_so(
+    memory: MemoryStore, fault: Fault, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store takes data and no commits: nothing else would tell why nothing becomes visible."""
+    said: list[str] = []
+    store = faulty(memory)
+    first = writer(store, wait=lambda _seconds: said.append(first.waits_for))
+    first.claim()
+    assert first.waits_for == ""
+    store.add(FaultRule(fault, keys=CATALOG, times=2))
+    store.add(FaultRule(Fault.LOST_BEFORE, READS, CATALOG, times=2))
+    first.append(append_draft(first.state, {A: 2}))
+    assert said and all(said) and first.waits_for == ""
+    assert [record.message for record in caplog.records] == ["the catalog waits for the object store"] * len(
+        said
+    )
+
+
 def test_a_pending_commit_survives_giving_up(memory: MemoryStore) -> None:
     store = faulty(memory)
     first = writer(store)

@@ -95,6 +95,7 @@ def test_lists_may_be_text(text: str) -> None:
         ("offload.batch_bytes", "many", "32MiB"),
         ("offload.batch_bytes", 1.5, "whole number of bytes"),
         ("offload.batch_bytes", True, "whole number of bytes"),
+        ("offload.batch_bytes", "9" * 400, "whole number of bytes"),
         ("offload.batch_bytes", "10s", "whole number of bytes"),
         ("offload.batch_bytes", "-1", "whole number of bytes"),
         ("offload.batch_bytes", -1, "a value from 65536 to 1073741824"),

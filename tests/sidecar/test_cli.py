@@ -67,7 +67,9 @@ def test_secrets_in_addresses_are_refused_and_not_repeated(
     verb: str, assignment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = (
-        ["config", "check"] if verb == "config" else ["run", "--store", str(tmp_path), "--set", "archive.url=s3://b"]
+        ["config", "check"]
+        if verb == "config"
+        else ["run", "--store", str(tmp_path), "--set", "archive.url=s3://b"]
     )
     assert main([*arguments, "--set", assignment]) == 2
     said = capsys.readouterr()

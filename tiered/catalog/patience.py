@@ -1,10 +1,12 @@
 """Waiting out an object store that is away: the same question again, later and later, until told to give up.
 
-Owns the waits between tries. What is asked, and what an unanswered PUT means, is the caller's.
+Owns the waits between tries, and that they are told: an object store may take data and no commits. What is asked, and
+what an unanswered PUT means, is the caller's.
 """
 
 from __future__ import annotations
 
+import logging
 import random as random_module
 import threading
 from collections.abc import Callable
@@ -12,6 +14,8 @@ from typing import TypeVar
 
 from tiered.catalog.limits import CatalogLimits
 from tiered.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -27,6 +31,8 @@ class Patience:
     ) -> None:
         self._limits = limits
         self._random = random
+        self.waits_for = ""
+        """Why the last try was in vain; empty when nobody waits."""
         self._aborted = threading.Event()
         self._wait = wait or self._aborted.wait
 
@@ -39,15 +45,22 @@ class Patience:
         failures = 0
         while True:
             try:
-                return ask()
+                answer = ask()
             except UnavailableError as error:
                 failures += 1
                 self.back_off(failures, error)
+            else:
+                self.waits_for = ""
+                return answer
 
     def back_off(self, failures: int, cause: UnavailableError) -> None:
         """Wait after the ``failures``-th failure in a row (from 1); raises ``cause`` once aborted."""
         if self._aborted.is_set():
             raise cause
+        self.waits_for = str(cause)
+        logger.warning(
+            "the catalog waits for the object store", extra={"error": str(cause), "failures": failures}
+        )
         ceiling_s = min(self._limits.backoff_s_max, self._limits.backoff_s_first * 2 ** min(failures - 1, 16))
         self._wait(ceiling_s * (0.5 + self._random.random() / 2))
         if self._aborted.is_set():

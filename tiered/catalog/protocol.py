@@ -114,6 +114,11 @@ class CatalogWriter:
         return self.state if self.state.started else None
 
     @property
+    def waits_for(self) -> str:
+        """Why a commit, or a look at the catalog, is tried again; empty when none is."""
+        return self._patience.waits_for
+
+    @property
     def is_claimed(self) -> bool:
         """Whether this writer owns the newest epoch it knows of."""
         owner = self._state.owner

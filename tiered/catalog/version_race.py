@@ -36,6 +36,7 @@ class VersionRace:
         while True:
             try:
                 self._store.put_if_absent(key, body, timeout_s=timeout_s)
+                self._patience.waits_for = ""
                 return True
             except AlreadyExistsError:
                 winner = self._patience.answer(lambda: read_commit(self._store, commit.version))
@@ -43,6 +44,7 @@ class VersionRace:
             except UnansweredError as error:
                 found = self._read_back(commit.version)
                 if found is not None:
+                    self._patience.waits_for = ""
                     return found.put_id == commit.put_id
                 cause: UnavailableError = error
             except UnavailableError as error:

@@ -44,7 +44,7 @@ def _integer(item: SettingField, raw: Any) -> int:
     if match is None or match[2].lower() not in units:
         raise BadValueError(_expectation(item))
     amount = float(match[1].replace("_", "")) * units[match[2].lower()]
-    if amount != int(amount):
+    if not amount.is_integer():  # nor is what is too large for a float
         raise BadValueError(_expectation(item))
     return int(amount)
 
