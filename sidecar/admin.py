@@ -6,11 +6,14 @@ Owns the socket, the routes and their codes. Does not own what the answers say (
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
 from tiered.errors import AccessDeniedError, TieredError, UsageError
+
+logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 16
 REQUEST_TIMEOUT_S = 10
@@ -99,20 +102,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
-            self._route(self.path.split("?", 1)[0])
+            answer = self._answer_to(self.path.split("?", 1)[0])
         except TieredError as error:
-            self._answer(503, TEXT, f"{error}\n".encode())
+            answer = 503, TEXT, f"{error}\n".encode()
+        except Exception:
+            # Without an answer the process would look dead, and nobody would know why.
+            logger.critical("the admin server has no answer", exc_info=True, extra={"path": self.path})
+            answer = 500, TEXT, b"internal error, see the log\n"
+        self._answer(*answer)
 
-    def _route(self, path: str) -> None:
+    def _answer_to(self, path: str) -> tuple[int, str, bytes]:
         if path == "/metrics":
-            self._answer(200, METRICS, self.source.metrics())
-        elif path == "/status.json":
-            self._answer(200, JSON, self.source.status_json())
-        elif path in ("/health", "/ready"):
+            return 200, METRICS, self.source.metrics()
+        if path == "/status.json":
+            return 200, JSON, self.source.status_json()
+        if path in ("/health", "/ready"):
             good, why = self.source.health() if path == "/health" else self.source.readiness()
-            self._answer(200 if good else 503, TEXT, f"{why}\n".encode())
-        else:
-            self._answer(404, TEXT, b"/metrics /health /ready /status.json\n")
+            return 200 if good else 503, TEXT, f"{why}\n".encode()
+        return 404, TEXT, b"/metrics /health /ready /status.json\n"
 
     def _answer(self, code: int, content_type: str, body: bytes) -> None:
         self.send_response(code)

@@ -5,6 +5,7 @@ Owns the handler and the formats. Nothing else configures logging.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
@@ -34,7 +35,12 @@ class JsonFormatter(logging.Formatter):
             document["cause"] = str(error)
             if record.levelno >= logging.CRITICAL:
                 document["trace"] = self.formatException(record.exc_info)  # type: ignore[arg-type]
-        return orjson.dumps(document, default=str).decode()
+        try:
+            return orjson.dumps(document, default=str).decode()
+        except (
+            TypeError
+        ):  # a path that is no UTF-8, a number of more than 64 bits: orjson refuses the whole line
+            return json.dumps(document, default=str)
 
 
 class PlainFormatter(logging.Formatter):

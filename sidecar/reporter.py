@@ -110,7 +110,7 @@ class Reporter:
             return replace(report, bound_phys=None)  # the broker has not been asked yet
         try:
             return self._with_lag(report, status)
-        except TieredError as error:
+        except (TieredError, OSError) as error:
             # A store that cannot be read now makes the lag unknown, not the report impossible.
             return replace(report, last_error=str(error))
 

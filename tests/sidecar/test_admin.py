@@ -99,6 +99,21 @@ def test_no_answer_is_temporarily_unavailable() -> None:
         fetch_status(url)
 
 
+def test_what_nobody_thought_of_is_answered_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A scrape without an answer would tell that the process is dead."""
+
+    def fail(_source: Source) -> bytes:
+        raise FileNotFoundError("deleted by the broker meanwhile")
+
+    monkeypatch.setattr(Source, "metrics", fail)
+    with _serving(Source()) as url:
+        assert _get(url, "/metrics")[0] == 500
+        assert _get(url, "/health")[0] == 200
+    assert "deleted by the broker" in caplog.text
+
+
 def test_connections_are_bounded() -> None:
     source = Source()
     source.hold = threading.Event()

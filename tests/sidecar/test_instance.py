@@ -121,3 +121,11 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     with Progress("backfill", 1000, is_terminal=True) as progress:
         progress.update(1000, 1000)
     assert "backfill" in screen.getvalue() and "100%" in screen.getvalue()
+
+
+@pytest.mark.parametrize("value", ["/store/\udcff", 2**70])
+def test_a_value_that_is_hard_to_spell_costs_no_line(value: object) -> None:
+    record = logging.makeLogRecord({"msg": "pins not released", "levelname": "WARNING", "path": value})
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert json.loads(line)["path"] == value

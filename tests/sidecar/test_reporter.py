@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
+from sidecar import reporter as reporter_module
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter, ReportHead
 from tests.end_to_end.offloading import FILTER
@@ -79,3 +80,18 @@ def test_what_comes_after_the_last_word_of_a_broker_is_behind(tmp_path: Path, br
         report = ask(lambda report: "frozen" in report.bound_reason)
         assert report.bound_phys == CONFIRMED * RECORD
         assert report.lag_messages == MESSAGES - CONFIRMED
+
+
+def test_a_file_that_is_gone_makes_the_lag_unknown_not_the_report(
+    tmp_path: Path, broker: LivingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker deletes files while one looks at them."""
+
+    def gone(*_arguments: object) -> float | None:
+        raise FileNotFoundError(2, "No such file or directory", "00000000000000000000")
+
+    monkeypatch.setattr(reporter_module, "margin_of", gone)
+    broker.end_phys = MESSAGES * RECORD
+    with followed(tmp_path / "store", broker) as ask:
+        report = ask(lambda report: report.committed_phys == MESSAGES * RECORD)
+    assert report.lag_messages is None and "No such file" in report.last_error

@@ -101,7 +101,8 @@ def _keys(credentials: Any) -> tuple[str, str, str | None]:
 def quiet_sdk_logs() -> None:
     """At level debug the SDK logs whole requests, session token included: never let it."""
     for name in ("botocore", "boto3", "aiobotocore", "aioboto3"):
-        logging.getLogger(name).setLevel(logging.INFO)
+        sdk_logger = logging.getLogger(name)
+        sdk_logger.setLevel(max(sdk_logger.level, logging.INFO))
 
 
 def connect(options: StoreOptions) -> tuple[Any, S3Transport]:
