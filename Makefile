@@ -18,8 +18,8 @@ install: $(VENV)/.installed ## a virtual environment with the locked dependencie
 $(VENV)/.installed: requirements.lock pyproject.toml
 ifneq ($(UV),)
 	test -x $(BIN)/python || $(UV) venv --quiet --python ">=3.11" $(VENV)
-	VIRTUAL_ENV=$(abspath $(VENV)) $(UV) pip install --quiet --compile-bytecode --require-hashes -r requirements.lock
-	VIRTUAL_ENV=$(abspath $(VENV)) $(UV) pip install --quiet --no-deps -e .
+	VIRTUAL_ENV="$(abspath $(VENV))" $(UV) pip install --quiet --compile-bytecode --require-hashes -r requirements.lock
+	VIRTUAL_ENV="$(abspath $(VENV))" $(UV) pip install --quiet --no-deps -e .
 else
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make install PYTHON=python3.11")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -48,8 +48,8 @@ integration: install ## tests against real servers; what is not reachable is ski
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "integration and not soak"
 
 soak: install ## the long runs behind published claims; figures land in $RESULTS_DIR (build/soak) as JSON lines and a table
-	mkdir -p $(RESULTS_DIR)
-	RESULTS_DIR=$(abspath $(RESULTS_DIR)) $(BIN)/pytest -m soak --timeout 7200; \
+	mkdir -p "$(RESULTS_DIR)"
+	RESULTS_DIR="$(abspath $(RESULTS_DIR))" $(BIN)/pytest -m soak --timeout 7200; \
 	code=$$?; \
 	$(BIN)/python -m benchmarks.results_table $(RESULTS_DIR)/*.jsonl > $(RESULTS_DIR)/soak.md; \
 	cat $(RESULTS_DIR)/soak.md; \

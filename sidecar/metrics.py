@@ -84,7 +84,7 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
             report.committed_phys,
         ),
         ("bound_offset", "physical commitlog offset up to which uploading is allowed", report.bound_phys),
-        ("gaps", "recorded gaps in the archive", report.gaps),
+        ("gaps", "gaps in the archive that this process recorded", report.gaps),
         ("fenced", "1 when another writer owns the archive", int(report.fenced)),
         ("epoch", "epoch of this writer", report.epoch),
         ("memory_budget_used_bytes", "buffers in use", report.budget_used_bytes),
