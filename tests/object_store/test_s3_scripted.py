@@ -7,6 +7,7 @@ import base64
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -62,7 +63,8 @@ class ScriptedServer:
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
-                asked = Asked(self.command, query, dict(self.headers), body)
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                asked = Asked(self.command, query, headers, body)
                 owner.asked.append(asked)
                 answer = owner.script(asked)
                 self.send_response(answer.status)
@@ -215,7 +217,7 @@ def test_a_batch_delete_carries_the_checksum_that_older_stores_want(server: Scri
     store.delete(["a", "b"])
     store.close()
     (asked,) = server.asked
-    assert asked.headers["Content-MD5"] == base64.b64encode(hashlib.md5(asked.body).digest()).decode()
+    assert asked.headers["content-md5"] == base64.b64encode(hashlib.md5(asked.body).digest()).decode()
 
 
 # -- credentials --------------------------------------------------------------
@@ -240,7 +242,7 @@ def only(access_key: str) -> Script:
     """Knows one key only."""
 
     def script(asked: Asked) -> Answer:
-        if f"Credential={access_key}/" not in asked.headers["Authorization"]:
+        if f"Credential={access_key}/" not in asked.headers["authorization"]:
             return refusal(400, "ExpiredToken")
         return Answer(200, b"content" if asked.method == "GET" else b"", etag='"e"')
 
@@ -294,4 +296,25 @@ def test_who_gives_credentials_may_be_away_for_a_moment(
     with pytest.raises(ThrottledError, match="credentials") as raised:
         store.put_if_absent("k", [b"x"])
     assert "SECRET" not in str(raised.value)
+    store.close()
+
+
+def test_a_proxy_is_given_the_password_of_its_address(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody else is: it is in no message."""
+    port = urlsplit(server.settings.endpoint_url).port
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://user:p%40ss%3A@127.0.0.1:{port}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "")
+    expected = f"Basic {base64.b64encode(b'user:p@ss:').decode()}"
+    server.script = lambda asked: Answer(200 if asked.headers.get("proxy-authorization") == expected else 407)
+    elsewhere = replace(server.settings, endpoint_url="http://minio.example:9000")
+    store = S3Store("bucket", StoreOptions(elsewhere, S3Credentials("a", "b")))
+    assert store.get("k") == b""
+    server.script = lambda _asked: Answer(407)
+    with pytest.raises(RefusedRequestError, match="407") as raised:
+        store.get("k")
+    assert "HTTPS_PROXY" in raised.value.hint and "p%40ss" not in str(raised.value)
     store.close()

@@ -72,6 +72,10 @@ _BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
     401: (AccessDeniedError, _KEYS),
     403: (AccessDeniedError, _KEYS),
     404: (NotFoundError, ""),
+    407: (
+        RefusedRequestError,
+        "the proxy of the environment (HTTPS_PROXY, HTTP_PROXY) wants a name and a password in it",
+    ),
     408: (UnansweredError, ""),
     409: (ThrottledError, ""),
     412: (AlreadyExistsError, ""),

@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from tiered.errors import RefusedRequestError, ThrottledError, TieredError, UnansweredError
 from tiered.object_store.abandonment import Abandonment, current_abandonment
@@ -172,7 +173,9 @@ class S3Transport:
         self._manager = (
             PoolManager(**arguments)
             if options.proxy_url is None
-            else proxy_from_url(options.proxy_url, **arguments)
+            else proxy_from_url(
+                options.proxy_url, proxy_headers=_proxy_headers(options.proxy_url), **arguments
+            )
         )
         self._manager.pool_classes_by_scheme = _pool_classes()
 
@@ -216,6 +219,16 @@ class S3Transport:
     def close(self) -> None:
         """Close idle connections."""
         self._manager.clear()
+
+
+def _proxy_headers(proxy_url: str) -> dict[str, str] | None:
+    """Name and password that stand in ``proxy_url``, which urllib3 leaves to its caller."""
+    from urllib3.util import make_headers
+
+    place = urlsplit(proxy_url)
+    if place.username is None:
+        return None
+    return dict(make_headers(proxy_basic_auth=f"{unquote(place.username)}:{unquote(place.password or '')}"))
 
 
 def transport_error(error: Exception, *, sent: bool, url: str) -> TieredError:
