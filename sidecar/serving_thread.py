@@ -23,6 +23,7 @@ from fetcher.serving.facade.protocol import FacadeHandlers
 from tiered.broker_store.names import BrokerNames
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, TieredError, UnavailableError, UsageError
+from tiered.settings.load import FIELDS, changed_keys
 from tiered.settings.sections import ReadSettings, Settings
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 START_S = 30.0
 OPEN_AGAIN_S = 1.0
 OPEN_AGAIN_MAX_S = 10.0
+OPENED_WITH = ("object_store", "read", "fetch", "prefetch", "serve")
+"""Sections that what serves clients takes its values from when the archive is opened."""
 
 
 class Answers(Protocol):
@@ -94,6 +97,7 @@ class ServingThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="serving", daemon=True)
         self._access: ArchiveAccess | None = None
+        self._opened_with: Settings | None = None
         self._answers: list[Answers] = []
         self._newest: CatalogState | None = None
         self._drain_s = 0.0
@@ -117,11 +121,15 @@ class ServingThread:
             self._on_loop(answers.committed)
 
     def apply(self, settings: Settings) -> None:
-        """Put the read policies of ``settings`` in force."""
+        """Put the read policies of ``settings`` in force, and tell of what stays as it was for clients."""
         self._on_loop(lambda: self._apply(settings))
 
     def _apply(self, settings: Settings) -> None:
         self._settings = settings
+        if stays := _what_stays(self._opened_with, settings):
+            logger.warning(
+                "clients are served by the values of before until a restart", extra={"keys": stays}
+            )
         for port in self._ports:
             port.service.apply(settings.read)
         for answers in self._answers:
@@ -186,6 +194,7 @@ class ServingThread:
             await asyncio.sleep(wait_s)
 
     async def _open_once(self, opened: AsyncExitStack) -> None:
+        opened_with = self._settings
         access = await asyncio.to_thread(self._access_now)
         made: list[Answers] = []
         try:
@@ -199,7 +208,7 @@ class ServingThread:
         opened.push_async_callback(asyncio.to_thread, access.close)
         for answers in made:
             opened.callback(answers.close)
-        self._access = access
+        self._access, self._opened_with = access, opened_with
         if self._newest is not None:
             access.catalog.adopt(self._newest)
         for port, answers in zip(self._ports, made, strict=True):
@@ -215,6 +224,18 @@ class ServingThread:
         return open_async_access(
             settings.archive.url, cluster=names.cluster, broker=names.broker, settings=settings
         )
+
+
+def _what_stays(before: Settings | None, after: Settings) -> list[str]:
+    """Keys that are in force for the uploader, and for clients not; those that need a restart are told already."""
+    if before is None:
+        return []
+    rules = ((key, FIELDS[key]) for key in changed_keys(before, after))
+    return [
+        key
+        for key, item in rules
+        if item.section in OPENED_WITH and not (item.rule.live or item.rule.restart)
+    ]
 
 
 async def _listening(port: Port) -> tuple[str, int]:

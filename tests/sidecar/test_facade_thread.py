@@ -29,7 +29,14 @@ from tiered.broker_store.names import BrokerNames
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
 from tiered.remoting.client import BrokerClient
-from tiered.settings.sections import ArchiveSettings, BrokerSettings, ReadSettings, ServeSettings, Settings
+from tiered.settings.sections import (
+    ArchiveSettings,
+    BrokerSettings,
+    FetchSettings,
+    ReadSettings,
+    ServeSettings,
+    Settings,
+)
 
 CONF = broker_conf(
     {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
@@ -113,7 +120,7 @@ def thread_at(url: str, port: int, answers: Answers) -> Serving:
 
 
 def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
-    real_store: Callable[[str], Path], tmp_path: Path
+    real_store: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = Answers()
     served = thread_at(f"file://{tmp_path}/archive", 0, answers)
@@ -128,6 +135,12 @@ def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
         policies = ReadSettings(policy="FORCE")
         served.thread.apply(Settings(read=policies))
         until(lambda: policies in answers.applied)
+        assert "values of before" not in caplog.text, "read policies are in force at once"
+        limited = FetchSettings(bytes_per_s=1 << 20, user_requests=9)
+        served.thread.apply(Settings(read=policies, fetch=limited))
+        until(lambda: "clients are served by the values of before until a restart" in caplog.text)
+        (said,) = (record for record in caplog.records if "values of before" in record.message)
+        assert vars(said)["keys"] == ["fetch.user_requests", "fetch.bytes_per_s"]
         names = {
             family.name for family in FacadeCollector(served.facade.status, served.facade.counters).collect()
         }
