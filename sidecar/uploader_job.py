@@ -141,6 +141,11 @@ class UploaderJob:
         """Whether its claim of the archive was won or refused."""
         return self._offloader.has_been_answered
 
+    @property
+    def waits_for(self) -> str:
+        """Why a commit is tried again; empty when none is."""
+        return self._offloader.waits_for
+
     def close(self) -> None:
         """Close everything without having run."""
         self._opened.close()

@@ -317,6 +317,11 @@ class Offloader:
         """Whether a claim of the archive was won or refused."""
         return self._owner.has_been_answered
 
+    @property
+    def waits_for(self) -> str:
+        """Why a commit, also the first one, is tried again; empty when none is."""
+        return self._writer.waits_for
+
     def status(self) -> OffloadStatus | None:
         """A consistent enough view for people and metrics; never blocks the parts. None until the catalog is loaded."""
         if not self._is_wired:
@@ -338,7 +343,7 @@ class Offloader:
             fenced=isinstance(self._failure, FencedError),
             memory_used_bytes=self._pool.used_bytes() + self._uploader.in_flight_bytes(),
             memory_budget_bytes=self._settings.memory_budget_bytes,
-            last_error=self._writer.waits_for or self._uploader.counters.last_error,
+            last_error=self.waits_for or self._uploader.counters.last_error,
             pins=self._loop.pin_status,
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,

@@ -86,10 +86,14 @@ class Patience:
     _refused_since_s: float | None = None
     _stopped_since_s: float | None = None
 
-    def check(self, status: OffloadStatus | None, *, is_stopping: bool, now_s: float) -> None:
-        """Raises UnavailableError when patience is at its end."""
-        failing = status is not None and status.counters.consecutive_failures > 0
+    def check(
+        self, status: OffloadStatus | None, *, is_stopping: bool, now_s: float, waits_for: str = ""
+    ) -> None:
+        """Raises UnavailableError when patience is at its end. ``waits_for``: why a commit is tried again, if one is; a
+        store may take data and no commits, and the first commit comes before all data."""
+        failing = bool(waits_for) or (status is not None and status.counters.consecutive_failures > 0)
         why = status.last_error if status is not None else "the object store does not answer"
+        why = waits_for or why
         again = "the same command continues where it stopped"
         if is_stopping:
             self._stopped_since_s = now_s if self._stopped_since_s is None else self._stopped_since_s
@@ -121,7 +125,8 @@ def _run(job: UploaderJob, stop: threading.Event, progress: Progress, patience: 
     first_phys: int | None = None
     while not ended.wait(POLL_S):
         status = job.status()
-        patience.check(status, is_stopping=stop.is_set(), now_s=time.monotonic())
+        now_s = time.monotonic()
+        patience.check(status, is_stopping=stop.is_set(), now_s=now_s, waits_for=job.waits_for)
         if status is not None:
             first_phys = status.committed_phys if first_phys is None else first_phys
             progress.update(status.committed_phys - first_phys, status.bound_phys - first_phys)
