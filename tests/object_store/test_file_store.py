@@ -313,3 +313,13 @@ def test_a_delete_whose_directory_cannot_be_synced_is_typed(
     monkeypatch.setattr(file_module, "_sync_directory", stale)
     with pytest.raises(UnansweredError):
         store.delete(["a/1"])
+
+
+def test_a_part_of_an_archive_on_another_disk_is_refused(tiny_disk: Path, tmp_path: Path) -> None:
+    """Taken for no answer, it would be tried again for ever under new names, all kept as garbage."""
+    store = FileStore(tmp_path / "archive")
+    store.put_if_absent("c/b/catalog/1", [b"x"])
+    (tmp_path / "archive" / "c" / "b" / "data").symlink_to(tiny_disk)
+    with pytest.raises(RefusedRequestError, match="one file system"):
+        store.put_if_absent("c/b/data/1", [b"x"])
+    assert list(tiny_disk.iterdir()) == []

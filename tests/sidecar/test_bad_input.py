@@ -23,7 +23,6 @@ from sidecar.cli.backfill import Patience
 from tests.broker_store.unprivileged import run_unprivileged
 from tests.truth import read_lines
 from tiered.errors import UnavailableError
-from tiered.formats.keys import archive_prefix
 from uploader.cycle_upload import UploadCounters
 from uploader.offload import OffloadStatus
 
@@ -262,24 +261,6 @@ def test_a_full_disk_is_exit_4_and_with_room_the_same_command_goes_on(case: Case
     assert done.returncode == 0, done.stderr
     assert case.read_back() == case.expected(lambda m: False)
     assert command("verify", case.url, "--full").returncode == 0
-
-
-def test_an_archive_that_takes_no_commits_is_exit_4(case: Case) -> None:
-    """Not even the first one, before there is any data that could be refused."""
-    catalog = case.home / "archive" / archive_prefix("FxCluster", "fx-a") / "catalog"
-    catalog.mkdir(parents=True)
-    # Nothing can be linked there from the file system around it.
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(catalog)]
-    mounted = subprocess.run(command, capture_output=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small disk: {mounted.stderr.decode().strip()}")
-    try:
-        done = case.backfill("--set", "process.patience_ms=1s", apart=True)
-    finally:
-        subprocess.run(["umount", "--lazy", str(catalog)], check=True)
-    assert done.returncode == 4, done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("tiered: nothing stored for 1 s") and "cross-device" in last
 
 
 def test_sigterm_stops_in_time_even_when_nothing_can_be_stored(case: Case, small_disk: Path) -> None:

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.servers.child import free_port
+from tests.servers.proxy import Action, FaultProxy, ProxiedRequest
 from tests.servers.running_store import RunningStore
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +95,28 @@ def test_a_wrong_secret_is_exit_2_and_not_printed(minio_url: RunningStore) -> No
     done = _command(minio_url, "ls", f"{minio_url.fresh_bucket()}/x", AWS_SECRET_ACCESS_KEY=secret)
     assert done.returncode == 2
     assert _one_line(done) and secret not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+def test_a_back_fill_whose_commits_are_not_taken_is_exit_4(
+    moto_url: RunningStore, real_store: Callable[[str], Path], commits: int
+) -> None:
+    """Not even the first one, before there is data that could be refused; or none behind the first."""
+    taken: set[str] = set()
+
+    def decide(asked: ProxiedRequest) -> Action:
+        if asked.method != "PUT" or "/catalog/" not in asked.path:
+            return Action.PASS
+        if len(taken) < commits:
+            taken.add(asked.path)
+        return Action.PASS if asked.path in taken else Action.SLOW_DOWN
+
+    url = moto_url.fresh_bucket()
+    with FaultProxy(moto_url.endpoint, decide) as proxy:
+        server = replace(moto_url, endpoint=proxy.endpoint)
+        arguments = ("backfill", str(real_store("F") / "store"), url, "--set", "process.patience_ms=1s")
+        done = _command(server, *arguments)
+    assert done.returncode == 4, done.stderr
+    assert "nothing stored for 1 s" in _one_line(done) and "SlowDown" in _one_line(done)
+    assert "the catalog waits for the object store" in done.stderr
+    assert _command(moto_url, *arguments).returncode == 0

@@ -312,6 +312,11 @@ def file_error(error: OSError, where: str) -> TieredError:
         return AccessDeniedError(what, hint=f"user {os.geteuid()} needs access to it")
     if error.errno in _MISSING:
         return NotFoundError(what)
+    if error.errno == errno.EXDEV:
+        # Nothing was named, and never will be.
+        return RefusedRequestError(
+            what, hint="an archive lies on one file system: no mount and no link inside it"
+        )
     if error.errno in _REFUSED:
         return RefusedRequestError(what)
     return UnansweredError(what)
