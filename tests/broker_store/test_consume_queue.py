@@ -241,6 +241,31 @@ def test_units_between_positions(tmp_path: Path) -> None:
     assert index_of(tmp_path).units_between(5000, 6000) == {}
 
 
+def test_units_of_records_of_a_queue_that_came_since_the_last_look(tmp_path: Path) -> None:
+    """A record names it before anyone listed its directory; a record may name anything."""
+    queue_file(tmp_path, "a", 0, units_for(0, 10))
+    (tmp_path / "consumequeue" / "elsewhere").write_text("x")
+    queue_file(tmp_path / "consumequeue" / "a", "outside", 0, units_for(0, 10))
+    index = index_of(tmp_path)
+    queue_file(tmp_path, "new", 3, units_for(5, 10))
+    queue_file(tmp_path, "a", 1, units_for(0, 2))
+    assert index.units_of_records("a", 0, 350, 601)["queue_offset"].tolist() == [4, 5, 6]
+    assert index.units_of_records("new", 3, 600, 701)["queue_offset"].tolist() == [1, 2]
+    assert index.units_of_records("a", 1, 0, 1000)["phys"].tolist() == [0, 100]
+    for name in (
+        "none",
+        "..",
+        ".",
+        "a/consumequeue/outside",
+        "../consumequeue/a",
+        "elsewhere",
+        "n" * 5000,
+        "\0",
+    ):
+        assert len(index.units_of_records(name, 0, 0, 1 << 40)) == 0
+    assert {queue.topic for queue in index.queues()} == {"a", "new"}
+
+
 def test_frontier_looks_at_a_bounded_number_of_queues_and_finds_them_all_in_turn(tmp_path: Path) -> None:
     queues = 2 * SEARCH_QUEUES_MAX + 100
     for queue_id in range(queues):

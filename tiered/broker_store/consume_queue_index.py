@@ -88,6 +88,9 @@ class ConsumeQueueIndex(Protocol):
         """Per queue, the units whose records begin in [begin_phys, end_phys). Costs a search in every
         queue."""
 
+    def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
+        """The units of one queue whose records begin in [begin_phys, end_phys). Costs a search in it."""
+
     def close(self) -> None:
         """Release what is open."""
 

@@ -275,6 +275,16 @@ class FileConsumeQueues:
         self._gather()
         return [key for key in self._order if key not in before]
 
+    def _look_for_queue(self, topic: str, queue_id: int) -> _Queue | None:
+        """A queue that came since the last look. Its name may be anything that a record says."""
+        root = self._roots[QueueKind.PLAIN]
+        if "/" in topic or not os.path.isdir(root / topic / str(queue_id)):
+            return None
+        if topic in {name for kind, name in self._list_topics() if kind is QueueKind.PLAIN}:
+            self._list_queues(QueueKind.PLAIN, topic)
+            self._gather()
+        return self._queues.get((topic, queue_id))
+
     def _list_topics(self) -> list[tuple[QueueKind, str]]:
         for kind, topics in self._topics.items():
             root = self._roots[kind]
@@ -320,15 +330,19 @@ class FileConsumeQueues:
         with self._lock:
             keys = sorted(self._queues)
         for key in keys:
-            with self._lock:  # for each anew: others ask about the frontier meanwhile
-                queue = self._queues.get(key)
-                if queue is None:
-                    continue
-                first = queue.files.lower_bound("phys", begin_phys)
-                units = queue.read(first, queue.files.lower_bound("phys", end_phys) - first)
+            units = self.units_of_records(*key, begin_phys, end_phys)
             if len(units):
                 found[key] = units
         return found
+
+    def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
+        """See ConsumeQueueIndex."""
+        with self._lock:  # for each queue anew: others ask about the frontier meanwhile
+            queue = self._queues.get((topic, queue_id)) or self._look_for_queue(topic, queue_id)
+            if queue is None:
+                return empty_units()
+            first = queue.files.lower_bound("phys", begin_phys)
+            return queue.read(first, queue.files.lower_bound("phys", end_phys) - first)
 
     def close(self) -> None:
         """See ConsumeQueueIndex."""

@@ -107,11 +107,17 @@ class RocksdbConsumeQueues:
         """See ConsumeQueueIndex."""
         found = {}
         for key in sorted(self._last):
-            first = self._lower_bound(*key, begin_phys)
-            units = self.units(*key, first, self._lower_bound(*key, end_phys) - first)
+            units = self.units_of_records(*key, begin_phys, end_phys)
             if len(units):
                 found[key] = units
         return found
+
+    def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
+        """See ConsumeQueueIndex."""
+        first = self._lower_bound(topic, queue_id, begin_phys)
+        units = self.units(topic, queue_id, first, self._lower_bound(topic, queue_id, end_phys) - first)
+        below: Table = units[units["phys"] < end_phys]  # light queues have holes
+        return below
 
     def close(self) -> None:
         """See ConsumeQueueIndex."""
