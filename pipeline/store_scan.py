@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.scan import FLAG_BATCH
 from tiered.model.queue import QueueKey, TopicFilter
 from uploader.bound_source import BoundSource, no_word
+from uploader.light_references import LightReferences, light_rows
 from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome
-from uploader.store_feed import feed_of
+from uploader.queue_tails import UNKNOWN
+from uploader.store_feed import feed_of, light_rules
 
 NO_GENERATION = -1
 OnCorrupt = Callable[[CorruptPlace], None]
@@ -121,13 +124,14 @@ class StoreScanner:
         with _open(self._options) as store:
             table = QueueTable()
             feed = feed_of(store, table, self._filter(part.names), BoundSource(store, no_word))
+            references = LightReferences(table, store.consume_queues, partial(light_rules, store, {}))
             batch = LogBatch(self._window_bytes)
             batch.reset(part.begin_phys, 0)
             bound = FeedBound(part.end_phys, min(part.proven_phys, part.end_phys))
             while True:
                 outcome = feed.advance(batch, bound, batch.room)
                 self._report_damage(batch, part)
-                yield from self._rows(batch, table, part)
+                yield from self._rows(batch, table, references, part)
                 if outcome is FeedOutcome.CAUGHT_UP:
                     return
                 size = feed.oversize_bytes if outcome is FeedOutcome.OVERSIZE else self._window_bytes
@@ -153,17 +157,20 @@ class StoreScanner:
             )
             self._on_corrupt(CorruptPlace(part.names.cluster, part.names.broker, None, message))
 
-    def _rows(self, batch: LogBatch, table: QueueTable, part: LogRange) -> Iterator[RowChunk]:
+    def _rows(
+        self, batch: LogBatch, table: QueueTable, references: LightReferences, part: LogRange
+    ) -> Iterator[RowChunk]:
         columns = batch.columns
         queues = [
             QueueKey(table.topic(ordinal), int(table.queue_id[ordinal]), NO_GENERATION)
             for ordinal in range(len(table))
         ]
         every = np.arange(columns.rows)
-        light = columns.lmq_rows
+        word = references.word(columns, lambda ordinals: np.full(len(ordinals), UNKNOWN))
+        light, light_offset = light_rows(columns, word)
         for row, queue, offset, inner in (
             (every, columns.queue[: columns.rows], columns.queue_offset[: columns.rows], columns.inner_num),
-            (columns.lmq_row[:light], columns.lmq_queue[:light], columns.lmq_queue_offset[:light], None),
+            (columns.lmq_row[light], columns.lmq_queue[light], light_offset, None),
         ):
             kept = np.flatnonzero(table.admitted[queue] == ADMITTED)
             chunk = self._chunk(batch, part, queues, row[kept], queue[kept], offset[kept], inner)

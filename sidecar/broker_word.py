@@ -81,6 +81,7 @@ class BrokerVoice:
             confirm_phys=confirm_phys,
             dispatch_behind_bytes=_number(info, "dispatchBehindBytes"),
             is_confirm_certain=_is_confirm_certain(self._config, info, confirm_phys),
+            config=self._config,
         )
 
     def _refuse_another(self, config: Mapping[str, str]) -> None:

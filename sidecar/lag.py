@@ -24,6 +24,7 @@ from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from tiered.model.tables import Table
+from uploader.light_references import light_rows
 from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
 
@@ -150,10 +151,10 @@ def _count_scanned(
 
 def _count_rows(lag: Lag, batch: LogBatch, table: QueueTable) -> None:
     columns = batch.columns
-    rows, lmq_rows = columns.rows, columns.lmq_rows
-    parent = columns.lmq_row[:lmq_rows]
-    queue = np.concatenate([columns.queue[:rows], columns.lmq_queue[:lmq_rows]])
-    inner = np.concatenate([columns.inner_num[:rows], np.ones(lmq_rows, np.int32)])
+    rows, (light, _) = columns.rows, light_rows(columns, {})
+    parent = columns.lmq_row[light]
+    queue = np.concatenate([columns.queue[:rows], columns.lmq_queue[light]])
+    inner = np.concatenate([columns.inner_num[:rows], np.ones(len(light), np.int32)])
     size = np.concatenate([columns.size[:rows], columns.size[parent]])
     stamp = np.concatenate([columns.store_timestamp[:rows], columns.store_timestamp[parent]])
     present, first, group = np.unique(queue, return_index=True, return_inverse=True)

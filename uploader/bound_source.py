@@ -6,7 +6,7 @@ which answers None when the broker does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from threading import Thread
@@ -41,6 +41,8 @@ class BoundSource:
         """Of a broker proven dead, until the ends of its queues have been looked at."""
         self.feed = FeedBound(0, 0)
         """``last`` as the reader of the log wants it; read by all threads."""
+        self.config: Mapping[str, str] = {}
+        """What the broker last said its configuration is; read by all threads."""
 
     def ask(self, cursor_phys: int) -> Bound:
         """The bound now. Costs a lock query, one request to a live broker, and a look at the consume queues."""
@@ -112,6 +114,8 @@ class BoundSource:
     def _gather(self, cursor_phys: int) -> Bound:
         liveness = self._store.liveness()
         word = None if liveness.is_dead else self._word_source()
+        if word is not None and word.config:
+            self.config = word.config
         index = self._store.consume_queues()
         frontier = None
         if index is not None and not liveness.is_dead:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import QueueSelection, distinct
 from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table
+from uploader.light_references import LightWord, light_rows
 from uploader.queue_lives import QueueLives
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
 from uploader.skipped_log import SkippedLog
@@ -122,12 +124,17 @@ class CyclePlanner:
         self._scratch = SplitScratch()
 
     def plan(
-        self, columns: RecordColumns, *, gap_reason: GapReason, left_out: Sequence[int] = ()
+        self,
+        columns: RecordColumns,
+        *,
+        gap_reason: GapReason,
+        left_out: Sequence[int] = (),
+        light: LightWord = MappingProxyType({}),
     ) -> CyclePlan:
         """Plan all rows of ``columns`` but ``left_out``. Does not touch the tails: the caller applies
         ``plan.change``."""
         self._tails.grow(len(self._table))
-        rows = self._admitted_rows(columns, left_out)
+        rows = self._admitted_rows(columns, left_out, light)
         if len(rows.queue) == 0:
             empty = np.empty(0, np.int64)
             change = TailChange(empty, self._tails.of(empty), self._tails.of(empty))
@@ -146,7 +153,12 @@ class CyclePlanner:
         objects = [self._object(group, columns, rows, runs, order, generation_of_row) for group in groups]
         return CyclePlan(objects, gaps, change, len(rows.queue), int(runs.byte_count.sum()), unusual)
 
-    def _admitted_rows(self, columns: RecordColumns, left_out: Sequence[int]) -> _Rows:
+    def next_offsets(self, ordinals: Ints) -> Ints:
+        """Where queues end, UNKNOWN for those never seen."""
+        self._tails.grow(len(self._table))
+        return self._tails.of(ordinals)[:, 0]
+
+    def _admitted_rows(self, columns: RecordColumns, left_out: Sequence[int], word: LightWord) -> _Rows:
         count = columns.rows
         admitted = self._table.admitted[: len(self._table)] == 1
         is_in = admitted[columns.queue[:count]]
@@ -157,17 +169,15 @@ class CyclePlanner:
         inner = columns.inner_num[record].astype(np.int64)
         records = len(record)
         if columns.lmq_rows:
-            light = np.flatnonzero(admitted[columns.lmq_queue[: columns.lmq_rows]])
-            light = light[~np.isin(columns.lmq_row[light], left_out)]
+            light, light_offset = light_rows(columns, word)
+            is_in = admitted[columns.lmq_queue[light]] & ~np.isin(columns.lmq_row[light], left_out)
+            # A record that names its own queue is in it once, as in the broker's consume queue.
+            is_in &= columns.lmq_queue[light] != columns.queue[columns.lmq_row[light]]
+            light, light_offset = light[is_in], light_offset[is_in]
             record = np.concatenate([record, columns.lmq_row[light]])
             queue = np.concatenate([queue, columns.lmq_queue[light]])
-            offset = np.concatenate([offset, columns.lmq_queue_offset[light]])
+            offset = np.concatenate([offset, light_offset])
             inner = np.concatenate([inner, np.ones(len(light), np.int64)])
-            # A record that names a queue twice, or its own, is in it once, as in the broker's consume queue.
-            first = np.unique(queue * count + record, return_index=True)[1]
-            if len(first) < len(queue):
-                first.sort()
-                record, queue, offset, inner = record[first], queue[first], offset[first], inner[first]
         return _Rows(record, queue.astype(np.int32), offset, inner.astype(np.int32), records)
 
     def _order(self, rows: _Rows) -> Ints:

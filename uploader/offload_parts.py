@@ -132,7 +132,7 @@ def _upload_context(given: OffloadGiven, pool: LogBatchPool) -> UploadContext:
             split_bytes=settings.split_bytes,
             skipped=SkippedLog.of(given.owner.writer.state),
         ),
-        witness=witness_of(given.store, given.table),
+        witness=witness_of(given.store, given.table, given.bound_source),
         tails=given.tails,
         pool=pool,
         codec=BlockCodec(settings.compression_level, settings.block_bytes, settings.compress_threads),

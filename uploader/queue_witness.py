@@ -32,6 +32,7 @@ from tiered.kernels.scan import FLAG_LMQ, RecordColumns
 from tiered.model.queue import LMQ_PREFIX
 from tiered.model.tables import GapReason, Table
 from uploader.cycle_plan import CyclePlan, CyclePlanner, UnusualQueue
+from uploader.light_references import LightReferences, LightRules
 from uploader.log_batch import DamagedRange, LogBatch
 from uploader.queue_tails import UNKNOWN
 
@@ -58,20 +59,27 @@ class QueueWitness:
         table: QueueTable,
         consume_queues: Callable[[], ConsumeQueueIndex | None],
         log: CommitLog,
+        *,
+        light_rules: Callable[[], LightRules] = LightRules,
     ) -> None:
         self._table = table
         self._consume_queues = consume_queues
         self._log = log
+        self._light = LightReferences(table, consume_queues, light_rules)
         self._search_again_s = 0.0
         """On the monotonic clock."""
 
     def plan(
         self, planner: CyclePlanner, batch: LogBatch, gap_reason: Callable[[LogBatch], GapReason]
     ) -> CyclePlan:
-        """Plan ``batch`` without its contradicted records, which become damage of the batch."""
+        """Plan ``batch`` without its contradicted records, which become damage of the batch, and with the references
+        to light queues that the broker made."""
         may_search = True
+        batch.light = self._light.word(batch.columns, planner.next_offsets)
         while True:
-            plan = planner.plan(batch.columns, gap_reason=gap_reason(batch), left_out=batch.left_out)
+            plan = planner.plan(
+                batch.columns, gap_reason=gap_reason(batch), left_out=batch.left_out, light=batch.light
+            )
             rows = self._contradicted(batch, plan.unusual, may_search=may_search)
             if not len(rows):
                 return plan

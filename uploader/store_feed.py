@@ -6,11 +6,14 @@ queue_witness.py.
 
 from __future__ import annotations
 
-from tiered.broker_store.conf import BrokerConf
+from collections.abc import Mapping
+
+from tiered.broker_store.conf import BrokerConf, is_true
 from tiered.broker_store.store import BrokerStore
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from uploader.bound_source import BoundSource
+from uploader.light_references import LightRules
 from uploader.log_feed import LogFeed
 from uploader.queue_witness import QueueWitness
 
@@ -32,6 +35,23 @@ def feed_of(
     )
 
 
-def witness_of(store: BrokerStore, table: QueueTable) -> QueueWitness:
+def witness_of(
+    store: BrokerStore, table: QueueTable, bound_source: BoundSource | None = None
+) -> QueueWitness:
     """The store's consume queues as far as they are visible: none of a live RocksDB."""
-    return QueueWitness(table, store.consume_queues, store.commit_log)
+
+    def rules() -> LightRules:
+        return light_rules(store, {} if bound_source is None else bound_source.config)
+
+    return QueueWitness(table, store.consume_queues, store.commit_log, light_rules=rules)
+
+
+def light_rules(store: BrokerStore, said: Mapping[str, str]) -> LightRules:
+    """By what the broker ``said`` is its configuration, or by broker.conf; of neither, it may dispatch to light queues.
+
+    Files take them with ``enableMultiDispatch``, RocksDB with ``enableLmq``.
+    """
+    in_rocksdb = store.has_rocksdb_light_queues
+    known = said or (store.conf.properties if store.conf is not None else None)
+    is_off = known is not None and not is_true(known, "enableLmq" if in_rocksdb else "enableMultiDispatch")
+    return LightRules(in_rocksdb, is_off)

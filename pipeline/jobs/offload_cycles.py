@@ -60,9 +60,20 @@ def scan_part(task: ScanTask) -> Scan:
             plan = witness.plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
             ordinals, moves = moves_of(plan, table)
             part = replace(task.part, from_phys=batch.from_phys, to_phys=batch.to_phys)
+            light = [
+                (phys, table.topic(ordinal), int(table.queue_id[ordinal]), offset)
+                for (phys, ordinal), offset in batch.light.items()
+            ]
             cycles.append(
                 ScannedCycle(
-                    part, plan.rows, bool(batch.damaged), bool(batch.lost), batch.left_out, ordinals, moves
+                    part,
+                    plan.rows,
+                    bool(batch.damaged),
+                    bool(batch.lost),
+                    batch.left_out,
+                    light,
+                    ordinals,
+                    moves,
                 )
             )
     queues = [(table.topic(i), int(table.queue_id[i])) for i in range(len(table))]
@@ -125,7 +136,10 @@ def put_cycle(task: PutTask) -> PutCycle:
             was_lost=task.was_lost,
         )
         planner = CyclePlanner(table, tails, split_bytes=task.settings.split_bytes, skipped=task.skipped)
-        plan = planner.plan(batch.columns, gap_reason=reason, left_out=batch.left_out)
+        light = {
+            (phys, table.ordinal(topic, queue_id)): offset for phys, topic, queue_id, offset in task.light
+        }
+        plan = planner.plan(batch.columns, gap_reason=reason, left_out=batch.left_out, light=light)
         if plan.rows != task.rows:
             raise _changed(task)
         result = _Putter(task, archive).put(plan, batch)

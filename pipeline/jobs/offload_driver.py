@@ -181,6 +181,7 @@ class StoreOffload:
                     tails=before,
                     rows=cycle.rows,
                     left_out=cycle.left_out,
+                    light=cycle.light,
                     was_damaged=self._was_damaged,
                     was_lost=self._was_lost,
                     skipped=self._skipped,

@@ -28,6 +28,9 @@ from uploader.log_feed import FeedBound
 from uploader.skipped_log import SkippedLog
 
 QueueNames = list[tuple[str, int]]
+LightNames = list[tuple[int, str, int, int]]
+"""Of references to light queues that are unusual: physical offset of the record, topic and queue id, offset there or
+LEFT_OUT (uploader.light_references)."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class ScannedCycle:
     is_damaged: bool
     is_lost: bool
     left_out: list[int]
+    light: LightNames
     ordinals: NDArray[np.int64]
     moves: NDArray[np.int64]
 
@@ -134,6 +138,7 @@ class PutTask:
     tails: NDArray[np.int64]
     rows: int
     left_out: list[int]
+    light: LightNames
     was_damaged: bool
     was_lost: bool
     skipped: SkippedLog

@@ -26,6 +26,9 @@ from tests.kernels.record_builder import Message, blank, build_log, encode, prop
 from tiered.kernels import oracle
 from tiered.kernels.queue_table import ADMITTED, NOT_ADMITTED, QueueTable
 from tiered.kernels.scan import (
+    DOUBT_PLAIN,
+    DOUBT_SLASH,
+    DOUBT_TOPIC,
     FLAG_BATCH,
     FLAG_LMQ,
     InvalidReason,
@@ -60,10 +63,14 @@ def scan(
 def rows_of(columns: RecordColumns, table: QueueTable) -> list[oracle.Row]:
     """The columns as the oracle's rows, with key hashes in place of key texts."""
     rows, key = [], 0
-    light: dict[int, list[tuple[str, int]]] = {}
+    light: dict[int, list[oracle.LightReference]] = {}
     for index in range(columns.lmq_rows):
-        name = table.topic(int(columns.lmq_queue[index]))
-        light.setdefault(int(columns.lmq_row[index]), []).append((name, int(columns.lmq_queue_offset[index])))
+        ordinal = int(columns.lmq_queue[index])
+        queue = table.topic(ordinal), int(table.queue_id[ordinal])
+        found = oracle.LightReference(
+            queue, int(columns.lmq_queue_offset[index]), int(columns.lmq_doubt[index])
+        )
+        light.setdefault(int(columns.lmq_row[index]), []).append(found)
     for row in range(columns.rows):
         count = int(columns.key_count[row])
         ordinal = int(columns.queue[row])
@@ -286,14 +293,34 @@ LMQ = properties(
 
 
 def test_light_queue_references_follow_the_record() -> None:
-    row = one_row(Message(properties=LMQ))
-    assert row.light_queues == (("%LMQ%a", 4), ("%LMQ%b", 6))
+    row = one_row(Message(queue_id=3, properties=LMQ))
+    assert sure(row) == [("%LMQ%a", 4), ("%LMQ%b", 6)]
     assert row.flags == FLAG_LMQ
 
 
+def sure(row: oracle.Row) -> list[tuple[str, int]]:
+    """(light queue, offset) of references that every broker makes which knows light queues."""
+    assert all(found.queue[1] == 0 for found in row.light_queues if not found.doubt)
+    return [(found.queue[0], found.queue_offset) for found in row.light_queues if not found.doubt]
+
+
+def test_what_only_some_brokers_dispatch_is_named_with_its_doubt() -> None:
+    """Which of them wrote a record it does not say: 4.9 dispatches plain names too, RocksDB those with a slash."""
+    found = one_row(Message(queue_id=3, properties=LMQ)).light_queues
+    assert found == (
+        (("%LMQ%a", 0), 4, 0),
+        (("plain", 3), 9, DOUBT_PLAIN),
+        (("%LMQ%b/c", 0), 5, DOUBT_SLASH),
+        (("%LMQ%b", 0), 6, 0),
+    )
+
+
 @pytest.mark.parametrize("topic", [b"%RETRY%group", b"rmq_sys_wheel_timer", b"SCHEDULE_TOPIC_XXXX"])
-def test_some_topics_have_no_light_queues(topic: bytes) -> None:
-    assert one_row(Message(topic=topic, properties=LMQ)).light_queues == ()
+def test_what_some_topics_dispatch_is_doubtful(topic: bytes) -> None:
+    """Up to 5.1.0 all did, from 5.2 on none of these."""
+    row = one_row(Message(topic=topic, properties=LMQ))
+    assert [found.doubt & DOUBT_TOPIC for found in row.light_queues] == [DOUBT_TOPIC] * 4
+    assert row.flags == FLAG_LMQ, "in several queues, perhaps"
 
 
 @pytest.mark.parametrize(
@@ -308,13 +335,14 @@ def test_some_topics_have_no_light_queues(topic: bytes) -> None:
         (b"%LMQ%a", b"+7", [("%LMQ%a", 7)]),
         (b",,", b",,", []),
         (b"%LMQ%", b"1", []),
+        (b"%LMQ%a/b,%LMQ%c", b"z,3", [("%LMQ%c", 3)]),
     ],
 )
 def test_malformed_light_queue_lists_end_where_they_do_in_the_broker(
     names: bytes, offsets: bytes, expected: list[tuple[str, int]]
 ) -> None:
     text = properties((b"INNER_MULTI_DISPATCH", names), (b"INNER_MULTI_QUEUE_OFFSET", offsets))
-    assert list(one_row(Message(properties=text)).light_queues) == expected
+    assert sure(one_row(Message(properties=text))) == expected
 
 
 def test_topics_not_admitted_give_no_row_unless_a_light_queue_needs_it() -> None:
@@ -324,8 +352,13 @@ def test_topics_not_admitted_give_no_row_unless_a_light_queue_needs_it() -> None
     _, columns, _ = scan(encode(Message(), 0), table=table)
     assert (columns.rows, columns.skipped) == (0, 1)
     _, columns, _ = scan(encode(Message(properties=LMQ), 0), table=table)
-    assert (columns.rows, columns.lmq_rows) == (1, 2)
-    for name, admitted in (("%LMQ%a", NOT_ADMITTED), ("%LMQ%b", ADMITTED)):
+    assert (columns.rows, columns.lmq_rows) == (1, 4)
+    for name, admitted in (
+        ("%LMQ%a", NOT_ADMITTED),
+        ("%LMQ%b", ADMITTED),
+        ("%LMQ%b/c", NOT_ADMITTED),
+        ("plain", NOT_ADMITTED),
+    ):
         table.admitted[table.ordinal(name, 0)] = admitted
     _, columns, _ = scan(encode(Message(properties=LMQ), 0), table=table)
     assert (columns.rows, columns.lmq_rows) == (1, 1)
@@ -374,7 +407,23 @@ crc32(array.ctypes.data, 0, 101)
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), max_size=12).map(str.encode)
 SOME_TEXT = st.one_of(
-    TEXT, st.sampled_from([b"TagA", b"1", b"3", b"-2", b"17", b"a b  c", b"%LMQ%x,%LMQ%y", b"4,5", b","])
+    TEXT,
+    st.sampled_from(
+        [
+            b"TagA",
+            b"1",
+            b"3",
+            b"-2",
+            b"17",
+            b"a b  c",
+            b"%LMQ%x,%LMQ%y",
+            b"4,5",
+            b",",
+            b"%LMQ%x/y,x",
+            b"%LMQ%",
+            b"a/b,%LMQ%",
+        ]
+    ),
 )
 NAMES = st.one_of(
     TEXT,

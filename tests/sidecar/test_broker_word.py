@@ -51,7 +51,9 @@ def _voice(client: FakeClient) -> BrokerVoice:
 def test_a_5x_broker_says_everything() -> None:
     client = FakeClient({"commitLogMaxOffset": "100", "dispatchBehindBytes": "7"}, 90)
     client.config = {"enableControllerMode": "false"}
-    assert _voice(client).ask() == BrokerWord(100, 90, 7)
+    word = _voice(client).ask()
+    assert word == BrokerWord(100, 90, 7)
+    assert word.config == client.config
 
 
 def test_a_49_broker_knows_no_confirm_offset() -> None:

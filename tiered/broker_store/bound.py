@@ -10,7 +10,8 @@ CommitLog.recoverAbnormally.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tiered.broker_store.liveness import Liveness
@@ -33,12 +34,14 @@ class BrokerWord:
     ``max_phys``: commitLogMaxOffset of the runtime info. ``confirm_phys``: low-water mark over its replicas.
     ``dispatch_behind_bytes``: how far its consume queues lag behind its own confirm offset, of the same answer.
     ``is_confirm_certain``: that offset is not below both of these, which it may be (``CommitLog.getConfirmOffset``).
+    ``config``: its whole configuration, empty where it does not tell.
     """
 
     max_phys: int | None = None
     confirm_phys: int | None = None
     dispatch_behind_bytes: int | None = None
     is_confirm_certain: bool = True
+    config: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

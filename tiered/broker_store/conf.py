@@ -69,9 +69,15 @@ class BrokerConf:
         """Whether consume queues in RocksDB are what the broker reads: it may write both kinds
         (CombineConsumeQueueStore), and what a trial left stays."""
         wanted = self.store_type
-        if self.properties.get("rocksdbCQDoubleWriteEnable", "").strip().lower() == "true":
+        if is_true(self.properties, "rocksdbCQDoubleWriteEnable"):
             wanted = self.properties.get("combineCQPreferCQType", "").strip() or wanted
         return wanted.lower() == "defaultrocksdb"
+
+    @property
+    def keeps_light_queues_in_rocksdb(self) -> bool:
+        """Whether light queues are in RocksDB only, wherever the others are."""
+        names = ("rocksdbCQDoubleWriteEnable", "combineCQUseRocksdbForLmq")
+        return all(is_true(self.properties, name) for name in names)
 
     @property
     def delay_levels_ms(self) -> NDArray[np.int64]:
@@ -117,9 +123,14 @@ def broker_conf(properties: Mapping[str, str]) -> BrokerConf:
         disk_max_used_ratio=_percent(properties, "diskMaxUsedSpaceRatio", 75, 10, 95),
         disk_clean_forcibly_ratio=_percent(properties, "diskSpaceCleanForciblyRatio", 85, 30, 85),
         disk_warning_ratio=_percent(properties, "diskSpaceWarningLevelRatio", 90, 35, 90),
-        is_dledger=properties.get("enableDLegerCommitLog", "false").strip().lower() == "true",
+        is_dledger=is_true(properties, "enableDLegerCommitLog"),
         properties=dict(properties),
     )
+
+
+def is_true(properties: Mapping[str, str], name: str) -> bool:
+    """Whether a switch that is off by default is on."""
+    return properties.get(name, "").strip().lower() == "true"
 
 
 def parse_properties(text: str) -> dict[str, str]:

@@ -66,6 +66,16 @@ class BrokerStore:
                 other.close()
         return found
 
+    @property
+    def has_rocksdb_light_queues(self) -> bool:
+        """Whether light queues are in RocksDB, if perhaps they alone (5.5: combineCQUseRocksdbForLmq). Where there are
+        no consume queues at all the configuration says."""
+        if self.conf is not None and self.conf.keeps_light_queues_in_rocksdb:
+            return True
+        if self._rocksdb_dir() is not None:
+            return self.has_rocksdb_queues
+        return self.conf is not None and self.conf.reads_rocksdb_queues and not self._has_queue_files()
+
     def _rocksdb_dir(self) -> Path | None:
         """5.5: useSeparateStorePathForRocksdbCQ."""
         places = (self.path / name for name in ("consumequeue_rocksdb", "consumequeue"))

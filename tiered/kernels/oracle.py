@@ -9,9 +9,19 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tiered.formats.record import decode_text, parse_properties
-from tiered.kernels.record_columns import FLAG_BATCH, FLAG_LMQ, InvalidReason, ScanStop, StopReason
+from tiered.kernels.record_columns import (
+    DOUBT_PLAIN,
+    DOUBT_SLASH,
+    DOUBT_TOPIC,
+    FLAG_BATCH,
+    FLAG_LMQ,
+    InvalidReason,
+    ScanStop,
+    StopReason,
+)
 
 _V1, _V2, _BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
 
@@ -22,6 +32,14 @@ def java_hash(text: str) -> int:
     for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be")):
         total = (31 * total + unit) & 0xFFFFFFFF
     return total - (1 << 32) if total >> 31 else total
+
+
+class LightReference(NamedTuple):
+    """One queue a record names besides its own, and why not every broker dispatches it there."""
+
+    queue: tuple[str, int]
+    queue_offset: int
+    doubt: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,8 +56,7 @@ class Row:
     inner_num: int
     flags: int
     key_texts: tuple[bytes, ...]
-    light_queues: tuple[tuple[str, int], ...] = ()
-    """(light queue, queue offset)."""
+    light_queues: tuple[LightReference, ...] = ()
 
 
 @dataclass
@@ -178,7 +195,7 @@ def _row(
 ) -> Row:
     properties = parse_raw_properties(parsed.properties)
     topic = parsed.topic.decode()
-    light_queues = tuple(_light_queues(topic, properties, not_admitted))
+    light_queues = tuple(_light_queues((topic, parsed.queue_id), properties, not_admitted))
     queue_offset, inner_num = parsed.queue_offset, 1
     if parsed.sys_flag & FLAG_BATCH:
         base, number = _parse_int(properties.get(b"INNER_BASE")), _parse_int(properties.get(b"INNER_NUM"))
@@ -227,28 +244,30 @@ def _parse_int(text: bytes | None) -> int | None:
 
 
 def _light_queues(
-    topic: str, properties: Mapping[bytes, bytes], not_admitted: frozenset[tuple[str, int]]
-) -> list[tuple[str, int]]:
-    if topic.startswith(("%RETRY%", "rmq_sys_")) or topic == "SCHEDULE_TOPIC_XXXX":
-        return []
+    own: tuple[str, int], properties: Mapping[bytes, bytes], not_admitted: frozenset[tuple[str, int]]
+) -> list[LightReference]:
+    topic, queue_id = own
+    is_doubtful = topic.startswith(("%RETRY%", "rmq_sys_")) or topic == "SCHEDULE_TOPIC_XXXX"
     names = _split_as_java(properties.get(b"INNER_MULTI_DISPATCH", b""))
     numbers = _split_as_java(properties.get(b"INNER_MULTI_QUEUE_OFFSET", b""))
-    found: list[tuple[str, int]] = []
+    found: list[LightReference] = []
     if len(names) != len(numbers):
         return found
     for name, number in zip(names, numbers, strict=True):
-        if b"/" in name:
-            continue
         offset = _parse_int(number)
         if offset is None or offset < 0:
+            if b"/" in name:
+                continue
             break
-        if name.startswith(b"%LMQ%") and len(name) > len(b"%LMQ%"):
+        is_plain = not name.startswith(b"%LMQ%")
+        doubt = DOUBT_TOPIC * is_doubtful | DOUBT_SLASH * (b"/" in name) | DOUBT_PLAIN * is_plain
+        if name not in (b"", b"%LMQ%"):
             try:
-                queue = name.decode()
+                queue = name.decode(), queue_id if is_plain else 0
             except UnicodeDecodeError:
                 continue
-            if (queue, 0) not in not_admitted:
-                found.append((queue, offset))
+            if queue not in not_admitted:
+                found.append(LightReference(queue, offset, doubt))
     return found
 
 

@@ -18,7 +18,13 @@ FLAG_COMPRESSED = 0x1
 FLAG_BATCH = 0x80
 """Row spans ``inner_num`` queue offsets (system flag INNER_BATCH)."""
 FLAG_LMQ = 0x100
-"""Row has light-queue references."""
+"""Row has light-queue references, if only doubtful ones."""
+DOUBT_TOPIC = 1
+"""Of %RETRY%…, rmq_sys_… or a scheduled message: 4.9 and 5.0 dispatch it, 5.1 some of these, later ones none."""
+DOUBT_SLASH = 2
+"""The name holds a path separator: brokers with consume queues in files pass it over, or forget it when they stop."""
+DOUBT_PLAIN = 4
+"""To a name that is no light queue's, and there by the record's own queue id: only 4.9 does that."""
 
 
 class StopReason(IntEnum):
@@ -90,27 +96,28 @@ A_KEY_HASHES = 19
 A_LMQ_QUEUE = 20
 A_LMQ_QUEUE_OFFSET = 21
 A_LMQ_ROW = 22
-A_KEY_TEXT = 23
+A_LMQ_DOUBT = 23
+A_KEY_TEXT = 24
 # parsed fields of the record at hand (positions are in the arena),
-SIZE = 24
-SYS_FLAG = 25
-STORE_TIMESTAMP = 26
-BODY = 27
-BODY_LENGTH = 28
-TOPIC = 29
-TOPIC_LENGTH = 30
-PROPERTIES = 31
-PROPERTIES_LENGTH = 32
+SIZE = 25
+SYS_FLAG = 26
+STORE_TIMESTAMP = 27
+BODY = 28
+BODY_LENGTH = 29
+TOPIC = 30
+TOPIC_LENGTH = 31
+PROPERTIES = 32
+PROPERTIES_LENGTH = 33
 # and its properties: position and length of the value each, length 0 when absent.
-TAGS = 33
-KEY_LIST = 35
-UNIQ_KEY = 37
-DELAY = 39
-INNER_NUM = 41
-INNER_BASE = 43
-MULTI_DISPATCH = 45
-MULTI_OFFSET = 47
-_WORDS = 49
+TAGS = 34
+KEY_LIST = 36
+UNIQ_KEY = 38
+DELAY = 40
+INNER_NUM = 42
+INNER_BASE = 44
+MULTI_DISPATCH = 46
+MULTI_OFFSET = 48
+_WORDS = 50
 
 # What the scan kernel returns besides a StopReason: capacity is short, grow and call again.
 GROW_ROWS = 16
@@ -136,6 +143,7 @@ _COLUMNS = (
     ("lmq_queue", np.int32, A_LMQ_QUEUE, GROW_LMQ_ROWS),
     ("lmq_queue_offset", np.int64, A_LMQ_QUEUE_OFFSET, GROW_LMQ_ROWS),
     ("lmq_row", np.int32, A_LMQ_ROW, GROW_LMQ_ROWS),
+    ("lmq_doubt", np.uint8, A_LMQ_DOUBT, GROW_LMQ_ROWS),
 )
 
 
@@ -173,6 +181,9 @@ class RecordColumns:
     """Its queue offset."""
     lmq_row: NDArray[np.int32]
     """The row whose record it refers to."""
+    lmq_doubt: NDArray[np.uint8]
+    """0 where every broker made the reference that dispatches to light queues at all; else DOUBT bits: why some do
+    not."""
 
     def __init__(self, rows: int = 4096, keys: int = 8192, lmq_rows: int = 64) -> None:
         self._words = np.zeros(_WORDS, np.int64)
@@ -194,7 +205,7 @@ class RecordColumns:
 
     @property
     def lmq_rows(self) -> int:
-        """Light-queue references."""
+        """Light-queue references, doubtful ones too."""
         return int(self._words[LMQ_ROWS])
 
     @property

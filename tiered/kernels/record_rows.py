@@ -2,7 +2,8 @@
 
 Owns what is read from properties and how: MessageDecoder.string2messageProperties, tagsCode and deliver time
 of CommitLog.checkMessageAndReturnSize, keys of IndexService, light queues of MultiDispatch. Oracle:
-``tiered.kernels.oracle.scan_log``. Does not test records: record_checks did.
+``tiered.kernels.oracle.scan_log``. Does not test records: record_checks did. Does not know which version of the broker
+wrote them: references that only some make come with their doubt, and whoever uses them decides.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tiered.kernels.record_columns import (
     A_KEY_COUNT,
     A_KEY_HASHES,
     A_KEY_TEXT,
+    A_LMQ_DOUBT,
     A_LMQ_QUEUE,
     A_LMQ_QUEUE_OFFSET,
     A_LMQ_ROW,
@@ -45,6 +47,9 @@ from tiered.kernels.record_columns import (
     A_STORE_TIMESTAMP,
     A_TAGS_CODE,
     DELAY,
+    DOUBT_PLAIN,
+    DOUBT_SLASH,
+    DOUBT_TOPIC,
     FLAG_BATCH,
     FLAG_LMQ,
     GROW_KEYS,
@@ -126,7 +131,7 @@ def emit_record(
     _find_properties(arena, arena_end, out)
     lmq_rows = get_i64(out, LMQ_ROWS)
     if get_i64(out, MULTI_DISPATCH + 1) > 0 and get_i64(out, MULTI_OFFSET + 1) > 0:
-        lmq_rows = _emit_light_queues(arena, row, table, out)
+        lmq_rows = _emit_light_queues(arena, queue_id, row, table, out)
         if lmq_rows < 0:
             return -lmq_rows
     has_light_queues = lmq_rows > get_i64(out, LMQ_ROWS)
@@ -346,15 +351,14 @@ def _put_key_hash(arena: Int, position: Int, length: Int, prefix: Int, index: In
 
 
 @kernel
-def _emit_light_queues(arena: Int, row: Int, table: Int, out: Int) -> Int:
-    """Append references of %LMQ% queues; the new number of light-queue rows, or minus a GROW code.
+def _emit_light_queues(arena: Int, queue_id: Int, row: Int, table: Int, out: Int) -> Int:
+    """Append references to light queues, with their DOUBT; the new number of light-queue rows, or minus a GROW code.
 
     As ConsumeQueue.multiDispatchLmqQueue: both lists have the same length (trailing empty items do not
-    count), names holding a path separator are passed over, and an offset that is no number ends the list.
+    count), and an offset that is no number ends the list, unless its name holds a path separator.
     """
     count = get_i64(out, LMQ_ROWS)
-    if _is_without_light_queues(arena, out):
-        return count
+    doubt = DOUBT_TOPIC if _is_of_doubtful_topic(arena, out) else 0
     name, number = get_i64(out, MULTI_DISPATCH), get_i64(out, MULTI_OFFSET)
     names_end = _trim_list(arena, name, get_i64(out, MULTI_DISPATCH + 1))
     numbers_end = _trim_list(arena, number, get_i64(out, MULTI_OFFSET + 1))
@@ -362,17 +366,24 @@ def _emit_light_queues(arena: Int, row: Int, table: Int, out: Int) -> Int:
         return count
     while name < names_end:
         name_end, number_end = _item_end(arena, name, names_end), _item_end(arena, number, numbers_end)
-        if not _contains(arena, name, name_end, _SLASH):
-            offset = _parse_int(arena, number, number_end - number)
-            if offset < 0:
-                break
-            queue = _light_queue(arena, name, name_end - name, table)
+        offset = _parse_int(arena, number, number_end - number)
+        has_slash = _contains(arena, name, name_end, _SLASH)
+        if offset < 0 and not has_slash:
+            break
+        if offset >= 0:
+            is_plain = not _is_light_name(arena, name, name_end - name)
+            queue = _light_queue(arena, name, name_end - name, queue_id if is_plain else 0, table)
             if queue >= 0:
                 if count >= get_i64(out, LMQ_ROWS_MAX):
                     return -GROW_LMQ_ROWS
                 put_i32(get_i64(out, A_LMQ_QUEUE), count, queue)
                 put_i64(get_i64(out, A_LMQ_QUEUE_OFFSET), count, offset)
                 put_i32(get_i64(out, A_LMQ_ROW), count, row)
+                put_u8(
+                    get_i64(out, A_LMQ_DOUBT),
+                    count,
+                    doubt | (DOUBT_SLASH if has_slash else 0) | (DOUBT_PLAIN if is_plain else 0),
+                )
                 count += 1
             elif queue != TOPIC_INVALID:
                 return -_grow_code(queue)
@@ -381,19 +392,25 @@ def _emit_light_queues(arena: Int, row: Int, table: Int, out: Int) -> Int:
 
 
 @kernel
-def _light_queue(arena: Int, name: Int, length: Int, table: Int) -> Int:
-    """Ordinal of an admitted %LMQ% queue, a shortage of the table, or TOPIC_INVALID: pass it over."""
-    if length < 6 or load_le32(arena, name) != _LMQ_HEAD or load_le32(arena, name + 1) != _LMQ_TAIL:
+def _is_light_name(arena: Int, name: Int, length: Int) -> Int:
+    """MixAll.isLmq."""
+    return length >= 5 and load_le32(arena, name) == _LMQ_HEAD and load_le32(arena, name + 1) == _LMQ_TAIL
+
+
+@kernel
+def _light_queue(arena: Int, name: Int, length: Int, queue_id: Int, table: Int) -> Int:
+    """Ordinal of an admitted queue, a shortage of the table, or TOPIC_INVALID: pass it over."""
+    if length == 0 or (length == 5 and _is_light_name(arena, name, length)):
         return TOPIC_INVALID
-    queue = find_or_insert(arena, name, length, 0, table)
+    queue = find_or_insert(arena, name, length, queue_id, table)
     if queue >= 0 and is_not_admitted(table, queue):
         return TOPIC_INVALID
     return queue
 
 
 @kernel
-def _is_without_light_queues(arena: Int, out: Int) -> Int:
-    """Whether the broker ignores multi-dispatch properties of this topic: %RETRY%…, rmq_sys_…, scheduled."""
+def _is_of_doubtful_topic(arena: Int, out: Int) -> Int:
+    """Whether some brokers ignore multi-dispatch properties of this topic: %RETRY%…, rmq_sys_…, scheduled."""
     topic, length = get_i64(out, TOPIC), get_i64(out, TOPIC_LENGTH)
     if length >= 7 and load_le32(arena, topic) == _RETRY_HEAD and load_le32(arena, topic + 3) == _RETRY_TAIL:
         return True

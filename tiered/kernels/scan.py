@@ -16,6 +16,9 @@ from tiered.kernels.loads import get_i64, put_i64
 from tiered.kernels.queue_table import QUEUES_FULL, TOPIC_BYTES_FULL, QueueTable
 from tiered.kernels.record_checks import VALID, check_record
 from tiered.kernels.record_columns import (
+    DOUBT_PLAIN,
+    DOUBT_SLASH,
+    DOUBT_TOPIC,
     FLAG_BATCH,
     FLAG_COMPRESSED,
     FLAG_LMQ,
@@ -35,6 +38,9 @@ from tiered.kernels.record_columns import (
 from tiered.kernels.record_rows import emit_record
 
 __all__ = [
+    "DOUBT_PLAIN",
+    "DOUBT_SLASH",
+    "DOUBT_TOPIC",
     "FLAG_BATCH",
     "FLAG_COMPRESSED",
     "FLAG_LMQ",

@@ -30,7 +30,7 @@ from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, FencedError, NotFoundError, UnavailableError, UsageError
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
-from tiered.model.queue import QueueKey
+from tiered.model.queue import QueueKey, TopicFilter
 from tiered.model.tables import GapReason
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -86,6 +86,21 @@ def test_the_archive_is_the_one_that_backfill_makes(name: str, real_store: RealS
     assert (found.anomalies, found.leftovers) == ([], [])
     again = run(directory / "store", tmp_path / "bulk")
     assert (again.messages, again.commits) == (0, 0)
+
+
+@pytest.mark.parametrize("batch_bytes", [SMALL.batch_bytes, 256])
+@pytest.mark.parametrize("name", ["L", "M", "N"])
+def test_light_queues_are_those_that_backfill_makes(
+    name: str, batch_bytes: int, real_store: RealStore, tmp_path: Path
+) -> None:
+    """Though no cycle knows where its queues ended before."""
+    store, topics = real_store(name) / "store", TopicFilter(include_system=True)
+    settings = replace(SMALL, batch_bytes=batch_bytes)
+    run(store, tmp_path / "bulk", options=OffloadOptions(settings=settings, topics=topics))
+    backfill(store, FileStore(tmp_path / "single"), topic_filter=topics, settings=settings)
+    bulk, single = truth_of(tmp_path / "bulk"), truth_of(tmp_path / "single")
+    assert {**bulk, "tables": single["tables"]} == single
+    assert verify_archive(own_archive(tmp_path / "bulk"), full=True).anomalies == []
 
 
 def test_a_record_with_a_stale_checksum_is_no_damage_here_either(

@@ -1,0 +1,124 @@
+"""Light queues of the message stores of four brokers: the archive has what those said of them, no more, no less."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tests.end_to_end.test_ground_truth import records_of
+from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.conf import BrokerConf, read_broker_conf
+from tiered.broker_store.store import open_broker_store
+from tiered.catalog.protocol import load
+from tiered.flat_file.composite_flat_file import QueueReader
+from tiered.flat_file.verify import verify_archive
+from tiered.formats.keys import archive_prefix
+from tiered.model.queue import TopicFilter
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.settings.sections import OffloadSettings
+
+Units = dict[tuple[str, int], list[tuple[int, int]]]
+"""(queue offset, physical offset) of each record, by queue."""
+EVERYTHING = TopicFilter(include_system=True, cluster=CLUSTER, broker=BROKER)
+LIGHT_ONLY = TopicFilter(include=("%LMQ%*", "audit"), cluster=CLUSTER, broker=BROKER)
+
+
+def truth_of(directory: Path, topic_filter: TopicFilter) -> Units:
+    units: Units = {}
+    for line in (directory / "truth" / "units.jsonl").read_text("utf-8").splitlines():
+        topic, queue_id, offset, phys = json.loads(line)
+        if topic_filter.admits(topic):
+            units.setdefault((topic, queue_id), []).append((offset, phys))
+    return units
+
+
+def archived(
+    store: Path,
+    topic_filter: TopicFilter = EVERYTHING,
+    *,
+    conf: BrokerConf | None = None,
+    settings: OffloadSettings = SMALL,
+) -> tuple[Units, PrefixedStore]:
+    """What is visible in an archive of ``store``, whose records are those of its log."""
+    root = MemoryStore(f"memory://{store}")
+    backfill(store, root, topic_filter=topic_filter, conf=conf, settings=settings)
+    archive = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
+    log, units = CommitLog([store / "commitlog"]), Units()
+    for queue, rows in read_back(archive):
+        units[queue] = [(offset, phys) for offset, phys, _ in rows]
+        assert all(record == log.read(phys, len(record)) for _, phys, record in rows), queue
+    assert verify_archive(archive, full=True).anomalies == []
+    return units, archive
+
+
+def read_back(archive: PrefixedStore) -> Iterator[tuple[tuple[str, int], list[tuple[int, int, bytes]]]]:
+    state = load(archive)
+    for key in state.visible_queues():
+        yield key[:2], list(records_of(QueueReader(archive, state, key)))
+
+
+@pytest.mark.parametrize("topic_filter", [EVERYTHING, LIGHT_ONLY], ids=["everything", "light queues only"])
+@pytest.mark.parametrize("name", ["L", "M", "N", "O"])
+def test_light_queues_are_what_the_broker_made_of_them(
+    name: str, topic_filter: TopicFilter, real_store: Callable[[str], Path]
+) -> None:
+    directory = real_store(name)
+    units, _ = archived(directory / "store", topic_filter, conf=read_broker_conf(directory / "broker.conf"))
+    assert units == truth_of(directory, topic_filter)
+
+
+@pytest.mark.parametrize("name", ["L", "M", "N", "O"])
+def test_what_is_made_needs_no_hiding_and_no_second_life(
+    name: str, real_store: Callable[[str], Path]
+) -> None:
+    """A back-fill hides what the broker does not show; beside a broker that runs, nothing would."""
+    directory = real_store(name)
+    _, archive = archived(directory / "store", conf=read_broker_conf(directory / "broker.conf"))
+    state = load(archive)
+    assert {key for key, _ in state.queues()} == set(state.visible_queues())
+    assert {key.generation for key in state.visible_queues()} == {0}
+
+
+@pytest.mark.parametrize("name", ["L", "M", "N", "O"])
+def test_cycles_of_one_record_each_make_the_same(name: str, real_store: Callable[[str], Path]) -> None:
+    directory = real_store(name)
+    conf = read_broker_conf(directory / "broker.conf")
+    units, _ = archived(directory / "store", conf=conf, settings=replace(SMALL, batch_bytes=256))
+    assert units == truth_of(directory, EVERYTHING)
+
+
+@pytest.mark.parametrize("name", ["M", "N"])
+def test_units_of_records_are_found_between_holes(name: str, real_store: Callable[[str], Path]) -> None:
+    """A queue in RocksDB lacks the offsets that were counted for a name that came twice."""
+    directory = real_store(name)
+    with open_broker_store(directory / "store") as store:
+        index = store.consume_queues()
+        assert index is not None
+        for (topic, queue_id), units in truth_of(directory, EVERYTHING).items():
+            for begin in range(0, 2000, 90):
+                found = index.units_of_records(topic, queue_id, begin, begin + 600)
+                expected = [(offset, phys) for offset, phys in units if begin <= phys < begin + 600]
+                assert found[["queue_offset", "phys"]].tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["L", "M", "N", "O"])
+def test_without_consume_queues_only_what_nobody_can_know_is_missing(
+    name: str, real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A commitlog that was copied alone: of 4.9 plain names, and queues that begin with a record sent back."""
+    directory = real_store(name)
+    shutil.copytree(directory / "store" / "commitlog", tmp_path / "commitlog")
+    units, _ = archived(tmp_path, conf=read_broker_conf(directory / "broker.conf"))
+    truth = truth_of(directory, EVERYTHING)
+    if name == "L":
+        for queue in [("audit", 0), ("audit", 1), ("audit", 2), ("%LMQ%only", 0)]:
+            del truth[queue]
+        truth["audit", 0], truth["audit", 1] = [(2, 521)], [(1, 1379)]  # sent to it
+    assert units == truth
