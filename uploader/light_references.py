@@ -247,23 +247,46 @@ def _units_say(index: ConsumeQueueIndex, topic: str, queue_id: int, records: _Re
     """For each record the offset of the unit that names it, NO_WORD, or NOT_THERE.
 
     Places are never ahead of what was counted: a unit above the claimed offset is left over from before a truncation. A
-    record is not there if another has its offset. But where that one is behind it in the log, the queue may have been
-    deleted and made anew, and the record is of the one before: unless in doubt it is believed.
+    record is not there if another has its offset, or the queue has some before it and behind. But where all are behind
+    it in the log, the queue may have been deleted and made anew, and the record is of the one before: unless in doubt
+    it is believed.
     """
     phys, size, claimed, doubt = records
-    said = np.full(len(phys), NO_WORD)
-    units = index.units_of_records(topic, queue_id, int(phys[0]), int(phys[-1]) + 1)
-    at = np.searchsorted(phys, units["phys"])
-    at[at == len(phys)] = 0
+    found_phys, found_size = _units_at(index, topic, queue_id, claimed)
+    said = np.where((found_phys == phys) & (found_size == size), claimed, NO_WORD)
+    rows = np.flatnonzero(said == NO_WORD)
+    if not len(rows):
+        return said
+    units = index.units_of_records(topic, queue_id, int(phys[rows[0]]), int(phys[rows[-1]]) + 1)
+    at = np.searchsorted(phys[rows], units["phys"])
+    at[at == len(rows)] = 0
+    at = rows[at]
     is_named = (
-        (phys[at] == units["phys"]) & (size[at] == units["size"]) & (units["queue_offset"] <= claimed[at])
+        (phys[at] == units["phys"]) & (size[at] == units["size"]) & (units["queue_offset"] < claimed[at])
     )
     said[at[is_named][::-1]] = units["queue_offset"][is_named][::-1]
-    for row in np.flatnonzero(said == NO_WORD)[:LOOKED_UP_MAX].tolist():
-        unit = index.units(topic, queue_id, int(claimed[row]), 1)
-        if len(unit) and unit["queue_offset"][0] == claimed[row]:
-            if unit["phys"][0] == phys[row] and unit["size"][0] == size[row]:
-                said[row] = claimed[row]
-            elif doubt[row] or unit["phys"][0] < phys[row]:
-                said[row] = NOT_THERE
+    is_absent = (found_phys >= 0) & ((doubt != 0) | (found_phys < phys))
+    first, last = index.units(topic, queue_id, 0, 1), index.last_unit(topic, queue_id)
+    if len(first) and len(last):
+        is_absent |= (first["phys"][0] < phys) & (phys < last["phys"][0])
+    said[(said == NO_WORD) & is_absent] = NOT_THERE
     return said
+
+
+def _units_at(index: ConsumeQueueIndex, topic: str, queue_id: int, offsets: Ints) -> tuple[Ints, Ints]:
+    """(phys, size) of the units at ``offsets``; -1 where there is none, or where so many were not looked up. What a
+    record claims may be any number."""
+    phys, size = np.full(len(offsets), -1), np.full(len(offsets), -1)
+    first, count = int(offsets.min()), int(offsets.max()) - int(offsets.min()) + 1
+    if count <= 2 * len(offsets) + LOOKED_UP_MAX:
+        units = index.units(topic, queue_id, first, count)
+        at = np.searchsorted(units["queue_offset"], offsets)
+        at[at == len(units)] = 0
+        found = np.flatnonzero(units["queue_offset"][at] == offsets) if len(units) else at[:0]
+        phys[found], size[found] = units["phys"][at[found]], units["size"][at[found]]
+        return phys, size
+    for row in range(min(len(offsets), LOOKED_UP_MAX)):
+        unit = index.units(topic, queue_id, int(offsets[row]), 1)
+        if len(unit) and unit["queue_offset"][0] == offsets[row]:
+            phys[row], size[row] = unit["phys"][0], unit["size"][0]
+    return phys, size

@@ -112,6 +112,9 @@ class PlayedUnits:
         units = self._all(topic, queue_id)
         return units[units["queue_offset"] >= from_offset][:count]
 
+    def last_unit(self, topic: str, queue_id: int) -> Table:
+        return self._all(topic, queue_id)[-1:]
+
     def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
         if self._is_broken:
             raise OSError("no such device")
@@ -214,6 +217,11 @@ def test_a_copied_name_in_a_queue_of_others_is_left_out() -> None:
 def test_units_left_over_from_before_a_truncation_move_nothing() -> None:
     log = Asked(named("t", "%LMQ%a", "0"), named("t", "%LMQ%a", "3"))
     assert log.made({("%LMQ%a", 0): {0: 0, 9: 1}}) == [(0, "%LMQ%a", 0, 0), (1, "%LMQ%a", 0, 3)]
+    log = Asked(named("t", "%LMQ%a", "0"), named("t", "%LMQ%a", "1"), named("t", "%LMQ%b", "0"))
+    assert log.made({("%LMQ%a", 0): {0: 0, 1: 1, 2: 0, 3: 1}})[:2] == [
+        (0, "%LMQ%a", 0, 0),
+        (1, "%LMQ%a", 0, 1),
+    ]
 
 
 def test_queues_that_go_on_are_not_asked() -> None:
@@ -222,7 +230,7 @@ def test_queues_that_go_on_are_not_asked() -> None:
     assert log.index is not None
     assert log.index.asked == []
     assert len(log.made({}, ends={"%LMQ%a": 3})) == 4
-    assert log.index.asked == [("%LMQ%a", 0)]
+    assert log.index.asked == [("%LMQ%a", 0)], "of nothing that it shows"
 
 
 def test_consume_queues_that_fail_stop_nothing() -> None:
@@ -276,3 +284,13 @@ def test_what_the_broker_last_said_of_its_configuration_is_kept(tmp_path: Path) 
             source.ask(0)
             known.append(light_rules(store, source.config).is_off)
     assert known == [False, True, True, True]
+
+
+def test_offsets_that_lie_far_apart_are_looked_up_one_by_one() -> None:
+    """A record may claim any offset: units between are not read, and one that is not there is no new life."""
+    log = Asked(
+        named("t", "%LMQ%a", "0"), named("copied", "%LMQ%a", f"{1 << 58}"), named("t", "%LMQ%a,%LMQ%a", "1,1"),
+        named("%RETRY%g", "%LMQ%a", "1"), named("t", "%LMQ%a", "3"),
+    )  # fmt: skip
+    assert [offset for *_, offset in log.made({("%LMQ%a", 0): {0: 0, 1: 2, 2: 4}})] == [0, 1, 2]
+    assert [offset for *_, offset in log.made()] == [0, 1 << 58, 1, 2]

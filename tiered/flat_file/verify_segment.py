@@ -257,10 +257,8 @@ class _FullCheck:
             return
         own = table.ordinal(queue.topic, queue.queue_id)
         # A record of another queue may be in this one too: it says so, and not where to trust it (DOUBT_PLAIN).
-        is_own = found.queue[:valid] == own
-        is_named = np.isin(
-            np.arange(valid), found.lmq_row[: found.lmq_rows][found.lmq_queue[: found.lmq_rows] == own]
-        )
+        is_own, is_named = found.queue[:valid] == own, np.zeros(valid, bool)
+        is_named[found.lmq_row[: found.lmq_rows][found.lmq_queue[: found.lmq_rows] == own]] = True
         for name, wanted in self._expected(queue, rows, part).items():
             differs = getattr(found, name)[:valid] != wanted
             if name in ("queue_offset", "inner_num"):
