@@ -40,8 +40,8 @@ public class Light {
                     if (status != SendStatus.SEND_OK) throw new IllegalStateException(status.toString());
                     break;
                 } catch (Exception e) {
-                    if (attempt == 10) throw e;
-                    Thread.sleep(500); // a broker that has only just begun is busy now and then
+                    if (attempt == 60) throw e;
+                    Thread.sleep(500); // a broker that has only just begun is busy, or not yet known to its name server
                 }
             }
             acked++;
