@@ -249,12 +249,16 @@ class ArchiveAccess:
 
     async def walk(self, queue: QueueKey, span: Span, message_filter: MessageFilter | None) -> Walk:
         """A walk at the beginning of ``span``."""
-        start = span.start_offset
+        start, find_start = span.start_offset, None
         if span.start_ms is not None:
             start = await self._times.first_at_or_after(queue, span.start_ms)
+            if start is None:
+                # What comes next need not be of that time yet: archives lag behind, and a time may lie ahead.
+                start = self.bounds(queue)[1]
+                find_start = partial(self._times.first_at_or_after, queue, span.start_ms)
         if start is None:
             start = self.bounds(queue)[0]
-        return Walk(self.fetcher, queue, start, span, message_filter)
+        return Walk(self.fetcher, queue, start, span, message_filter, find_start)
 
     async def find_by_key(
         self,
@@ -267,27 +271,39 @@ class ArchiveAccess:
         max_bytes: int = NO_LIMIT,
     ) -> list[Message]:
         """Messages with a key, newest first; at most ``max_bytes``, but for a single larger one."""
+        if max_messages < 0:
+            raise UsageError(f"max_messages {max_messages} is negative", hint="count from 0")
         begin_ms = ALWAYS_MS[0] if begin is None else milliseconds(begin)
         end_ms = ALWAYS_MS[1] if end is None else milliseconds(end)
         query = KeyQuery(topic, key, kind, begin_ms, end_ms, max_messages, max_bytes=max_bytes)
-        page = await self._queried(lambda source, state: find_by_key(source, state, query))
+        # The newest come first, so what is archived by now belongs to the answer.
+        state = await self.catalog.recent()
+        page = await self._queried(state, lambda source, state: find_by_key(source, state, query))
         return [_message(found) for found in page.messages]
 
     async def find_by_id(self, offset_msg_id: str) -> Message | None:
         """The message with an offsetMsgId, or None. Raises UsageError for what is none."""
         wanted = OffsetMsgId.parse(offset_msg_id)
-        found = await self._queried(lambda source, state: find_by_id(source, state, wanted))
-        return None if found is None else _message(found)
+        return await self._found_by_id(wanted)
 
     async def find_at_phys(self, phys: int) -> Message | None:
         """The message whose record begins at physical offset ``phys``, whatever address its broker had."""
-        found = await self._queried(lambda source, state: find_by_id(source, state, OffsetMsgId("", phys)))
+        return await self._found_by_id(OffsetMsgId("", phys))
+
+    async def _found_by_id(self, wanted: OffsetMsgId) -> Message | None:
+        self.catalog.look()
+        known = self.state
+        found = await self._queried(known, lambda source, state: find_by_id(source, state, wanted))
+        if found is None and (state := await self.catalog.recent()).version != known.version:
+            found = await self._queried(state, lambda source, state: find_by_id(source, state, wanted))
         return None if found is None else _message(found)
 
-    async def _queried(self, ask: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]) -> T:
-        self.catalog.look()
+    async def _queried(
+        self, state: CatalogState, ask: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]
+    ) -> T:
+        """The answer by ``state``, or by a newer one where it names what is gone."""
         try:
-            return await ask(self._query_source(), self.state)
+            return await ask(self._query_source(), state)
         except NotFoundError:
             state = await self.catalog.refreshed()
         try:

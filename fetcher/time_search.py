@@ -68,6 +68,10 @@ class QueueTimes:
         low, high = int(row["min_queue_offset"]), int(row["end_queue_offset"])
         return cls(queue, min(low, high), high, bool(row["flags"] & QUEUE_BATCH), chunk)
 
+    def ends_before(self, timestamp_ms: int) -> bool:
+        """Whether nothing was stored after ``timestamp_ms``: what is archived since this version may answer then."""
+        return not len(self.chunk.runs) or int(self.chunk.runs["max_store_timestamp"].max()) <= timestamp_ms
+
     @cached_property
     def first_row(self) -> NDArray[np.int64]:
         """Rows of the queue before each run; one more entry holds the number of all."""
@@ -106,19 +110,20 @@ async def offset_by_time(
     if times.is_batch:
         found = await _batch_offset(times, timestamp_ms, boundary, columns_of)
     elif boundary is Boundary.LOWER:
-        found = await first_at_or_after(times, timestamp_ms, columns_of)
+        first = await first_at_or_after(times, timestamp_ms, columns_of)
+        found = times.max_offset if first is None else first
     else:
         found = await _last_at_or_before(times, timestamp_ms, columns_of)
     return min(max(found, times.min_offset), times.max_offset)
 
 
-async def first_at_or_after(times: QueueTimes, timestamp_ms: int, columns_of: ColumnsOf) -> int:
-    """Where a walk from ``timestamp_ms`` on begins, in queues of every kind: at the first row stored then or later,
-    or at the queue's maximum."""
+async def first_at_or_after(times: QueueTimes, timestamp_ms: int, columns_of: ColumnsOf) -> int | None:
+    """Where a walk from ``timestamp_ms`` on begins, in queues of every kind: at the first row stored then or later;
+    None where there is none."""
     runs = times.chunk.runs
     fitting = np.flatnonzero(runs["max_store_timestamp"] >= timestamp_ms)
     if not len(fitting):
-        return times.max_offset
+        return None
     number = int(fitting[0])
     if int(runs["min_store_timestamp"][number]) >= timestamp_ms:
         return max(times.min_offset, int(runs["base_queue_offset"][number]))

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Protocol
 
 from fetcher.batch import GetResult, GetStatus, MessageBatch
 from fetcher.message import Message
 from fetcher.pulls.read_plan import NO_END
 from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.span import Span
+from tiered.errors import NotFoundError
 from tiered.model.queue import QueueKey
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,10 @@ class Walk:
         start_offset: int,
         span: Span,
         message_filter: MessageFilter | None = None,
+        find_start: Callable[[], Coroutine[Any, Any, int | None]] | None = None,
     ) -> None:
+        """``find_start``: where a walk from a time begins, None while nothing was stored then or later: until it is
+        known, nothing is read."""
         self._puller = puller
         self._queue = queue
         self._span = span
@@ -64,6 +68,7 @@ class Walk:
         self._group = f"walk-{next(_numbers)}"
         self.offset = start_offset
         """The next offset to read."""
+        self._find_start = find_start
         self._told_end: int | None = None
 
     def __repr__(self) -> str:
@@ -86,6 +91,11 @@ class Walk:
 
         Gaps on the way are logged. Raises what reading raises; the walk then stands where it stood.
         """
+        if self._find_start is not None:
+            start = await self._find_start()
+            if start is None:
+                return None
+            self.offset, self._find_start = start, None
         while not self.is_finished:
             count = self._span.batch_messages
             result = await self._puller.get(
@@ -115,6 +125,10 @@ class Walk:
                     "%s queue %d ends at %d, before %d: this is begun beyond its end, or the broker's log was replaced",
                     *self._queue[:2], result.max_offset, self.offset,
                 )  # fmt: skip
+            if result.status is GetStatus.NO_MATCHED_LOGIC_QUEUE:
+                raise NotFoundError(
+                    f"queue {self._queue} is not in the archive any more, at offset {self.offset}"
+                )
             if result.status not in _PASSING or result.next_offset <= self.offset:
                 return None
             self.offset = result.next_offset

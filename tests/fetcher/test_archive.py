@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,17 +23,23 @@ from fetcher.pulls.tag_filter import TagFilter
 from fetcher.span import Span
 from fetcher.sql92.message_filter import Sql92Filter
 from fetcher.waiting import run_sync
+from fetcher.walk import Walk
 from tests.end_to_end.offloading import backfill
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.truth import read_lines
+from tiered.catalog.reading import refresh
+from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
+from tiered.formats.record import decode_record
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.protocol import ObjectStore
 from tiered.object_store.url import open_store
 from tiered.settings.sections import FetchSettings, Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+_numbers = itertools.count()
 Queues = dict[tuple[str, int], list[dict[str, Any]]]
 
 
@@ -276,6 +284,112 @@ def test_an_archive_that_grows_is_seen_after_a_refresh() -> None:
         assert archive.queue("t", 0).max_offset == 3
         second = run_sync(walk.next_batch())
         assert second is not None and second.queue_offsets.tolist() == [1, 2]
+
+
+class Grown:
+    """An archive opened before its second commit: three messages at offsets 0 to 2, and three at 3 to 5 later."""
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        url = f"memory://{name}"
+        builder = ArchiveBuilder(PrefixedStore(open_store(url), "cluster/broker"))
+        queue = QueueKey("t", 0, 0)
+        builder.commit([Sent(queue, stored_ms=1000 + number, keys=["k"]) for number in range(3)])
+        self.archive = fetcher.open(url)
+        builder.commit([Sent(queue, stored_ms=2000 + number, keys=["k"]) for number in range(3)])
+        self.record = builder.truth[queue].rows[4].record
+        # As after an hour in which nobody asked; and reading on takes a while, as from a store far away.
+        monkeypatch.setattr(self.archive.access.catalog, "_refresh_s", 0.0)
+        monkeypatch.setattr("fetcher.pulls.catalog_view.refresh", _slow_refresh)
+
+
+def _slow_refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
+    time.sleep(0.05)
+    return refresh(store, state)
+
+
+def test_a_key_is_found_in_what_was_archived_since_anybody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Grown("grown-key", monkeypatch).archive as archive:
+        assert [m.queue_offset for m in archive.find_by_key("t", "k")] == [5, 4, 3, 2, 1, 0]
+
+
+def test_an_id_is_found_in_what_was_archived_since_anybody_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    grown = Grown("grown-id", monkeypatch)
+    with grown.archive as archive:
+        found = archive.find_by_id(decode_record(grown.record).offset_msg_id)
+        assert found is not None and bytes(found.data) == grown.record
+
+
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        (lambda queue: queue.offset_by_time(2001), 4),
+        (lambda queue: queue.offset_by_time(9999, fetcher.Boundary.UPPER), 5),
+        (lambda queue: queue.offset_by_time(1002, fetcher.Boundary.UPPER), 2),
+        (lambda queue: queue.timestamp_of(4), 2001),
+        (lambda queue: [m.store_timestamp for m in queue.messages(start_time=2001)], [2001, 2002]),
+    ],
+)
+def test_a_time_at_the_end_is_answered_by_what_was_archived_since_anybody_looked(
+    ask: Callable[[fetcher.Queue], object], expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Grown(f"grown-time-{next(_numbers)}", monkeypatch).archive as archive:
+        assert ask(archive.queue("t", 0)) == expected
+
+
+def test_while_the_catalog_cannot_be_read_only_what_is_known_for_sure_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grown = Grown("grown-away", monkeypatch)
+
+    def away(store: ObjectStore, state: CatalogState) -> CatalogState:
+        raise UnavailableError("the store is away")
+
+    monkeypatch.setattr("fetcher.pulls.catalog_view.refresh", away)
+    with grown.archive as archive:
+        queue = archive.queue("t", 0)
+        assert queue.offset_by_time(1001) == 1
+        assert queue.offset_by_time(9999) == 3  # who begins there misses nothing
+        assert queue.timestamp_of(2) == 1002
+        with pytest.raises(UnavailableError):
+            queue.timestamp_of(4)
+        with pytest.raises(UnavailableError):
+            archive.find_by_id(decode_record(grown.record).offset_msg_id)
+        with pytest.raises(UnavailableError):
+            archive.find_by_key("t", "k")
+        with pytest.raises(UnavailableError):
+            next(queue.messages(start_time=2001))
+
+
+def test_a_walk_from_a_time_ahead_begins_with_the_first_message_of_that_time() -> None:
+    url = "memory://ahead"
+    builder = ArchiveBuilder(PrefixedStore(open_store(url), "cluster/broker"))
+    queue = QueueKey("t", 0, 0)
+    builder.commit([Sent(queue, stored_ms=1000)])
+    with fetcher.open(url) as archive:
+        walk = archive.queue("t", 0).walk(Span(start_ms=2000))
+        assert run_sync(walk.next_batch()) is None
+        builder.commit([Sent(queue, stored_ms=1500), Sent(queue, stored_ms=1999)])
+        archive.refresh()
+        assert run_sync(walk.next_batch()) is None
+        builder.commit(
+            [Sent(queue, stored_ms=1999), Sent(queue, stored_ms=2000), Sent(queue, stored_ms=1999)]
+        )
+        archive.refresh()
+        batch = run_sync(walk.next_batch())
+        assert batch is not None and batch.queue_offsets.tolist() == [4, 5]
+
+
+def test_a_queue_that_is_gone_ends_its_walk_with_an_error(archive: Archive) -> None:
+    walk = Walk(archive.access.fetcher, QueueKey("t_one", 0, 7), 5, Span())
+    with pytest.raises(NotFoundError, match="at offset 5"):
+        run_sync(walk.next_batch())
+    assert walk.offset == 5
+
+
+def test_a_negative_number_of_messages_is_refused(archive: Archive) -> None:
+    with pytest.raises(UsageError, match="-1"):
+        archive.find_by_key("t_keys", "k", max_messages=-1)
+    assert archive.find_by_key("t_keys", "k", max_messages=0) == []
 
 
 # -- the asynchronous form ------------------------------------------------------------------------------------

@@ -251,6 +251,26 @@ def test_follow_prints_the_rest_of_a_topic_that_was_made_anew_and_then_the_new_o
     assert [json.loads(line)["queueOffset"] for line in follower.lines] == [*range(80), *range(20)]
 
 
+def test_follow_prints_a_new_life_from_its_first_message_on_wherever_the_former_one_was_begun(
+    tmp_path: Path,
+) -> None:
+    store = WrittenStore(tmp_path / "store")
+    url, names = f"file://{tmp_path}/archive", ["--cluster", "c", "--broker", "b"]
+    for number in range(50):
+        store.put("t", 0, b"%d" % number)
+    assert main(["backfill", str(store.path), url, *names]) == 0
+    follower = Follower(url, "t", "--from", "40")
+    follower.wait_for(10)
+    store.records.clear()
+    shutil.rmtree(store.path / "consumequeue" / "t")
+    for number in range(20):
+        store.put("t", 0, b"%d" % number)
+    assert main(["backfill", str(store.path), url, *names]) == 0
+    follower.wait_for(30)
+    assert follower.interrupt() == (0, b"")
+    assert [json.loads(line)["queueOffset"] for line in follower.lines] == [*range(40, 50), *range(20)]
+
+
 def test_a_walk_beyond_the_end_says_so_once(archive: str, caplog: pytest.LogCaptureFixture) -> None:
     with fetcher.open(archive) as opened:
         walk = opened.queue("t_one", 0).walk(Span(1 << 40))

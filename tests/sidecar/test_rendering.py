@@ -16,13 +16,14 @@ QUEUE = QueueKey("t", 3, 0)
 
 def shown(body: bytes, form: str | None) -> dict[str, Any]:
     """A message with ``body``, as printed and parsed again."""
-    message = Message(
-        topic=b"t", queue_id=3, queue_offset=7, body=body, properties=properties((b"TAGS", b"a"))
-    )
-    line = jsonl_line(encode(message, 4096), QUEUE, 7, body_form=form)
+    line = jsonl_line(encode(_message(body), 4096), QUEUE, 7, body_form=form)
     assert line.count(b"\n") == 1 and line.endswith(b"\n")
     document: dict[str, Any] = json.loads(line)
     return document
+
+
+def _message(body: bytes) -> Message:
+    return Message(topic=b"t", queue_id=3, queue_offset=7, body=body, properties=properties((b"TAGS", b"a")))
 
 
 def test_without_a_form_there_is_no_body() -> None:
@@ -38,7 +39,7 @@ def test_without_a_form_there_is_no_body() -> None:
         (b"a\xffb", "text", "a\ufffdb"),
         (b"\x00\xff", "hex", "00ff"),
         (b"", "hex", ""),
-        (b'{"a":\n [1, 2.5, null]}', "json", {"a": [1, 2.5, None]}),
+        (b'{"a":\r\n [1, 2.5, null]}\n', "json", {"a": [1, 2.5, None]}),
         (b"not JSON", "json", None),
         (b"\xff", "json", None),
         (b"", "json", None),
@@ -46,3 +47,11 @@ def test_without_a_form_there_is_no_body() -> None:
 )
 def test_bodies(body: bytes, form: str, expected: object) -> None:
     assert shown(body, form)["body"] == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"123456789012345678901234567890", b'{"price": 0.12345678901234567890123, "id": 18446744073709551616}'],
+)
+def test_numbers_of_a_json_body_keep_all_their_digits(body: bytes) -> None:
+    assert body in jsonl_line(encode(_message(body), 4096), QUEUE, 7, body_form="json")
