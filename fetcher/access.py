@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from fetcher.queries.kept import KeptParts
 from fetcher.queries.source import QuerySource
 from fetcher.queue_listing import QueueListing, list_queues
 from fetcher.span import Span
+from fetcher.threads import Threads
 from fetcher.time_reader import TimeReader
 from fetcher.time_search import Boundary
 from fetcher.timer import ThreadTimer
@@ -139,11 +139,10 @@ class ArchiveAccess:
         self.title = f"{place.cluster}/{place.broker} in {url}"
         self.cluster, self.broker, self.store = place.cluster, place.broker, place.store
         self._root, self._reader = root, reader
-        self._decoders = ThreadPoolExecutor(
-            decode_threads(settings.fetch.decode_threads, len(os.sched_getaffinity(0))),
-            thread_name_prefix="decode",
+        self._decoders = Threads(
+            decode_threads(settings.fetch.decode_threads, len(os.sched_getaffinity(0))), name="decode"
         )
-        self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="read-ahead")
+        self._steps = Threads(STEP_THREADS, name="read-ahead")
         self._timer = ThreadTimer()
         self.catalog = CatalogView(place.store, state, executor=self._steps, clock_s=clock_s)
         self.budget = ByteBudget(settings.fetch.memory_bytes)

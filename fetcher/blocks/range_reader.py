@@ -6,11 +6,13 @@ Two kinds: threads over a blocking store (boto3, file://), and one event loop th
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fetcher.threads import Threads, check_process
 from tiered.object_store.protocol import AsyncObjectStore, ObjectStore
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class ThreadRangeReader:
 
     def __init__(self, store: ObjectStore, threads: int) -> None:
         self._store = store
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="range-reader")
+        self._pool = Threads(threads, name="range-reader")
 
     def __repr__(self) -> str:
         return f"ThreadRangeReader({self._store!r})"
@@ -71,6 +73,7 @@ class LoopRangeReader:
         self._thread = threading.Thread(target=self._run, name="range-reader-loop", daemon=True)
         self._lock = threading.Lock()
         self._is_closed = False
+        self._process_id = os.getpid()
         self._in_flight: set[Future[Any]] = set()
         self._thread.start()
 
@@ -94,9 +97,13 @@ class LoopRangeReader:
 
     def _start(self, request: Coroutine[Any, Any, bytes]) -> Future[bytes]:
         with self._lock:
-            if self._is_closed:
+            try:
+                check_process(self._process_id)
+                if self._is_closed:
+                    raise RuntimeError("this reader is closed")
+            except RuntimeError:
                 request.close()
-                raise RuntimeError("this reader is closed")
+                raise
             future = self._submit(request, self._loop)
             self._in_flight.add(future)
         future.add_done_callback(self._forget)

@@ -49,7 +49,8 @@ class HotPull:
     def run(self, offset: int, count: int, max_bytes: int) -> GetResult:
         """See HotReader.get. Raises RecordGoneError when there is nothing to believe at ``offset``."""
         position, scanned = offset, 0
-        while count > 0 and max_bytes > 0 and scanned < SCAN_UNITS_MAX and position < self._queue.max_offset:
+        has_room = True  # for one record, whatever its size
+        while count > 0 and has_room and scanned < SCAN_UNITS_MAX and position < self._queue.max_offset:
             units = self._units(position, count if self._filter is None else FILTER_CHUNK_UNITS)
             if not len(units) or int(units["queue_offset"][0]) > position:
                 break  # cut back, or a hole
@@ -60,6 +61,7 @@ class HotPull:
                 self._parts.append(batch)
                 count -= int(batch.inner_num.sum())
                 max_bytes -= batch.record_bytes
+                has_room = max_bytes > 0
             if end <= position:
                 break
             position = end

@@ -45,29 +45,41 @@ def read_records(log: CommitLog, units: Table, topic: str, queue_id: int) -> Loc
     light = topic.startswith(LMQ_PREFIX)
     expected = None if light else (queue_id, topic.encode("utf-8"))
     view, stored = data.data, []
-    for start, phys, size in zip(
-        starts.tolist(), units["phys"].tolist(), units["size"].tolist(), strict=True
+    for start, phys, size, offset in zip(
+        starts.tolist(),
+        units["phys"].tolist(),
+        units["size"].tolist(),
+        units["queue_offset"].tolist(),
+        strict=True,
     ):
-        stored_ms = checked_timestamp(view[start : start + size], phys, expected)
+        stored_ms = checked_timestamp(view[start : start + size], phys, expected, None if light else offset)
         if stored_ms is None:
             break
         stored.append(stored_ms)
     return LocalRecords(data, starts[: len(stored)], np.array(stored, np.int64))
 
 
-def checked_timestamp(record: memoryview, phys: int, expected: tuple[int, bytes] | None) -> int | None:
+def checked_timestamp(
+    record: memoryview, phys: int, expected: tuple[int, bytes] | None, queue_offset: int | None = None
+) -> int | None:
     """Store timestamp in ms of the record, or None when it is not the one stored at ``phys``.
 
-    ``expected``: queue id and topic it must have; None for a light queue, whose records are its parents'.
+    ``expected``: queue id and topic it must have, ``queue_offset``: its place there, if known; None for a light queue,
+    whose records are its parents'. A log that was cut back and written anew may have another message of this very queue
+    and size at ``phys``.
     """
     try:
-        return _checked_timestamp(record, phys, expected)
+        return _checked_timestamp(record, phys, expected, queue_offset)
     except (struct.error, IndexError):
         return None
 
 
-def _checked_timestamp(record: memoryview, phys: int, expected: tuple[int, bytes] | None) -> int | None:
-    size, magic, body_crc, queue_id, _, _, stored_phys, sys_flag = _HEAD.unpack_from(record)
+def _checked_timestamp(
+    record: memoryview, phys: int, expected: tuple[int, bytes] | None, queue_offset: int | None
+) -> int | None:
+    size, magic, body_crc, queue_id, _, stored_offset, stored_phys, sys_flag = _HEAD.unpack_from(record)
+    if queue_offset is not None and stored_offset != queue_offset:
+        return None
     if size != len(record) or size < RECORD_BYTES_MIN or magic not in RECORD_MAGICS or stored_phys != phys:
         return None
     at = 48 + (20 if sys_flag & SYS_BORN_HOST_V6 else 8)

@@ -12,15 +12,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import ParamSpec, TypeVar
 
 from fetcher.pulls.queue_view import QueueView, RunList
 from fetcher.waiting import Executor, Wait, new_future
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import refresh
 from tiered.catalog.state import CatalogState, RunChunk
-from tiered.errors import TieredError
+from tiered.errors import TieredError, UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.object_store.protocol import ObjectStore
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 REFRESH_MS = 1000
 RUNS_BYTES = 32 * 1024 * 1024
@@ -119,9 +123,18 @@ class CatalogView:
         """Called with the lock held, which is taken again where the executor is done at once."""
         self._looked_s = self._clock_s()
         self.refreshes += 1
-        future = self._looking = self._executor.submit(refresh, self._store, self._state)
+        future = self._looking = self._submitted(refresh, self._store, self._state)
         future.add_done_callback(self._finish)
         return future
+
+    def _submitted(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """``work`` in the executor; where that takes none, a failure as of any other read."""
+        try:
+            return self._executor.submit(work, *args, **kwargs)
+        except RuntimeError as error:
+            failed: Future[T] = new_future()
+            failed.set_exception(UnavailableError(f"the catalog of {self._store.url} is not read: {error}"))
+            return failed
 
     def _finish(self, future: Future[CatalogState]) -> None:
         with self._lock:
@@ -184,7 +197,7 @@ class CatalogView:
 
     async def _chunk_of(self, state: CatalogState, queue: QueueKey) -> RunChunk:
         if any(ref.first <= queue <= ref.last for ref in state.pages):
-            return await Wait(self._executor.submit(self._index.runs_of, state, queue))
+            return await Wait(self._submitted(self._index.runs_of, state, queue))
         return self._index.runs_of(state, queue)
 
 

@@ -6,10 +6,14 @@ import asyncio
 import itertools
 import json
 import logging
+import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -384,6 +388,42 @@ def test_a_queue_that_is_gone_ends_its_walk_with_an_error(archive: Archive) -> N
     with pytest.raises(NotFoundError, match="at offset 5"):
         run_sync(walk.next_batch())
     assert walk.offset == 5
+
+
+def test_after_closing_what_needs_the_store_is_refused_by_an_error_of_this_package(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = fetcher.open(f"file://{directory}")
+    monkeypatch.setattr(archive.access.catalog, "_refresh_s", 0.0)
+    queue = archive.queue("t_one", 0)
+    walk = queue.messages()
+    archive.close()
+    with pytest.raises(UnavailableError, match="shutdown"):
+        next(walk)
+    with pytest.raises(UnavailableError, match="shutdown"):
+        archive.refresh()
+
+
+def test_a_child_process_is_told_that_it_has_none_of_the_threads(archive: Archive) -> None:
+    """Nothing would ever come: a fork copies pools, but not their threads."""
+    queue = archive.queue("t_one", 0)
+    assert len(list(queue.messages(count=1))) == 1
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, which is what is tested
+        child = os.fork()
+    if child == 0:
+        try:
+            list(archive.queue("t_four", 0).messages())
+        except UnavailableError as error:
+            os.write(writing, error.message.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as told:
+        assert select.select([told], [], [], 20)[0] or os.kill(child, signal.SIGKILL)
+        assert "before a fork" in told.read()
+    os.waitpid(child, 0)
 
 
 def test_a_negative_number_of_messages_is_refused(archive: Archive) -> None:

@@ -141,6 +141,7 @@ def test_counts_and_bytes_limit_a_pull(written: WrittenStore) -> None:
         assert numbers(reader, 150, max_bytes=three) == (S.FOUND, [150, 151, 152], 153)
         assert numbers(reader, 150, max_bytes=three - 1) == (S.FOUND, [150, 151], 152)
         assert numbers(reader, 150, max_bytes=1) == (S.FOUND, [150], 151)
+        assert numbers(reader, 150, max_bytes=0) == (S.FOUND, [150], 151)
         result = reader.get("t", 0, 100, count=50, max_bytes=1 << 20)
         assert [bytes(record) for record in result.batch.records()] == [
             written.records["t", 0][offset] for offset in range(100, 150)
@@ -281,6 +282,23 @@ def test_a_log_written_anew_below_old_units_never_gives_wrong_bytes(
                     assert bytes(record) == written.records["t", 0][number]
     finally:
         path.write_bytes(original)
+
+
+def test_another_message_of_the_same_queue_and_size_is_not_taken_for_the_one_that_was_there(
+    written: WrittenStore,
+) -> None:
+    """As in a log that was cut back and written anew."""
+    old = written.records["t", 0][10]
+    phys = int.from_bytes(old[28:36], "big")
+    new = encode(Message(b"t", 0, 7, b"o" * (len(old) - 91 - len(b"t"))), phys)
+    assert len(new) == len(old)
+    with written.log_file(0).open("r+b") as file:
+        file.seek(phys)
+        file.write(new)
+    with reading(written.path) as reader:
+        assert numbers(reader, 5) == (S.FOUND, [5, 6, 7, 8, 9], 10)
+        with pytest.raises(RecordGoneError):
+            numbers(reader, 10)
 
 
 @given(st.integers(0, 400), st.integers(1, 255), st.booleans())
