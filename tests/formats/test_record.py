@@ -85,6 +85,50 @@ def test_bodies_decompress_bounded(flag: int, stored: bytes) -> None:
         decompress_body(b"\x99" * 30, flag, 1 << 20, source="x")
 
 
+_ZSTD = zstandard.ZstdCompressor().compress
+ONE, TWO = b"hello " * 3, b"world " * 3
+
+
+@pytest.mark.parametrize(
+    ("flag", "stored", "expected"),
+    [
+        (0x101, lz4.frame.compress(ONE) + lz4.frame.compress(TWO), ONE + TWO),
+        (0x201, _ZSTD(ONE) + _ZSTD(TWO), ONE + TWO),
+        (0x201, _ZSTD(ONE) + _ZSTD(TWO * 1000) + _ZSTD(b"") + _ZSTD(ONE), ONE + TWO * 1000 + ONE),
+        (0x101, lz4.frame.compress(b"") + lz4.frame.compress(ONE), ONE),
+        (0x201, _ZSTD(ONE) + b"xx", ONE),
+        (0x301, zlib.compress(ONE) + zlib.compress(TWO), ONE),
+        (0x301, zlib.compress(ONE) + b"garbage", ONE),
+        (0x201, b"", b""),
+        (0x301, b"", b""),
+    ],
+)
+def test_bodies_of_several_frames_are_what_a_java_client_hands_out(
+    flag: int, stored: bytes, expected: bytes
+) -> None:
+    """Asked of CompressorFactory's compressors of RocketMQ 5.3.3."""
+    assert decompress_body(stored, flag, 1 << 20, source="x") == expected
+    if expected:
+        with pytest.raises(CorruptionError, match="more than"):
+            decompress_body(stored, flag, len(expected) - 1, source="x")
+
+
+@pytest.mark.parametrize(
+    ("flag", "stored"),
+    [
+        (0x101, lz4.frame.compress(ONE) + b"xx"),
+        (0x101, lz4.frame.compress(ONE) + b"garbage!garbage"),
+        (0x101, lz4.frame.compress(ONE) + lz4.frame.compress(TWO)[:-3]),
+        (0x101, b""),
+        (0x201, _ZSTD(ONE) + b"garbage!garbage"),
+        (0x201, _ZSTD(ONE) + _ZSTD(TWO)[:-3]),
+    ],
+)
+def test_bodies_that_java_refuses_are_errors(flag: int, stored: bytes) -> None:
+    with pytest.raises(CorruptionError, match="x"):
+        decompress_body(stored, flag, 1 << 20, source="x")
+
+
 def test_an_unknown_compression_is_an_error() -> None:
     with pytest.raises(CorruptionError, match="unknown compression type 5"):
         decompress_body(b"", SYS_COMPRESSED | 0x500, 10, source="x")

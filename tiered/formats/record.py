@@ -39,6 +39,7 @@ BODY_BYTES_MAX = 1 << 28
 """A body that decompresses to more than this is refused."""
 
 _ZSTD_PIECE_BYTES = 1024
+_ZSTD_MAGIC_BYTES = 4
 _HEAD = struct.Struct(">iIIiiqqiq")
 _INNER_HEAD = struct.Struct(">iIIii")
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
@@ -197,18 +198,18 @@ def parse_properties(encoded: bytes) -> dict[str, str]:
 
 
 def decompress_body(stored: bytes, sys_flag: int, max_bytes: int, *, source: str) -> bytes:
-    """Decompress by the type in ``sys_flag``: zlib (also the default of old clients), LZ4 frame or zstd.
+    """Decompress by the type in ``sys_flag``: zlib (also the default of old clients), LZ4 frames or zstd frames.
 
-    Raises CorruptionError, naming ``source``, for damage, an unknown type, or more than ``max_bytes``.
+    As Java's streams do: all frames of a body are read, what follows a zlib stream is not looked at. Raises
+    CorruptionError, naming ``source``, for damage, an unknown type, or more than ``max_bytes``.
     """
     kind = sys_flag & _COMPRESSION_MASK
     try:
         if kind in (0, _COMPRESSION_ZLIB):
             inflater = zlib.decompressobj()
-            body, finished = inflater.decompress(stored, max_bytes + 1), inflater.eof
+            body, finished = inflater.decompress(stored, max_bytes + 1), inflater.eof or not stored
         elif kind == _COMPRESSION_LZ4:
-            unpacker = lz4.frame.LZ4FrameDecompressor()
-            body, finished = unpacker.decompress(stored, max_bytes + 1), unpacker.eof
+            body, finished = _decompress_lz4(stored, max_bytes)
         elif kind == _COMPRESSION_ZSTD:
             body, finished = _decompress_zstd(stored, max_bytes)
         else:
@@ -222,18 +223,36 @@ def decompress_body(stored: bytes, sys_flag: int, max_bytes: int, *, source: str
     return bytes(body)
 
 
+def _decompress_lz4(stored: bytes, max_bytes: int) -> tuple[bytes, bool]:
+    """(body, whether its last frame ends)."""
+    parts, total = list[bytes](), 0
+    rest, finished = stored, True
+    while (rest or not parts) and finished and total <= max_bytes:
+        unpacker = lz4.frame.LZ4FrameDecompressor()
+        parts.append(unpacker.decompress(rest, max_bytes + 1 - total))
+        total += len(parts[-1])
+        rest, finished = unpacker.unused_data or b"", unpacker.eof
+    return b"".join(parts), finished
+
+
 def _decompress_zstd(stored: bytes, max_bytes: int) -> tuple[bytes, bool]:
-    """(body, whether the frame ends).
+    """(body, whether its last frame ends).
 
     Fed in pieces, as this library bounds its input only: 1 KiB gives <= 32 MiB.
     """
-    decompressor, parts, total = zstandard.ZstdDecompressor().decompressobj(), list[bytes](), 0
-    for at in range(0, len(stored), _ZSTD_PIECE_BYTES):
-        parts.append(decompressor.decompress(stored[at : at + _ZSTD_PIECE_BYTES]))
-        total += len(parts[-1])
-        if total > max_bytes or decompressor.eof:
-            break
-    return b"".join(parts), decompressor.eof
+    parts, total = list[bytes](), 0
+    at, finished = 0, True
+    while at < len(stored) and finished and total <= max_bytes:
+        if 0 < at > len(stored) - _ZSTD_MAGIC_BYTES:
+            break  # too short for a frame: Java's stream ends here
+        decompressor, finished = zstandard.ZstdDecompressor().decompressobj(), False
+        while at < len(stored) and not finished and total <= max_bytes:
+            piece = stored[at : at + _ZSTD_PIECE_BYTES]
+            parts.append(decompressor.decompress(piece))
+            total += len(parts[-1])
+            finished = decompressor.eof
+            at += len(piece) - len(decompressor.unused_data)
+    return b"".join(parts), finished
 
 
 def inner_messages(record: Record) -> Iterator[InnerMessage]:
