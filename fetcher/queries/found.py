@@ -47,7 +47,11 @@ class FoundMessage:
     def to_json(self) -> dict[str, Any]:
         """As `tiered cat --format jsonl` prints it."""
         return record_to_json(
-            self.record, queue=self.queue, queue_offset=self.queue_offset, is_own_offset=self.is_batch
+            self.record,
+            queue=self.queue,
+            queue_offset=self.queue_offset,
+            is_own_offset=self.is_batch,
+            must_decode=False,
         )
 
 

@@ -23,6 +23,7 @@ from fetcher.queries.found import ALWAYS_MS, FoundMessage, newest_ms
 from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf
 from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, settings_of
+from sidecar.cli.rendering import complain_of_body
 from sidecar.logs import log_plain
 from tiered.catalog.state import CatalogState
 from tiered.console import print_json, time_text
@@ -183,6 +184,8 @@ def _hint(options: argparse.Namespace) -> str:
 
 def _print(found: list[FoundMessage], *, as_document: bool) -> None:
     documents = [message.to_json() for message in found]
+    for document in documents:
+        complain_of_body(document)
     if as_document:
         print_json({"messages": documents})
         return

@@ -49,6 +49,25 @@ def test_a_unique_key_prints_what_cat_prints(
         assert json.loads(capsys.readouterr().out) == message
 
 
+def test_a_body_that_does_not_decompress_hides_no_other_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), "cluster/broker"))
+    # As of a producer that sets the flag and sends the body as it is.
+    builder.doctor = lambda record: (
+        record[:36] + (1).to_bytes(4, "big") + record[40:] if b"odd" in record else record
+    )
+    bodies = (b"one", b"odd", b"two")
+    builder.commit([Sent(QueueKey("t", 0, 0), body, keys=["k"]) for body in bodies])
+    url = f"file://{tmp_path}"
+    for command in (["cat", url, "t"], ["query", url, "--topic", "t", "--key", "k"]):
+        assert main(command) == 0
+        printed, said = capsys.readouterr()
+        lengths = {line["queueOffset"]: line["bodyLen"] for line in map(json.loads, printed.splitlines())}
+        assert lengths == {0: 3, 1: None, 2: 3}
+        assert "t queue 0 offset 1: the body does not decode" in said
+
+
 def test_an_id_prints_the_message_in_any_case_of_letters(
     url: str, message: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,24 @@ def _message(body: bytes) -> Message:
     return Message(topic=b"t", queue_id=3, queue_offset=7, body=body, properties=properties((b"TAGS", b"a")))
 
 
+@pytest.mark.parametrize("form", [None, "text", "hex", "json"])
+def test_a_body_that_its_producer_did_not_compress_as_it_says_is_null(
+    form: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = encode(Message(topic=b"t", queue_id=3, queue_offset=7, body=b"plain", sys_flag=0x1), 4096)
+    document = json.loads(jsonl_line(record, QUEUE, 7, body_form=form))
+    assert (document["bodyLen"], document["bodySha256"], document["wireBodyLen"]) == (None, None, 5)
+    assert document.get("body") is None and ("body" in document) is (form is not None)
+    assert "t queue 3 offset 7: the body does not decode" in caplog.text
+
+
+def test_an_inner_batch_that_does_not_decode_is_null(caplog: pytest.LogCaptureFixture) -> None:
+    record = encode(Message(topic=b"t", queue_id=3, queue_offset=7, body=b"no batch", sys_flag=0x80), 4096)
+    document = json.loads(jsonl_line(record, QUEUE, 7, body_form="text"))
+    assert (document["inner"], document["bodyLen"], document["body"]) == (None, 8, "no batch")
+    assert "offset 7: the body does not decode" in caplog.text
+
+
 def test_without_a_form_there_is_no_body() -> None:
     document = shown(b"hello", None)
     assert "body" not in document

@@ -49,8 +49,10 @@ FIELD_TABLE: tuple[Field, ...] = (
     Field("uniqKey", "string", "property UNIQ_KEY, the client's message id", nullable=True),
     Field("properties", "map<string,string>", "all properties, sorted by name"),
     Field("bodyCRC", "int32", "CRC-32 of the stored body, without its highest bit"),
-    Field("bodyLen", "int32", "bytes of the body, decompressed"),
-    Field("bodySha256", "hex", "SHA-256 of the body, decompressed"),
+    Field(
+        "bodyLen", "int32", "bytes of the body, decompressed; null if it does not decompress", nullable=True
+    ),
+    Field("bodySha256", "hex", "SHA-256 of the body, decompressed", nullable=True),
     Field("offsetMsgId", "hex", "store host and physical offset: the broker's message id"),
     Field("recCrc32", "uint32", "CRC-32 of the whole stored record"),
     Field("wireBodyLen", "int32", "bytes of the stored body, if compressed", optional=True),

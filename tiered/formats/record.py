@@ -274,15 +274,21 @@ def inner_messages(record: Record) -> Iterator[InnerMessage]:
 
 
 def record_to_json(
-    record: Record, *, queue: QueueKey, queue_offset: int, is_own_offset: bool = False
+    record: Record,
+    *,
+    queue: QueueKey,
+    queue_offset: int,
+    is_own_offset: bool = False,
+    must_decode: bool = True,
 ) -> dict[str, Any]:
     """The record as one JSON object, with the names of ``FIELD_TABLE`` in its order.
 
     ``queue`` and ``queue_offset`` say where it was read: a light queue and its parent show the same record.
     ``is_own_offset`` marks readings whose offsets are the records' own and need not be consecutive (BatchCQ,
-    compacted topics). Raises CorruptionError for a body that does not decompress.
+    compacted topics). ``must_decode``: raise CorruptionError for a body that does not decompress, or an inner batch
+    that does not decode; else what they would say is null. A producer may have made them so: the record is whole.
     """
-    body = record.body()
+    body = _body(record, must_decode)
     row: dict[str, Any] = {
         "topic": queue.topic,
         "queueId": queue.queue_id,
@@ -303,8 +309,8 @@ def record_to_json(
         "uniqKey": record.uniq_key,
         "properties": dict(sorted(record.properties.items())),
         "bodyCRC": record.body_crc,
-        "bodyLen": len(body),
-        "bodySha256": hashlib.sha256(body).hexdigest(),
+        "bodyLen": None if body is None else len(body),
+        "bodySha256": None if body is None else hashlib.sha256(body).hexdigest(),
         "offsetMsgId": record.offset_msg_id,
         "recCrc32": zlib.crc32(record.data),
     }
@@ -321,10 +327,26 @@ def record_to_json(
     if is_own_offset:
         row["nonConsecutive"] = True
     if record.sys_flag & (SYS_INNER_BATCH | SYS_NEED_UNWRAP):
-        row["inner"] = [
-            _inner_to_json(record, index, item) for index, item in enumerate(inner_messages(record))
-        ]
+        row["inner"] = _inner(record, must_decode)
     return row
+
+
+def _body(record: Record, must_decode: bool) -> bytes | None:
+    try:
+        return record.body()
+    except CorruptionError:
+        if must_decode:
+            raise
+        return None
+
+
+def _inner(record: Record, must_decode: bool) -> list[dict[str, Any]] | None:
+    try:
+        return [_inner_to_json(record, index, item) for index, item in enumerate(inner_messages(record))]
+    except CorruptionError:
+        if must_decode:
+            raise
+        return None
 
 
 def _inner_to_json(record: Record, index: int, item: InnerMessage) -> dict[str, Any]:
