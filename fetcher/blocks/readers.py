@@ -55,9 +55,9 @@ class InHand(NamedTuple):
 
 
 class Reader:
-    """State of one reader. ``held`` is replaced as a whole; ``line``: log line of the catalog it was read from."""
+    """State of one reader. ``held`` is replaced as a whole."""
 
-    __slots__ = ("held", "held_bytes", "key", "line", "name", "nbytes", "used_s", "window")
+    __slots__ = ("held", "held_bytes", "key", "name", "nbytes", "used_s", "window")
 
     def __init__(self, key: ReaderKey, limits: WindowLimits) -> None:
         self.key = key
@@ -67,7 +67,6 @@ class Reader:
         """Memory, about, but for what is in hand. Of names only the group's is the client's own."""
         self.held = NOTHING
         self.held_bytes = 0
-        self.line = -1
         self.used_s = 0.0
         self.window = PrefetchWindow(limits)
 
@@ -100,10 +99,9 @@ class Reader:
 
     def slice(self, view: QueueView) -> None:
         """Make the next pulls from the block in hand cheap, if all its rows are visible and span one offset each."""
-        line = self.line  # before what is in hand, which changes after it
         held = self.held
         rows = held.rows
-        if rows is None or not rows.is_plain or line != view.state.cursor.line:
+        if rows is None or not rows.is_plain or held.line != view.state.cursor.line:
             return
         if view.min_offset <= rows.base and rows.end <= view.max_offset:
             block = held.blocks[rows.object_key, rows.first_block]
@@ -124,7 +122,7 @@ class Reader:
         whose bytes ``in_memory`` has; and what the reader has in hand then."""
         held = self.held
         rows = held.ahead
-        answer = None if rows is None else self._answer(rows, view, offset, count, max_bytes)
+        answer = None if rows is None else _answer(held, rows, view, offset, count, max_bytes)
         if rows is None or answer is None:
             return None
         part, next_offset = answer
@@ -141,27 +139,13 @@ class Reader:
             blocks.append(block)
         last = rows.in_block_of(taken.stop - 1)
         after = Held(
-            {(rows.object_key, numbers[-1]): blocks[-1]}, last, rows if rows.end > last.end else None
+            {(rows.object_key, numbers[-1]): blocks[-1]},
+            last,
+            rows if rows.end > last.end else None,
+            line=held.line,
         )
         body = rows.bodies(taken, blocks)
         return InHand(body, part.row_count, next_offset, view.min_offset, view.max_offset), after
-
-    def _answer(
-        self, rows: RunRows, view: QueueView, offset: int, count: int, max_bytes: int
-    ) -> tuple[Taken, int] | None:
-        """Those of ``rows`` that are a whole answer by this version of the queue too, and the next offset."""
-        if not (
-            rows.base <= offset < rows.end
-            and view.min_offset <= offset
-            and rows.end <= view.max_offset
-            and self.line == view.state.cursor.line
-        ):
-            return None
-        part = take(rows.sizes, rows.ends, rows.row_of(offset), Limits(count, max_bytes, True), None)
-        next_offset = rows.end_offset(part.end_row)
-        if not part.is_full and next_offset < view.max_offset:
-            return None
-        return part, next_offset
 
     def _part(
         self, view: QueueView, offset: int, count: int, max_bytes: int
@@ -169,11 +153,30 @@ class Reader:
         """Rows of the block in hand that are a whole answer, and the next offset."""
         held = self.held
         rows = held.rows
-        answer = None if rows is None else self._answer(rows, view, offset, count, max_bytes)
+        answer = None if rows is None else _answer(held, rows, view, offset, count, max_bytes)
         if rows is None or answer is None:
             return None
         part, next_offset = answer
         return rows, held.blocks[rows.object_key, rows.first_block], part, next_offset
+
+
+def _answer(
+    held: Held, rows: RunRows, view: QueueView, offset: int, count: int, max_bytes: int
+) -> tuple[Taken, int] | None:
+    """Those of ``rows``, which are of ``held``, that are a whole answer by this version of the queue too, and the next
+    offset."""
+    if not (
+        rows.base <= offset < rows.end
+        and view.min_offset <= offset
+        and rows.end <= view.max_offset
+        and held.line == view.state.cursor.line
+    ):
+        return None
+    part = take(rows.sizes, rows.ends, rows.row_of(offset), Limits(count, max_bytes, True), None)
+    next_offset = rows.end_offset(part.end_row)
+    if not part.is_full and next_offset < view.max_offset:
+        return None
+    return part, next_offset
 
 
 class Readers:
@@ -238,12 +241,14 @@ class Readers:
         return known or reader
 
     def hold(self, reader: Reader, held: Held, line: int) -> None:
-        """``held`` is what the reader has in hand now; others that have not pulled for longer may lose theirs."""
+        """``held``, read at log line ``line``, is what the reader has in hand now; others that have not pulled for
+        longer may lose theirs."""
+        held.line = line
         with self._lock:
             self._let_go(reader)
             if self._readers.get(reader.key) is not reader:
                 return
-            reader.line, reader.held, reader.held_bytes = line, held, held.nbytes
+            reader.held, reader.held_bytes = held, held.nbytes
             self.in_hand_bytes += reader.held_bytes
             self._holding[reader.key] = reader
             while self.in_hand_bytes > self._bytes_max and self._holding:

@@ -51,7 +51,7 @@ class BeyondHand:
         """What an unfiltered pull of a reader that goes on at ``offset`` is answered; None: by another way."""
         held = reader.held
         known = held.ahead or held.rows
-        if known is None or reader.window.position != offset or reader.line != view.state.cursor.line:
+        if known is None or reader.window.position != offset or held.line != view.state.cursor.line:
             return None
         at = known.end
         if not (known.base <= offset <= at < view.max_offset and view.existing(offset) == offset):
@@ -115,7 +115,12 @@ class BeyondHand:
             return None
         further, block = found
         last = rows.in_block_of(part.rows.stop - 1)
-        held = Held({(rows.object_key, last.first_block): block}, last, rows if rows.end > last.end else None)
+        held = Held(
+            {(rows.object_key, last.first_block): block},
+            last,
+            rows if rows.end > last.end else None,
+            line=view.state.cursor.line,
+        )
         records = count - limits.rows + part.row_count
         answer = InHand([*body, *further], records, next_offset, view.min_offset, view.max_offset)
         return Beyond(answer, held, behind.bytes_per_offset)

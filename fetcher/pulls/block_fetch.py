@@ -77,6 +77,9 @@ class Held:
     """All rows of the run read last, where the run needs them: light queues."""
     slices: Slices | None = None
     """``rows`` as most pulls need them, once one was answered; goes with the block."""
+    line: int = -1
+    """Log line of the catalog it was read from. It belongs here: who takes this while another puts something else in
+    its place must not judge it by the other's line."""
 
     @property
     def nbytes(self) -> int:

@@ -210,7 +210,9 @@ class TieredMessageFetcher:
         prefetcher = self.prefetcher
         reader = self.readers.open(ReaderKey(pull.group, view.queue), began_s)
         line = view.state.cursor.line
-        held = reader.held if reader.line == line else Held()
+        held = reader.held
+        if held.line != line:
+            held = Held()
         ready = prefetcher.ready(reader, pull.offset)
         until = 0 if pull.until is None else min(pull.until, view.max_offset)
         if reader.window.position < 0 and until - pull.offset > pull.count:

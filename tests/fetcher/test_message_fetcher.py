@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 
 from fetcher.batch import GetResult, GetStatus
 from fetcher.blocks.lanes import Lane
+from fetcher.pulls.block_fetch import Held
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
-from fetcher.pulls.queue_view import RunList
+from fetcher.pulls.queue_view import QueueView, RunList
 from fetcher.pulls.tag_filter import TagFilter
 from fetcher.waiting import run_sync
 from tests.end_to_end.ground_truth import difference, load_truth
@@ -596,6 +598,39 @@ def test_what_is_in_hand_is_not_used_once_the_log_was_replaced() -> None:
     assert fetcher.counters.from_hand == 0
     assert pull(fetcher, PLAIN, 5, count=1, group="g").next_offset == 6
     assert fetcher.counters.from_hand == 1
+
+
+class ViewMeanwhile:
+    """A view during whose use another thread does ``what``."""
+
+    def __init__(self, view: QueueView, what: Callable[[], None]) -> None:
+        self._view, self._what = view, what
+
+    def __getattr__(self, name: str) -> object:
+        if name == "min_offset":
+            self._what()
+        return getattr(self._view, name)
+
+
+def test_what_was_in_hand_is_not_judged_by_the_log_line_of_what_came_in_its_place() -> None:
+    """Two pulls of one group at once, the one of them the first after the log was replaced."""
+    builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=100_000))
+    builder.commit([Sent(PLAIN) for _ in range(9)])
+    fetcher = plain_fetcher(builder.store)
+    pull(fetcher, PLAIN, 0, count=2, group="g")
+    (reader,) = fetcher.readers._readers.values()
+    old = reader.held
+    new_line = replace(builder.state.cursor, line=builder.state.cursor.line + 1)
+    state = replace(builder.state, version=builder.state.version + 1, cursor=new_line)
+    view = fetcher.catalog.view(state, PLAIN)
+    assert view is not None and reader.from_hand(view, 2, 2, NO_LIMIT) is None
+
+    def other_pull() -> None:
+        fetcher.readers.hold(reader, Held(dict(old.blocks), old.rows), new_line.line)
+
+    meanwhile = cast("QueueView", ViewMeanwhile(view, other_pull))
+    assert reader.from_hand(meanwhile, 2, 2, NO_LIMIT) is None
+    assert reader.from_hand(view, 2, 2, NO_LIMIT) is not None
 
 
 def test_light_rows_whose_parents_expired_are_passed_like_a_gap() -> None:
