@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.batch import MessageBatch
@@ -28,6 +28,9 @@ from fetcher.walk import Walk, messages_of
 from tiered.errors import UsageError
 from tiered.instant import TimePoint, milliseconds
 from tiered.settings.sections import Settings
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 def open_async(
@@ -49,10 +52,18 @@ class AsyncArchive:
     async def __aenter__(self) -> Self:
         import asyncio  # 0.07 s, needed by no command
 
-        self._access = await asyncio.to_thread(
-            open_async_access, self._url, cluster=self._cluster, broker=self._broker, settings=self._settings
-        )
+        opening = asyncio.get_running_loop().run_in_executor(None, self._open)
+        try:
+            self._access = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)  # it cannot be stopped half-way
+            raise
         return self
+
+    def _open(self) -> ArchiveAccess:
+        return open_async_access(
+            self._url, cluster=self._cluster, broker=self._broker, settings=self._settings
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -126,6 +137,12 @@ class AsyncArchive:
     async def find_by_id(self, offset_msg_id: str) -> Message | None:
         """See Archive.find_by_id."""
         return await run_async(self.access.find_by_id(offset_msg_id))
+
+
+def _close_unwanted(opening: asyncio.Future[ArchiveAccess]) -> None:
+    """Nobody is there any more to close what was opened."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.get_loop().run_in_executor(None, opening.result().close)
 
 
 class AsyncQueue(QueueHandle):

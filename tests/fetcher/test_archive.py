@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -461,6 +462,34 @@ async def test_the_asynchronous_form_answers_the_same(directory: Path, truth: Qu
             by_id = await archive.find_by_id(line["offsetMsgId"])
             assert by_id is not None and by_id.queue_offset == message.queue_offset == line["queueOffset"]
             assert await archive.refresh() == blocking.version
+
+
+class Opened:
+    """Stands for an archive that was opened."""
+
+    def __init__(self) -> None:
+        self.is_closed = threading.Event()
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+@pytest.mark.asyncio
+async def test_who_gives_up_opening_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a time limit around a store that is slow to answer: each attempt would leave a thread and a client."""
+    opened, may_go_on = Opened(), threading.Event()
+
+    def slowly(url: str, **_: object) -> Opened:
+        may_go_on.wait(20)
+        return opened
+
+    monkeypatch.setattr("fetcher.async_archive.open_async_access", slowly)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            async with fetcher.open_async("memory://slow"):
+                pass
+    may_go_on.set()
+    assert await asyncio.to_thread(opened.is_closed.wait, 20)
 
 
 @pytest.mark.asyncio
