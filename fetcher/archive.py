@@ -137,6 +137,7 @@ class Queue(QueueHandle):
         walk = self.walk(span_of(start, start_time, count, batch_messages), message_filter)
         while (batch := run_sync(walk.next_batch())) is not None:
             yield batch
+            del batch  # what is held while the next one is waited for is missing for others
 
     def messages(
         self,
@@ -149,6 +150,7 @@ class Queue(QueueHandle):
         """Messages one by one, decoded when looked at, from an offset or a time (default: the first) to the end."""
         for batch in self.batches(start, start_time=start_time, count=count, message_filter=message_filter):
             yield from messages_of(batch, self.key, is_batch=self._access.is_batch(self.key))
+            del batch
 
     def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that can be continued when the archive has grown: see Walk.next_batch."""

@@ -173,6 +173,7 @@ class AsyncQueue(QueueHandle):
         walk = await self.walk(span_of(start, start_time, count, batch_messages), message_filter)
         while (batch := await run_async(walk.next_batch())) is not None:
             yield batch
+            del batch  # what is held while the next one is waited for is missing for others
 
     async def messages(
         self,
@@ -187,6 +188,7 @@ class AsyncQueue(QueueHandle):
         while (batch := await run_async(walk.next_batch())) is not None:
             for message in messages_of(batch, self.key, is_batch=self._access.is_batch(self.key)):
                 yield message
+            del batch, message
 
     async def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that can be continued when the archive has grown: see Walk.next_batch."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
 from fetcher.batch import GetResult, GetStatus, MessageBatch
+from fetcher.blocks.memory_admission import MemoryShortError
 from fetcher.message import Message
 from fetcher.pulls.read_plan import NO_END
 from fetcher.pulls.tag_filter import MessageFilter
@@ -22,6 +23,8 @@ from tiered.model.queue import QueueKey
 logger = logging.getLogger(__name__)
 
 _numbers = itertools.count(1)
+BATCH_BYTES_MIN = 64 * 1024
+_SMALLER = 8
 _PASSING = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.OFFSET_TOO_SMALL)
 """Nothing to show, but the next offset is further on."""
 
@@ -65,6 +68,7 @@ class Walk:
         self._span = span
         self._filter = message_filter
         self._left = span.count
+        self._batch_bytes = span.batch_bytes
         self._group = f"walk-{next(_numbers)}"
         self.offset = start_offset
         """The next offset to read."""
@@ -97,18 +101,15 @@ class Walk:
                 return None
             self.offset, self._find_start = start, None
         while not self.is_finished:
-            count = self._span.batch_messages
-            result = await self._puller.get(
-                self._queue.topic,
-                self._queue.queue_id,
-                self.offset,
-                count=count if self._left is None else min(count, self._left),
-                max_bytes=self._span.batch_bytes,
-                filter=self._filter,
-                group=self._group,
-                generation=self._queue.generation,
-                until=self._until,
-            )
+            try:
+                result = await self._pull()
+            except MemoryShortError:
+                # Walks side by side, each of which holds its last batch until it has the next, would wait for each
+                # other for ever: there is room for smaller batches.
+                if self._batch_bytes <= BATCH_BYTES_MIN:
+                    raise
+                self._batch_bytes = max(self._batch_bytes // _SMALLER, BATCH_BYTES_MIN)
+                continue
             gap = result.gap
             if result.status is GetStatus.OFFSET_TOO_SMALL:
                 gap = self.offset, result.next_offset
@@ -133,6 +134,20 @@ class Walk:
                 return None
             self.offset = result.next_offset
         return None
+
+    async def _pull(self) -> GetResult:
+        count = self._span.batch_messages
+        return await self._puller.get(
+            self._queue.topic,
+            self._queue.queue_id,
+            self.offset,
+            count=count if self._left is None else min(count, self._left),
+            max_bytes=self._batch_bytes,
+            filter=self._filter,
+            group=self._group,
+            generation=self._queue.generation,
+            until=self._until,
+        )
 
 
 def messages_of(batch: MessageBatch, queue: QueueKey, *, is_batch: bool) -> Iterator[Message]:

@@ -16,6 +16,10 @@ from fetcher.waiting import Wait
 from tiered.errors import ThrottledError
 
 
+class MemoryShortError(ThrottledError):
+    """What is held by readers leaves no room for this read; a smaller one may fit."""
+
+
 class MemoryAdmission:
     """Charges ``budget``. ``wait_ms``: how long a user waits, where there is a ``timer``; may be changed."""
 
@@ -61,10 +65,11 @@ class MemoryAdmission:
         if admission is not None and not admission.future.done():
             self._budget.withdraw(admission, self._no_memory(admission.byte_count, key))
 
-    def _no_memory(self, cost_bytes: int, key: str) -> ThrottledError:
+    def _no_memory(self, cost_bytes: int, key: str) -> MemoryShortError:
         self.refused += 1
-        return ThrottledError(
+        return MemoryShortError(
             f"{key}: no memory for {cost_bytes} bytes, {self._budget.charged_bytes} of "
             f"{self._budget.total_bytes} are held",
-            hint="retry later; raise fetch.memory_bytes if this happens often",
+            hint="retry later; raise fetch.memory_bytes if this happens often; "
+            "of messages that are kept, keep copies: bytes(message.data)",
         )

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import random
 import select
 import shutil
 import signal
@@ -16,6 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,12 +38,13 @@ from tiered.catalog.reading import refresh
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
 from tiered.formats.record import decode_record
+from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
 from tiered.object_store.url import open_store
-from tiered.settings.sections import FetchSettings, Settings
+from tiered.settings.sections import FetchSettings, PrefetchSettings, Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _numbers = itertools.count()
@@ -462,6 +465,63 @@ async def test_the_asynchronous_form_answers_the_same(directory: Path, truth: Qu
             by_id = await archive.find_by_id(line["offsetMsgId"])
             assert by_id is not None and by_id.queue_offset == message.queue_offset == line["queueOffset"]
             assert await archive.refresh() == blocking.version
+
+
+@pytest.fixture(scope="module")
+def four_long_queues(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Four queues of 48 messages, 10 MB each, which do not compress."""
+    url = f"file://{tmp_path_factory.mktemp('long')}"
+    codec = BlockCodec(block_bytes=256 * 1024)
+    builder = ArchiveBuilder(PrefixedStore(open_store(url), "cluster/broker"), codec=codec)
+    chance = random.Random(1)
+    queues = [QueueKey("t", number, 0) for number in range(4)]
+    for _ in range(2):
+        builder.commit(
+            [Sent(queue, chance.randbytes(200_000)) for _ in range(24) for queue in queues], as_set=False
+        )
+    return url
+
+
+def _little_memory(wait_ms: int) -> Settings:
+    return Settings(
+        fetch=FetchSettings(memory_bytes=14 << 20, cache_bytes=2 << 20, memory_wait_ms=wait_ms),
+        prefetch=PrefetchSettings(memory_bytes=2 << 20),
+    )
+
+
+@pytest.mark.asyncio
+async def test_walks_side_by_side_hold_no_batch_while_they_wait_for_the_next(four_long_queues: str) -> None:
+    """Else all would wait for each other's memory, until none gets any."""
+    async with fetcher.open_async(four_long_queues, settings=_little_memory(60_000)) as archive:
+
+        async def count(queue_id: int) -> int:
+            return len([message.queue_offset async for message in archive.queue("t", queue_id).messages()])
+
+        async with asyncio.timeout(30):
+            assert await asyncio.gather(*map(count, range(4))) == [48] * 4
+
+
+def test_threads_that_walk_side_by_side_hold_no_batch_while_they_wait_for_the_next(
+    four_long_queues: str,
+) -> None:
+    with (
+        fetcher.open(four_long_queues, settings=_little_memory(20_000)) as archive,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        queues = [archive.queue("t", queue_id) for queue_id in range(4)]
+        assert list(threads.map(lambda queue: sum(1 for _ in queue.messages()), queues)) == [48] * 4
+
+
+@pytest.mark.asyncio
+async def test_batches_get_smaller_where_memory_has_no_room_for_large_ones(four_long_queues: str) -> None:
+    """A program has its last batch in hand while it waits for the next."""
+    async with fetcher.open_async(four_long_queues, settings=_little_memory(200)) as archive:
+
+        async def count(queue_id: int) -> int:
+            return sum([len(batch) async for batch in archive.queue("t", queue_id).batches()])
+
+        async with asyncio.timeout(30):
+            assert await asyncio.gather(*map(count, range(4))) == [48] * 4
 
 
 class Opened:
