@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fetcher.blocks.lanes import Lane
+from fetcher.blocks.memory_admission import MemoryShortError
 from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import SourceBench
 from tiered.errors import CorruptionError, ThrottledError, TieredError, UnansweredError, UnavailableError
@@ -109,7 +110,13 @@ class Run:
 def test_readers_of_a_failing_store_get_the_truth_or_a_typed_error(seed: int) -> None:
     run = Run(seed, failing=0.1, damaging=0.05)
     run.go(120)
-    assert run.errors <= {UnansweredError, ThrottledError, CorruptionError, UnavailableError}
+    assert run.errors <= {
+        UnansweredError,
+        ThrottledError,
+        MemoryShortError,
+        CorruptionError,
+        UnavailableError,
+    }
     assert run.answers > 20
 
 
@@ -118,7 +125,7 @@ def test_readers_of_a_failing_store_get_the_truth_or_a_typed_error(seed: int) ->
 def test_a_store_that_neither_fails_nor_damages_gives_no_such_error(seed: int) -> None:
     run = Run(seed, failing=0, damaging=0)
     run.go(120)
-    assert run.errors <= {ThrottledError}
+    assert run.errors <= {MemoryShortError}
     assert run.bench.source.statistics().corrupt_fetched == 0
 
 
