@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
+
 from pipeline.jobs.offload_tails import moves_of
 from pipeline.jobs.offload_tasks import LogPart, PutCycle, PutTask, Scan, ScannedCycle, ScanTask, StoreSource
 from pipeline.jobs.tasks import attempt_number
@@ -70,7 +72,7 @@ def scan_part(task: ScanTask) -> Scan:
                     plan.rows,
                     bool(batch.damaged),
                     bool(batch.lost),
-                    batch.left_out,
+                    batch.columns.phys[batch.left_out].tolist(),
                     light,
                     ordinals,
                     moves,
@@ -128,7 +130,10 @@ def put_cycle(task: PutTask) -> PutCycle:
         batch = next(batches, None)
         if batch is None or (batch.from_phys, batch.to_phys) != (task.part.from_phys, task.part.to_phys):
             raise _changed(task)
-        witness_of(store, table).leave_out(batch, task.left_out)
+        left_out = np.flatnonzero(np.isin(batch.columns.phys[: batch.columns.rows], task.left_out)).tolist()
+        if len(left_out) != len(task.left_out):
+            raise _changed(task)
+        witness_of(store, table).leave_out(batch, left_out)
         reason = gap_reason(
             is_lost=bool(batch.lost),
             is_damaged=bool(batch.damaged),

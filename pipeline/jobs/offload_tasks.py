@@ -94,8 +94,9 @@ class ScanTask:
 
 @dataclass(frozen=True)
 class ScannedCycle:
-    """A cycle that ``part`` was cut into. ``left_out``: rows that consume queues contradict. ``ordinals`` index the
-    queues of the scan."""
+    """A cycle that ``part`` was cut into. ``left_out``: physical offsets of records that consume queues contradict.
+    (Not rows: a scan also has the first ones of topics that are not archived, while nobody has asked about them.)
+    ``ordinals`` index the queues of the scan."""
 
     part: LogPart
     rows: int

@@ -128,6 +128,25 @@ def test_records_that_their_consume_queue_has_elsewhere_are_damage_here_too(
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
 
 
+def test_records_left_out_are_the_same_where_topics_are_not_archived(
+    real_store: RealStore, tmp_path: Path
+) -> None:
+    """The first rows of a queue are scanned before the filter is asked: a scan that has asked before has fewer rows."""
+    store = tmp_path / "store"
+    shutil.copytree(real_store("B") / "store", store)
+    lines = max(load_truth(real_store("B"), "B", FILTER).queues.values(), key=len)
+    topics = TopicFilter(include=(lines[0]["topic"],))
+    log = CommitLog([store / "commitlog"])
+    for percent in (20, 50, 80):
+        flip(log, lines[len(lines) * percent // 100], QUEUE_ID[0] + 3, 1)
+    report = run(store, tmp_path / "bulk", options=replace(OPTIONS, topics=topics))
+    backfill(store, FileStore(tmp_path / "single"), topic_filter=topics, settings=SMALL)
+    assert report.damaged == 3
+    bulk, single = truth_of(tmp_path / "bulk"), truth_of(tmp_path / "single")
+    assert {**bulk, "tables": single["tables"]} == single
+    assert verify_archive(own_archive(tmp_path / "bulk"), full=True).anomalies == []
+
+
 def test_a_broker_that_is_started_meanwhile_ends_it(real_store: RealStore, tmp_path: Path) -> None:
     with (
         halved_log(real_store("A"), tmp_path / "store") as (broker, end_phys),
