@@ -65,10 +65,13 @@ class Slave(ClientScene):
         return self.tool(self.broker.name_server_address, *arguments)
 
     def listed(self, name_server: str = "", name: str = BROKER) -> dict[str, str]:
-        """Broker id to address, as the (first) name server lists the broker ``name``; empty while it is away."""
+        """Broker id to address, as the (first) name server lists the broker ``name``; empty while it is away, or
+        too busy to say."""
         try:
             answer = ask(name_server or self.broker.name_server_address, RequestCode.GET_BROKER_CLUSTER_INFO)
         except UnavailableError:
+            return {}
+        if not answer.body:
             return {}
         table = fastjson.loads(answer.body)["brokerAddrTable"]
         return dict(table[name]["brokerAddrs"]) if name in table else {}

@@ -243,6 +243,7 @@ def test_it_stays_out_of_a_cluster_with_acting_masters(tmp_path: Path, minio_url
             return str(slave.status()["name_servers"])
 
         until(lambda: "enableSlaveActingMaster" in told(), "it does not say why it stays out")
+        until(slave.listed, "the name server, slow to begin, does not list the master", 60)
         assert slave.listed() == {"0": slave.broker.broker_address}
 
 
