@@ -37,9 +37,8 @@ class JsonFormatter(logging.Formatter):
                 document["trace"] = self.formatException(record.exc_info)  # type: ignore[arg-type]
         try:
             return orjson.dumps(document, default=str).decode()
-        except (
-            TypeError
-        ):  # a path that is no UTF-8, a number of more than 64 bits: orjson refuses the whole line
+        except TypeError:
+            # A path that is no UTF-8, a number of more than 64 bits: orjson refuses the whole line.
             return json.dumps(document, default=str)
 
 
