@@ -618,7 +618,7 @@ def test_what_was_in_hand_is_not_judged_by_the_log_line_of_what_came_in_its_plac
     builder.commit([Sent(PLAIN) for _ in range(9)])
     fetcher = plain_fetcher(builder.store)
     pull(fetcher, PLAIN, 0, count=2, group="g")
-    (reader,) = fetcher.readers._readers.values()
+    ((_, reader),) = fetcher.readers._readers
     old = reader.held
     new_line = replace(builder.state.cursor, line=builder.state.cursor.line + 1)
     state = replace(builder.state, version=builder.state.version + 1, cursor=new_line)
