@@ -57,10 +57,10 @@ DECODE_THREADS_MAX = 2
 """Unless set: who reads takes no more than two threads can decode."""
 
 
-def decode_threads(wanted: int, processors: int) -> int:
-    """How many threads decode blocks. ``wanted`` 0: as many as leave a processor to who reads or serves, since one more
-    only takes turns with it."""
-    return wanted or min(max(processors - 1, 1), DECODE_THREADS_MAX)
+def decode_threads(wanted: int, processors: int, *, has_loop: bool) -> int:
+    """How many threads decode blocks. ``wanted`` 0: as many as there are processors for. An event loop (``has_loop``)
+    wants one for itself, and one more thread only takes turns with it; who calls and waits does not."""
+    return wanted or min(max(processors - has_loop, 1), DECODE_THREADS_MAX)
 
 
 def open_access(url: str, *, cluster: str, broker: str, settings: Settings) -> ArchiveAccess:
@@ -85,7 +85,7 @@ def open_async_access(url: str, *, cluster: str, broker: str, settings: Settings
         own_url = f"{url.rstrip('/')}/{archive_prefix(place.cluster, place.broker)}"
         return LoopRangeReader(open_async_store(own_url, StoreOptions(settings.object_store)))
 
-    return _opened(url, cluster, broker, settings, reader)
+    return _opened(url, cluster, broker, settings, reader, has_loop=True)
 
 
 def _opened(
@@ -94,6 +94,8 @@ def _opened(
     broker: str,
     settings: Settings,
     make_reader: Callable[[ArchivePlace], RangeReader],
+    *,
+    has_loop: bool = False,
 ) -> ArchiveAccess:
     root = open_store(url, StoreOptions(settings.object_store))
     try:
@@ -101,7 +103,7 @@ def _opened(
         place = open_archive(root, *names)
         state = load(place.store)
         disk = _disk_cache(settings, place)
-        return ArchiveAccess(url, root, place, state, make_reader(place), settings, disk)
+        return ArchiveAccess(url, root, place, state, make_reader(place), settings, disk, has_loop=has_loop)
     except BaseException:
         root.close()
         raise
@@ -133,15 +135,17 @@ class ArchiveAccess:
         reader: RangeReader,
         settings: Settings,
         disk: DiskCache | None = None,
+        *,
+        has_loop: bool = False,
     ) -> None:
-        """``root`` and ``reader`` are closed with it."""
+        """``root`` and ``reader`` are closed with it. ``has_loop``: an event loop reads."""
         clock_s = time.monotonic
         self.title = f"{place.cluster}/{place.broker} in {url}"
         self.cluster, self.broker, self.store = place.cluster, place.broker, place.store
         self._root, self._reader = root, reader
-        self._decoders = Threads(
-            decode_threads(settings.fetch.decode_threads, len(os.sched_getaffinity(0))), name="decode"
-        )
+        processors = len(os.sched_getaffinity(0))
+        decoders = decode_threads(settings.fetch.decode_threads, processors, has_loop=has_loop)
+        self._decoders = Threads(decoders, name="decode")
         self._steps = Threads(STEP_THREADS, name="read-ahead")
         self._timer = ThreadTimer()
         self.catalog = CatalogView(place.store, state, executor=self._steps, clock_s=clock_s)

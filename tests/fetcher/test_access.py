@@ -72,7 +72,11 @@ def test_files_are_read_by_threads_for_an_event_loop_too(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("wanted", "processors", "threads"), [(0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 64, 2), (5, 2, 5)]
+    ("wanted", "processors", "threads", "beside_a_loop"),
+    [(0, 1, 1, 1), (0, 2, 2, 1), (0, 3, 2, 2), (0, 64, 2, 2), (5, 2, 5, 5)],
 )
-def test_decoding_leaves_a_processor_to_who_reads(wanted: int, processors: int, threads: int) -> None:
-    assert decode_threads(wanted, processors) == threads
+def test_decoding_leaves_a_processor_to_an_event_loop(
+    wanted: int, processors: int, threads: int, beside_a_loop: int
+) -> None:
+    assert decode_threads(wanted, processors, has_loop=False) == threads
+    assert decode_threads(wanted, processors, has_loop=True) == beside_a_loop

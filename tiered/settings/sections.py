@@ -516,7 +516,7 @@ class FetchSettings:
         4_096, "requests of one kind that may wait; more are refused as temporarily unavailable", minimum=1
     )
     decode_threads: int = setting(
-        0, "threads that decompress and check blocks; 0: one for each processor but one, two at most",
+        0, "threads that decode blocks; 0: one a processor (`tiered serve`, asyncio: but one), two at most",
         minimum=0, maximum=64,
     )  # fmt: skip
 
