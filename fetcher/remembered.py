@@ -67,6 +67,14 @@ class Remembered(Generic[K, V]):
         table = self._again if key in self._again else self._once
         table[key] = value, table[key][1]
 
+    def put(self, key: K, value: V, byte_count: int) -> None:
+        """``key`` came, or came back: remember this of it. ``byte_count``: its weight if it is new."""
+        if self.get(key) is None:
+            self.add(key, value, byte_count)
+        else:
+            self.replace(key, value)
+            self.used(key)
+
     def drop(self, key: K) -> None:
         """Forget this one, if it is known."""
         entry = self._again.pop(key, None)

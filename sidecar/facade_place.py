@@ -9,7 +9,7 @@ import re
 
 from fetcher.serving.facade.service import FacadePlace
 from fetcher.serving.options import parse_address
-from fetcher.serving.own_address import is_wildcard
+from fetcher.serving.own_address import check_advertised
 from sidecar.broker_side import address_of, tls_of
 from tiered.broker_store.conf import BrokerConf
 from tiered.errors import UsageError
@@ -26,12 +26,7 @@ def neighbours(settings: Settings, conf: BrokerConf | None, section: str) -> tup
     """The broker's address and its name servers, for what ``section`` advertises. Raises UsageError naming what is
     missing or impossible."""
     key, advertise = f"{section}.advertise", getattr(settings, section).advertise
-    host, _ = parse_address(advertise, key)
-    if is_wildcard(host):
-        raise UsageError(
-            f"{key} = {advertise!r} is no address that clients can dial",
-            hint=f"name this host as clients see it; {section}.bind says where to listen",
-        )
+    check_advertised(advertise, section)
     address = address_of(settings, conf)
     if not address:
         raise UsageError(

@@ -35,7 +35,7 @@ from tiered.catalog.pages import RunIndex, sorted_page
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, TieredError, UnavailableError
-from tiered.flat_file.index_shape import shape_of
+from tiered.flat_file.index_shape import meta_of, shape_of
 from tiered.flat_file.key_section_reader import KEYS_PER_ROW, read_keys
 from tiered.formats.keys import epoch_of, index_key
 from tiered.index.collect import items_of_segment
@@ -54,7 +54,6 @@ from uploader.index_plan import (
     Segment,
     combined,
     groups_of,
-    meta_of,
     plan_merge,
     segments_of,
     stretches,
@@ -203,7 +202,7 @@ class IndexBuilder:
         """Those with runs that versions [first, last] added."""
         found: list[Segment] = []
         for ref in state.pages:
-            if ref.to_version >= first and ref.from_version <= last:
+            if ref.overlaps(first, last):
                 found += segments_of(self._run_index.living(state, self._run_index.page(ref)), first - 1)
         if state.memory_runs:
             found += segments_of(sorted_page(state.directory.keys, state.memory), first - 1)

@@ -68,11 +68,6 @@ class Group:
         return Covered(objects[np.argsort(objects["min_phys"], kind="stable")], keys)
 
 
-def meta_of(ref: IndexRef) -> IndexMeta:
-    """What a file covers, as the catalog says."""
-    return IndexMeta(ref.from_version, ref.to_version, ref.begin_ms, ref.end_ms, ref.begin_phys, ref.end_phys)
-
-
 def segments_of(page: Page, after_version: int) -> list[Segment]:
     """Segments with runs newer than ``after_version``."""
     chunk = page.chunk

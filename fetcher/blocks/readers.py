@@ -240,10 +240,8 @@ class Readers:
             budget.put_back(left_bytes)
         return known or reader
 
-    def hold(self, reader: Reader, held: Held, line: int) -> None:
-        """``held``, read at log line ``line``, is what the reader has in hand now; others that have not pulled for
-        longer may lose theirs."""
-        held.line = line
+    def hold(self, reader: Reader, held: Held) -> None:
+        """``held`` is what the reader has in hand now; others that have not pulled for longer may lose theirs."""
         with self._lock:
             self._let_go(reader)
             if self._readers.get(reader.key) is not reader:

@@ -131,7 +131,7 @@ class HandPulls:
         """There is another block in hand."""
         self._counters.from_hand += 1
         self._counters.messages += found.records
-        self._readers.hold(reader, held, held.line)
+        self._readers.hold(reader, held)
         self._readers.used(reader, time_s)
         rows = held.rows
         assert rows is not None

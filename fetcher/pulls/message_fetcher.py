@@ -209,9 +209,8 @@ class TieredMessageFetcher:
         began_s = self._clock_s()
         prefetcher = self.prefetcher
         reader = self.readers.open(ReaderKey(pull.group, view.queue), began_s)
-        line = view.state.cursor.line
         held = reader.held
-        if held.line != line:
+        if held.line != view.state.cursor.line:
             held = Held()
         ready = prefetcher.ready(reader, pull.offset)
         until = 0 if pull.until is None else min(pull.until, view.max_offset)
@@ -232,7 +231,7 @@ class TieredMessageFetcher:
             if ready is not None:
                 prefetcher.waited(reader, ready, read.next_offset)
         self.counters.messages += len(read.batch)
-        self.readers.hold(reader, read.held, line)
+        self.readers.hold(reader, read.held)
         rows = read.held.rows
         block_bytes = read.block_bytes if rows is None else rows.block_bytes[-1]
         runs = await self.catalog.runs_of(view)

@@ -95,8 +95,7 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
                         return found
     # Runs that left memory before an index file covered them: none but for moments, so they come last.
     for ref in state.pages:
-        is_told = not any(ref.from_version <= index.to_version and index.from_version <= ref.to_version
-                          for index in damaged)  # fmt: skip
+        is_told = not any(ref.overlaps(index.from_version, index.to_version) for index in damaged)
         if not is_told or ref.to_version > state.indexed_version:
             chunk = (await source.page(state, ref)).chunk
             after_version = state.indexed_version if is_told else -1

@@ -298,8 +298,7 @@ async def _unindexed(
         [
             source.page(state, ref)
             for ref in state.pages
-            if ref.first.topic <= topic <= ref.last.topic
-            and (_may_hold(ref, state, left_out) if instead is None else _overlaps(ref, instead))
+            if ref.first.topic <= topic <= ref.last.topic and _may_hold(ref, state, left_out, instead)
         ]
     )
     if state.memory_runs:
@@ -322,15 +321,13 @@ async def _unindexed(
     return found
 
 
-def _may_hold(ref: PageRef, state: CatalogState, left_out: Sequence[int]) -> bool:
+def _may_hold(ref: PageRef, state: CatalogState, left_out: Sequence[int], instead: IndexRef | None) -> bool:
     """``left_out``: versions with segments that were left out, ascending."""
+    if instead is not None:
+        return ref.overlaps(instead.from_version, instead.to_version)
     return ref.to_version > state.indexed_version or (
         bisect_left(left_out, ref.from_version) < bisect_right(left_out, ref.to_version)
     )
-
-
-def _overlaps(ref: PageRef, index: IndexRef) -> bool:
-    return ref.from_version <= index.to_version and index.from_version <= ref.to_version
 
 
 def _is_unindexed(state: CatalogState, chunk: RunChunk, instead: IndexRef | None) -> NDArray[np.bool_]:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from fetcher.serving.options import parse_address
 from tiered.errors import UsageError
 
 _ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
@@ -25,6 +26,16 @@ def is_wildcard(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:
         return False
+
+
+def check_advertised(advertise: str, section: str) -> None:
+    """Raises UsageError for what no client can dial. ``section``: of the settings, for its words."""
+    key = f"{section}.advertise"
+    if is_wildcard(parse_address(advertise, key)[0]):
+        raise UsageError(
+            f"{key} = {advertise!r} is no address that clients can dial",
+            hint=f"name this host as clients see it; {section}.bind says where to listen",
+        )
 
 
 def outgoing_address(family: int) -> str | None:

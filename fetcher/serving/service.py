@@ -16,8 +16,8 @@ from fetcher.serving.group_offsets import GroupOffsets
 from fetcher.serving.locks import LockTable, register_lock_handlers
 from fetcher.serving.lookups import LookupHandlers
 from fetcher.serving.offset_handlers import OffsetHandlers
-from fetcher.serving.options import parse_address, server_options
-from fetcher.serving.own_address import advertised_host, is_wildcard
+from fetcher.serving.options import server_options
+from fetcher.serving.own_address import advertised_host, check_advertised, is_wildcard
 from fetcher.serving.pop.pop_assignment import AssignmentHandlers
 from fetcher.serving.pop.pop_handlers import PopHandlers
 from fetcher.serving.proxy_topic import ProxyTopic
@@ -30,7 +30,7 @@ from fetcher.serving.security.door import SecurityDoor
 from fetcher.serving.session import ClientTable, register_session_handlers
 from fetcher.serving.wire.request import HandlerTable
 from fetcher.serving.wire.server import ServingServer
-from tiered.errors import TieredError, UsageError
+from tiered.errors import TieredError
 from tiered.settings.sections import ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,8 @@ class ServingService:
         address cannot be."""
         settings = self._settings
         options = server_options(settings)
-        _check_advertised(settings.advertise)
+        if settings.advertise:
+            check_advertised(settings.advertise, "serve")
         advertised = "" if settings.advertise else advertised_host(options.host)
         await self.offsets.claim()
         try:
@@ -142,12 +143,3 @@ class ServingService:
         groups = sorted((group.name, len(group.members)) for group in self.clients.groups())
         connections = len(self._server.connections) if self._server is not None else 0
         return ServingStatus(self._address, connections, self.offsets.is_owner, groups)
-
-
-def _check_advertised(advertise: str) -> None:
-    """Raises UsageError for what no client can dial."""
-    if advertise and is_wildcard(parse_address(advertise, "serve.advertise")[0]):
-        raise UsageError(
-            f"serve.advertise = {advertise!r} is no address that clients can dial",
-            hint="name this host as clients see it; serve.bind says where to listen",
-        )

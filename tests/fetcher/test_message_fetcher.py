@@ -626,7 +626,7 @@ def test_what_was_in_hand_is_not_judged_by_the_log_line_of_what_came_in_its_plac
     assert view is not None and reader.from_hand(view, 2, 2, NO_LIMIT) is None
 
     def other_pull() -> None:
-        fetcher.readers.hold(reader, Held(dict(old.blocks), old.rows), new_line.line)
+        fetcher.readers.hold(reader, Held(dict(old.blocks), old.rows, line=new_line.line))
 
     meanwhile = cast("QueueView", ViewMeanwhile(view, other_pull))
     assert reader.from_hand(meanwhile, 2, 2, NO_LIMIT) is None

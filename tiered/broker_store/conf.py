@@ -56,7 +56,7 @@ class BrokerConf:
     def trace_topic(self) -> str:
         """The broker's own topic for traces, which may have any name; empty unless it keeps one (TopicConfigManager:
         traceTopicEnable, msgTraceTopicName)."""
-        is_kept = self.properties.get("traceTopicEnable", "").strip().lower() == "true"
+        is_kept = is_true(self.properties, "traceTopicEnable")
         return self.properties.get("msgTraceTopicName", "").strip() if is_kept else ""
 
     @property

@@ -86,6 +86,10 @@ class PageRef(NamedTuple):
     first: QueueKey
     last: QueueKey
 
+    def overlaps(self, first_version: int, last_version: int) -> bool:
+        """Whether it may hold runs that these versions added."""
+        return self.from_version <= last_version and first_version <= self.to_version
+
 
 class RootRef(NamedTuple):
     """The newest snapshot of the whole state: a reader starts there and applies the commits after ``version``."""

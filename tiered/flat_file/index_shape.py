@@ -1,4 +1,4 @@
-"""From the catalog's word about an index file to the positions in it.
+"""From the catalog's word about an index file to the positions in it, and to what it covers.
 
 Owns only that step: the catalog does not know the file's format, the format not the catalog.
 """
@@ -6,6 +6,7 @@ Owns only that step: the catalog does not know the file's format, the format not
 from __future__ import annotations
 
 from tiered.catalog.index_refs import IndexRef
+from tiered.index.footer import IndexMeta
 from tiered.index.items import Widths
 from tiered.index.layout import Shape
 
@@ -15,3 +16,8 @@ def shape_of(ref: IndexRef) -> Shape:
     return Shape(
         ref.key, ref.items, ref.slot_bits, Widths(*ref.widths), ref.begin_ms, ref.size_bytes, ref.tail_bytes
     )
+
+
+def meta_of(ref: IndexRef) -> IndexMeta:
+    """What the file covers."""
+    return IndexMeta(ref.from_version, ref.to_version, ref.begin_ms, ref.end_ms, ref.begin_phys, ref.end_phys)

@@ -15,11 +15,11 @@ from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
-from tiered.flat_file.index_shape import shape_of
+from tiered.flat_file.index_shape import meta_of, shape_of
 from tiered.flat_file.key_section_reader import read_keys
 from tiered.flat_file.verify_segment import Anomaly, AnomalyKind
 from tiered.index.collect import items_of_segment
-from tiered.index.footer import IndexMeta, decode_tail
+from tiered.index.footer import decode_tail
 from tiered.index.items import ITEM_DTYPE
 from tiered.index.layout import HEADER_BYTES, SLOT, Shape, decode_slot, encode_header
 from tiered.index.merge import file_items
@@ -83,9 +83,7 @@ def _segments(pages: PagesBetween, ref: IndexRef) -> list[_Segment]:
 def _check_tail(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment]) -> None:
     shape = shape_of(ref)
     meta, covered = decode_tail(shape, store.get_range(ref.key, *shape.tail_range))
-    wanted = IndexMeta(
-        ref.from_version, ref.to_version, ref.begin_ms, ref.end_ms, ref.begin_phys, ref.end_phys
-    )
+    wanted = meta_of(ref)
     if meta != wanted:
         raise _IncompleteError(f"the file covers {meta}, the catalog says {wanted}")
     missing = {segment.key for segment in segments} - set(covered.keys)

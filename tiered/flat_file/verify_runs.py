@@ -56,11 +56,7 @@ class LivingRuns:
 
     def between(self, from_version: int, to_version: int) -> Iterator[Page]:
         """Pages with the runs that these versions, both included, added."""
-        refs = [
-            page
-            for page in self.state.pages
-            if page.from_version <= to_version and page.to_version >= from_version
-        ]
+        refs = [page for page in self.state.pages if page.overlaps(from_version, to_version)]
         for page in self._pages(refs):
             yield _of_versions(page, from_version, to_version)
         if self.state.memory_runs:

@@ -12,15 +12,17 @@ import ipaddress
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import lz4.frame
 import zstandard
 
 from tiered.errors import CorruptionError
 from tiered.model.queue import QueueKey
+
+T = TypeVar("T")
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -288,7 +290,7 @@ def record_to_json(
     compacted topics). ``must_decode``: raise CorruptionError for a body that does not decompress, or an inner batch
     that does not decode; else what they would say is null. A producer may have made them so: the record is whole.
     """
-    body = _body(record, must_decode)
+    body = _decoded(record.body, must_decode)
     row: dict[str, Any] = {
         "topic": queue.topic,
         "queueId": queue.queue_id,
@@ -327,26 +329,21 @@ def record_to_json(
     if is_own_offset:
         row["nonConsecutive"] = True
     if record.sys_flag & (SYS_INNER_BATCH | SYS_NEED_UNWRAP):
-        row["inner"] = _inner(record, must_decode)
+        row["inner"] = _decoded(lambda: _inner(record), must_decode)
     return row
 
 
-def _body(record: Record, must_decode: bool) -> bytes | None:
+def _decoded(decode: Callable[[], T], must_decode: bool) -> T | None:
     try:
-        return record.body()
+        return decode()
     except CorruptionError:
         if must_decode:
             raise
         return None
 
 
-def _inner(record: Record, must_decode: bool) -> list[dict[str, Any]] | None:
-    try:
-        return [_inner_to_json(record, index, item) for index, item in enumerate(inner_messages(record))]
-    except CorruptionError:
-        if must_decode:
-            raise
-        return None
+def _inner(record: Record) -> list[dict[str, Any]]:
+    return [_inner_to_json(record, index, item) for index, item in enumerate(inner_messages(record))]
 
 
 def _inner_to_json(record: Record, index: int, item: InnerMessage) -> dict[str, Any]:

@@ -179,11 +179,7 @@ class BrokerViews:
             both = earlier.queue is not None and found.queue is not None
             step = found.queue.min_offset - earlier.queue.min_offset if both else 0  # type: ignore[union-attr]
             found = replace(found, margin=next_margin(earlier.margin, step))
-        if self._known.get(place) is None:
-            self._known.add(place, found, QUEUE_BYTES + sys.getsizeof(place[0]))
-        else:
-            self._known.replace(place, found)
-            self._known.used(place)
+        self._known.put(place, found, QUEUE_BYTES + sys.getsizeof(place[0]))
         return found
 
     # -- the broker's word ------------------------------------------------------------------------------------

@@ -78,11 +78,7 @@ class Repeats:
         left_s = before.at_s + REPEAT_S - now_s if before is not None and is_repeat else 0.0
         left_s = min(REPEAT_S, max(0.0, left_s))
         told = _Asked(offset, now_s + left_s)
-        if before is None:
-            self._told.add(key, told, REPEAT_BYTES + sys.getsizeof(reader[1]) + sys.getsizeof(topic))
-        else:
-            self._told.replace(key, told)
-            self._told.used(key)
+        self._told.put(key, told, REPEAT_BYTES + sys.getsizeof(reader[1]) + sys.getsizeof(topic))
         return left_s
 
 

@@ -113,15 +113,24 @@ def test_a_record_with_a_stale_checksum_is_no_damage_here_either(
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
 
 
-def test_records_that_their_consume_queue_has_elsewhere_are_damage_here_too(
-    real_store: RealStore, tmp_path: Path
-) -> None:
+def copy_with_flips(
+    real_store: RealStore, tmp_path: Path, flips: Sequence[tuple[int, int]]
+) -> tuple[Path, str]:
+    """A copy of store B with a bit flipped in records of its longest queue, and the topic of that: (percent of the
+    queue, byte of the record)."""
     store = tmp_path / "store"
     shutil.copytree(real_store("B") / "store", store)
     lines = max(load_truth(real_store("B"), "B", FILTER).queues.values(), key=len)
     log = CommitLog([store / "commitlog"])
-    for number, at in ((20, QUEUE_ID[0] + 3), (50, QUEUE_OFFSET[0] + 7)):
-        flip(log, lines[len(lines) * number // 100], at, 1)
+    for percent, at in flips:
+        flip(log, lines[len(lines) * percent // 100], at, 1)
+    return store, lines[0]["topic"]
+
+
+def test_records_that_their_consume_queue_has_elsewhere_are_damage_here_too(
+    real_store: RealStore, tmp_path: Path
+) -> None:
+    store, _ = copy_with_flips(real_store, tmp_path, [(20, QUEUE_ID[0] + 3), (50, QUEUE_OFFSET[0] + 7)])
     report = run(store, tmp_path / "bulk")
     backfill(store, FileStore(tmp_path / "single"))
     assert report.damaged == 2
@@ -132,13 +141,9 @@ def test_records_left_out_are_the_same_where_topics_are_not_archived(
     real_store: RealStore, tmp_path: Path
 ) -> None:
     """The first rows of a queue are scanned before the filter is asked: a scan that has asked before has fewer rows."""
-    store = tmp_path / "store"
-    shutil.copytree(real_store("B") / "store", store)
-    lines = max(load_truth(real_store("B"), "B", FILTER).queues.values(), key=len)
-    topics = TopicFilter(include=(lines[0]["topic"],))
-    log = CommitLog([store / "commitlog"])
-    for percent in (20, 50, 80):
-        flip(log, lines[len(lines) * percent // 100], QUEUE_ID[0] + 3, 1)
+    flips = [(percent, QUEUE_ID[0] + 3) for percent in (20, 50, 80)]
+    store, topic = copy_with_flips(real_store, tmp_path, flips)
+    topics = TopicFilter(include=(topic,))
     report = run(store, tmp_path / "bulk", options=replace(OPTIONS, topics=topics))
     backfill(store, FileStore(tmp_path / "single"), topic_filter=topics, settings=SMALL)
     assert report.damaged == 3
