@@ -180,7 +180,7 @@ def _peer_row(result: PeerResult) -> Row:
         "what": "peer",
         "messages": result.messages,
         "messages_per_s": round(result.messages_per_s),
-        "messages_per_s_with_index": round(result.messages / (result.register_s + result.with_index_s)),
+        "messages_per_s_with_index": round(result.messages_per_s_with_index),
         "cpu_us_per_message": round(result.cpu_us_per_message, 3),
         "peak_rss_bytes": result.peak_rss_bytes,
         "metadata_mb": result.metadata_mb,

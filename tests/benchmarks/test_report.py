@@ -28,7 +28,8 @@ def _peer(store: str, messages_per_s: float) -> Row:
         "store": store,
         "what": "peer",
         "target": None,
-        "messages_per_s": messages_per_s,
+        "messages_per_s": messages_per_s * 2,
+        "messages_per_s_with_index": messages_per_s,
         "cpu_us_per_message": 8.0,
     }
 
@@ -42,6 +43,7 @@ def test_medians_are_compared_with_peer_and_parts() -> None:
     (summary,) = summarize([*rows, _peer("A", 200_000.0), _parts("A", 1_000_000.0)], SIZES)
     assert summary["messages_per_s"] == 700_000
     assert summary["checks"]["times_peer"] == {"value": 3.5, "limit": 3.5, "rule": ">=", "ok": True}
+    assert summary["peer_commit_messages_per_s"] == 400_000
     assert summary["checks"]["cpu_of_peer"]["ok"]
     assert summary["checks"]["of_parts"]["value"] == 0.7
     assert summary["missed"] == []
@@ -91,7 +93,7 @@ def test_what_is_unknown_is_left_out() -> None:
     assert " - " in table([summary])
 
 
-def test_peer_result_is_taken_kindly() -> None:
+def test_the_peer_is_done_when_its_index_is() -> None:
     row: dict[str, object] = {
         "op": "dispatch", "complete": True, "messages": 1000, "registerSec": 0.5, "registerCpuSec": 0.4,
         "dispatchSec": 0.5, "withIndexSec": 1.5, "withIndexCpuSec": 0.6, "peakRssMB": 10, "othersCores": 0.1,
@@ -99,5 +101,6 @@ def test_peer_result_is_taken_kindly() -> None:
     }  # fmt: skip
     result = parse_dispatch(row)
     assert result.messages_per_s == 1000.0
+    assert result.messages_per_s_with_index == 500.0
     assert result.cpu_us_per_message == 1000.0
     assert result.metadata_mb == 3.0

@@ -1,7 +1,9 @@
 """Cold reads at full speed beside a broker in use: sends stay as quick, upload as prompt, and a cap on bytes is kept.
 
 Of a directory, and of a MinIO on the same processors, which does its share of the work as urgently as the broker.
-Windows with and without the reader take turns under one producer, so that a busy minute of the machine spoils both.
+Windows with and without the reader take turns under one producer, so that a busy minute of the machine spoils both; so
+do windows beside a control that reads nothing and only counts, as idle as the reader: what it costs the broker is the
+machine's price for running anything at all.
 """
 
 from __future__ import annotations
@@ -54,9 +56,15 @@ class Reads:
 @contextmanager
 def reader(sidecar: Sidecar, reads: Reads, *, bytes_per_s: int = 0) -> Iterator[None]:
     """A reader of the archive in a process of its own, at full speed or below a cap, while the context lasts."""
-    words = [sidecar.url, str(THREADS), str(bytes_per_s)]
+    with companion(sidecar, reads, "cold_reader", sidecar.url, str(THREADS), str(bytes_per_s)):
+        yield
+
+
+@contextmanager
+def companion(sidecar: Sidecar, reads: Reads, module: str, *words: str) -> Iterator[None]:
+    """A process that works whenever nobody else wants the processor, while the context lasts."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "tests.soak.cold_reader", *words],
+        [sys.executable, "-m", f"tests.soak.{module}", *words],
         env=sidecar.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert child.stdin is not None and child.stdout is not None
@@ -116,6 +124,7 @@ def test_cold_reads_disturb_neither_broker_nor_upload(
         request.getfixturevalue("minio_url") if target == "minio" else StoreDirectory(tmp_path / "objects")
     )
     alone, beside, reads, capped = Windows(), Windows(), Reads(), Reads()
+    control, counted = Windows(), Reads()
     scene = Scene(config={"mappedFileSizeCommitLog": 1 << 30})
     with beside_broker(scene, tmp_path, objects) as sidecar:
         sidecar.start()
@@ -126,14 +135,17 @@ def test_cold_reads_disturb_neither_broker_nor_upload(
                 alone.watch(producer)
                 with reader(sidecar, reads):
                     beside.watch(producer)
-            p99s = alone.p99s_us(producer), beside.p99s_us(producer)
+                with companion(sidecar, counted, "idle_counter"):
+                    control.watch(producer)
+            p99s = [windows.p99s_us(producer) for windows in (alone, beside, control)]
             with reader(sidecar, capped, bytes_per_s=CAP_BYTES_PER_S):
                 time.sleep(CAP_S)
             sent = producer.finish(60, now=True)
         sidecar.wait_until_archived(300)
         latencies = alone.latencies_ms(sidecar), beside.latencies_ms(sidecar)
         compared = finish(sidecar)
-    send_ratio = quantile(p99s[1], 0.5) / max(1, quantile(p99s[0], 0.5))
+    send_p99_us = [quantile(p99, 0.5) for p99 in p99s]
+    send_ratio, control_ratio = (p99_us / max(1, send_p99_us[0]) for p99_us in send_p99_us[1:])
     lag_ratio = quantile(latencies[1], 0.5) / max(1, quantile(latencies[0], 0.5))
     cap_ratio = capped.stored_bytes / capped.seconds / CAP_BYTES_PER_S
     publish(
@@ -148,8 +160,10 @@ def test_cold_reads_disturb_neither_broker_nor_upload(
         messages_per_s=round(sent.acked / sent.seconds),
         read_mb_per_s=round(reads.record_bytes / reads.seconds / 1e6, 1),
         reader_cores=round(reads.core_seconds / reads.seconds, 2),
-        median_send_p99_us=[quantile(p99, 0.5) for p99 in p99s],
+        median_send_p99_us=send_p99_us,
         send_p99_ratio=round(send_ratio, 3),
+        control_cores=round(counted.core_seconds / counted.seconds, 2),
+        send_p99_ratio_of_control=round(control_ratio, 3),
         median_publish_ms=[quantile(latency, 0.5) for latency in latencies],
         worst_publish_ms=[quantile(latency, 1.0) for latency in latencies],
         upload_lag_ratio=round(lag_ratio, 3),
