@@ -45,7 +45,7 @@ def test_a_reload_while_groups_read_costs_nothing(facade: Facade) -> None:
     before = all_there_is(facade, "live0")
     consumer = facade.consume("push", "G-reload", 10**6, idle_s=120)
     consumer.wait_for_all(before)
-    assert min(pulls(facade, "G-reload")) > 5, "the archive, then the broker"
+    assert min(pulls(facade, "G-reload")) > 0, "the archive, then the broker"
     reload(facade, '[read]\npolicy = "FORCE"\n', 1)
     forced = facade.consume("push", "G-forced", 10**6, idle_s=120)
     forced.wait_for_all(before)
