@@ -110,7 +110,9 @@ def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]
 def _follow(
     archive: Archive, options: argparse.Namespace, printer: _Printer, chosen: list[QueueListing]
 ) -> None:
-    """Print what comes until interrupted; a store that is away for a while is waited for."""
+    """Print what comes until interrupted; a store that is away for a while is waited for, and so is a topic that was
+    deleted: said once, not at every look."""
+    said = ""
     try:
         printer.print_queues(chosen)
         while True:
@@ -120,8 +122,11 @@ def _follow(
                 archive.refresh()
                 printer.print_queues(printer.hidden_since(options.topic))
                 printer.print_queues(_chosen(archive, options))
+                said = ""
             except (UnavailableError, NotFoundError) as error:
-                logger.warning("%s", error)
+                if str(error) != said:
+                    logger.warning("%s", error)
+                said = str(error)
     except KeyboardInterrupt:
         return
 

@@ -271,6 +271,29 @@ def test_follow_prints_a_new_life_from_its_first_message_on_wherever_the_former_
     assert [json.loads(line)["queueOffset"] for line in follower.lines] == [*range(40, 50), *range(20)]
 
 
+def test_follow_says_once_that_its_topic_was_deleted(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(real_store("K") / "store", store)
+    url, names = f"file://{tmp_path}/archive", ["--cluster", "c", "--broker", "b"]
+    assert main(["backfill", str(store), url, *names]) == 0
+    follower = Follower(url, "t_one")
+    follower.wait_for(1)
+    for name in ("topics.json", "topics.json.bak"):
+        path = store / "config" / name
+        table = json.loads(path.read_text())
+        table["topicConfigTable"].pop("t_one", None)
+        path.write_text(json.dumps(table))
+    shutil.rmtree(store / "consumequeue" / "t_one")
+    assert main(["backfill", str(store), url, *names]) == 0
+    time.sleep(4)
+    code, error = follower.interrupt()
+    assert code == 0
+    (line,) = error.splitlines()
+    assert b"t_one" in line
+
+
 def test_a_walk_beyond_the_end_says_so_once(archive: str, caplog: pytest.LogCaptureFixture) -> None:
     with fetcher.open(archive) as opened:
         walk = opened.queue("t_one", 0).walk(Span(1 << 40))
