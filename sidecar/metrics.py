@@ -91,6 +91,12 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
         ("memory_budget_limit_bytes", "buffers allowed", report.budget_limit_bytes),
         ("pins", "commitlog files held by hard links", report.pins),
         ("index_left_out", "damaged data objects that the message index leaves out", report.index_left_out),
+        ("doomed_objects", "objects that were given up and wait for gc", report.doomed),
+        (
+            "oldest_doomed_seconds",
+            "how long ago the first of them was given up",
+            report.oldest_doomed_seconds,
+        ),
     ]
     for name, meaning, value in gauges:
         if value is not None:

@@ -101,6 +101,10 @@ class StatusReport:
     """Data objects that the message index leaves out because they are damaged: queries by key read them themselves."""
     index_remade: int = 0
     """Damaged index files that this process made anew."""
+    doomed: int = 0
+    """Objects that were given up and that `gc` has not deleted."""
+    oldest_doomed_seconds: float = 0.0
+    """How long ago the first of them was given up; 0 where there is none."""
     serving: ServingReport | None = None
     """None where no clients are served."""
     slave: SlaveReport | None = None
@@ -115,6 +119,11 @@ class StatusReport:
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for orjson."""
         return asdict(self)
+
+
+def seconds_since(then_ms: int | None, now_ms: int) -> float:
+    """How long ago ``then_ms`` was; 0 where there is none, or by a clock that went back."""
+    return 0.0 if then_ms is None else max(0, now_ms - then_ms) / 1000
 
 
 def encode_report(report: StatusReport) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from sidecar.lag import Lag, measure_lag
 from sidecar.margin import LogGrowth, margin_of
-from sidecar.report import StatusReport
+from sidecar.report import StatusReport, seconds_since
 from tiered.broker_store.pins import PinStatus
 from tiered.broker_store.store import BrokerStore
 from tiered.errors import TieredError
@@ -105,6 +105,8 @@ class Reporter:
             bytes=status.counters.raw_bytes,
             index_left_out=status.index_left_out,
             index_remade=status.index_remade,
+            doomed=status.doomed,
+            oldest_doomed_seconds=seconds_since(status.oldest_doomed_ms, self._wall_ms()),
         )
         if not status.bound_reason:
             return replace(report, bound_phys=None)  # the broker has not been asked yet

@@ -348,5 +348,7 @@ class Offloader:
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,
             index_left_out=len(state.left_out),
+            doomed=len(state.doomed),
+            oldest_doomed_ms=state.oldest_doomed_ms,
             index_remade=self._index_builder.counters.remade,
         )

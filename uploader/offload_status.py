@@ -49,5 +49,8 @@ class OffloadStatus:
     counters: UploadCounters
     index_left_out: int = 0
     """Data objects that the message index leaves out, because they are damaged."""
+    doomed: int = 0
+    """Objects that were given up and that `gc` has not deleted."""
+    oldest_doomed_ms: int | None = None
     index_remade: int = 0
     """Damaged index files that this process made anew."""

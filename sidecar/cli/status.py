@@ -24,7 +24,15 @@ from sidecar.cli.arguments import (
 from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
 from sidecar.lag import Lag, measure_lag
 from sidecar.margin import margin_of
-from sidecar.report import GroupReport, QueueReport, ServingReport, SlaveReport, StatusReport, decode_report
+from sidecar.report import (
+    GroupReport,
+    QueueReport,
+    ServingReport,
+    SlaveReport,
+    StatusReport,
+    decode_report,
+    seconds_since,
+)
 from sidecar.reporter import age_s
 from tiered.console import duration_text, print_json, print_table, size_text
 from tiered.errors import NotFoundError, UsageError
@@ -140,6 +148,8 @@ def _report(
         bytes=sum(queue.bytes for queue in queues),
         queues=() if lag is None else lag.reports(now_ms),
         index_left_out=len(state.left_out),
+        doomed=len(state.doomed),
+        oldest_doomed_seconds=seconds_since(state.oldest_doomed_ms, now_ms),
     )
 
 
@@ -161,6 +171,9 @@ def _print(report: StatusReport) -> None:
     print(f"gaps        {report.gaps:,}")
     if report.index_left_out:
         print(f"index       leaves out {report.index_left_out:,} damaged objects (see verify)")
+    if report.doomed:
+        age = duration_text(report.oldest_doomed_seconds)
+        print(f"garbage     {report.doomed:,} objects, the first given up {age} ago (tiered gc deletes them)")
     if report.source == "instance":
         limit = size_text(report.budget_limit_bytes)
         print(f"memory      {size_text(report.budget_used_bytes)} of {limit}")

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from sidecar.cli import gc
-from tests.servers.install import NotInstallableError, compose_validator
+from tests.servers.install import NotInstallableError, compose_validator, promtool_binary
 from tiered.catalog.garbage import COLLECTED
 from tiered.errors import AccessDeniedError, NotFoundError, RefusedRequestError, UnavailableError
 from tiered.formats.keys import (
@@ -102,9 +102,10 @@ def test_metrics_named_here_exist(name: str) -> None:
 
 
 def test_alerts_behave() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed (Debian: prometheus)")
+    try:
+        promtool = promtool_binary()
+    except NotInstallableError as error:
+        pytest.skip(f"promtool is not available: {error}")
     rules = DEPLOY / "prometheus"
     for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
         done = subprocess.run([promtool, *command], cwd=rules, capture_output=True, text=True, check=False)

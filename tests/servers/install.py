@@ -1,4 +1,4 @@
-"""Gets the servers that tests run: MinIO by `go install`, LocalStack into a virtual environment of its own.
+"""Gets the servers and tools that tests run: MinIO by `go install`, LocalStack into a virtual environment of its own.
 
 Everything lands in ``$XDG_CACHE_HOME/rocketmq-tiered`` (default ``~/.cache``), once; processes wait for each
 other. What cannot be had raises NotInstallableError, whose text becomes the reason of a skip, and is not tried again
@@ -31,6 +31,10 @@ LOCALSTACK_PACKAGES = (
     "service_identity",
     "setuptools<81",
 )
+
+
+PROMTOOL = "github.com/prometheus/prometheus/cmd/promtool"
+PROMTOOL_VERSION = "v0.55.1"
 
 
 class NotInstallableError(Exception):
@@ -67,6 +71,34 @@ def compose_validator(patience_s: float = PATIENCE_S) -> Path:
         if not cached.exists():
             _go_install("github.com/compose-spec/compose-go/v2/cmd@latest", cached.parent, patience_s)
     return cached
+
+
+def promtool_binary() -> Path:
+    """Prometheus' checker of rules: on PATH, or what ``build_promtool`` left: it takes longer than a test may."""
+    cached = cache_directory() / "promtool" / "promtool"
+    for candidate in (shutil.which("promtool"), cached):
+        if candidate is not None and os.access(candidate, os.X_OK):
+            return Path(candidate)
+    raise NotInstallableError("not on PATH, and not built by `make servers`")
+
+
+def build_promtool(patience_s: float) -> Path:
+    """``promtool_binary``, built now when missing (three minutes of two processors)."""
+    directory = cache_directory() / "promtool"
+    with only_once("promtool"):
+        try:
+            return promtool_binary()
+        except NotInstallableError:
+            directory.mkdir(exist_ok=True)
+        if shutil.which("go") is None:
+            raise NotInstallableError(f"{PROMTOOL} is built by go, which is not on PATH")
+        # Its module excludes others, so that `go install` refuses it: it is built as a part of one that is empty.
+        (directory / "go.mod").write_text("module promtool\n\ngo 1.22\n")
+        (directory / "go.sum").unlink(missing_ok=True)
+        go = ["go", "-C", str(directory)]
+        run_installer([*go, "get", f"{PROMTOOL}@{PROMTOOL_VERSION}"], patience_s)
+        run_installer([*go, "build", "-ldflags=-s -w", "-o", "promtool", PROMTOOL], patience_s)
+    return promtool_binary()
 
 
 def localstack_python(patience_s: float = PATIENCE_S) -> Path:

@@ -15,6 +15,7 @@ from functools import partial
 from tests.servers.go_client import go_consumer
 from tests.servers.install import (
     NotInstallableError,
+    build_promtool,
     compose_validator,
     forget_failures,
     localstack_python,
@@ -30,7 +31,12 @@ Installer = Callable[[float], object]
 """Given the seconds that one command of it may take."""
 
 LINES: tuple[tuple[tuple[str, Installer], ...], ...] = (
-    (("MinIO", minio_binary), ("compose-go", compose_validator), ("RocketMQ's Go client", go_consumer)),
+    (
+        ("MinIO", minio_binary),
+        ("compose-go", compose_validator),
+        ("RocketMQ's Go client", go_consumer),
+        ("promtool", build_promtool),
+    ),
     (
         *((f"RocketMQ {version}", partial(java_classes, version)) for version in ROCKETMQ_VERSIONS),
         ("RocketMQ's proxy", proxy_jars),

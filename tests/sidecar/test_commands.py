@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from sidecar.cli import main
 from sidecar.instance import IDENTITY_FILE
 from sidecar.lifecycle import Service
 from tests.truth import read_lines
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.reading import load
 from tiered.formats.keys import archive_prefix, parse_part_key
 from tiered.object_store.file import FileStore
@@ -236,6 +239,29 @@ def test_gc_lists_and_deletes_nothing_by_default(run: Run, archive: str) -> None
     assert code == 0 and "nothing was; add --apply" in out
     assert json.loads(run("gc", archive, "--json")[1])["applied"] is False
     assert sorted(Path(archive.removeprefix("file://")).rglob("*")) == before
+
+
+def test_status_says_what_gc_has_not_deleted_and_since_when(run: Run, own_archive: tuple[str, Path]) -> None:
+    url, directory = own_archive
+    assert "garbage" not in run("status", url)[1]
+    store = FileStore(directory / archive_prefix("FxCluster", "fx-a"))
+    for hours in (30, 50, 10):
+        now_ms = time.time_ns() // 1_000_000 - hours * 3_600_000
+        compactor = CatalogWriter(
+            store,
+            cluster="FxCluster",
+            broker="fx-a",
+            instance=f"compactor-{hours}",
+            kind="maintenance",
+            clock_ms=int,
+        )
+        draft = CommitDraft(CommitKind.MAINTENANCE, doomed=[f"sets/00/a-1-{hours}.sso"], created_ms=now_ms)
+        compactor.maintain(lambda state, draft=draft: draft)
+    report = json.loads(run("status", url, "--json")[1])
+    assert report["doomed"] == 3 and 50 * 3600 <= report["oldest_doomed_seconds"] < 51 * 3600
+    assert "garbage     3 objects, the first given up 2d 02h ago" in run("status", url)[1]
+    assert run("gc", url, "--apply", "--grace", "0")[0] == 0
+    assert json.loads(run("status", url, "--json")[1])["doomed"] == 0
 
 
 def test_verify_says_clean_and_counts(run: Run, archive: str) -> None:

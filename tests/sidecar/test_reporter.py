@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,19 @@ def test_what_comes_after_the_last_word_of_a_broker_is_behind(tmp_path: Path, br
         report = ask(lambda report: "frozen" in report.bound_reason)
         assert report.bound_phys == CONFIRMED * RECORD
         assert report.lag_messages == MESSAGES - CONFIRMED
+
+
+def test_what_gc_has_not_deleted_is_reported(tmp_path: Path, broker: LivingBroker) -> None:
+    given_up_ms, now_ms = 1_700_000_000_000, 1_700_000_600_000
+    with open_broker_store(tmp_path / "store") as store:
+        offloader = offloader_of(store, MemoryStore("memory://lag"), broker)
+        offloader.run(threading.Event(), follow=False)
+        status = offloader.status()
+        reporter = Reporter(HEAD, open_broker_store(tmp_path / "store"), FILTER, wall_ms=lambda: now_ms)
+        assert status is not None
+        report = reporter.report(lambda: replace(status, doomed=2, oldest_doomed_ms=given_up_ms))
+        reporter.close()
+    assert (report.doomed, report.oldest_doomed_seconds) == (2, 600.0)
 
 
 def test_a_file_that_is_gone_makes_the_lag_unknown_not_the_report(

@@ -167,6 +167,11 @@ class CatalogState:
     unread_root: RootRef = NO_ROOT
     """The root that could not be read when this was loaded, and commits were read instead. Not stored."""
 
+    @cached_property
+    def oldest_doomed_ms(self) -> int | None:
+        """When the first of the doomed objects was given up."""
+        return min((doom.doomed_ms for doom in self.doomed.values()), default=None)
+
     # -- queues -----------------------------------------------------------------------------------------------
 
     @property
