@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tiered.broker_store.broken_file import first_not_given, next_record_given
 from tiered.broker_store.commit_log import CommitLog, LogFile
-from tiered.broker_store.damage import do_lengths_add_up, find_next_record
+from tiered.broker_store.damage import do_lengths_add_up, find_cut_record, find_next_record
 from tiered.errors import UnreadableError
 from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.record_checks import END_OF_FILE_BYTES, RESERVED_CRC_BYTES
@@ -256,16 +256,18 @@ class LogFeed:
         phys = batch.to_phys
         limit = min(bound.proven_phys, bound.limit_phys)
         size = self._log.record_size_at(phys)
-        searched_phys = phys
-        if size is not None and do_lengths_add_up(self._log, phys, size):
-            searched_phys += (
-                size - 1
-            )  # what lies between lengths that hold is one record's, whatever it looks like
-        following = self._next_record(searched_phys, limit)
+        # What lies between lengths that hold is one record's, whatever it looks like.
+        is_whole = size is not None and do_lengths_add_up(self._log, phys, size)
+        end_phys = phys + size if size is not None and is_whole else phys + 1
+        following = self._next_record(end_phys - 1, limit)
         if following is None and bound.proven_phys < bound.limit_phys:
             # A dead broker's recovery would end here too.
             return FeedOutcome.CAUGHT_UP
-        following = limit if following is None else min(following, limit)
+        if following is None:
+            # The bound may cut the record behind: that one is sound, and waited for.
+            cut = find_cut_record(self._log, end_phys - 1, limit)
+            following = cut if cut is not None else end_phys if is_whole else limit
+        following = min(following, limit)
         batch.damaged.append(DamagedRange(phys, following, str(file.path), what))
         batch.to_phys = following
         return FeedOutcome.MORE

@@ -13,6 +13,7 @@ from tests.broker_store.record_bytes import log_file, queue_file, record, unit
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.damage import (
     SEARCH_BYTES,
+    find_cut_record,
     find_next_record,
     is_record,
     proven_phys,
@@ -54,6 +55,17 @@ def test_nothing_provable_below_the_limit(damaged: tuple[CommitLog, list[int]]) 
     assert find_next_record(log, positions[3], positions[5]) == positions[4]
     assert find_next_record(log, positions[3], positions[5] - 1) is None
     assert find_next_record(log, positions[9], FAR) is None
+
+
+def test_a_record_that_ends_above_the_limit_is_found_by_its_header(
+    damaged: tuple[CommitLog, list[int]],
+) -> None:
+    log, positions = damaged
+    assert find_cut_record(log, positions[3], positions[5] - 1) == positions[4]
+    assert find_cut_record(log, positions[3], positions[4] + 1) == positions[4]
+    assert find_cut_record(log, positions[3], positions[6] - 1) == positions[5]
+    assert find_cut_record(log, positions[3], positions[4]) is None
+    assert find_cut_record(log, positions[3], positions[5]) is None
 
 
 def test_a_copied_record_elsewhere_is_no_record(tmp_path: Path) -> None:

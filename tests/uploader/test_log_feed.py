@@ -175,3 +175,31 @@ def test_a_file_that_is_shorter_than_it_was_listed(tmp_path: Path) -> None:
     batch = read_all(feed, FeedBound(end, end))
     assert batch.to_phys == end
     assert batch.columns.rows == 10 + (end - FILE_BYTES) // RECORD_BYTES
+
+
+DAMAGES = {
+    "body": (90, b"\xff"),
+    "size": (0, struct.pack(">i", 100)),
+    "magic": (4, bytes(4)),
+    "place": (28, b"\x7f"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_record_that_the_bound_cuts_is_waited_for_behind_damage_too(damage: str, tmp_path: Path) -> None:
+    """What is damaged ends where the next record begins, not where the bound happens to be."""
+    log, positions = b"", []
+    for number in range(3):
+        positions.append(len(log))
+        log += encode(Message(queue_offset=number, body=bytes([number]) * 300), len(log))
+    data, (at, bad) = bytearray(log + bytes(1 << 16)), DAMAGES[damage]
+    data[positions[1] + at : positions[1] + at + len(bad)] = bad
+    (tmp_path / f"{0:020d}").write_bytes(data)
+    for bound in range(positions[2], len(log)):
+        feed, batch = feed_of(tmp_path), LogBatch(1 << 16)
+        for limit in (bound, len(log)):
+            while feed.advance(batch, FeedBound(limit, limit), 1 << 16) is FeedOutcome.MORE:
+                pass
+            assert batch.to_phys <= limit
+        assert batch.columns.phys[: batch.columns.rows].tolist() == [positions[0], positions[2]], bound
+        assert [(d.begin_phys, d.end_phys) for d in batch.damaged] == [(positions[1], positions[2])]

@@ -52,6 +52,17 @@ def find_next_record(
     return None
 
 
+def find_cut_record(log: CommitLog, damaged_phys: int, limit_phys: int) -> int | None:
+    """Physical offset of the first record in (damaged_phys, limit_phys) that ends above ``limit_phys``, by its header
+    alone: the rest may not be there yet. None when there is none. Raises what reading the log raises.
+    """
+    for phys in _header_candidates(log, damaged_phys + 1, limit_phys):
+        size, file = log.record_size_at(phys), log.file_at(phys)
+        if size is not None and file is not None and limit_phys - phys < size <= file.end_phys - phys:
+            return phys
+    return None
+
+
 def record_size(log: CommitLog, phys: int) -> int | None:
     """Size in bytes of the record at ``phys`` if it is whole and believable, else None."""
     size = log.record_size_at(phys)
