@@ -42,10 +42,12 @@ class FeedOutcome(Enum):
 
 @dataclass(frozen=True)
 class FeedBound:
-    """``limit_phys``: nothing at or above it is read. ``proven_phys``: below it every byte must be valid."""
+    """``limit_phys``: nothing at or above it is read. ``proven_phys``: below it every byte must be valid.
+    ``is_record_end``: a record ends at the limit, or damage: none is cut by it, and nothing waited for."""
 
     limit_phys: int
     proven_phys: int
+    is_record_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,8 @@ class LogFeed:
             return FeedOutcome.FULL
         if self._is_disproved(phys, size, bound):
             return self._skip_damage(batch, bound, look.file, InvalidReason.SIZE.name.lower())
+        if size > look.available and bound.is_record_end and phys < bound.proven_phys:
+            return self._skip_damage(batch, bound, look.file, InvalidReason.SIZE.name.lower())
         if size > look.available:
             # The scan accepted the size as fitting the file, so only the bound can cut it: wait for the rest.
             return FeedOutcome.CAUGHT_UP
@@ -263,11 +267,10 @@ class LogFeed:
         if following is None and bound.proven_phys < bound.limit_phys:
             # A dead broker's recovery would end here too.
             return FeedOutcome.CAUGHT_UP
-        if following is None:
+        if following is None and not bound.is_record_end:
             # The bound may cut the record behind: that one is sound, and waited for.
-            cut = find_cut_record(self._log, end_phys - 1, limit)
-            following = cut if cut is not None else end_phys if is_whole else limit
-        following = min(following, limit)
+            following = find_cut_record(self._log, end_phys - 1, limit) or (end_phys if is_whole else None)
+        following = limit if following is None else min(following, limit)
         batch.damaged.append(DamagedRange(phys, following, str(file.path), what))
         batch.to_phys = following
         return FeedOutcome.MORE

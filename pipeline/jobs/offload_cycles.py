@@ -61,7 +61,7 @@ def scan_part(task: ScanTask) -> Scan:
             witness = witness_of(store, table)  # a new one for each: it spares none for what another cost
             plan = witness.plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
             ordinals, moves = moves_of(plan, table)
-            part = replace(task.part, from_phys=batch.from_phys, to_phys=batch.to_phys)
+            part = replace(task.part, from_phys=batch.from_phys, to_phys=batch.to_phys, is_cycle=True)
             light = [
                 (phys, table.topic(ordinal), int(table.queue_id[ordinal]), offset)
                 for (phys, ordinal), offset in batch.light.items()

@@ -71,16 +71,18 @@ class ArchiveTarget:
 
 @dataclass(frozen=True)
 class LogPart:
-    """Physical offsets [from_phys, to_phys); below ``proven_phys`` every record must be valid."""
+    """Physical offsets [from_phys, to_phys); below ``proven_phys`` every record must be valid. ``is_cycle``: was read
+    before, and ends where a record ends."""
 
     from_phys: int
     to_phys: int
     proven_phys: int
+    is_cycle: bool = False
 
     @property
     def bound(self) -> FeedBound:
         """What the feed may read."""
-        return FeedBound(self.to_phys, min(self.proven_phys, self.to_phys))
+        return FeedBound(self.to_phys, min(self.proven_phys, self.to_phys), is_record_end=self.is_cycle)
 
 
 @dataclass(frozen=True)

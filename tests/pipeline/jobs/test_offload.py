@@ -16,7 +16,7 @@ from pipeline.jobs.offload import offload
 from pipeline.jobs.offload_options import OffloadOptions, StoreReport, StoreToOffload
 from pipeline.jobs.offload_tasks import PutTask, ScanTask
 from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
-from tests.broker_store.record_bytes import BLANK_MAGIC, log_file, record
+from tests.broker_store.record_bytes import BLANK_MAGIC, log_file, queue_file, record, unit
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
@@ -282,6 +282,25 @@ def test_damage_and_a_missing_file_become_the_gaps_that_backfill_records(
     for queue, gaps in bulk["gaps"].items():
         # A cycle that holds both damage and a missing file names one reason; cycles may be cut elsewhere.
         assert [gap[1:] for gap in gaps] == [gap[1:] for gap in one["gaps"][queue]]
+
+
+def test_a_cycle_that_ends_with_a_damaged_size_is_read_alike_both_times(tmp_path: Path) -> None:
+    """The size reaches above the cycle's end: no more of the record comes, and what disproves it stands behind."""
+    store, settings = tmp_path / "store", replace(SMALL, batch_bytes=1000)
+    bodies = [b"a", b"b" * 200, b"c" * 3000, b"d"]
+    data, units = b"", b""
+    for number, body in enumerate(bodies):
+        units += unit(len(data), len(record(0, body)))
+        data += record(len(data), body, queue_offset=number)
+    damaged = bytearray(data)
+    struct.pack_into(">i", damaged, len(record(0, bodies[0])), 1000)
+    log_file(store / "commitlog", 0, bytes(damaged), 2 * LOG_FILE_BYTES)
+    queue_file(store, "t", 0, units)
+    report = run(store, tmp_path / "bulk", options=OffloadOptions(settings=settings))
+    single = backfill(store, FileStore(tmp_path / "single"), settings=settings)
+    assert (report.messages, report.damaged) == (single.messages, single.damaged) == (3, 1)
+    bulk, one = truth_of(tmp_path / "bulk"), truth_of(tmp_path / "single")
+    assert {**bulk, "tables": one["tables"]} == one
 
 
 def write_log_file(store: Path, number: int, messages: Sequence[tuple[str, int]]) -> Path:
