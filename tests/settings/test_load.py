@@ -96,6 +96,12 @@ def test_lists_may_be_text(text: str) -> None:
         ("offload.batch_bytes", 1.5, "whole number of bytes"),
         ("offload.batch_bytes", True, "whole number of bytes"),
         ("offload.batch_bytes", "9" * 400, "whole number of bytes"),
+        ("offload.memory_budget_bytes", 10**400, f"at most {1 << 53}"),
+        ("process.standby_retry_ms", str((1 << 63) - 1), "at most 3162240000000"),
+        ("broker.request_timeout_ms", "30d", "from 50 to 3600000"),
+        ("object_store.read_timeout_ms", "30d", "from 50 to 3600000"),
+        ("pins.create_below_ratio", 10**400, "use a number"),
+        ("topics.include", "[" * 100_000, "list of texts"),
         ("offload.batch_bytes", "10s", "whole number of bytes"),
         ("offload.batch_bytes", "-1", "whole number of bytes"),
         ("offload.batch_bytes", -1, "a value from 65536 to 1073741824"),
@@ -184,6 +190,20 @@ def test_a_file_that_the_disk_does_not_give_is_not_the_end(tmp_path: Path) -> No
     path = _file(tmp_path, "")
     with pytest.raises(UnavailableError, match="cannot read"):
         load_settings(path / "below")
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 100_000, "x = " + "9" * 5_000, "x = '\xff'"])
+def test_a_file_without_an_end_of_nesting_or_digits_is_not_the_end(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match="is not TOML"):
+        load_settings(path)
+
+
+@pytest.mark.parametrize("variable", ["TIERED__ADDRESS", "TIERED___", "TIERED_BROKER__"])
+def test_a_variable_that_names_no_section_or_no_setting_is_refused(variable: str) -> None:
+    with pytest.raises(UsageError, match=rf"\({variable}\) is not a setting"):
+        load_settings(environment={variable: "x"})
 
 
 def test_changed_keys_lists_differences() -> None:

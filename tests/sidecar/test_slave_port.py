@@ -34,6 +34,7 @@ from tiered.broker_store.names import BrokerNames
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
 from tiered.remoting.command import RemotingCommand
+from tiered.settings.contradictions import contradictions
 from tiered.settings.sections import (
     ArchiveSettings,
     BrokerSettings,
@@ -41,7 +42,6 @@ from tiered.settings.sections import (
     ServeSettings,
     Settings,
     SlaveSettings,
-    contradictions,
 )  # fmt: skip
 
 CONF = {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}

@@ -21,8 +21,9 @@ One TOML file (`--config`, or `TIERED_CONFIG`), then the environment, then flags
 environment, and `--set offload.batch_bytes=64MiB` on the command line. A setting nobody knows, an impossible
 value and a setting that is not in force yet are errors that name the key and the fix (exit code 2).
 
-Sizes are bytes and may be written `"32MiB"`; times are milliseconds and may be written `"5s"`. Lists are TOML
-lists, or texts separated by commas. `tiered config check` prints what is in force and where it came from.
+Sizes are bytes and may be written `"32MiB"`; times are milliseconds, a hundred years at most, and may be written
+`"5s"`. Lists are TOML lists, or texts separated by commas. `tiered config check` prints what is in force and where
+it came from.
 
 Settings marked ↻ need a restart; SIGHUP applies all others (a running upload is drained first)."""
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UsageError
+from tiered.settings.contradictions import contradictions
 from tiered.settings.fields import SettingField, declared
-from tiered.settings.sections import NOT_IN_FORCE, SECTIONS, Settings, contradictions
+from tiered.settings.sections import NOT_IN_FORCE, SECTIONS, Settings
 from tiered.settings.values import BadValueError, parse_value
 
 ENVIRONMENT_PREFIX = "TIERED_"
@@ -98,7 +99,7 @@ def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
         raise AccessDeniedError(f"cannot read {path}: {error.strerror}", hint="check --config") from None
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror or error}", hint="try again") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's own, no UTF-8, a number or nesting without an end
         raise UsageError(f"{path} is not TOML: {error}", hint="correct that line") from None
     found: dict[str, tuple[str, Any]] = {}
     for section, content in document.items():
@@ -116,8 +117,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, An
     for variable, value in environment.items():
         # Only names with a double underscore are ours: orchestrators inject TIERED_PORT and the like.
         if variable.startswith(ENVIRONMENT_PREFIX) and "__" in variable:
-            section, name = variable[len(ENVIRONMENT_PREFIX) :].lower().split("__", 1)
-            found[f"{section}.{name}"] = (variable, value)
+            key = variable[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".", 1)
+            found[key] = (variable, value)
     return found
 
 

@@ -1,6 +1,6 @@
 """The settings that exist: one frozen dataclass per component, one section of the TOML file each.
 
-Owns names, defaults, meanings and limits, and the rules that tie two values together. Does not own reading
+Owns names, defaults, meanings and limits, and the rules that tie values of one component together. Does not own reading
 files or the environment (load.py), nor the components themselves. Sizes are bytes, times milliseconds, unless
 the name says otherwise.
 """
@@ -40,7 +40,9 @@ class BrokerSettings:
         "empty: what we ask is not signed",
         restart=True,
     )
-    request_timeout_ms: int = setting(3_000, "time limit of one request to the broker", minimum=50)
+    request_timeout_ms: int = setting(
+        3_000, "time limit of one request to the broker", minimum=50, maximum=HOUR_MS
+    )
     tls: bool = setting(False, "dial the broker and the name servers with TLS", restart=True)
     tls_ca: str = setting(
         "",
@@ -144,8 +146,10 @@ class ObjectStoreSettings:
         64 * MIB, "larger objects are sent in parts", minimum=5 * MIB, maximum=5 * GIB
     )
     multipart_part_bytes: int = setting(16 * MIB, "size of a part", minimum=5 * MIB, maximum=5 * GIB)
-    connect_timeout_ms: int = setting(5_000, "time limit of connecting", minimum=50)
-    read_timeout_ms: int = setting(30_000, "time limit of waiting for an answer to a read", minimum=50)
+    connect_timeout_ms: int = setting(5_000, "time limit of connecting", minimum=50, maximum=HOUR_MS)
+    read_timeout_ms: int = setting(
+        30_000, "time limit of waiting for an answer to a read", minimum=50, maximum=HOUR_MS
+    )
     upload_bytes_per_s: int = setting(0, "upload bandwidth limit; 0: none", minimum=0)
     trusted_network: bool = setting(
         False, "send bodies unsigned over plain http too: saves CPU on a link nobody else can reach"
@@ -573,27 +577,3 @@ NOT_IN_FORCE: dict[str, str] = {
     "offload.dictionary": "blocks are compressed without a dictionary",
 }
 """Planned names that this version does not obey yet, and what is true instead. Refused, never ignored."""
-
-
-def contradictions(settings: Settings) -> list[tuple[str, str]]:
-    """Pairs (key, complaint) for values that are fine alone but impossible together."""
-    offload, pins = settings.offload, settings.pins
-    found: list[tuple[str, str]] = []
-    if offload.poll_min_ms > offload.poll_max_ms:
-        found.append(("offload.poll_min_ms", "must not exceed offload.poll_max_ms"))
-    if offload.block_bytes > offload.batch_bytes:
-        found.append(("offload.block_bytes", "must not exceed offload.batch_bytes"))
-    if offload.memory_budget_bytes < 3 * offload.batch_bytes:
-        found.append((
-            "offload.memory_budget_bytes",
-            f"must be at least 3 × offload.batch_bytes = {3 * offload.batch_bytes}: one batch is read, "
-            "one encoded, one uploaded at a time",
-        ))  # fmt: skip
-    fetch = settings.fetch
-    if fetch.cache_bytes + fetch.index_cache_bytes > fetch.memory_bytes:
-        found.append(("fetch.memory_bytes", "must be at least fetch.cache_bytes + fetch.index_cache_bytes"))
-    if fetch.piece_bytes > fetch.get_max_bytes:
-        found.append(("fetch.piece_bytes", "must not exceed fetch.get_max_bytes"))
-    if pins.create_below_ratio >= pins.release_above_ratio:
-        found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
-    return found + settings.broker.complaints() + settings.read.complaints() + settings.slave.complaints()

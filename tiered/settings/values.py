@@ -22,6 +22,10 @@ _TIME_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_
 _QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
+WHOLE_MAX = 1 << 53
+"""The largest number up to which text, TOML and metrics agree on every one."""
+TIME_MS_MAX = 100 * 366 * 86_400_000
+"""A century, of times that have no limit of their own: clocks and waits of the system take no more than three."""
 
 
 class BadValueError(ValueError):
@@ -60,7 +64,7 @@ def _number(item: SettingField, raw: Any) -> float:
         raise BadValueError(_expectation(item))
     try:
         return float(raw)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadValueError(_expectation(item)) from None
 
 
@@ -92,7 +96,7 @@ def _split_list(item: SettingField, raw: str) -> Any:
         return [part.strip() for part in raw.split(",") if part.strip()]
     try:
         return json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadValueError(_expectation(item)) from None
 
 
@@ -110,7 +114,14 @@ def _checked(item: SettingField, value: Any) -> Any:
         too_large = rule.maximum is not None and not value <= rule.maximum  # NaN is refused here
         if too_small or too_large:
             raise BadValueError(f"use {limits(item)}")
+        if isinstance(value, int) and value > (most := _whole_max(item.name)):
+            raise BadValueError(f"use a value of at most {most}")
     return value
+
+
+def _whole_max(name: str) -> int:
+    """What no whole number of this unit may exceed."""
+    return TIME_MS_MAX if name.endswith("_ms") else WHOLE_MAX
 
 
 def limits(item: SettingField) -> str:
