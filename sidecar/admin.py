@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Protocol
 
 from tiered.errors import AccessDeniedError, TieredError, UsageError
@@ -53,7 +55,13 @@ class AdminServer:
             message = f"cannot listen on {host}:{port}: {error.strerror or error}"
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise AccessDeniedError(message, hint="set admin.port") from None
-            raise UsageError(message, hint="set admin.port (0: any free port)") from None
+            is_taken = error.errno == errno.EADDRINUSE
+            hint = (
+                "set admin.port (0: any free port)"
+                if is_taken
+                else "set admin.host to an address of this host"
+            )
+            raise UsageError(message, hint=hint) from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="admin", daemon=True)
         self._thread.start()
 
@@ -61,7 +69,7 @@ class AdminServer:
     def url(self) -> str:
         """``http://host:port`` really bound."""
         host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
+        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
     def close(self) -> None:
         """Stop listening."""
@@ -76,7 +84,14 @@ class _BoundedServer(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        super().__init__(address, handler)
+        host, port = address
+        host = host.strip("[]")
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
+
+    def server_bind(self) -> None:
+        """Not HTTPServer's, which asks DNS for a name that nobody here needs: a dead one would hold up the start."""
+        TCPServer.server_bind(self)
 
     def process_request(self, request: object, client_address: object) -> None:
         if not self._slots.acquire(blocking=False):

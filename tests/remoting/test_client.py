@@ -100,6 +100,13 @@ def test_nobody_there_is_unavailable() -> None:
         BrokerClient(f"127.0.0.1:{port}", 1).runtime_info()
 
 
+@pytest.mark.parametrize("host", ["broker..example", "b" * 64, ".example"])
+def test_a_name_that_none_can_have_is_unavailable(host: str) -> None:
+    """Anything else would end the uploader as an internal error."""
+    with pytest.raises(UnavailableError, match="does not answer"):
+        BrokerClient(f"{host}:10911", 1).runtime_info()
+
+
 def test_a_broker_that_hangs_up_at_once_may_want_tls_and_one_that_answered_does_not() -> None:
     answers = [b"", reply(RemotingCommand(1, 2), b'{"table":{}}'), b""]
     with peer(lambda request: answers.pop(0)) as address:

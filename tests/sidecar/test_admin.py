@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +91,31 @@ def test_routes() -> None:
 def test_a_port_in_use_is_a_usage_error() -> None:
     with _serving(Source()) as url, pytest.raises(UsageError, match="cannot listen"):
         AdminServer("127.0.0.1", urlsplit(url).port or 0, Source())
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "::", "0.0.0.0", ""])
+def test_it_listens_on_addresses_of_both_families(host: str) -> None:
+    server = AdminServer(host, 0, Source())
+    try:
+        assert decode_report(fetch_status(server.url)) == REPORT
+    finally:
+        server.close()
+
+
+def test_an_address_of_another_host_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1:0: .*set admin\.host"):
+        AdminServer("192.0.2.1", 0, Source())
+
+
+def test_nobody_is_asked_for_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server of the network that does not answer would hold up the start of archiving."""
+
+    def asked(*_: object) -> str:
+        raise AssertionError("asked for a name")
+
+    monkeypatch.setattr(socket, "getfqdn", asked)
+    server = AdminServer("0.0.0.0", 0, Source())
+    server.close()
 
 
 def test_no_answer_is_temporarily_unavailable() -> None:

@@ -89,7 +89,7 @@ class BrokerClient:
                 connection, encode(RemotingCommand(code, opaque, ext_fields=fields, body=body)), deadline_s
             )
             return self._answer(connection, opaque, deadline_s)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of a name that none can have
             self.close()
             raise self._failed(error) from error
         except UnavailableError:
@@ -124,7 +124,7 @@ class BrokerClient:
                 connection.recv(_RECEIVE_BYTES)
             raise
 
-    def _failed(self, error: OSError) -> UnavailableError | UsageError:
+    def _failed(self, error: OSError | UnicodeError) -> UnavailableError | UsageError:
         words = f"broker {self._address} does not answer: {error}"
         if self._has_answered:
             return UnavailableError(words)
