@@ -8,6 +8,7 @@ archive over).
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import secrets
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ import orjson
 
 from tiered.errors import AccessDeniedError, NotFoundError, StoreFullError, UsageError
 from tiered.whole_file import replace_whole
+
+logger = logging.getLogger(__name__)
 
 LOCK_FILE = "lock"
 IDENTITY_FILE = "instance.id"
@@ -62,13 +65,23 @@ class StateDirectory:
                 f"another instance runs with state directory {self.path}",
                 hint="stop it, or set process.state_dir",
             ) from None
+        except OSError as error:  # a network file system without locks
+            os.close(self._lock_fd)
+            raise AccessDeniedError(
+                f"cannot lock state directory {self.path}: {error.strerror}",
+                hint="set process.state_dir to a local disk",
+            ) from None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        (self.path / DESCRIPTION_FILE).unlink(missing_ok=True)
-        os.close(self._lock_fd)
+        try:
+            (self.path / DESCRIPTION_FILE).unlink(missing_ok=True)
+        except OSError as failure:  # a disk that became read-only; without our lock nobody believes the file
+            logger.warning("the description of this instance stays: %s", failure)
+        finally:
+            os.close(self._lock_fd)
 
     def identity(self) -> str:
         """This instance's id, stable over restarts as long as the directory lives."""

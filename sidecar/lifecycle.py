@@ -130,6 +130,12 @@ class Service:
         self._thread: threading.Thread | None = None
         self._jobs_started = 0
         self._restart_when_ended = False
+        self._late_at_s: float | None = None
+        """When a job that drains for a reload has taken too long, until that is told."""
+        self._is_built = False
+        """Whether the present job came to be."""
+        self._proven: Settings | None = None
+        """What the last job that came to be was built with."""
 
     @property
     def state(self) -> State:
@@ -157,7 +163,7 @@ class Service:
             if event is Event.RELOAD:
                 self._reload()
             elif event is Event.TIMEOUT:
-                self._start_job()
+                self._due()
             elif job_number == self._jobs_started and (code := self._job_ended()) is not None:
                 return code
 
@@ -183,13 +189,22 @@ class Service:
         return owns, f"{self._state.value}: {self._why}"
 
     def _next_event(self) -> tuple[Event, int]:
-        wait_s = None if self._retry_at_s is None else max(0.0, self._retry_at_s - self._monotonic_s())
+        due_at_s = self._late_at_s if self._retry_at_s is None else self._retry_at_s
+        wait_s = None if due_at_s is None else max(0.0, due_at_s - self._monotonic_s())
         return self._events.get(wait_s) or (Event.TIMEOUT, 0)
 
+    def _due(self) -> None:
+        if self._retry_at_s is not None:
+            self._start_job()
+        else:
+            self._late_at_s = None
+            logger.error("the uploader did not drain in time; the new settings apply when it ends")
+
     def _start_job(self) -> None:
-        self._retry_at_s = None
+        self._retry_at_s = self._late_at_s = None
         self._started_s = self._monotonic_s()
         self._job_error = None
+        self._is_built = False
         self._job_stop = threading.Event()
         self._restart_when_ended = False
         self._jobs_started += 1
@@ -205,7 +220,7 @@ class Service:
     def _run_job(self, settings: Settings, stop: threading.Event, number: int) -> None:
         try:
             job = self._factory(settings)
-            self._job = job
+            self._job, self._proven, self._is_built = job, settings, True
             job.run(stop)
         except BaseException as error:  # handed to the main loop, which decides and logs
             self._job_error = error
@@ -223,6 +238,8 @@ class Service:
         if error is None:
             self._enter(State.STOPPED, "the uploader has ended")
             return 0
+        if self._goes_back(error):
+            return None
         if self._monotonic_s() - self._started_s >= SETTLED_S:
             self._failures = 0
         self._failures += 1
@@ -233,6 +250,24 @@ class Service:
             return plan.exit_code
         self._retry_at_s = self._monotonic_s() + plan.delay_s
         return None
+
+    def _goes_back(self, error: BaseException) -> bool:
+        """Whether the settings of before are in force again: no job can be built with those that were reloaded. What
+        may pass by itself is tried again with the new ones."""
+        before = self._proven
+        if self._is_built or before is None or before is self._settings:
+            return False
+        if after_failure(error, before, 1, 0.0).exit_code is None:
+            return False
+        logger.error("the settings reloaded cannot be used: the old ones are back", exc_info=error)
+        self._put_in_force(before)
+        self._start_job()
+        return True
+
+    def _put_in_force(self, settings: Settings) -> None:
+        logging.getLogger().setLevel(settings.process.log_level.upper())
+        self._settings = settings
+        self._on_reload(settings)
 
     def _log_failure(self, error: BaseException, plan: RetryPlan) -> None:
         details: dict[str, Any] = {"state": plan.state.value, "failures": self._failures}
@@ -256,16 +291,23 @@ class Service:
             return
         after = with_values_of(self._settings, after, late)
         logger.info("settings reloaded", extra={"keys": [key for key in changed if key not in late]})
-        logging.getLogger().setLevel(after.process.log_level.upper())
-        self._settings = after
-        self._on_reload(after)
         if all(key in late or FIELDS[key].rule.live for key in changed):
+            if self._proven is self._settings:
+                self._proven = after
+            self._put_in_force(after)
             return
-        if self._stop_job():
+        self._put_in_force(after)
+        self._restart_job()
+
+    def _restart_job(self) -> None:
+        """A new job as soon as this one has drained. Nobody waits for that: SIGTERM may come meanwhile."""
+        if self._thread is None:
             self._start_job()
-        else:
-            logger.error("the uploader did not drain in time; the new settings apply when it ends")
+            return
+        self._job_stop.set()
+        if not self._restart_when_ended:
             self._restart_when_ended = True
+            self._late_at_s = self._monotonic_s() + self._settings.process.drain_timeout_ms / 1000
 
     def _drain(self) -> int:
         self._enter(State.DRAINING, "finishing what is in flight")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import json
 import logging
@@ -74,6 +76,24 @@ def test_running_instances_are_found_below_the_root(tmp_path: Path) -> None:
         state.describe(DESCRIPTION)
         assert running_instances(state_root(environment)) == [DESCRIPTION]
     assert running_instances(state_root(environment)) == []
+
+
+def test_a_description_that_cannot_be_removed_is_not_the_end(tmp_path: Path) -> None:
+    """As on a disk that became read-only. The lock goes, and with it what the description says."""
+    with StateDirectory(tmp_path) as state:
+        (tmp_path / DESCRIPTION_FILE).mkdir()
+        state.identity()
+    with StateDirectory(tmp_path):
+        pass
+
+
+def test_a_disk_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(AccessDeniedError, match="No locks available"), StateDirectory(tmp_path):
+        pass
 
 
 def test_an_unusable_state_directory_is_named(tmp_path: Path) -> None:

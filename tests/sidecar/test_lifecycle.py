@@ -36,9 +36,18 @@ class Harness:
     def __init__(self, *behaviours: Callable[[threading.Event], None], **settings: object) -> None:
         self.behaviours = list(behaviours)
         self.seen: list[Settings] = []
+        self.applied: list[Settings] = []
+        self.refused: dict[str, Exception] = {}
+        """By topics.exclude: why no job can be built."""
         self.loaded = _loaded(**settings)
         self.next_loaded: LoadedSettings | Exception = self.loaded
-        self.service = Service(self.loaded, factory=self._build, reload=self._reload, jitter=lambda: 0.0)
+        self.service = Service(
+            self.loaded,
+            factory=self._build,
+            reload=self._reload,
+            on_reload=self.applied.append,
+            jitter=lambda: 0.0,
+        )
         self.exit_code: int | None = None
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -50,6 +59,9 @@ class Harness:
 
     def _build(self, settings: Settings) -> FakeJob:
         self.seen.append(settings)
+        for excluded in settings.topics.exclude:
+            if excluded in self.refused:
+                raise self.refused[excluded]
         return FakeJob(self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0])
 
     def _reload(self) -> LoadedSettings:
@@ -87,6 +99,10 @@ def _raising(error: BaseException) -> Callable[[threading.Event], None]:
         raise error
 
     return behaviour
+
+
+def _wait(event: threading.Event) -> None:
+    event.wait()
 
 
 def test_stop_drains() -> None:
@@ -219,6 +235,74 @@ def test_reload_while_standing_by_starts_at_once() -> None:
     harness.wait_for(lambda: harness.seen[-1].archive.take_over)
     harness.wait_for(lambda: harness.service.state is State.FOLLOWING)
     assert harness.stop() == 0
+
+
+def test_stop_does_not_wait_for_a_reload_that_does_not_drain() -> None:
+    """Its time is bounded by what kills the process at its end, whatever came before."""
+    drained = threading.Event()
+    harness = Harness(lambda stop: _wait(drained), process__drain_timeout_ms=60_000)
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    harness.next_loaded = _loaded(topics__exclude="noise-*", process__drain_timeout_ms=60_000)
+    harness.service.post(Event.RELOAD)
+    harness.service.post(Event.STOP)
+    harness.wait_for(lambda: harness.service.state is State.DRAINING)
+    drained.set()
+    assert harness.join() == 0 and len(harness.seen) == 1
+
+
+def test_a_reload_that_drains_late_is_told_and_applies_then(caplog: pytest.LogCaptureFixture) -> None:
+    drained = threading.Event()
+    harness = Harness(lambda stop: _wait(drained), _until_stopped)
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    harness.next_loaded = _loaded(topics__exclude="noise-*", process__drain_timeout_ms=50)
+    harness.service.post(Event.RELOAD)
+    harness.service.post(Event.RELOAD)
+    harness.wait_for(lambda: "did not drain in time" in caplog.text)
+    assert len(harness.seen) == 1
+    drained.set()
+    harness.wait_for(lambda: len(harness.seen) == 2)
+    assert harness.seen[1].topics.exclude == ("noise-*",)
+    assert harness.stop() == 0 and caplog.text.count("did not drain in time") == 1
+
+
+@pytest.mark.parametrize(
+    "error", [UsageError("no address"), NotFoundError("no such file"), ValueError("unforeseen")]
+)
+def test_settings_that_no_job_can_be_built_with_are_taken_back(error: Exception) -> None:
+    """As those of a wrong file, which are refused as it is read."""
+    harness = Harness(_until_stopped)
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    harness.refused["noise-*"] = error
+    for _ in range(2):
+        harness.next_loaded = _loaded(topics__exclude="noise-*")
+        harness.service.post(Event.RELOAD)
+        harness.wait_for(lambda: len(harness.seen) % 2 == 1 and len(harness.seen) > 1)
+        assert harness.seen[-2].topics.exclude == ("noise-*",)
+        assert harness.seen[-1] is harness.seen[0] is harness.applied[-1]
+        harness.seen[1:] = []
+    harness.next_loaded = _loaded(topics__exclude="quiet-*")
+    harness.service.post(Event.RELOAD)
+    harness.wait_for(lambda: harness.seen[-1].topics.exclude == ("quiet-*",))
+    assert harness.stop() == 0
+
+
+def test_settings_that_may_be_usable_later_stay() -> None:
+    harness = Harness(_until_stopped)
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    harness.refused["noise-*"] = UnavailableError("the disk does not give broker.conf")
+    harness.next_loaded = _loaded(topics__exclude="noise-*")
+    harness.service.post(Event.RELOAD)
+    harness.wait_for(lambda: harness.service.state is State.RETRYING)
+    assert harness.seen[-1].topics.exclude == ("noise-*",)
+    assert harness.stop() == 0
+
+
+def test_a_job_that_ran_with_reloaded_settings_and_failed_is_no_reason_to_take_them_back() -> None:
+    harness = Harness(_until_stopped, _raising(UsageError("the object store refuses")))
+    harness.wait_for(lambda: len(harness.seen) == 1)
+    harness.next_loaded = _loaded(topics__exclude="noise-*")
+    harness.service.post(Event.RELOAD)
+    assert harness.join() == 2 and len(harness.seen) == 2
 
 
 def test_a_report_before_the_first_job_is_none() -> None:
