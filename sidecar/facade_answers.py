@@ -25,7 +25,8 @@ from fetcher.serving.session import ClientTable
 from sidecar.broker_side import open_store_of, topic_filter_of
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import BrokerStore
-from tiered.settings.sections import ReadSettings, Settings
+from tiered.model.queue import TopicFilter
+from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +40,9 @@ class MergedAnswers:
     def __init__(self, archive: ServedArchive, access: ArchiveAccess, settings: Settings, clients: ClientTable,
                  store: BrokerStore, *, checks_clients: bool) -> None:  # fmt: skip
         read, serve = settings.read, settings.serve
-        topics = topic_filter_of(settings, store.conf, access.cluster, access.broker)
-        self._archive, self._store = archive, store
+        self._archive, self._access, self._store = archive, access, store
         self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
-        self.line = PolicyLine(access.catalog, read, topics)
+        self.line = PolicyLine(access.catalog, read, self._topics(settings))
         self.views = views = BrokerViews(
             HotReader(store, refresh_s=read.local_refresh_ms / 1000), self._threads
         )
@@ -77,9 +77,13 @@ class MergedAnswers:
         """The catalog has a new version: who waits for messages looks again."""
         self._archive.wake()
 
-    def apply(self, settings: ReadSettings) -> None:
-        """Other read policies, from the next pull on."""
-        self.line.apply(settings)
+    def apply(self, settings: Settings) -> None:
+        """Other read policies, and what is archived, from the next pull on."""
+        self.line.apply(settings.read, self._topics(settings))
+
+    def _topics(self, settings: Settings) -> TopicFilter:
+        access = self._access
+        return topic_filter_of(settings, self._store.conf, access.cluster, access.broker)
 
     def close(self) -> None:
         """Release the broker's files."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -31,8 +31,10 @@ logger = logging.getLogger(__name__)
 START_S = 30.0
 OPEN_AGAIN_S = 1.0
 OPEN_AGAIN_MAX_S = 10.0
-OPENED_WITH = ("object_store", "read", "fetch", "prefetch", "serve")
-"""Sections that what serves clients takes its values from when the archive is opened."""
+PORTS_MADE_WITH = ("read", "serve", "broker.address", "broker.conf_path")
+"""Sections and keys that what serves clients takes its values from when the process starts."""
+OPENED_WITH = ("object_store", "fetch", "prefetch")
+"""Sections that it takes its values from when the archive is opened."""
 
 
 class Answers(Protocol):
@@ -43,8 +45,8 @@ class Answers(Protocol):
         """Who answers which code."""
         ...
 
-    def apply(self, settings: ReadSettings) -> None:
-        """Other read policies from the next request on."""
+    def apply(self, settings: Settings) -> None:
+        """Other read policies, and what is archived, from the next request on."""
         ...
 
     def committed(self) -> None:
@@ -92,6 +94,7 @@ class ServingThread:
 
     def __init__(self, names: BrokerNames, settings: Settings, ports: Sequence[Port]) -> None:
         self._names, self._settings, self._ports = names, settings, ports
+        self._made_with = settings
         self._started: Future[list[tuple[str, int]]] = Future()
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -121,19 +124,23 @@ class ServingThread:
             self._on_loop(answers.committed)
 
     def apply(self, settings: Settings) -> None:
-        """Put the read policies of ``settings`` in force, and tell of what stays as it was for clients."""
+        """Put the read policies of ``settings`` in force, and what is archived; tell of what stays as it was for
+        clients."""
         self._on_loop(lambda: self._apply(settings))
 
     def _apply(self, settings: Settings) -> None:
         self._settings = settings
-        if stays := _what_stays(self._opened_with, settings):
+        stays = _what_stays(self._made_with, settings, PORTS_MADE_WITH)
+        if self._opened_with is not None:
+            stays += _what_stays(self._opened_with, settings, OPENED_WITH)
+        if stays:
             logger.warning(
                 "clients are served by the values of before until a restart", extra={"keys": stays}
             )
         for port in self._ports:
             port.service.apply(settings.read)
         for answers in self._answers:
-            answers.apply(settings.read)
+            answers.apply(settings)
 
     def close(self, drain_s: float = 5.0) -> None:
         """Let requests at work end for ``drain_s``, hang up, close the archive."""
@@ -212,7 +219,7 @@ class ServingThread:
         if self._newest is not None:
             access.catalog.adopt(self._newest)
         for port, answers in zip(self._ports, made, strict=True):
-            answers.apply(self._settings.read)
+            answers.apply(self._settings)
             port.service.open_archive(answers.handlers)
         self._answers = made
         logger.info(
@@ -226,15 +233,14 @@ class ServingThread:
         )
 
 
-def _what_stays(before: Settings | None, after: Settings) -> list[str]:
-    """Keys that are in force for the uploader, and for clients not; those that need a restart are told already."""
-    if before is None:
-        return []
+def _what_stays(before: Settings, after: Settings, places: Collection[str]) -> list[str]:
+    """Keys of ``places`` that are in force for the uploader, and for clients not; those that need a restart are told
+    already."""
     rules = ((key, FIELDS[key]) for key in changed_keys(before, after))
     return [
         key
         for key, item in rules
-        if item.section in OPENED_WITH and not (item.rule.live or item.rule.restart)
+        if (item.section in places or key in places) and not (item.rule.live or item.rule.restart)
     ]
 
 

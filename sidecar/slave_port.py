@@ -66,9 +66,9 @@ class SlaveAnswers:
         pulls = SlavePulls(merged.handlers, merged.line, merged.views, around)
         self.handlers: FacadeHandlers = {**merged.handlers, **pulls.handlers()}
 
-    def apply(self, settings: ReadSettings) -> None:
+    def apply(self, settings: Settings) -> None:
         """See Answers."""
-        self._merged.apply(slave_policies(settings))
+        self._merged.apply(replace(settings, read=slave_policies(settings.read)))
 
     def committed(self) -> None:
         """See Answers."""

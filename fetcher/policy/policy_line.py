@@ -142,9 +142,11 @@ class PolicyLine:
         self._told_of_residency = False
         self.counters = ReadCounters()
 
-    def apply(self, settings: ReadSettings) -> None:
-        """Put other policies in force from the next pull on. Callable from any thread."""
+    def apply(self, settings: ReadSettings, topics: TopicFilter | None = None) -> None:
+        """Put other policies in force from the next pull on, and other ``topics`` unless None. Callable from any
+        thread."""
         self._policies = ReadPolicies.of(settings)
+        self._topics = topics or self._topics
 
     def policy_of(self, topic: str) -> ReadPolicy:
         """The policy in force."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
@@ -11,11 +12,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from fetcher.access import ArchiveAccess
+from fetcher.access import ArchiveAccess, open_async_access
+from fetcher.policy.read_policy import BrokerSide, LocalView, Residency
 from fetcher.serving.facade.group_reads import GroupReading
 from fetcher.serving.facade.protocol import FacadeHandlers
 from fetcher.serving.facade.service import FacadePlace, FacadeService
 from fetcher.serving.facade.status import FacadeStatus
+from fetcher.serving.session import ClientTable
+from sidecar.facade_answers import MergedAnswers
 from sidecar.facade_metrics import FacadeCollector, serving_report
 from sidecar.facade_place import facade_place
 from sidecar.facade_thread import FacadeOrder, facade_port
@@ -36,6 +40,7 @@ from tiered.settings.sections import (
     ReadSettings,
     ServeSettings,
     Settings,
+    TopicSettings,
 )
 
 CONF = broker_conf(
@@ -49,11 +54,11 @@ class Answers:
 
     def __init__(self) -> None:
         self.handlers: FacadeHandlers = {}
-        self.applied: list[ReadSettings] = []
+        self.applied: list[Settings] = []
         self.commits = 0
         self.is_closed = False
 
-    def apply(self, settings: ReadSettings) -> None:
+    def apply(self, settings: Settings) -> None:
         self.applied.append(settings)
 
     def committed(self) -> None:
@@ -61,6 +66,18 @@ class Answers:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class Away:
+    """Stands for a broker that is away."""
+
+    has_broker = True
+
+    async def look(self) -> LocalView:
+        return LocalView(BrokerSide.AWAY)
+
+    async def residency(self) -> Residency:
+        return Residency.NOT_ASKED
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -134,7 +151,7 @@ def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
         until(lambda: served.facade.status().is_archive_open)
         policies = ReadSettings(policy="FORCE")
         served.thread.apply(Settings(read=policies))
-        until(lambda: policies in answers.applied)
+        until(lambda: Settings(read=policies) in answers.applied)
         assert "values of before" not in caplog.text, "read policies are in force at once"
         limited = FetchSettings(bytes_per_s=1 << 20, user_requests=9)
         served.thread.apply(Settings(read=policies, fetch=limited))
@@ -150,6 +167,55 @@ def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
         served.thread.close(0.1)
     assert answers.is_closed and not served.thread.is_alive
     served.thread.apply(Settings())  # too late, and harmless
+
+
+def test_what_clients_keep_until_a_restart_is_told_also_before_there_is_an_archive(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ports are made as the process starts: another broker's address is the uploader's alone."""
+    served = thread_at(f"file://{tmp_path}/archive", 0, Answers())
+    served.thread.start()
+    try:
+        served.thread.apply(
+            Settings(
+                broker=BrokerSettings(address="127.0.0.1:2", request_timeout_ms=99),
+                topics=TopicSettings(exclude=("noise-*",)),
+                fetch=FetchSettings(user_requests=9),
+                serve=ServeSettings(pull_messages_max=9),
+            )
+        )
+        until(lambda: "values of before" in caplog.text)
+        (said,) = (record for record in caplog.records if "values of before" in record.message)
+        assert vars(said)["keys"] == ["broker.address", "serve.pull_messages_max"]
+    finally:
+        served.thread.close(0.1)
+
+
+def test_what_is_archived_from_a_reload_on_is_known_to_who_decides_pulls(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A topic taken as never archived would let its readers pass what is on its way into the archive."""
+
+    async def whole() -> None:
+        settings = Settings(
+            archive=ArchiveSettings(url=f"file://{tmp_path}/archive"),
+            broker=BrokerSettings(store_path=str(real_store("A") / "store")),
+            topics=TopicSettings(exclude=("orders",)),
+        )
+        access = open_async_access(settings.archive.url, cluster=CLUSTER, broker=BROKER, settings=settings)
+        merged = await MergedAnswers.opened(access, ClientTable(time.monotonic), settings, None)
+        try:
+            look = Away()
+            assert not (await merged.line.situation(look, "orders", 0, 0)).is_admitted
+            merged.apply(replace(settings, topics=TopicSettings(exclude=("noise-*",))))
+            assert (await merged.line.situation(look, "orders", 0, 0)).is_admitted
+            assert not (await merged.line.situation(look, "noise-1", 0, 0)).is_admitted
+        finally:
+            merged.close()
+            await asyncio.to_thread(access.close)
+
+    backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
+    asyncio.run(whole())
 
 
 def test_a_commit_of_this_process_is_seen_at_once(real_store: Callable[[str], Path], tmp_path: Path) -> None:
