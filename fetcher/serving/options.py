@@ -6,6 +6,7 @@ Raises UsageError that names the setting for what cannot be.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from fetcher.serving.security.door import SecurityDoor
@@ -13,6 +14,7 @@ from fetcher.serving.security.rules_file import RulesFile
 from fetcher.serving.wire.limits import ConnectionLimits
 from fetcher.serving.wire.server import ServerOptions
 from tiered.errors import UsageError
+from tiered.remoting.kept_context import KeptContext
 from tiered.remoting.tls import password_in
 from tiered.settings.sections import ServeSettings
 
@@ -26,7 +28,7 @@ def server_options(settings: ServeSettings) -> ServerOptions:
         port=port,
         connections_max=settings.connections_max,
         limits=connection_limits(settings),
-        tls=tls_context(settings),
+        tls=kept_tls(settings),
         tls_only=settings.tls_only,
         accepts_proxy=settings.accept_proxy,
         door=SecurityDoor(rules, settings.audit_interval_ms / 1000),
@@ -53,6 +55,23 @@ def parse_address(text: str, key: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise UsageError(f"{key} = {text!r} is no host:port", hint="for example 0.0.0.0:9876")
     return host.strip("[]"), int(port)
+
+
+def kept_tls(settings: ServeSettings) -> Callable[[], ssl.SSLContext] | None:
+    """TLS as set for the connection that comes now, with certificates that were renewed meanwhile; None: no TLS. Raises
+    as ``tls_context``."""
+    if tls_context(settings) is None:
+        return None
+
+    def load() -> ssl.SSLContext:
+        found = tls_context(settings)
+        assert found is not None
+        return found
+
+    paths = (
+        settings.tls_certificate, settings.tls_key, settings.tls_key_password_file, settings.tls_client_ca,
+    )  # fmt: skip
+    return KeptContext(paths, load, "clients").now
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:

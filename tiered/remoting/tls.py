@@ -1,6 +1,6 @@
 """TLS of the connections that we open, to brokers and name servers: what it needs, and what its failures mean.
 
-Owns the context, made anew when one of its files changes, and words for what goes wrong. Does not own connecting
+Owns what the context is made of, and words for what goes wrong. Does not own connecting
 (client.py, fetcher/serving/facade/upstream.py). Certificates that we show to clients are fetcher/serving's.
 Sources: TlsHelper, TlsSystemConfig, NettyRemotingServer (who gets a first byte that it does not take hangs up).
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiered.errors import UsageError
+from tiered.remoting.kept_context import KeptContext
 
 if TYPE_CHECKING:
     import ssl
@@ -64,31 +65,11 @@ class ClientTls:
 
     def __init__(self, options: TlsOptions) -> None:
         self.options = options
-        self._seen = self._stamps()
-        self._context = _loaded(options)
-        self._told: dict[str, str] = {}
-
-    def context(self) -> ssl.SSLContext:
+        paths = options.ca, options.certificate, options.key, options.key_password
+        self._kept = KeptContext(paths, lambda: _loaded(options), "the broker")
+        self.context = self._kept.now
         """For the connection that is made now."""
-        stamps = self._stamps()
-        if stamps != self._seen:
-            self._seen = stamps
-            try:
-                self._context = _loaded(self.options)
-            except UsageError as error:
-                logger.warning(
-                    "certificates for the broker changed and cannot be used: the old ones stay",
-                    extra={"cause": str(error)},
-                )
-            else:
-                logger.info("certificates for the broker read anew")
-        return self._context
-
-    def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
-        options = self.options
-        return tuple(
-            _stamp(path) for path in (options.ca, options.certificate, options.key, options.key_password)
-        )
+        self._told: dict[str, str] = {}
 
     def explained(self, error: BaseException, host: str) -> TlsFailure | None:
         """What ``error`` of a connection to ``host``, while it was made or before anything came, means; None where it
@@ -230,13 +211,3 @@ def password_in(path: str, setting: str) -> str:
 
 def _why(error: OSError) -> str:
     return getattr(error, "reason", None) or error.strerror or str(error)
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    if not path:
-        return None
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

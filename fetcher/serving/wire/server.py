@@ -32,15 +32,15 @@ OTHER_DESCRIPTORS = 512
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """``version`` is what answers carry (org.apache.rocketmq.common.MQVersion); ``tls`` also serves plain clients
-    unless ``tls_only``."""
+    """``version`` is what answers carry (org.apache.rocketmq.common.MQVersion); ``tls``, asked for each connection,
+    also serves plain clients unless ``tls_only``."""
 
     host: str = "127.0.0.1"
     port: int = 0
     version: int = 409
     connections_max: int = 10_000
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    tls: ssl.SSLContext | None = None
+    tls: Callable[[], ssl.SSLContext] | None = None
     tls_only: bool = False
     accepts_proxy: bool = False
     door: Door | None = None
@@ -138,7 +138,7 @@ class ServingServer:
             if options.tls_only and not is_tls:
                 client.close()
                 return
-            tls = options.tls if is_tls else None
+            tls = options.tls() if is_tls and options.tls is not None else None
             place = self._place
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: Connection(place, None if tls else client, address), client, ssl=tls

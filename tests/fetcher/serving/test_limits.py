@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.serving.options import tls_context
+from fetcher.serving.options import kept_tls, tls_context
 from fetcher.serving.wire import server as server_module
 from fetcher.serving.wire.at_work import LARGE_BYTES_MAX
 from fetcher.serving.wire.held_bytes import HeldBytes
@@ -316,7 +316,7 @@ def test_client_certificates(tmp_path: Path, shows_one: bool, is_required: bool)
         plain = await made.client()
         assert (await plain.ask(RemotingCommand(ECHO, 2))).opaque == 2
 
-    play(story, ServerOptions(tls=tls_context(settings)))
+    play(story, ServerOptions(tls=kept_tls(settings)))
 
 
 @pytest.mark.parametrize("tls_only", [False, True])
@@ -343,7 +343,7 @@ def test_tls_may_follow_a_proxy_header(tmp_path: Path, tls_only: bool) -> None:
         else:
             assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.4:5555"}
 
-    play(story, ServerOptions(tls=tls_context(settings), tls_only=tls_only, accepts_proxy=True))
+    play(story, ServerOptions(tls=kept_tls(settings), tls_only=tls_only, accepts_proxy=True))
 
 
 def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_path: Path) -> None:
@@ -354,11 +354,48 @@ def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_pa
         plain.writer.write(FRAME)
         assert await is_closed(plain)
 
-    play(story, ServerOptions(tls=tls_context(settings), tls_only=True))
+    play(story, ServerOptions(tls=kept_tls(settings), tls_only=True))
     with pytest.raises(UsageError, match="tls_certificate is not set"):
         tls_context(replace(ServeSettings(), tls_only=True))
     with pytest.raises(UsageError, match="does not load"):
         tls_context(replace(settings, tls_key=str(tmp_path / "none.pem")))
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = certificate(tmp_path)
+
+    async def story(made: Scene) -> None:
+        async def shown() -> bytes:
+            own = ssl.create_default_context(cafile=str(tmp_path / "trusted.pem"))
+            own.check_hostname = False
+            reader, writer = await asyncio.open_connection("127.0.0.1", made.port, ssl=own)
+            client = Client(reader, writer)
+            assert (await client.ask(RemotingCommand(ECHO, 1))).opaque == 1
+            clients.append(client)
+            found: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            return found
+
+        clients: list[Client] = []
+        trusted = tmp_path / "trusted.pem"
+        trusted.write_bytes((tmp_path / "cert.pem").read_bytes())
+        first = await shown()
+        (tmp_path / "cert.pem").write_text("being written")
+        assert await shown() == first
+        certificate(tmp_path)
+        trusted.write_bytes((tmp_path / "cert.pem").read_bytes())
+        assert await shown() != first
+        for client in clients:
+            assert (await client.ask(RemotingCommand(ECHO, 2))).opaque == 2, "who is connected stays so"
+            client.writer.close()
+
+    with caplog.at_level(logging.INFO, "tiered.remoting.kept_context"):
+        play(story, ServerOptions(tls=kept_tls(settings)))
+    assert [text for text in caplog.messages if "certificates" in text] == [
+        "certificates for clients changed and cannot be used: the old ones stay",
+        "certificates for clients read anew",
+    ]
 
 
 def test_an_encrypted_key_needs_its_password_and_nobody_is_asked_for_it(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Server:
         self._body = body
         table = HandlerTable()
         table.find = lambda code: self._handle  # type: ignore[method-assign]
-        self._server = ServingServer(table, ServerOptions(tls=context, tls_only=True))
+        self._server = ServingServer(table, ServerOptions(tls=lambda: context, tls_only=True))
 
     async def _handle(self, request: Request) -> Response:
         self.seen.append(request.code)

@@ -113,7 +113,7 @@ async def _broker(
 
     table = HandlerTable()
     table.register(11)(answer)
-    server = ServingServer(table, ServerOptions(tls=tls))
+    server = ServingServer(table, ServerOptions(tls=None if tls is None else lambda: tls))
     _, port = await server.start()
     return server, f"127.0.0.1:{port}", seen
 
