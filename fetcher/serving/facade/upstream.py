@@ -145,13 +145,17 @@ class _Link(asyncio.Protocol):
     async def ask(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
         waiting: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         self._pending[command.opaque] = waiting
+        was_sent = False
         try:
-            await self.write(command)
             async with asyncio.timeout(timeout_s):
+                await self.write(command)
+                was_sent = True
                 return await waiting
         except BaseException as error:
             if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
                 self.taken(len(waiting.result().body))  # it came as its asker left: nobody else takes it
+            if isinstance(error, TimeoutError) and not was_sent:
+                raise ThrottledError(f"{self._address} has not read what it was sent before") from error
             if isinstance(error, TimeoutError):
                 raise TimedOutError(f"{self._address} did not answer within {timeout_s:g} s") from error
             raise

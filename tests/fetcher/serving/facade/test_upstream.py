@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Awaitable
 
@@ -161,6 +162,25 @@ def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
         assert answer.opaque == 1 and len(seen) == 2 and seen[0].opaque != seen[1].opaque
         upstream.close()
         await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_a_broker_that_reads_nothing_costs_no_more_than_the_time_limit() -> None:
+    """A process that was stopped, with a large message on its way to it: what is asked behind that is not sent."""
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as frozen:
+            gate = FlightGate()
+            upstream = RemotingUpstream(f"127.0.0.1:{frozen.getsockname()[1]}", gate)
+            with pytest.raises(TimedOutError):
+                await upstream.call(RemotingCommand(11, 1, body=bytes(12 << 20)), 0.2)
+            for body in (b"", bytes(1000)):
+                async with asyncio.timeout(5):
+                    with pytest.raises(ThrottledError, match="has not read"):
+                        await upstream.call(RemotingCommand(11, 2, body=body), 0.2)
+            assert gate.used_bytes == 0
+            upstream.close()
 
     run(story())
 
