@@ -15,6 +15,7 @@ from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.names import BrokerNames, require_names
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.errors import UsageError
+from tiered.model.address import host_and_port
 from tiered.model.queue import TopicFilter
 from tiered.remoting.credentials import Credentials, read_credentials
 from tiered.remoting.tls import ClientTls, TlsOptions
@@ -102,8 +103,7 @@ class KeptTls:
 def address_of(settings: Settings, conf: BrokerConf | None) -> str:
     """``host:port`` of the broker's remoting port; empty when nobody says. UsageError for anything else."""
     address = settings.broker.address or (conf.address if conf is not None else "")
-    host, _, port = address.rpartition(":")
-    if address and not (host and port.isdecimal() and int(port) < 65_536):
+    if address and host_and_port(address) is None:
         raise UsageError(
             f"broker.address = {address!r} is no address", hint="write host:port, such as 127.0.0.1:10911"
         )

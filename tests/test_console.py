@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tiered.console import time_text
+from tiered.console import print_json, print_json_line, time_text
 
 
 @pytest.mark.parametrize("call", ["print_json", "print_json_line"])
@@ -21,6 +24,17 @@ def test_json_is_utf_8_whatever_the_terminal_takes(call: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert '"日志 ü"'.encode() in done.stdout
+
+
+@pytest.mark.parametrize(("call", "lines"), [(print_json, 3), (print_json_line, 1)])
+def test_what_no_utf_8_spells_is_json_all_the_same(
+    call: Callable[[Any], None], lines: int, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    document = {"path": "/store/\udcff"}
+    call(document)
+    sys.stdout.flush()
+    out = capfdbinary.readouterr().out
+    assert json.loads(out) == document and out.count(b"\n") == lines
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Data goes to stdout, everything else to stderr.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -27,7 +28,12 @@ def print_json_line(document: Any) -> None:
 
 def _print_json(document: Any, option: int) -> None:
     # Bytes: JSON is UTF-8, also where the terminal is not.
-    sys.stdout.buffer.write(orjson.dumps(document, option=option | orjson.OPT_APPEND_NEWLINE))
+    try:
+        text = orjson.dumps(document, option=option | orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # a path or a name that no UTF-8 spells
+        indent = 2 if option & orjson.OPT_INDENT_2 else None
+        text = json.dumps(document, indent=indent, default=str).encode("ascii") + b"\n"
+    sys.stdout.buffer.write(text)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

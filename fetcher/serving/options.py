@@ -14,6 +14,7 @@ from fetcher.serving.security.rules_file import RulesFile
 from fetcher.serving.wire.limits import ConnectionLimits
 from fetcher.serving.wire.server import ServerOptions
 from tiered.errors import UsageError
+from tiered.model.address import host_and_port
 from tiered.remoting.kept_context import KeptContext
 from tiered.remoting.tls import password_in
 from tiered.settings.sections import ServeSettings
@@ -51,10 +52,10 @@ def connection_limits(settings: ServeSettings) -> ConnectionLimits:
 
 def parse_address(text: str, key: str) -> tuple[str, int]:
     """Host and port of ``host:port``. Raises UsageError naming the setting ``key``."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
+    found = host_and_port(text)
+    if found is None:
         raise UsageError(f"{key} = {text!r} is no host:port", hint="for example 0.0.0.0:9876")
-    return host.strip("[]"), int(port)
+    return found
 
 
 def kept_tls(settings: ServeSettings) -> Callable[[], ssl.SSLContext] | None:

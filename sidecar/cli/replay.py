@@ -14,6 +14,7 @@ from sidecar.group_owner import is_gone, own_name
 from sidecar.group_replay import ArchiveGroups, QueueMove, ServerGroups, Start, StartKind
 from tiered.console import print_json, print_table
 from tiered.errors import UsageError
+from tiered.model.address import host_and_port
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +83,7 @@ def _start(options: argparse.Namespace) -> Start:
 
 
 def _at_server(options: argparse.Namespace, start: Start) -> list[QueueMove]:
-    host, _, port = options.serve.rpartition(":")
-    if not host or not port.isdecimal():
+    if host_and_port(options.serve) is None:
         raise UsageError(f"--serve {options.serve!r} is no host:port")
     settings = settings_of(options).settings
     server = ServerGroups(options.serve, credentials=credentials_of(settings), tls=tls_of(settings))

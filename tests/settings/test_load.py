@@ -119,6 +119,15 @@ def test_lists_may_be_text(text: str) -> None:
         ("broker.tls_verify", "some", "full, ca, none"),
         ("broker.tls_ca", "/ca.pem", "with broker.tls = true only"),
         ("broker.tls_key", "/own.key", "with broker.tls = true only"),
+        ("broker.address", "localhost", "write host:port"),
+        ("broker.address", "localhost:65536", "write host:port"),
+        ("broker.address", "localhost:" + "9" * 5000, "write host:port"),
+        ("broker.name_servers", "10.0.0.1:9876, 10.0.0.2", "write host:port"),
+        ("serve.bind", "", "write host:port"),
+        ("serve.advertise", ":9876", "write host:port"),
+        ("slave.bind", "10931", "write host:port"),
+        ("serve.tls_only", "true", "serve.tls_certificate only"),
+        ("serve.tls_key_password_file", "/password", "serve.tls_certificate only"),
     ],
 )
 def test_impossible_values_name_key_origin_and_fix(key: str, value: Any, fix: str) -> None:

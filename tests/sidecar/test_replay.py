@@ -229,6 +229,7 @@ def test_what_does_not_exist_and_wrong_usage(
     assert main(["replay", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
     assert main(["replay", archive, "--serve", "h:1", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
     assert main(["replay", "--serve", "nowhere", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
+    assert main(["replay", "--serve", "h:99999", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
     assert main(["replay", "--serve", "127.0.0.1:1", "--group", "G", "--topic", TOPIC, "--earliest"]) == 4
     capsys.readouterr()
 

@@ -1,15 +1,18 @@
-"""Values that are fine alone and impossible together. Pure.
+"""Values that are fine for their types and impossible all the same: together, or as addresses. Pure.
 
 Owns those of several components, and of those that do not say it themselves (``complaints`` in sections.py).
 """
 
 from __future__ import annotations
 
-from tiered.settings.sections import Settings
+from tiered.model.address import host_and_port
+from tiered.settings.sections import ServeSettings, Settings
+
+_ADDRESS = "write host:port, such as 127.0.0.1:10911"
 
 
 def contradictions(settings: Settings) -> list[tuple[str, str]]:
-    """Pairs (key, complaint) for values that are fine alone but impossible together."""
+    """Pairs (key, complaint)."""
     offload, pins = settings.offload, settings.pins
     found: list[tuple[str, str]] = []
     if offload.poll_min_ms > offload.poll_max_ms:
@@ -29,4 +32,29 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
         found.append(("fetch.piece_bytes", "must not exceed fetch.get_max_bytes"))
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
+    found += [(key, _ADDRESS) for key, text in _addresses(settings) if text and host_and_port(text) is None]
+    found += _of_no_certificate(settings.serve)
     return found + settings.broker.complaints() + settings.read.complaints() + settings.slave.complaints()
+
+
+def _addresses(settings: Settings) -> list[tuple[str, str]]:
+    """Every address set, by its key. Empty: none, and what that means its meaning says."""
+    broker, serve, slave = settings.broker, settings.serve, settings.slave
+    return [
+        ("broker.address", broker.address),
+        *(("broker.name_servers", text) for text in broker.name_servers),
+        ("serve.bind", serve.bind or ":"),
+        ("serve.advertise", serve.advertise),
+        ("slave.bind", slave.bind or ":"),
+        ("slave.advertise", slave.advertise),
+    ]
+
+
+def _of_no_certificate(serve: ServeSettings) -> list[tuple[str, str]]:
+    """TLS that is meant and not on would be seen by nobody."""
+    names = ("tls_key", "tls_key_password_file", "tls_client_ca", "tls_only")
+    return [
+        (f"serve.{name}", "is in force with serve.tls_certificate only, which is not set")
+        for name in names
+        if getattr(serve, name) and not serve.tls_certificate
+    ]
