@@ -209,10 +209,11 @@ class RemotingUpstream:
     async def _asked(self, command: RemotingCommand, timeout_s: float) -> tuple[RemotingCommand, _Link]:
         byte_count = len(command.body)
         await self._gate.enter(byte_count)
+        ends_s = time.monotonic() + timeout_s
         try:
-            link = await self._connected()
+            link = await self._connected_within(timeout_s)
             numbered = replace(command, opaque=next(self._opaques) & 0x7FFFFFFF)
-            answer = await link.ask(numbered, timeout_s)
+            answer = await link.ask(numbered, max(0.0, ends_s - time.monotonic()))
         finally:
             self._gate.leave(byte_count)
         return replace(answer, opaque=command.opaque), link
@@ -239,6 +240,15 @@ class RemotingUpstream:
             self._connecting.cancel()
         if self._link is not None:
             self._link.close(why)
+
+    async def _connected_within(self, timeout_s: float) -> _Link:
+        if timeout_s >= CONNECT_TIMEOUT_S or self.is_connected:
+            return await self._connected()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._connected()
+        except TimeoutError as error:
+            raise ThrottledError(f"{self.address} cannot be reached within {timeout_s:g} s") from error
 
     async def _connected(self) -> _Link:
         if self._link is not None and self._link.is_open:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fetcher.serving.facade.name_servers import NameServers
 from fetcher.serving.facade.relay_rules import Failure, Way, failure_of, patience_s, way_of
 from fetcher.serving.facade.upstream import UNTAKEN_BYTES_MAX, FlightGate, RemotingUpstream, TimedOutError
 from fetcher.serving.wire.request import HandlerTable, Request, Response
@@ -181,6 +184,49 @@ def test_a_broker_that_reads_nothing_costs_no_more_than_the_time_limit() -> None
                         await upstream.call(RemotingCommand(11, 2, body=body), 0.2)
             assert gate.used_bytes == 0
             upstream.close()
+
+    run(story())
+
+
+@contextmanager
+def _unreachable() -> Iterator[str]:
+    """An address whose host lets nobody connect and says nothing, as one that has lost power."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as held:
+        for _ in range(8):
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"
+
+
+def test_connecting_counts_within_the_time_limit() -> None:
+    async def story() -> None:
+        with _unreachable() as address:
+            upstream = RemotingUpstream(address, FlightGate())
+            begun_s = time.monotonic()
+            with pytest.raises(ThrottledError, match="cannot be reached within"):
+                await upstream.call(RemotingCommand(11, 1), 0.3)
+            assert time.monotonic() - begun_s < 2
+            upstream.close()
+
+    run(story())
+
+
+def test_name_servers_whose_hosts_are_gone_cost_less_than_clients_wait() -> None:
+    """Clients hang up after 3 s, and with them what they asked ends: the one that lives would never be asked."""
+
+    async def story() -> None:
+        server, address, _ = await _broker()
+        with _unreachable() as gone, _unreachable() as other:
+            servers = NameServers((gone, other, address), FlightGate())
+            async with asyncio.timeout(2.8):
+                answer = await servers.ask(RemotingCommand(11, 1))
+            assert len(answer.body) == ANSWER_BYTES
+            begun_s = time.monotonic()
+            await servers.ask(RemotingCommand(11, 2))
+            assert time.monotonic() - begun_s < 0.7, "who answered is asked first"
+            servers.close()
+        await server.close(drain_s=0)
 
     run(story())
 
