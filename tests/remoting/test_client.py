@@ -86,6 +86,37 @@ def test_hang_ups_and_nonsense_are_unavailable_and_the_next_call_connects_again(
         client.close()
 
 
+@pytest.mark.parametrize(
+    ("ask", "body"),
+    [
+        (BrokerClient.runtime_info, b'{"table":[1]}'),
+        (BrokerClient.topics, b'{"topicConfigTable":"x"}'),
+        (BrokerClient.consumer_offsets, b'{"offsetTable":[[1,2]]}'),
+        (BrokerClient.confirm_offset, b'{"masterCommitLogMaxOffset":"x"}'),
+        (BrokerClient.confirm_offset, b'{"masterCommitLogMaxOffset":1,"haConnectionInfo":5}'),
+        (BrokerClient.confirm_offset, b'{"haConnectionInfo":["x"]}'),
+        (BrokerClient.confirm_offset, b'{"haConnectionInfo":[{"inSync":true,"slaveAckOffset":"9"}]}'),
+    ],
+)
+def test_documents_of_another_form_are_unavailable(
+    ask: Callable[[BrokerClient], object], body: bytes
+) -> None:
+    """Whoever answers there: anything else would end the uploader as an internal error."""
+    with peer(lambda request: reply(request, body)) as address:
+        client = BrokerClient(address, 5)
+        with pytest.raises(UnavailableError, match="does not parse"):
+            ask(client)
+        client.close()
+
+
+def test_a_configuration_is_read_whatever_its_encoding() -> None:
+    with peer(lambda request: reply(request, b"brokerName=a\nowner=M\xfcller\n")) as address:
+        client = BrokerClient(address, 5)
+        config = client.broker_config() or {}
+        assert config["brokerName"] == "a"
+        client.close()
+
+
 def test_silence_ends_at_the_time_limit() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = BrokerClient(f"127.0.0.1:{server.getsockname()[1]}", 0.2)

@@ -172,7 +172,7 @@ class BrokerClient:
             raise UnavailableError(
                 f"broker {self._address} has no runtime information: {answer.remark or answer.code}"
             )
-        table = _document(answer).get("table") or {}
+        table = _part(_document(answer), "table") or {}
         return {str(name): str(value) for name, value in table.items()}
 
     def confirm_offset(self) -> int | None:
@@ -180,14 +180,10 @@ class BrokerClient:
         status = self._ask(RequestCode.GET_BROKER_HA_STATUS)
         if status is None or not status.get("master", True):
             return None
-        known = [status.get("masterCommitLogMaxOffset")]
-        known += [
-            replica.get("slaveAckOffset")
-            for replica in status.get("haConnectionInfo") or []
-            if replica.get("inSync") and replica.get("slaveAckOffset", -1) > 0
-        ]
-        offsets = [int(offset) for offset in known if offset is not None and int(offset) > 0]
-        return min(offsets) if offsets else None
+        try:
+            return _lowest_offset(status)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise _nonsense(error) from error
 
     def topics(self) -> dict[str, Any] | None:
         """Topic name to its configuration."""
@@ -210,7 +206,8 @@ class BrokerClient:
         answer = self._asked(RequestCode.GET_BROKER_CONFIG)
         if answer.code != SUCCESS:
             return None
-        lines = (line.partition("=") for line in answer.body.decode().splitlines() if "=" in line)
+        text = answer.body.decode("utf-8", "replace")
+        lines = (line.partition("=") for line in text.splitlines() if "=" in line)
         return {name.strip(): value.strip() for name, _, value in lines}
 
     def _ask(self, code: RequestCode) -> dict[str, Any] | None:
@@ -238,13 +235,33 @@ def _left(deadline_s: float) -> float:
     return left_s
 
 
+def _lowest_offset(status: Mapping[str, Any]) -> int | None:
+    """Of the master's and of every replica in sync that has acknowledged any."""
+    known = [status.get("masterCommitLogMaxOffset")]
+    known += [
+        replica.get("slaveAckOffset")
+        for replica in status.get("haConnectionInfo") or []
+        if replica.get("inSync") and replica.get("slaveAckOffset", -1) > 0
+    ]
+    offsets = [int(offset) for offset in known if offset is not None and int(offset) > 0]
+    return min(offsets) if offsets else None
+
+
+def _nonsense(why: object) -> UnavailableError:
+    """What it answers may be right the next time; the uploader goes on without its word until then."""
+    return UnavailableError(f"the broker's answer does not parse: {why}")
+
+
 def _document(answer: RemotingCommand) -> dict[str, Any]:
     try:
         document = fastjson.loads(answer.body)
-    except CorruptionError as error:
-        raise UnavailableError(f"the broker's answer does not parse: {error}") from error
+    except (CorruptionError, RecursionError) as error:
+        raise _nonsense(error) from error
     return document if isinstance(document, dict) else {}
 
 
 def _part(document: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
-    return None if document is None else dict(document.get(name) or {})
+    found = {} if document is None else document.get(name) or {}
+    if not isinstance(found, dict):
+        raise _nonsense(f"{name} is no object")
+    return None if document is None else dict(found)
