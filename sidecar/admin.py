@@ -97,7 +97,11 @@ class _BoundedServer(ThreadingHTTPServer):
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)  # type: ignore[arg-type]
             return
-        super().process_request(request, client_address)  # type: ignore[arg-type]
+        try:
+            super().process_request(request, client_address)  # type: ignore[arg-type]
+        except BaseException:  # no thread can be started now; the caller hangs up
+            self._slots.release()
+            raise
 
     def process_request_thread(self, request: object, client_address: object) -> None:
         try:

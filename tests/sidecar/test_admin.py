@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
 import pytest
@@ -156,6 +156,21 @@ def test_connections_are_bounded() -> None:
         assert [connection.getresponse().status for connection in held] == [200] * CONNECTIONS_MAX
         for connection in held:
             connection.close()
+
+
+def test_connections_that_find_no_thread_take_no_place_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of processes that was reached for a while must not make the process look dead ever after."""
+    with _serving(Source()) as url:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _no_thread)
+            for _ in range(CONNECTIONS_MAX + 1):
+                with pytest.raises((ConnectionError, HTTPException)):
+                    _get(url, "/health")
+        assert _get(url, "/health")[0] == 200
+
+
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_metrics_keep_rocketmq_names() -> None:
