@@ -28,6 +28,9 @@ from fetcher.serving.wire.request import Request
 _ACTIONS = {"PUB": frozenset({Action.PUB}), "SUB": frozenset({Action.SUB}), "DENY": frozenset[Action](),
             "ANY": frozenset({Action.PUB, Action.SUB})}  # fmt: skip
 
+_YES = frozenset({"true", "1", "y", "t"})
+"""fastjson's casts: in quotes it is true as well."""
+
 
 @dataclass(frozen=True)
 class Permissions:
@@ -101,7 +104,8 @@ def _account(entry: Mapping[str, Any]) -> Account:
     if len(name) <= 6 or len(secret) <= 6:
         raise RulesError("accessKey and secretKey must have more than 6 characters")
     pattern = _pattern(entry.get("whiteRemoteAddress"))
-    return Account(name, secret, is_free=entry.get("admin") is True, trusted_from=pattern)
+    is_administrator = text_of(entry.get("admin")).lower() in _YES
+    return Account(name, secret, is_free=is_administrator, trusted_from=pattern)
 
 
 def _pattern(value: object) -> str:

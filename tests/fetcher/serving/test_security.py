@@ -151,6 +151,25 @@ def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, Any], re
 
 
 @pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, True),
+        ("true", True),
+        ("TRUE", True),
+        (1, True),
+        (False, False),
+        ("false", False),
+        (None, False),
+    ],
+)
+def test_an_administrator_is_who_a_broker_takes_for_one(tmp_path: Path, value: Any, expected: bool) -> None:
+    """As the PlainAccessConfig that 4.9.7 makes of the file says."""
+    door = door_of(tmp_path, {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "admin": value}]})
+    fields = {"topic": "t_a", "consumerGroup": "g"}
+    assert (door.refusal(asked(11, "RocketMQ", SECRET, **fields)) is None) is expected
+
+
+@pytest.mark.parametrize(
     ("code", "fields", "refused"),
     [
         (Code.UPDATE_AND_CREATE_TOPIC, {"topic": "t_b"}, False),
