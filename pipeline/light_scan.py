@@ -137,7 +137,9 @@ class QueueScanner:
             "commitLogOffset": chunk.phys, "storeSize": chunk.size, "innerNum": chunk.inner_num,
             "tagsCode": chunk.tags_code,
         }  # fmt: skip
-        passing = self._predicate.for_topic(queue.topic).mask(columns)
+        is_light = int(row["kind"]) == RunKind.LMQ
+        predicate = self._predicate.for_light() if is_light else self._predicate.for_topic(queue.topic)
+        passing = predicate.mask(columns)
         if passing is not None:
             kept &= passing
         return chunk if kept.all() else chunk.taken(np.flatnonzero(kept))

@@ -114,6 +114,11 @@ class Predicate:
         """What of it can be judged by the columns of ``topic``: codes of scheduled messages are times."""
         return self.without_tags() if topic == SCHEDULE_TOPIC else self
 
+    def for_light(self) -> Predicate:
+        """What of it can be judged by the columns of light queues: their codes are those of records of any topic, among
+        them scheduled messages."""
+        return self.without_tags()
+
 
 def stored_between(since_ms: int | None, until_ms: int | None) -> Predicate:
     """Messages stored in [``since_ms``, ``until_ms``), ms since the epoch; None: no bound."""

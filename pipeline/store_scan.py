@@ -174,7 +174,7 @@ class StoreScanner:
         ):
             kept = np.flatnonzero(table.admitted[queue] == ADMITTED)
             chunk = self._chunk(batch, part, queues, row[kept], queue[kept], offset[kept], inner)
-            passing = self._passing(chunk)
+            passing = self._passing(chunk, is_light=inner is None)
             chunk = chunk if passing is None else chunk.taken(np.flatnonzero(passing))
             if len(chunk):
                 yield chunk
@@ -207,9 +207,9 @@ class StoreScanner:
             source=part.path,
         )
 
-    def _passing(self, chunk: RowChunk) -> NDArray[np.bool_] | None:
+    def _passing(self, chunk: RowChunk, *, is_light: bool) -> NDArray[np.bool_] | None:
         topics = {chunk.queues[number].topic for number in np.unique(chunk.queue).tolist()}
-        predicate = self._predicate
+        predicate = self._predicate.for_light() if is_light else self._predicate
         if any(predicate.for_topic(topic) is not predicate for topic in topics):
             predicate = predicate.without_tags()
         ids = np.array([queue.queue_id for queue in chunk.queues] or [0], np.int64)

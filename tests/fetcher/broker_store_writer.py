@@ -54,6 +54,11 @@ class WrittenStore:
         self.phys += len(record)
         return offset
 
+    def put_record(self, record: bytes) -> None:
+        """Store a record made for this place, in the log alone."""
+        self._write_log(record)
+        self.phys += len(record)
+
     def put_unit(self, topic: str, queue_id: int, offset: int, unit: bytes) -> None:
         """Write (a part of) a unit in place."""
         directory = self.path / "consumequeue" / topic / str(queue_id)

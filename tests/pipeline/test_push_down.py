@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,11 @@ from pipeline.predicate import Allowed, Predicate, push_down
 from pipeline.row_chunk import RowChunk
 from pipeline.source_options import parse_options
 from pipeline.spark_types import schema_of
+from pipeline.store_scan import plan_ranges
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.fetcher.broker_store_writer import WrittenStore
+from tests.kernels.record_builder import Message, encode, properties
+from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 
@@ -233,6 +239,44 @@ def test_tags_choose_blocks_by_their_code(scanned: Callable[..., Any]) -> None:
     reads, _, few = scanned(Predicate(tags=frozenset({"no such tag"})), with_records=True)
     assert few == 0 < rows
     assert len(reads) < len(everything) / 2
+
+
+def store_of_scheduled_messages(path: Path) -> Path:
+    """Messages that wait for their time, in a light queue too, as 4.9 and 5.0 dispatch them: units of both queues have
+    the time as code."""
+    store = WrittenStore(path)
+    for offset in range(5):
+        names = (b"TAGS", b"x"), (b"DELAY", b"3"), (b"INNER_MULTI_DISPATCH", b"%LMQ%light")
+        text = properties(*names, (b"INNER_MULTI_QUEUE_OFFSET", b"%d" % offset))
+        message = Message(SCHEDULE_TOPIC.encode(), 2, offset, b"body", text)
+        unit = struct.pack(">qiq", store.phys, len(encode(message, 0)), message.store_timestamp + 10_000)
+        for topic, queue_id in ((SCHEDULE_TOPIC, 2), ("%LMQ%light", 0)):
+            store.put_unit(topic, queue_id, offset, unit)
+        store.put_record(encode(message, store.phys))
+    return path
+
+
+@pytest.mark.parametrize("source", ["archive", "store"])
+def test_tags_are_no_codes_where_a_light_queue_holds_scheduled_messages(source: str, tmp_path: Path) -> None:
+    store = store_of_scheduled_messages(tmp_path / "store")
+    everything = TopicFilter(include_system=True, cluster=CLUSTER, broker=BROKER)
+    backfill(store, FileStore(tmp_path / "archive"), topic_filter=everything)
+    predicate, _ = push_down([EqualTo(("tags",), "x")])
+    if source == "archive":
+        rows = read_rows(tmp_path / "archive", predicate, COLUMNS)
+    else:
+        names = {"cluster": CLUSTER, "broker": BROKER, "topic": f"{SCHEDULE_TOPIC},%LMQ%*"}
+        options = parse_options({"path": str(store), "source": source, **names})
+        columns = chosen(COLUMNS)
+        schema = to_arrow_schema(schema_of(columns), timezone="UTC")
+        batches = [
+            batch
+            for part in plan_ranges(options)
+            for batch in read_partition(part, options, predicate, columns, schema)
+        ]
+        rows = [row for batch in batches for row in batch.to_pylist()]
+    found = sorted((row["topic"], row["queueOffset"], row["tags"]) for row in rows)
+    assert found == [(topic, n, "x") for topic in ("%LMQ%light", SCHEDULE_TOPIC) for n in range(5)]
 
 
 def test_spark_hands_filters_over_and_gets_the_same_rows(spark: SparkSession, small_archive: Path) -> None:
