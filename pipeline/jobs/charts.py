@@ -14,6 +14,8 @@ from html import escape
 WIDTH = 960
 SERIES_MAX = 7
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
+_DATES_BEGIN_MS, _DATES_END_MS = -62_135_596_800_000, 253_402_300_800_000
+"""The years 1 to 9999."""
 _COLUMNS_MIN = 12
 """Columns there is room for at least: a single one does not fill the chart."""
 
@@ -129,7 +131,10 @@ def short(value: float) -> str:
 
 
 def time_label(time_ms: int, width_ms: int) -> str:
-    """UTC, as fine as buckets of ``width_ms`` are."""
+    """UTC, as fine as buckets of ``width_ms`` are. Outside the years that there are dates for, as only damaged records
+    claim, the number itself."""
+    if not _DATES_BEGIN_MS <= time_ms < _DATES_END_MS:
+        return f"{time_ms} ms"
     at = datetime.fromtimestamp(time_ms / 1000, UTC)
     if width_ms >= 86_400_000:
         return f"{at:%Y-%m-%d}"

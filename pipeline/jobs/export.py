@@ -24,7 +24,7 @@ from pipeline.jobs.delta_table import DeltaTable, table_address
 from pipeline.jobs.export_plan import BatchPlan, plan_batch
 from pipeline.jobs.export_plan_record import plan_document, plan_of, without_expired
 from pipeline.jobs.export_progress import ArchiveVersion, Choices, Done, ExportProgress, Intent, PartDone
-from pipeline.jobs.parquet_parts import DAY_MS, PartTask, write_part
+from pipeline.jobs.parquet_parts import DAY_MS, FIRST_DAY, LAST_DAY, PartTask, write_part
 from pipeline.jobs.tasks import SparkTasks, TaskRunner
 from pipeline.partitions import Slices
 from pipeline.planned_frame import frame_of_parts
@@ -243,8 +243,9 @@ def batch_frame(
     every = tuple(dict.fromkeys((*names, "topic", "storeTimestamp")))
     columns = chosen(every)
     frame = frame_of_parts(spark, source, columns, parts)
-    day = functions.expr(f"date_from_unix_date(CAST(storeTimestamp DIV {DAY_MS} AS INT))")
-    frame = frame.withColumn("date", day)
+    stamp = f"greatest(least(storeTimestamp, {LAST_DAY * DAY_MS}L), {FIRST_DAY * DAY_MS}L)"
+    day = f"CAST(({stamp} - pmod({stamp}, {DAY_MS}L)) DIV {DAY_MS}L AS INT)"  # DIV rounds towards 1970
+    frame = frame.withColumn("date", functions.expr(f"date_from_unix_date({day})"))
     return frame if "storeTimestamp" in names else frame.drop("storeTimestamp")
 
 

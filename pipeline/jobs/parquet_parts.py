@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DAY_MS = 86_400_000
+EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+FIRST_DAY, LAST_DAY = date.min.toordinal() - EPOCH_ORDINAL, date.max.toordinal() - EPOCH_ORDINAL
+"""Of the years that there are dates for, days since the epoch. A damaged store timestamp, which no checksum covers, may
+be any number: what lies beyond is of the first or the last day."""
 ROW_GROUP_BYTES = 16 << 20
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 """What Spark and Hive escape in a partition's directory."""
@@ -67,7 +71,7 @@ def write_part(task: PartTask) -> PartDone:
 def partition_directory(topic: str, day: int) -> str:
     """Where the rows of a topic and a day (days since the epoch, UTC) are."""
     escaped = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", topic)
-    return f"topic={escaped}/date={datetime.fromtimestamp(day * DAY_MS / 1000, UTC):%Y-%m-%d}"
+    return f"topic={escaped}/date={date.fromordinal(EPOCH_ORDINAL + day).isoformat()}"
 
 
 def _write(task: PartTask) -> PartDone:
@@ -102,7 +106,9 @@ def _by_directory(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.R
         return
     topic = batch.column("topic").dictionary_encode()
     codes = topic.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    days = batch.column("storeTimestamp").to_numpy(zero_copy_only=False) // DAY_MS
+    days = np.clip(
+        batch.column("storeTimestamp").to_numpy(zero_copy_only=False) // DAY_MS, FIRST_DAY, LAST_DAY
+    )
     pairs, which = np.unique(np.stack([codes, days], axis=1), axis=0, return_inverse=True)
     for number, (code, day) in enumerate(pairs.tolist()):
         mine = np.flatnonzero(which.reshape(-1) == number)
