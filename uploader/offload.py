@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
-from tiered.errors import FencedError, UnreadableError
+from tiered.errors import FencedError, UnavailableError, UnreadableError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.prefixed import PrefixedStore
@@ -176,6 +176,11 @@ class Offloader:
             for thread in threads:
                 thread.join(timeout=5)
         return self._result(from_phys)
+
+    def give_up(self, error: UnavailableError) -> None:
+        """End ``run``, whatever it waits for, with ``error`` or with what the store said last; from any thread."""
+        self._failure = self._failure or error
+        self._writer.abort()
 
     @contextmanager
     def _archived_before_raised(self) -> Iterator[None]:

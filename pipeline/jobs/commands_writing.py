@@ -63,6 +63,7 @@ def run_offload(options: argparse.Namespace) -> int:
         settings=settings.offload,
         index=settings.index,
         store=StoreOptions(settings.object_store),
+        patience_s=settings.process.patience_ms / 1000,
         take_over=options.take_over or settings.archive.take_over,
         replace_log=options.replace_log or settings.archive.replace_log,
     )

@@ -43,7 +43,6 @@ def offload(
     what is committed stays.
     """
     options = options or OffloadOptions()
-    runner = tasks or SparkTasks(spark)
     sources = [_source(StoreToOffload(one) if isinstance(one, str) else one, options) for one in stores]
     names = [(source.cluster, source.broker) for source in sources]
     for name in names:
@@ -52,7 +51,11 @@ def offload(
                 f"two stores of broker {name[0]}/{name[1]}", hint="an archive has one writer: one at a time"
             )
     with ThreadPoolExecutor(STORES_AT_ONCE, thread_name_prefix="offload") as pool:
-        jobs = [pool.submit(StoreOffload(source, url, options, runner, report).run) for source in sources]
+        jobs = [
+            # Each with tasks of its own: who fails cancels his, not those of the others.
+            pool.submit(StoreOffload(source, url, options, tasks or SparkTasks(spark), report).run)
+            for source in sources
+        ]
         errors = [job.exception() for job in jobs]
     for error in errors:
         if error is not None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from pipeline.jobs.offload_tails import moves_of
 from pipeline.jobs.offload_tasks import LogPart, PutCycle, PutTask, Scan, ScannedCycle, ScanTask, StoreSource
-from pipeline.jobs.tasks import attempt_number
+from pipeline.jobs.tasks import ATTEMPTS_PER_TASK, attempt_number
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import NO_CHECK
 from tiered.errors import CorruptionError, UnavailableError
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 ARENA_SLACK = 0.25
 """Room beyond batch_bytes for the record that fills a cycle."""
-ATTEMPTS_MAX = 30
-"""Attempts at one cycle before its task fails, and Spark decides."""
+ATTEMPTS_MAX = ATTEMPTS_PER_TASK - 1
+"""Attempts at one cycle before its task fails whatever the patience, and Spark decides."""
 
 
 # -- scan -----------------------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def _cycles(
 def put_cycle(task: PutTask) -> PutCycle:
     """Read the cycle again, plan it from its queues' ends, encode it, and put its objects under keys of this attempt.
 
-    Raises CorruptionError when the log is no longer what was scanned, UnavailableError when the store took nothing in
-    ATTEMPTS_MAX attempts, and what repeating cannot help.
+    Raises CorruptionError when the log is no longer what was scanned, UnavailableError when the store took nothing for
+    ``patience_s``, and what repeating cannot help.
     """
     table, tails = QueueTable(), QueueTails()
     for (topic, queue_id), tail in zip(task.queues, task.tails.tolist(), strict=True):
@@ -173,15 +173,18 @@ class _Putter:
     def put(self, plan: CyclePlan, batch: LogBatch) -> PutCycle:
         """Attempt after attempt, each under new keys, until every object is durable."""
         failures = 0
+        refused_since_s = 0.0
         while True:
             keys, encoded = self._encode(plan, batch)
             error = self._put_all(keys, encoded, failures)
             if error is None:
                 break
+            refused_since_s = refused_since_s if failures else time.monotonic()
             failures += 1
             self._abandoned += keys
             step = after_failure(self._policy, error, failures, random.random())
-            if isinstance(step, Stop) or failures >= ATTEMPTS_MAX:
+            is_over = time.monotonic() - refused_since_s >= self._task.patience_s
+            if isinstance(step, Stop) or is_over or failures >= ATTEMPTS_MAX:
                 raise error
             logger.warning("upload attempt abandoned: %s", error)
             time.sleep(step.delay_ms / 1000)

@@ -20,15 +20,17 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from pipeline.jobs.offload_cycles import put_cycle, scan_part
 from pipeline.jobs.offload_options import OffloadOptions, Report, StoreReport
 from pipeline.jobs.offload_parts import grouped, log_parts
+from pipeline.jobs.offload_patience import bounded
 from pipeline.jobs.offload_tails import move
 from pipeline.jobs.offload_tasks import ArchiveTarget, LogPart, PutCycle, PutTask, Scan, ScanTask, StoreSource
 from pipeline.jobs.tasks import TaskRunner
@@ -36,7 +38,7 @@ from tiered.broker_store.store import BrokerStore
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.state import NO_CHECK
+from tiered.catalog.state import NO_CHECK, CatalogState
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.protocol import ObjectStore
 from tiered.object_store.url import open_store
@@ -51,6 +53,10 @@ from uploader.skipped_log import SkippedLog
 CYCLES_PER_CORE = 2
 """Cycles put in one stage: more keep cores busier, fewer lose less when the driver dies."""
 STAGES_AHEAD = 2
+SIGN_OF_LIFE_S = 20.0
+"""A third of what makes a writer one that advances (tiered.catalog.claims)."""
+
+T = TypeVar("T")
 
 
 class StoreOffload:
@@ -86,11 +92,10 @@ class StoreOffload:
     # -- settle -----------------------------------------------------------------------------------------------
 
     def _ship(self, store: BrokerStore, archive: ObjectStore) -> None:
-        log = store.commit_log
         self._bound_source = BoundSource(store, no_word)
         owner = ArchiveOwner(
             archive,
-            log,
+            store.commit_log,
             OffloadIdentity(self._source.cluster, self._source.broker, self._instance, BACKFILL),
             Environment(),
             root_every=self._options.settings.root_every,
@@ -98,10 +103,15 @@ class StoreOffload:
             may_replace_log=self._options.replace_log,
             said_end_phys=self._bound_source.said_end_phys,
         )
+        writer = owner.writer
+        with bounded(self._options.patience_s, lambda: writer.waits_for, lambda _: writer.abort()):
+            self._ship_as(owner, store, archive)
+
+    def _ship_as(self, owner: ArchiveOwner, store: BrokerStore, archive: ObjectStore) -> None:
+        log, writer = store.commit_log, owner.writer
         start_phys = owner.open(claim_now=False)
         bound = self._bound_source.ask(start_phys)
         self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
-        writer = owner.writer
         if not writer.is_claimed:
             if start_phys >= min(bound.phys, log.max_file_end):
                 return
@@ -111,11 +121,7 @@ class StoreOffload:
         owner.load_tails(self._table, self._tails)
         self._skipped = SkippedLog.of(writer.state)
         parts = log_parts(store, start_phys, bound.phys, bound.proven_phys)
-        try:
-            self._commit_all(writer, parts)
-        except BaseException:
-            self._runner.cancel()
-            raise
+        self._commit_all(writer, parts)
         self._commit_tables(writer, archive, store)
         writer.release(doomed=self._doomed)
 
@@ -125,18 +131,7 @@ class StoreOffload:
         state = writer.state
         tables.adopt(state.state_objects)
         if state.started and tables.refresh(state.epoch, 1):
-            phys = state.cursor.phys
-            writer.append(
-                CommitDraft(
-                    CommitKind.APPEND,
-                    line=state.cursor.line,
-                    from_phys=phys,
-                    to_phys=phys,
-                    check=state.cursor.check,
-                    state_objects=tables.pending(),
-                    created_ms=_now_ms(),
-                )
-            )
+            writer.append(replace(_nothing_new(state), state_objects=tables.pending()))
 
     def _commit_all(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> None:
         """Stages overlap: while one is committed, the next ones are put and the one after is scanned."""
@@ -148,10 +143,11 @@ class StoreOffload:
                 for tasks in grouped(self._put_tasks(writer, parts), self._stage_cycles):
                     stages.append(pool.submit(self._runner.run, put_cycle, tasks, "offload: put"))
                     if len(stages) > STAGES_AHEAD:
-                        self._commit(writer, stages.popleft().result(), first, total)
+                        self._commit(writer, _awaited(stages.popleft(), writer), first, total)
                 while stages:
-                    self._commit(writer, stages.popleft().result(), first, total)
+                    self._commit(writer, _awaited(stages.popleft(), writer), first, total)
             except BaseException:
+                _call_off(stages)
                 self._runner.cancel()
                 raise
         self._report(self._source.path, total - first, total - first)
@@ -162,7 +158,7 @@ class StoreOffload:
 
     def _put_tasks(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> Iterator[PutTask]:
         """Cycles in log order, each with the ends it begins with."""
-        for scan in self._scans(parts):
+        for scan in self._scans(writer, parts):
             ordinals = np.array([self._table.ordinal(*queue) for queue in scan.queues], np.int64)
             self._tails.grow(len(self._table))
             for cycle in scan.cycles:
@@ -185,25 +181,29 @@ class StoreOffload:
                     was_damaged=self._was_damaged,
                     was_lost=self._was_lost,
                     skipped=self._skipped,
+                    patience_s=self._options.patience_s,
                 )
                 self._was_damaged |= cycle.is_damaged
                 self._was_lost |= cycle.is_lost
             if scan.end_phys < scan.part.to_phys:
                 return  # the end of what is written
 
-    def _scans(self, parts: Sequence[LogPart]) -> Iterator[Scan]:
+    def _scans(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> Iterator[Scan]:
         """Scans of ``parts`` in order; the next stage of them runs while one is handed out."""
         scans = [ScanTask(self._source, self._options.settings, part) for part in parts]
         with ThreadPoolExecutor(1, thread_name_prefix="scan-stage") as pool:
             ahead: deque[Future[list[Scan]]] = deque()
-            for tasks in grouped(iter(scans), self._runner.parallelism):
-                ahead.append(pool.submit(self._runner.run, scan_part, tasks, "offload: scan"))
-                if len(ahead) > 1:
-                    yield from ahead.popleft().result()
-            while ahead:
-                yield from ahead.popleft().result()
+            try:
+                for tasks in grouped(iter(scans), self._runner.parallelism):
+                    ahead.append(pool.submit(self._runner.run, scan_part, tasks, "offload: scan"))
+                    if len(ahead) > 1:
+                        yield from _awaited(ahead.popleft(), writer)
+                while ahead:
+                    yield from _awaited(ahead.popleft(), writer)
+            finally:
+                _call_off(ahead)
 
-    def _commit(self, writer: CatalogWriter, cycles: Sequence[PutCycle], first: int, total: int) -> None:
+    def _commit(self, writer: CatalogWriter, cycles: list[PutCycle], first: int, total: int) -> None:
         self._bound_source.refuse_started_broker()
         for cycle in cycles:
             self._doomed += cycle.abandoned
@@ -242,7 +242,8 @@ class StoreOffload:
                 word_source=no_word,
                 index_settings=self._options.index,
             )
-            last = offloader.run(threading.Event(), follow=False)
+            with bounded(self._options.patience_s, lambda: _trouble(offloader), offloader.give_up):
+                last = offloader.run(threading.Event(), follow=False)
         finally:
             root.close()
         done = self._result
@@ -259,6 +260,44 @@ class StoreOffload:
             lost=done.lost + last.lost,
             hidden=last.hidden,
         )
+
+
+def _awaited(stage: Future[T], writer: CatalogWriter) -> T:
+    """The result of ``stage``. However long it takes, the archive shows that its writer is alive: another host may take
+    over from a back-fill that has committed nothing for a minute."""
+    while True:
+        try:
+            return stage.result(timeout=SIGN_OF_LIFE_S)
+        except TimeoutError:
+            if stage.done():
+                raise
+        writer.append(_nothing_new(writer.state))
+
+
+def _call_off(stages: Iterable[Future[T]]) -> None:
+    """Those that have not begun, so that nobody waits for them."""
+    for stage in stages:
+        stage.cancel()
+
+
+def _nothing_new(state: CatalogState) -> CommitDraft:
+    """A commit that leaves the cursor where it is."""
+    phys = state.cursor.phys
+    return CommitDraft(
+        CommitKind.APPEND,
+        line=state.cursor.line,
+        from_phys=phys,
+        to_phys=phys,
+        check=state.cursor.check,
+        created_ms=_now_ms(),
+    )
+
+
+def _trouble(offloader: Offloader) -> str:
+    """What ``offloader`` waits out, empty if nothing."""
+    status = offloader.status()
+    is_failing = status is not None and status.counters.consecutive_failures > 0
+    return offloader.waits_for or (status.last_error if status is not None and is_failing else "")
 
 
 def _instance(path: str) -> str:

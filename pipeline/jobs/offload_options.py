@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tiered.model.queue import TopicFilter
 from tiered.object_store.options import StoreOptions
-from tiered.settings.sections import IndexSettings, OffloadSettings
+from tiered.settings.sections import IndexSettings, OffloadSettings, ProcessSettings
 
 Report = Callable[[str, int, int], None]
 """(store directory, bytes of commitlog done, bytes in all)."""
@@ -31,6 +31,8 @@ class OffloadOptions:
     settings: OffloadSettings = field(default_factory=OffloadSettings)
     index: IndexSettings = field(default_factory=IndexSettings)
     store: StoreOptions = field(default_factory=StoreOptions)
+    patience_s: float = ProcessSettings.patience_ms / 1000
+    """How long the object store may refuse everything."""
     take_over: bool = False
     replace_log: bool = False
 

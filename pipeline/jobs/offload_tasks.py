@@ -127,7 +127,8 @@ class Scan:
 @dataclass(frozen=True)
 class PutTask:
     """Make one cycle durable in ``epoch``. ``tails`` (TAIL_FIELDS) are of ``queues``, as they were before it.
-    ``skipped``: what was left out before this back-fill; ``was_…``: by its own cycles."""
+    ``skipped``: what was left out before this back-fill; ``was_…``: by its own cycles. ``patience_s``: how long a store
+    may refuse everything."""
 
     source: StoreSource
     settings: OffloadSettings
@@ -145,6 +146,7 @@ class PutTask:
     was_damaged: bool
     was_lost: bool
     skipped: SkippedLog
+    patience_s: float
 
 
 @dataclass(frozen=True)
