@@ -7,7 +7,7 @@ an offset is (stream_offsets.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from pipeline.archive_plan import ArchivePlanner, archives, opened, wanted_queues
-from pipeline.filled_gaps import GapsByVersion, Layer, filled
+from pipeline.filled_gaps import GapsByVersion, Layer, filled, without
 from pipeline.partitions import OffsetRange, Slices
 from pipeline.predicate import Predicate
 from pipeline.source_options import SourceOptions, Starting
@@ -54,6 +54,8 @@ class ArchiveFollower:
         self._states: dict[Names, CatalogState] = {}
         self._planners: dict[Names, ArchivePlanner] = {}
         self._gaps: dict[Names, GapsByVersion] = {}
+        self._found: set[Names] = set()
+        """Archives that were there at the last look."""
 
     def close(self) -> None:
         self._resources.close()
@@ -72,16 +74,36 @@ class ArchiveFollower:
         }
 
     def with_known(self, newest: StreamOffset, start: StreamOffset) -> StreamOffset:
-        """``newest`` with the queues of ``start`` that are hidden by now: what is left of them is still read."""
+        """``newest`` with the queues of ``start`` that are hidden by now: what is left of them is still read.
+
+        Raises NotFoundError when an archive that ``start`` knows is no more, or is another one.
+        """
+        for names, begun in start.items():
+            self._require_still(names, begun.version)
         found = dict(newest)
         for names, one in newest.items():
             state, queues = self._state(names, one.version), dict(one.queues)
             for queue in start[names].queues if names in start else ():
                 row = state.queue(queue)
-                if queue not in queues and row is not None:
+                if queue not in queues and row is not None and self._options.wants(queue.topic):
                     queues[queue] = int(row["end_queue_offset"])
             found[names] = ArchiveOffset(one.version, queues)
         return found
+
+    def _require_still(self, names: Names, version: int) -> None:
+        """Raises NotFoundError unless the archive that was read at ``version`` is there."""
+        if not self._options.wants_archive(*names):
+            return
+        where = f"{self._options.path}, archive {'/'.join(names)}"
+        hint = "a new checkpoint begins with what is there now"
+        if names not in self._found:
+            raise NotFoundError(f"{where}: the stream has read of it, and it is there no more", hint=hint)
+        newest = self._states[names].version
+        if newest < version:
+            raise NotFoundError(
+                f"{where}: the stream has read of catalog version {version}, the newest is {newest}: it is another one",
+                hint=hint,
+            )
 
     def starting_offset(self) -> StreamOffset:
         """Where a new query begins. A queue that is not in it begins at its first message."""
@@ -121,6 +143,7 @@ class ArchiveFollower:
             found = archives(self._root, self._options)
         except NotFoundError:
             found = []  # nothing archived yet
+        self._found = {(one.cluster, one.broker) for one in found}
         for one in found:
             names = one.cluster, one.broker
             known = self._states.get(names)
@@ -238,7 +261,10 @@ class ArchiveFollower:
                 first = int(row["min_queue_offset"])
                 begin = start[names].queues.get(queue, first) if names in start else first
                 if begin < min(first, stop):
-                    self._note_expired(queue, OffsetRange(begin, first))
+                    for lost in self._not_in_a_gap(
+                        names, start[names], queue, OffsetRange(begin, min(first, stop))
+                    ):
+                        self._note_expired(queue, lost)
                 wanted[queue] = OffsetRange(max(begin, first), stop)
             found += self._planner(names).slices(
                 state,
@@ -248,6 +274,12 @@ class ArchiveFollower:
                 on_expired=self._note_expired,
             )
         return found
+
+    def _not_in_a_gap(
+        self, names: Names, start: ArchiveOffset, queue: QueueKey, offsets: OffsetRange
+    ) -> Iterator[OffsetRange]:
+        """``offsets`` without what was a gap at the version of ``start``: it leaves with the runs before it."""
+        return without(offsets, self._gaps_of(names).at(start.version).get(queue, ()))
 
     def _standing(self, start: StreamOffset, end: StreamOffset) -> StreamOffset:
         """``start`` as it stands at the versions of ``end``: where the broker's log was replaced since, queues go on

@@ -48,7 +48,7 @@ def archives(store: ObjectStore, options: SourceOptions) -> list[Archive]:
     fitting = [
         Archive(cluster, broker, PrefixedStore(store, archive_prefix(cluster, broker)))
         for cluster, broker in every
-        if options.cluster in (None, cluster) and options.broker in (None, broker)
+        if options.wants_archive(cluster, broker)
     ]
     if not fitting:
         known = ", ".join("/".join(names) for names in every)

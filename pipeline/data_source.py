@@ -50,6 +50,7 @@ class RocketmqTieredSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """For one action."""
         options = parse_options(dict(self.options))
+        options.refuse_of_a_stream()
         kind = PushingReader if options.push_filters and _is_asked_for_filters() else MessageReader
         return kind(options, schema, self._versions)
 

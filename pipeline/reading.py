@@ -37,6 +37,7 @@ def read(
         if value is not None
     }
     chosen = parse_options(texts)
+    chosen.refuse_of_a_stream()
     if not chosen.push_filters:
         return frame_of(spark, chosen)
     register(spark)

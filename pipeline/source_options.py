@@ -96,6 +96,17 @@ class SourceOptions:
         """Whether messages of ``topic`` are read."""
         return not self.topics or any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.topics)
 
+    def wants_archive(self, cluster: str, broker: str) -> bool:
+        """Whether the archive of these names is read."""
+        return self.cluster in (None, cluster) and self.broker in (None, broker)
+
+    def refuse_of_a_stream(self) -> None:
+        """Raises UsageError for what only a stream understands: rows that were not meant would be read."""
+        if self.starting is not Starting.EARLIEST:
+            raise UsageError("startingOffsets is of a stream", hint="since and until choose a time range")
+        if self.max_rows_per_trigger is not None or self.max_bytes_per_trigger is not None:
+            raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger are of a stream")
+
     @property
     def times(self) -> Predicate:
         """What ``since_ms`` and ``until_ms`` admit."""
@@ -144,10 +155,15 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     since, until = text.instant("since"), text.instant("until")
     if since is not None and until is not None and since >= until:
         raise UsageError("since is not before until", hint="until is not included")
+    source = text.choice("source", Source, Source.ARCHIVE)
+    for name in ("generation", "version") if source is Source.STORE else ("brokerConf",):
+        if name.lower() in options:
+            other = Source.ARCHIVE if source is Source.STORE else Source.STORE
+            raise UsageError(f"{name} is of source={other.value}, not of source={source.value}")
     every = options.get("generation", "").lower() == "all"
     return SourceOptions(
         path=path,
-        source=text.choice("source", Source, Source.ARCHIVE),
+        source=source,
         topics=text.names("topic"),
         cluster=options.get("cluster"),
         broker=options.get("broker"),

@@ -48,6 +48,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise UsageError(
                 "a stream has no since and until", hint="startingOffsets=timestamp begins at a time"
             )
+        if options.version is not None:
+            raise UsageError("a stream has no version", hint="it follows the archive from version to version")
         self._options = options
         self._schema = schema
         self._follower: ArchiveFollower | None = None
@@ -69,7 +71,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch: everything, or as much as ``limit`` admits."""
         begin = from_json(start)
-        newest = self._archive.with_known(self._target or self._archive.newest_offset(), begin)
+        newest = self._archive.with_known(self._newest(), begin)
         return to_json(self._archive.limited(begin, newest, limit))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -82,7 +84,11 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """For the progress of the query."""
-        return to_json(self._target or self._archive.newest_offset())
+        return to_json(self._newest())
+
+    def _newest(self) -> StreamOffset:
+        """Where this run ends: it may be where nothing was archived yet."""
+        return self._archive.newest_offset() if self._target is None else self._target
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What is there now is all that this run reads."""

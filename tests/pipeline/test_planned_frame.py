@@ -41,6 +41,11 @@ def test_options_and_names_that_are_wrong_are_said_by_the_call(
 ) -> None:
     with pytest.raises(UsageError, match="no option 'topics'"):
         pipeline.read(spark, f"file://{small_archive}", topics="t_sizes")
+    for wrong in ({"startingOffsets": "latest"}, {"maxRowsPerTrigger": 5}, {"maxBytesPerTrigger": 5}):
+        with pytest.raises(UsageError, match="of a stream"):
+            pipeline.read(spark, f"file://{small_archive}", **wrong)
+        with pytest.raises(Exception, match="of a stream"):
+            spark.read.format("rocketmq-tiered").options(**wrong).load(f"file://{small_archive}").count()
     with pytest.raises(NotFoundError, match="has no topic 'nobody'"):
         pipeline.read(spark, f"file://{small_archive}", topic="nobody")
     with pytest.raises(NotFoundError):

@@ -150,6 +150,9 @@ def test_options_are_checked() -> None:
         ({"path": "x", "since": "5", "until": "5"}, "since is not before until"),
         ({"path": "x", "startingOffsets": "timestamp"}, "belong together"),
         ({"path": "x", "maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "exclude each other"),
+        ({"path": "/x", "source": "store", "generation": "all"}, "generation is of source=archive"),
+        ({"path": "/x", "source": "store", "version": "3"}, "version is of source=archive"),
+        ({"path": "x", "brokerConf": "/broker.conf"}, "brokerConf is of source=store"),
     ):
         with pytest.raises(UsageError, match=complaint):
             parse_options(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,56 @@ def test_what_expired_meanwhile_is_an_error_unless_told(archive: GappedArchive, 
         rows_of(stream_reader(archive.url), start, end)
     tolerant = stream_reader(archive.url, failondataloss="false")
     assert offsets([rows_of(tolerant, start, end)]) == list(range(15, 25))
+
+
+@pytest.mark.parametrize("rows", [11, 12, 14])
+def test_a_gap_that_leaves_with_the_messages_before_it_is_no_loss(archive: GappedArchive, rows: int) -> None:
+    """A limited batch may end inside a gap, whose end is the queue's minimum once all before it has expired."""
+    reader = stream_reader(archive.url, topic="one")
+    start = reader.initialOffset()
+    middle = json.loads(json.dumps(reader.latestOffset(start, ReadMaxRows(rows))))
+    assert offsets([rows_of(reader, start, middle)]) == list(range(10))
+    archive.expire(ONE)
+    batches, _ = drained(stream_reader(archive.url, topic="one"), middle, ReadAllAvailable())
+    assert offsets(batches) == list(range(15, 25))
+
+
+def test_a_run_for_what_is_there_now_ends_at_once_where_nothing_is(tmp_path: Path) -> None:
+    reader = stream_reader(f"file://{tmp_path / 'archive'}")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    archive = GappedArchive(tmp_path / "archive")
+    archive.put(ONE, range(10))
+    assert reader.latestOffset(start, ReadAllAvailable()) == start == {}
+    reader.stop()
+    batches, _ = drained(stream_reader(archive.url), start, ReadAllAvailable())
+    assert offsets(batches) == list(range(10))
+
+
+def test_topics_that_are_left_out_from_now_on_stay_where_they_are(archive: GappedArchive) -> None:
+    reader = stream_reader(archive.url)
+    _, at = drained(reader, reader.initialOffset(), ReadAllAvailable())
+    archive.put(ONE, [25])
+    archive.put(OTHER, [5])
+    batches, at = drained(stream_reader(archive.url, topic="other"), at, ReadAllAvailable())
+    assert (offsets(batches), offsets(batches, "other")) == ([], [5])
+    batches, at = drained(stream_reader(archive.url), at, ReadAllAvailable())
+    assert (offsets(batches), offsets(batches, "other")) == ([25], [])
+
+
+def test_an_archive_that_is_gone_or_another_one_is_an_error(archive: GappedArchive, tmp_path: Path) -> None:
+    reader = stream_reader(archive.url)
+    _, at = drained(reader, reader.initialOffset(), ReadAllAvailable())
+    shutil.rmtree(tmp_path / "archive")
+    with pytest.raises(
+        NotFoundError, match="cluster/broker: the stream has read of it, and it is there no more"
+    ):
+        stream_reader(archive.url).latestOffset(at, ReadAllAvailable())
+    GappedArchive(tmp_path / "archive").put(ONE, range(3))
+    with pytest.raises(NotFoundError, match="it is another one"):
+        stream_reader(archive.url).latestOffset(at, ReadAllAvailable())
+    other = stream_reader(archive.url, broker="other")  # this one is not asked for any more
+    assert other.latestOffset(at, ReadAllAvailable()) == at
 
 
 def test_a_frame_of_an_old_version_is_whole_or_an_error(archive: GappedArchive) -> None:
