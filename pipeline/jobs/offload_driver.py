@@ -34,6 +34,7 @@ from pipeline.jobs.offload_patience import bounded
 from pipeline.jobs.offload_tails import move
 from pipeline.jobs.offload_tasks import ArchiveTarget, LogPart, PutCycle, PutTask, Scan, ScanTask, StoreSource
 from pipeline.jobs.tasks import TaskRunner
+from tiered.broker_store.config import state_fingerprint
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitDraft, CommitKind
@@ -126,7 +127,9 @@ class StoreOffload:
         writer.release(doomed=self._doomed)
 
     def _commit_tables(self, writer: CatalogWriter, archive: ObjectStore, store: BrokerStore) -> None:
-        """The broker's topics, groups and offsets as they are now, if they changed."""
+        """The broker's topics, groups and offsets, if they changed. A copy without any says nothing."""
+        if not state_fingerprint(store.path):
+            return
         tables = BrokerStateArchive(archive, lambda: broker_tables(store))
         state = writer.state
         tables.adopt(state.state_objects)
