@@ -114,7 +114,10 @@ class Walk:
             if result.status is GetStatus.OFFSET_TOO_SMALL:
                 gap = self.offset, result.next_offset
             if gap is not None:
-                logger.warning("%s queue %d: offsets %d to %d are not there", *self._queue[:2], *gap)
+                begin, end = gap
+                logger.warning(
+                    "%s queue %d: offsets %d to %d are not there", *self._queue[:2], begin, end - 1
+                )
             if result.status is GetStatus.FOUND:
                 self.offset = result.next_offset
                 if self._left is not None:

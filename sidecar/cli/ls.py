@@ -56,4 +56,16 @@ def _print(title: str, queues: list[QueueListing]) -> None:
     )  # fmt: skip
     total = sum(queue.messages for queue in queues)
     size = size_text(sum(queue.bytes for queue in queues))
-    print(f"{title}: {len(queues)} queues, {total:,} messages, {size} of messages")
+    gaps = [(queue, gap) for queue in queues for gap in queue.gaps]
+    if gaps:
+        print()
+        print_table(
+            ["gap in topic", "queue", "generation", "first missing", "last missing", "reason"],
+            [
+                [q.topic, q.queue_id, q.generation, gap.begin_offset, gap.end_offset - 1, gap.reason]
+                for q, gap in gaps
+            ],
+        )
+        print()
+    and_gaps = f", {len(gaps):,} gaps" if gaps else ""
+    print(f"{title}: {len(queues)} queues, {total:,} messages, {size} of messages{and_gaps}")

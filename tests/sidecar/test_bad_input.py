@@ -149,6 +149,20 @@ def test_one_damaged_record_is_left_out_and_named(case: Case, damage: str) -> No
     assert case.backfill().returncode == 0, "what is known is not found again"
 
 
+def test_ls_names_what_is_missing_for_good(case: Case) -> None:
+    victim = case.truth[VICTIM]
+    DAMAGES["magic"](case, victim)
+    case.backfill()
+    topic, queue_id, offset = victim["topic"], victim["queueId"], victim["queueOffset"]
+    for queue in json.loads(command("ls", case.url, "--json").stdout)["queues"]:
+        is_victim = (queue["topic"], queue["queueId"]) == (topic, queue_id)
+        gap = {"beginOffset": offset, "endOffset": offset + 1, "reason": "damaged"}
+        assert queue["gaps"] == ([gap] if is_victim else [])
+    shown = command("ls", case.url).stdout
+    assert f"{topic} {queue_id} 0 {offset:,} {offset:,} damaged" in " ".join(shown.split())
+    assert shown.endswith(", 1 gaps\n")
+
+
 def test_a_truncated_file_loses_only_its_tail(case: Case) -> None:
     cut = case.truth[VICTIM]["commitLogOffset"] + 100
     with case.first_file.open("r+b") as file:
