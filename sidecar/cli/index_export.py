@@ -18,6 +18,8 @@ from tiered.index.rocketmq_index_file import (
     DEFAULT_ITEMS,
     DEFAULT_SLOTS,
     IndexedMessage,
+    check_sizes,
+    file_error,
     indexed_message,
     write_files,
 )
@@ -49,15 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Read every record in log order and write the files. They hold physical offsets: only a broker whose commitlog
     has the records at these offsets answers from them."""
-    if options.slots < 1 or options.items < 2:
-        raise UsageError(
-            "--slots and --items are too small", hint="give the values of the broker's configuration"
-        )
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
+    check_sizes(options.slots, options.items)
     directory = Path(options.directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    if any(directory.iterdir()):
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        is_empty = next(directory.iterdir(), None) is None
+    except OSError as error:
+        raise file_error(error, directory) from error
+    if not is_empty:
         raise UsageError(f"{directory} is not empty", hint="name a new directory: nothing is overwritten")
     with (
         open_for_reading(options.url, settings) as archive,

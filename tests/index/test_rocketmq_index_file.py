@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from tests.end_to_end.ground_truth import read_jsonl
 from tiered.broker_store.commit_log import CommitLog
-from tiered.errors import CorruptionError, NotFoundError
+from tiered.errors import CorruptionError, NotFoundError, StoreFullError, UsageError
 from tiered.formats.record import SYS_TRANSACTION_MASK, decode_record
 from tiered.index.rocketmq_index_file import (
     HEADER_BYTES,
@@ -106,6 +108,33 @@ def test_damaged_files_are_typed_errors(tmp_path: Path) -> None:
     data[36:40] = (11).to_bytes(4, "big")
     with pytest.raises(CorruptionError, match="header"):
         RocketMqIndexFile(bytes(data), 10, source="x")
+
+
+@pytest.mark.parametrize(("slots", "items"), [(0, 10), (10, 1), (1 << 29, 10), (10, 108_000_000)])
+def test_sizes_that_no_broker_has_are_refused(slots: int, items: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="slots and"):
+        write_files([IndexedMessage("t", ["k"], 0, 1)], tmp_path, slots=slots, items=items)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_gets_full_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of a mapped file without room on the disk would kill the process."""
+    allocated: list[tuple[int, int]] = []
+
+    def allocate(_fd: int, begin: int, length: int) -> None:
+        allocated.append((begin, begin + length))
+        if len(allocated) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    messages = (IndexedMessage("t", [str(i)], i, 1) for i in range(200_000))
+    with pytest.raises(StoreFullError, match="No space left"):
+        write_files(messages, tmp_path, slots=10, items=1_000_000)
+    assert not list(tmp_path.iterdir())
+    ends = [end for _, end in allocated]
+    assert [begin for begin, _ in allocated] == [0, *ends[:-1]], "all of it, and in order"
 
 
 def test_a_chain_that_loops_ends() -> None:

@@ -11,15 +11,26 @@ archive's own index is another format (layout.py).
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from tiered.errors import CorruptionError, NotFoundError, UnavailableError
+from tiered.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    NotFoundError,
+    StoreFullError,
+    TieredError,
+    UnavailableError,
+    UsageError,
+)
 from tiered.formats.record import Record
 
 HEADER = struct.Struct(">qqqqii")
@@ -32,6 +43,11 @@ DEFAULT_ITEMS = 20_000_000
 SECONDS_MAX = (1 << 31) - 1
 SLACK_MS = 2000
 """Items know whole seconds after their file's begin."""
+FILE_BYTES_MAX = (1 << 31) - 1
+"""A broker maps a file whole, and counts its bytes in an int."""
+ALLOCATED_BYTES = 1024 * 1024
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class IndexHeader(NamedTuple):
@@ -273,6 +289,20 @@ class IndexFileImage:
         HEADER.pack_into(self.data, 0, *self.header)
 
 
+def check_sizes(slots: int, items: int) -> None:
+    """Raises UsageError where no broker has files of so many slots and items."""
+    if slots < 1 or items < 2:
+        raise UsageError(
+            f"no index file has {slots:,} slots and {items:,} items",
+            hint="give the values of the broker's configuration",
+        )
+    if file_bytes(slots, items) > FILE_BYTES_MAX:
+        raise UsageError(
+            f"index files of {slots:,} slots and {items:,} items are larger than 2 GiB, and no broker reads them",
+            hint="give the values of the broker's configuration",
+        )
+
+
 def write_files(
     messages: Iterable[IndexedMessage],
     directory: Path,
@@ -282,27 +312,101 @@ def write_files(
 ) -> list[Path]:
     """Index files of ``messages`` in log order, as a broker with these settings has them.
 
-    Files are named as a broker names them, but by the time (UTC) of their first message. They are sparse: unused slots
-    and items take no space.
+    Files are named as a broker names them, but by the time (UTC) of their first message. They are sparse: unused items
+    take no space. Raises UsageError for sizes that no broker has, and what the disk refuses; nothing is left
+    then, since a part of them looks like all.
     """
+    check_sizes(slots, items)
     paths: list[Path] = []
     previous: IndexHeader | None = None
-    writing: tuple[IndexFileImage, mmap.mmap] | None = None
+    writing: _FileBeingWritten | None = None
     try:
         for message in messages:
             for key in message.keys:
-                if writing is not None and writing[0].is_full:
-                    previous = _finish(writing)
+                if writing is not None and writing.image.is_full:
+                    previous = writing.finish()
                     writing = None
                 if writing is None:
                     paths.append(directory / _file_name(message.store_timestamp, paths))
-                    mapped = _create(paths[-1], file_bytes(slots, items))
-                    writing = IndexFileImage.begin(mapped, slots, items, previous), mapped
-                writing[0].put(broker_hash(message.topic, key), message.phys, message.store_timestamp)
-    finally:
+                    writing = _FileBeingWritten(paths[-1], slots, items, previous)
+                writing.put(broker_hash(message.topic, key), message)
         if writing is not None:
-            _finish(writing)
+            writing.finish()
+    except BaseException:
+        if writing is not None:
+            writing.close()
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise
     return paths
+
+
+class _FileBeingWritten:
+    """An index file, mapped. Its bytes have their place on the disk before they are touched: a page of a mapped file
+    that finds no room kills the process (SIGBUS)."""
+
+    def __init__(self, path: Path, slots: int, items: int, previous: IndexHeader | None) -> None:
+        length = file_bytes(slots, items)
+        self._path = path
+        self._slot_bytes = file_bytes(slots, 0)
+        self._allocated = 0
+        with _translated(path):
+            self._file = path.open("x+b")
+            try:
+                self._file.truncate(length)
+                self._allocate(self._slot_bytes)
+                self._mapped = mmap.mmap(self._file.fileno(), length)
+            except BaseException:
+                self._file.close()
+                raise
+        self.image = IndexFileImage.begin(self._mapped, slots, items, previous)
+
+    def put(self, hash_: int, message: IndexedMessage) -> None:
+        end = self._slot_bytes + ITEM.size * (self.image.header.item_count + 1)
+        if end > self._allocated:
+            with _translated(self._path):
+                self._allocate(end)
+        self.image.put(hash_, message.phys, message.store_timestamp)
+
+    def finish(self) -> IndexHeader:
+        self.image.finish()
+        with _translated(self._path):
+            self._mapped.flush()
+        self.close()
+        return self.image.header
+
+    def close(self) -> None:
+        """Once or more."""
+        self._mapped.close()
+        self._file.close()
+
+    def _allocate(self, end: int) -> None:
+        """Up to ``end`` at least."""
+        begin, self._allocated = (
+            self._allocated,
+            min(end + ALLOCATED_BYTES, os.fstat(self._file.fileno()).st_size),
+        )
+        os.posix_fallocate(self._file.fileno(), begin, self._allocated - begin)
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise file_error(error, path) from error
+
+
+def file_error(error: OSError, path: Path) -> TieredError:
+    """What a refused write to ``path`` means."""
+    what = f"{path} cannot be written: {error.strerror}"
+    if error.errno in _FULL:
+        return StoreFullError(what, hint="free space there")
+    if error.errno in _DENIED:
+        return AccessDeniedError(what, hint=f"user {os.geteuid()} needs access to it")
+    if isinstance(error, FileExistsError | NotADirectoryError | FileNotFoundError):
+        return UsageError(what, hint="name a new directory")
+    return UnavailableError(what)
 
 
 _NAMES_END_MS = 253_402_300_799_999  # the year 9999
@@ -313,17 +417,3 @@ def _file_name(begin_ms: int, before: Sequence[Path]) -> str:
     second, ms = divmod(min(max(begin_ms, 0), _NAMES_END_MS), 1000)  # damaged records claim any time
     name = f"{datetime.fromtimestamp(second, UTC):%Y%m%d%H%M%S}{ms:03d}"
     return max(name, f"{int(before[-1].name) + 1:017d}") if before else name
-
-
-def _create(path: Path, length: int) -> mmap.mmap:
-    with path.open("x+b") as file:
-        file.truncate(length)
-        return mmap.mmap(file.fileno(), length)
-
-
-def _finish(writing: tuple[IndexFileImage, mmap.mmap]) -> IndexHeader:
-    image, mapped = writing
-    image.finish()
-    mapped.flush()
-    mapped.close()
-    return image.header
