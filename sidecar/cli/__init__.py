@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import errno
 import importlib
 import os
 import sys
@@ -16,8 +17,9 @@ from collections.abc import Sequence
 from gc import freeze, set_threshold  # by name: a verb's module here is called gc
 from importlib import metadata
 from types import ModuleType
+from typing import NoReturn
 
-from tiered.errors import TieredError
+from tiered.errors import StoreFullError, TieredError, UsageError
 
 EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
@@ -44,14 +46,25 @@ COLLECT_EVERY = 50_000
 """New objects between two looks of the garbage collector; at Python's 700 it looks at imported modules again and again
 while a short command runs."""
 
+_REFUSED_OUTPUT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
 EXIT_CODES = (
     "exit codes: 0 ok, 1 anomalies found, 2 wrong usage or configuration, 3 does not exist, "
     "4 temporarily unavailable, 5 fenced by another writer"
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error is said; the usage is many lines and has --help."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"tiered: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(UsageError.exit_code)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
+    _stand_in_for_closed_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     verb, rest = _split_verb(given)
     if verb is None:
@@ -65,9 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # most of a short command's time
         print(f"tiered: {INTERRUPTED}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    parser = argparse.ArgumentParser(
-        prog=f"tiered {verb}", description=help_text, epilog=EXIT_CODES, allow_abbrev=False
-    )
+    parser = _Parser(prog=f"tiered {verb}", description=help_text, epilog=EXIT_CODES, allow_abbrev=False)
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="print the Python trace of an error")
     return _execute(module, parser.parse_args(rest))
@@ -75,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _split_verb(given: list[str]) -> tuple[str | None, list[str]]:
     """The verb and what follows it. Help and version end the process as argparse does."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="tiered",
         description="Tiered storage for Apache RocketMQ: archive a broker's messages and read them back.",
         epilog=_verb_table(),
@@ -112,15 +123,33 @@ def _execute(module: ModuleType, options: argparse.Namespace) -> int:
     except TieredError as error:
         return _report(options, " ".join(str(error).split()), error.exit_code)
     except BrokenPipeError:
-        # The reader of our output has gone (`tiered cat … | head`): no complaint, also none at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()  # its reader has gone (`tiered cat … | head`): no complaint
         return 0
     except KeyboardInterrupt:
         return _report(options, INTERRUPTED, EXIT_INTERRUPTED)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _REFUSED_OUTPUT and error.filename is None:
+            # Everything else that is written has a name, or an error of its own.
+            _give_up_output()
+            return _report(
+                options, f"the output cannot be written: {error.strerror}", StoreFullError.exit_code
+            )
         message = f"internal error, {type(error).__name__}: {' '.join(str(error).split())}"
         return _report(options, f"{message}; please report it with the output of --debug", EXIT_INTERNAL)
     return code
+
+
+def _stand_in_for_closed_streams() -> None:
+    """What a parent closed (`>&-`) is None here: nothing could be printed, and errors would go to stdout."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _give_up_output() -> None:
+    """What is not written yet goes nowhere, also at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(options: argparse.Namespace, message: str, code: int) -> int:

@@ -74,6 +74,15 @@ def add_archive(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, *groups)
 
 
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Where `tiered run` finds and keeps things: settings to all other verbs, or arguments."""
+    parser.add_argument("--store", dest="broker.store_path", metavar="DIRECTORY", help="the broker's store")
+    parser.add_argument("--url", dest="archive.url", metavar="ARCHIVE_URL", help="where to archive")
+    parser.add_argument(
+        "--state-dir", dest="process.state_dir", metavar="DIRECTORY", help="lock and identity"
+    )
+
+
 def add_writer_flags(parser: argparse.ArgumentParser) -> None:
     """Switches of the verbs that write an archive."""
     parser.add_argument(

@@ -103,7 +103,13 @@ def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]
     ]
     if not found and not options.all:
         which = options.topic if options.queue is None else f"{options.topic} queue {options.queue}"
-        raise NotFoundError(f"{archive.title} has no {which}", hint="tiered ls shows what there is")
+        hint = "tiered ls shows what there is"
+        if options.generation is not None:
+            which, hint = (
+                f"{which} in generation {options.generation}",
+                "tiered ls --hidden shows what there is",
+            )
+        raise NotFoundError(f"{archive.title} has no {which}", hint=hint)
     return found
 
 

@@ -7,10 +7,13 @@ import argparse
 from sidecar.cli.arguments import (
     BROKER_FLAGS,
     NAME_FLAGS,
+    SERVE_FLAGS,
     STORE_FLAGS,
     TOPIC_FLAGS,
     add_json,
+    add_places,
     add_setting_flags,
+    add_writer_flags,
     settings_of,
 )
 from tiered.console import print_json, print_table
@@ -21,7 +24,9 @@ from tiered.settings.load import FIELDS, value_of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The word `check` and the flags of every other verb, so that a command line can be tried."""
     parser.add_argument("action", choices=["check"], help="the only action")
-    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS)
+    add_places(parser)
+    add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS, SERVE_FLAGS)
+    add_writer_flags(parser)
     add_json(parser)
 
 

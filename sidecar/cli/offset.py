@@ -45,8 +45,9 @@ def execute(options: argparse.Namespace) -> int:
                 if options.generation in (None, listing.generation)
             ]
         if not queues:
+            life = "" if options.generation is None else f" in generation {options.generation}"
             raise NotFoundError(
-                f"{archive.title} has no {options.topic}", hint="tiered ls shows what there is"
+                f"{archive.title} has no {options.topic}{life}", hint="tiered ls --hidden shows what there is"
             )
         boundary = Boundary(options.boundary)
         offsets = [queue.offset_by_time(options.time, boundary) for queue in queues]

@@ -23,6 +23,7 @@ from fetcher.queries.found import ALWAYS_MS, FoundMessage, newest_ms
 from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf
 from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, settings_of
+from sidecar.cli.instant import instant
 from sidecar.cli.rendering import complain_of_body
 from sidecar.logs import log_plain
 from tiered.catalog.state import CatalogState
@@ -49,10 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--id", metavar="OFFSETMSGID", help="the id the broker gave it: address and physical offset"
     )
     parser.add_argument(
-        "--begin", type=int, metavar="MS", help="stored at or after this, ms since the epoch "
+        "--begin", type=instant, metavar="MS_OR_ISO", help="stored at or after this "
         "(default: 7 days before the archive's newest message)",
     )  # fmt: skip
-    parser.add_argument("--end", type=int, metavar="MS", help="stored at or before this (default: no limit)")
+    parser.add_argument(
+        "--end", type=instant, metavar="MS_OR_ISO", help="stored at or before this (default: no limit)"
+    )
     parser.add_argument("--all-time", action="store_true", help="the whole archive; says first what it costs")
     parser.add_argument(
         "--max", type=int, default=DEFAULT_MAX, metavar="N", help="newest N messages (default: 64)"
@@ -80,7 +83,8 @@ def execute(options: argparse.Namespace) -> int:
         is_by_id = options.id is not None
         found = _by_id(both or queries, options) if is_by_id else _by_key(archive, queries, both, options)
         if not found:
-            raise NotFoundError(f"{archive.title} has no message {_wanted(options)}", hint=_hint(options))
+            hint = _hint(options, is_topic_known=_is_known(archive.state, options.topic))
+            raise NotFoundError(f"{archive.title} has no message {_wanted(options)}", hint=hint)
         _print(found, as_document=options.json)
     return 0
 
@@ -93,7 +97,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.all_time and (options.begin is not None or options.end is not None):
         raise UsageError("--all-time contradicts --begin and --end", hint="use one or the other")
     if options.begin is not None and options.end is not None and options.begin > options.end:
-        raise UsageError("--begin is after --end", hint="both are ms since the epoch")
+        raise UsageError("--begin is after --end", hint="swap them")
 
 
 @contextmanager
@@ -172,7 +176,13 @@ def _wanted(options: argparse.Namespace) -> str:
     return f"with {name} {options.key if options.key is not None else options.unique_key!r}{where}"
 
 
-def _hint(options: argparse.Namespace) -> str:
+def _is_known(state: CatalogState, topic: str | None) -> bool:
+    return topic is None or any(key.topic == topic for key, _ in state.queues())
+
+
+def _hint(options: argparse.Namespace, *, is_topic_known: bool) -> str:
+    if not is_topic_known:
+        return "nor anything else of that topic: tiered ls shows the topics"
     if options.id is not None:
         return "an id names one broker's physical offset: is this that broker's archive?"
     if options.all_time:

@@ -24,6 +24,7 @@ from sidecar.cli.arguments import (
     NAME_FLAGS,
     STORE_FLAGS,
     TOPIC_FLAGS,
+    add_places,
     add_setting_flags,
     add_writer_flags,
     settings_of,
@@ -54,11 +55,7 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The settings that are usually given by hand."""
-    parser.add_argument("--store", dest="broker.store_path", metavar="DIRECTORY", help="the broker's store")
-    parser.add_argument("--url", dest="archive.url", metavar="ARCHIVE_URL", help="where to archive")
-    parser.add_argument(
-        "--state-dir", dest="process.state_dir", metavar="DIRECTORY", help="lock and identity"
-    )
+    add_places(parser)
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS)
     add_writer_flags(parser)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from sidecar.cli import EXIT_CODES, VERBS, main
 from tests.sidecar.imported import STARTING, imported, libraries
 from tiered.console import duration_text, size_text, time_text
 
+ROOT = Path(__file__).parents[2]
 LIBRARIES_OF = {
     "run": frozenset({"prometheus_client", "yaml"}), "serve": frozenset({"yaml"}),
     "backfill": frozenset({"tqdm"}), "verify": frozenset({"tqdm"}), "index": frozenset({"tqdm"}),
@@ -56,6 +58,32 @@ def test_config_check_prints_values_and_origins(
     assert printed["object_store.region"] == {"value": "eu-1", "from": "--region"}
     assert printed["admin.port"] == {"value": 0, "from": "--set admin.port"}
     assert printed["gc.grace_ms"]["from"] == "default"
+
+
+@pytest.mark.parametrize("flag", ["--url", "--store", "--state-dir", "--broker-conf", "--bind"])
+def test_config_check_takes_the_flags_of_run(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", flag, "file:///x", "--include-system", "--take-over", "--json"]) == 0
+    found = [key for key, said in json.loads(capsys.readouterr().out).items() if said["value"] == "file:///x"]
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("target", ["/dev/full", "&-"])
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_output_that_nobody_takes_is_no_defect_of_this_program(target: str, form: list[str]) -> None:
+    command = shlex.join([sys.executable, "-m", "sidecar", "config", "check", *form])
+    done = subprocess.run(
+        f"{command} >{target}", shell=True, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    full = (4, "tiered: the output cannot be written: No space left on device\n")
+    assert (done.returncode, done.stderr) == (full if target == "/dev/full" else (0, ""))
+
+
+def test_with_stderr_closed_errors_do_not_get_among_the_data() -> None:
+    command = shlex.join([sys.executable, "-m", "sidecar", "config", "check", "--set", "no.such=1"])
+    done = subprocess.run(
+        f"{command} 2>&-", shell=True, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 @pytest.mark.parametrize(
