@@ -239,7 +239,11 @@ class ArchiveAccess:
     # -- reading ----------------------------------------------------------------------------------------------
 
     async def offset_by_time(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
-        """See TimeReader."""
+        """See TimeReader. ``boundary`` may be its text. Raises UsageError for another one."""
+        try:
+            boundary = Boundary(boundary)
+        except ValueError as error:
+            raise UsageError(f"boundary {boundary!r} is neither 'lower' nor 'upper'") from error
         return await self._times.offset_by_time(queue, timestamp_ms, boundary)
 
     async def timestamp_of(self, queue: QueueKey, offset: int) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ def test_milliseconds_and_iso_8601(text: str, expected: int) -> None:
     assert parse_instant(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "12:00", "1.5"])
+@pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "12:00", "1.5", "--5"])
 def test_anything_else_is_wrong_usage(text: str) -> None:
     with pytest.raises(UsageError, match="is no time"):
         parse_instant(text)
@@ -42,3 +43,10 @@ def test_a_datetime_is_the_same_millisecond(stamp_ms: int) -> None:
     assert milliseconds(moment) == stamp_ms == milliseconds(stamp_ms)
     assert milliseconds(moment.replace(tzinfo=None)) == stamp_ms
     assert parse_instant(moment.isoformat()) == stamp_ms
+
+
+def test_any_integer_is_milliseconds_and_nothing_else_is() -> None:
+    assert milliseconds(np.array([1795227708020])[0]) == 1795227708020
+    for odd in (1.5, "2026-11-21", date(2026, 11, 21), None):
+        with pytest.raises(UsageError, match="is no time"):
+            milliseconds(odd)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ Owns reading them. Printing is in console.py.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from operator import index
 
 from tiered.errors import UsageError
 
@@ -16,9 +17,17 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def milliseconds(time: TimePoint) -> int:
-    """``time`` as ms since the epoch, rounded down."""
-    if isinstance(time, int):
-        return time
+    """``time`` as ms since the epoch, rounded down. Any integer will do, such as those of a batch's arrays.
+
+    Raises UsageError.
+    """
+    if not isinstance(time, datetime):
+        try:
+            return index(time)
+        except TypeError as error:
+            raise UsageError(
+                f"{time!r} is no time", hint="give integer milliseconds since 1970, or a datetime"
+            ) from error
     moment = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     # Whole numbers all the way: a float has no room for the milliseconds of far years.
     delta = moment - _EPOCH
@@ -31,9 +40,9 @@ def parse_instant(text: str) -> int:
     Raises UsageError.
     """
     text = text.strip()
-    if text.lstrip("-").isdecimal():
-        return int(text)
     try:
+        if text.lstrip("-").isdecimal():
+            return int(text)
         return milliseconds(datetime.fromisoformat(text))
     except ValueError as error:
         raise UsageError(

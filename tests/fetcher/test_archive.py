@@ -264,6 +264,20 @@ def test_a_walk_goes_on_where_it_stood_when_the_store_is_back(
     assert offsets == [line["queueOffset"] for line in truth["t_one", 0]]
 
 
+def test_a_boundary_may_be_its_text_and_nothing_else() -> None:
+    url = "memory://boundaries"
+    builder = ArchiveBuilder(PrefixedStore(open_store(url), "cluster/broker"))
+    builder.commit([Sent(QueueKey("t", 0, 0), stored_ms=stamp) for stamp in (1000, 1010, 1020)])
+    with fetcher.open(url) as archive:
+        queue = archive.queue("t", 0)
+        for text in ("lower", "upper"):
+            side: Any = text
+            assert queue.offset_by_time(1005, side) == queue.offset_by_time(1005, fetcher.Boundary(text))
+        odd: Any = "last"
+        with pytest.raises(UsageError, match="boundary 'last' is neither 'lower' nor 'upper'"):
+            queue.offset_by_time(1005, odd)
+
+
 def test_gaps_are_passed_and_said(caplog: pytest.LogCaptureFixture) -> None:
     url = "memory://gaps"
     store = open_store(url)
