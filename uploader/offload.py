@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
 from tiered.errors import FencedError, UnavailableError, UnreadableError
@@ -33,6 +34,7 @@ from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.follow_loop import PIN_EVERY_MS, BrokerRestartedError, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatchPool
+from uploader.lost_end import named_end_phys
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.offload_parts import OffloadGiven, wire
 from uploader.offload_status import OffloadResult, OffloadStatus
@@ -284,10 +286,32 @@ class Offloader:
         self._loop.step_pins()
 
     def _finish_backfill(self) -> None:
-        """Show what the broker would show."""
+        """Show what the broker would show, and say what its log lost."""
+        self._find_lost_end()
         with_units = self._bound_source.shown_queues()
         if with_units is not None:
             self._marks.finish(with_units, self._bound_source.proven_phys)
+
+    def _find_lost_end(self) -> None:
+        """Of a broker proven dead: a live one has its word for where its log ends."""
+        index, state = self._given.store.consume_queues(), self._writer.state_or_none
+        last = self._bound_source.last
+        if index is None or state is None or last is None or last.why is not BoundReason.DEAD:
+            return
+        end_phys = self._dispatcher.cursor
+        named_phys = named_end_phys(index, state, end_phys)
+        if named_phys > end_phys:
+            self._uploader.counters.lost_ranges += 1
+            file = self._log.file_at(max(end_phys - 1, 0))
+            self._environment.log(
+                "commitlog lost its end, its last messages are lost to the archive",
+                {
+                    "error": "consume queues name records behind it",
+                    "file": "" if file is None else str(file.path),
+                    "begin_phys": end_phys,
+                    "end_phys": named_phys,
+                },
+            )
 
     def _finish_index(self, stop: threading.Event) -> None:
         """Make every key findable from index files, if that is wanted: few segments are searched as fast."""

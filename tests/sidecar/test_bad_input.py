@@ -175,6 +175,29 @@ def test_a_truncated_file_loses_only_its_tail(case: Case) -> None:
     )
 
 
+@pytest.mark.parametrize("how", ["cut", "zeroed", "gone"])
+def test_a_log_that_lost_its_end_is_named(case: Case, how: str) -> None:
+    """Nothing in the log tells, as after a power failure: the consume queues know more."""
+    last = case.home / "store" / "commitlog" / f"{FILE_BYTES:020d}"
+    cut_phys = next(m["commitLogOffset"] for m in case.truth if m["commitLogOffset"] > FILE_BYTES + 2_000_000)
+    if how == "gone":
+        cut_phys = FILE_BYTES
+        last.unlink()
+        last.with_name(f"{2 * FILE_BYTES:020d}").unlink()
+    else:
+        with last.open("r+b") as file:
+            file.truncate(cut_phys - FILE_BYTES + (50 if how == "cut" else 0))
+            if how == "zeroed":
+                file.truncate(FILE_BYTES)
+    for _ in range(2):
+        done = case.backfill()
+        assert done.returncode == 1, done.stderr
+        (line,) = [line for line in done.stderr.splitlines() if "lost its end" in line]
+        assert str(case.first_file if how == "gone" else last) in line and f"begin_phys={cut_phys}" in line
+        assert "1 ranges of the commitlog MISSING" in done.stdout
+    assert case.read_back() == case.expected(lambda m: m["commitLogOffset"] >= cut_phys)
+
+
 def test_a_missing_middle_file_is_a_gap(real_store: Callable[[str], Path], tmp_path: Path) -> None:
     source = real_store("A")
     shutil.copytree(source / "store", tmp_path / "store")

@@ -211,7 +211,7 @@ def test_follow_prints_what_comes_and_ends_cleanly(real_store: Callable[[str], P
         os.rename(path, tmp_path / path.name)
     url = f"file://{tmp_path}/archive"
     names = ["--cluster", "c", "--broker", "b"]
-    assert main(["backfill", str(part), url, *names]) == 0
+    assert main(["backfill", str(part), url, *names]) == 1, "the consume queues name what is to come"
     expected = [
         (line["queueId"], line["queueOffset"])
         for line in read_lines(directory / "truth" / "messages.jsonl.zst")
