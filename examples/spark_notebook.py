@@ -2,7 +2,7 @@
 
     python examples/spark_notebook.py file:///tmp/archive t_one
 
-Any archive will do; `python examples/demo.py --keep` leaves one behind. Needs pip install 'rocketmq-tiered[spark]' and
+Any archive will do; `python examples/demo.py --keep` leaves one behind. Needs pip install '.[spark]' and
 Java 17.
 """
 

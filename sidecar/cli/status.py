@@ -6,7 +6,9 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from fetcher.queue_listing import list_queues
@@ -35,7 +37,7 @@ from sidecar.report import (
 )
 from sidecar.reporter import age_s
 from tiered.console import duration_text, print_json, print_table, size_text
-from tiered.errors import NotFoundError, UsageError
+from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.settings.sections import Settings
 
 WATCH_S = 2.0
@@ -62,18 +64,32 @@ def execute(options: argparse.Namespace) -> int:
     """Print the status once, or again and again."""
     settings = settings_of(options).settings
     asks_archive = getattr(options, "archive.url") is not None
+    ask = partial(_from_archive if asks_archive else _from_instance, settings)
+    _show(ask(), options)
+    if options.watch:
+        with suppress(KeyboardInterrupt):
+            _watch(ask, options)
+    return 0
+
+
+def _watch(ask: Callable[[], StatusReport], options: argparse.Namespace) -> None:
+    """Go on until interrupted, also while there is nobody to ask: a restart, or an outage, is what is watched for."""
     while True:
-        report = _from_archive(settings) if asks_archive else _from_instance(settings)
-        if options.json:
-            print_json(report.to_json())
-        else:
-            if options.watch and sys.stdout.isatty():
-                print("\033[H\033[2J", end="")
-            _print(report)
-        if not options.watch:
-            return 0
         sys.stdout.flush()
         time.sleep(WATCH_S)
+        try:
+            _show(ask(), options)
+        except (UnavailableError, NotFoundError) as error:
+            print(f"tiered: {error}", file=sys.stderr)
+
+
+def _show(report: StatusReport, options: argparse.Namespace) -> None:
+    if options.json:
+        print_json(report.to_json())
+        return
+    if options.watch and sys.stdout.isatty():
+        print("\033[H\033[2J", end="")
+    _print(report)
 
 
 def _from_instance(settings: Settings) -> StatusReport:

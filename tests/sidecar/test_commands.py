@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sidecar import instance
+from sidecar.archive import open_for_reading
 from sidecar.cli import main
 from sidecar.instance import IDENTITY_FILE
 from sidecar.lifecycle import Service
@@ -21,6 +22,7 @@ from tests.truth import read_lines
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.reading import load
+from tiered.errors import NotFoundError, UnavailableError
 from tiered.formats.keys import archive_prefix, parse_part_key
 from tiered.object_store.file import FileStore
 
@@ -239,6 +241,30 @@ def test_status_counts_what_is_not_archived(run: Run, killed: Path, tmp_path: Pa
     assert report["lag_seconds"] > 0 and report["margin_seconds"] is not None
     code, out, _ = run("status", url, "--store", killed / "store")
     assert code == 0 and "t_k_one" in out and "until the broker deletes" in out
+
+
+def test_watching_goes_on_while_nobody_answers_and_ends_in_order(
+    run: Run, archive: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = []
+
+    def sleep(_seconds: float) -> None:
+        rounds.append(None)
+        if len(rounds) == 4:
+            raise KeyboardInterrupt
+
+    def opened(*arguments: Any) -> Any:
+        if len(rounds) == 1:
+            raise UnavailableError("the store is away")
+        if len(rounds) == 2:
+            raise NotFoundError("the disk is not mounted")
+        return open_for_reading(*arguments)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("sidecar.cli.status.open_for_reading", opened)
+    code, out, error = run("status", archive, "--watch")
+    assert (code, error) == (0, "tiered: the store is away\ntiered: the disk is not mounted\n")
+    assert out.count("archived    to") == 2
 
 
 def test_gc_lists_and_deletes_nothing_by_default(run: Run, archive: str) -> None:
