@@ -50,7 +50,11 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
 
 
 def test_variables_injected_for_a_service_named_tiered_are_not_settings() -> None:
-    environment = {"TIERED_PORT": "tcp://10.0.0.1:80", "TIERED_SERVICE_HOST": "10.0.0.1"}
+    environment = {
+        "TIERED_PORT": "tcp://10.0.0.1:80",
+        "TIERED_SERVICE_HOST": "10.0.0.1",
+        "TIERED_ADMIN_PORT": "tcp://10.0.0.1:80",  # of a service named tiered-admin
+    }
     assert load_settings(environment=environment).settings == Settings()
 
 
@@ -181,6 +185,11 @@ def test_an_unknown_section_and_variable_are_refused(tmp_path: Path) -> None:
         load_settings(_file(tmp_path, 'url = "x"\n'))
     with pytest.raises(UsageError, match="not in force"):
         load_settings(_file(tmp_path, "[retention]\n"))
+
+
+def test_a_variable_with_one_underscore_is_not_ignored() -> None:
+    with pytest.raises(UsageError, match="TIERED_ARCHIVE_URL is not read; write TIERED_ARCHIVE__URL"):
+        load_settings(environment={"TIERED_ARCHIVE_URL": "file:///archive"})
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:

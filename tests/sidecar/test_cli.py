@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+import importlib
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -58,6 +62,26 @@ def test_config_check_prints_values_and_origins(
     assert printed["object_store.region"] == {"value": "eu-1", "from": "--region"}
     assert printed["admin.port"] == {"value": 0, "from": "--set admin.port"}
     assert printed["gc.grace_ms"]["from"] == "default"
+
+
+def test_every_flag_that_a_message_names_exists() -> None:
+    known = {"--help", "--version", "--debug"}
+    for module, _ in VERBS.values():
+        parser = argparse.ArgumentParser(add_help=False)
+        importlib.import_module(module).add_arguments(parser)
+        known |= {option for action in parser._actions for option in action.option_strings}
+    texts = (
+        (path, node.value)
+        for package in ("tiered", "uploader", "fetcher", "sidecar")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    named = {
+        (path.name, flag) for path, text in texts for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)
+    }
+    assert len(named) > 30
+    assert not {name for name in named if name[1] not in known}
 
 
 @pytest.mark.parametrize("flag", ["--url", "--store", "--state-dir", "--broker-conf", "--bind"])

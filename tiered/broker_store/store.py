@@ -204,11 +204,12 @@ def _commitlog_dirs(path: Path, conf: BrokerConf | None) -> tuple[Path, ...]:
         return dirs
     if configured:
         raise NotFoundError(
-            f"commitlog directory {missing[0]} of broker.conf does not exist", hint="give --commitlog-path"
+            f"commitlog directory {missing[0]} of broker.conf does not exist",
+            hint="set broker.commitlog_paths (--set broker.commitlog_paths=DIRECTORY)",
         )
     raise StoreLayoutError(
         f"{path} has no commitlog directory: not a broker's store, or its commitlog is elsewhere",
-        hint="give the broker's storePathRootDir, and --broker-conf or --commitlog-path if need be",
+        hint="give the broker's storePathRootDir, and --broker-conf or --set broker.commitlog_paths=DIRECTORY",
     )
 
 

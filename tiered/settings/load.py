@@ -26,6 +26,14 @@ FIELDS: dict[str, SettingField] = {
     item.key: item for section, component in SECTIONS.items() for item in declared(section, component)
 }
 
+_MISSPELT = {
+    ENVIRONMENT_PREFIX + key.replace(".", "_").upper(): ENVIRONMENT_PREFIX + key.replace(".", "__").upper()
+    for key in FIELDS
+}
+"""Variables that somebody meant as a setting -> how that is written."""
+_INJECTED = ("tcp://", "udp://", "sctp://")
+"""What Kubernetes puts into TIERED_ADMIN_PORT for a service named tiered-admin."""
+
 
 @dataclass(frozen=True)
 class LoadedSettings:
@@ -119,6 +127,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, An
         if variable.startswith(ENVIRONMENT_PREFIX) and "__" in variable:
             key = variable[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".", 1)
             found[key] = (variable, value)
+        elif variable in _MISSPELT and not value.startswith(_INJECTED):
+            raise UsageError(f"{variable} is not read", hint=f"write {_MISSPELT[variable]}")
     return found
 
 
