@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 HANDSHAKES_MAX = 128
 """Of TLS, at once: some milliseconds of CPU each. Two thousand clients that come back in one moment would take so long
 together that most handshakes ran into their time limit, with their work done for nothing."""
+LOOKUPS_MAX = 4
 
 
 class FlightGate:
     """Bytes of requests under way, all clients together; first come, first served. Belongs to one event loop.
-    ``handshakes``: to be held during one."""
+    ``handshakes``: to be held during one. ``lookups``: threads that ask for the addresses of names."""
 
     def __init__(self, limit_bytes: int = REQUEST_BYTES_MAX, handshakes_max: int = HANDSHAKES_MAX) -> None:
         self._limit = limit_bytes
         self.handshakes = asyncio.Semaphore(handshakes_max)
+        self.lookups = ThreadPoolExecutor(LOOKUPS_MAX, thread_name_prefix="names")
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.used_bytes = 0
 

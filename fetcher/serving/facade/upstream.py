@@ -16,11 +16,13 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from ssl import SSLContext
 from typing import Any
 
 from fetcher.serving.facade.flight_gate import FlightGate
+from fetcher.serving.facade.name_lookup import addresses_of
 from tiered.errors import ThrottledError, UnansweredError
 from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode
 from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
@@ -299,15 +301,23 @@ class RemotingUpstream:
             self._gate.handshakes.release()
 
     async def _opened(self, host: str, context: SSLContext | None = None) -> tuple[asyncio.Transport, _Link]:
-        port, name = int(self.address.rpartition(":")[2]), host if context is not None else None
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            return await asyncio.get_running_loop().create_connection(
-                lambda: _Link(self.address, self._events, self._tls),
-                host,
-                port,
-                ssl=context,
-                server_hostname=name,
-            )
+            *others, last = await addresses_of(host, self._gate.lookups)
+            for address in others:
+                with suppress(OSError):
+                    return await self._opened_at(address, host, context)
+            return await self._opened_at(last, host, context)
+
+    async def _opened_at(
+        self, address: str, host: str, context: SSLContext | None
+    ) -> tuple[asyncio.Transport, _Link]:
+        return await asyncio.get_running_loop().create_connection(
+            lambda: _Link(self.address, self._events, self._tls),
+            address,
+            int(self.address.rpartition(":")[2]),
+            ssl=context,
+            server_hostname=None if context is None else host,
+        )
 
 
 def host_of(address: str) -> str:

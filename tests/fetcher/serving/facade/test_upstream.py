@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -226,6 +228,54 @@ def test_name_servers_whose_hosts_are_gone_cost_less_than_clients_wait() -> None
             await servers.ask(RemotingCommand(11, 2))
             assert time.monotonic() - begun_s < 0.7, "who answered is asked first"
             servers.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_a_dns_that_does_not_answer_holds_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archives on file:// are read by the event loop's threads."""
+    gives_up = threading.Event()
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, *rest: Any, **named: Any) -> Any:
+        if host != "broker.example":
+            return real(host, *rest, **named)
+        gives_up.wait(30)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+    async def story() -> None:
+        gate = FlightGate()
+        clients = [RemotingUpstream("broker.example:10911", gate) for _ in range(40)]
+        asking = [asyncio.create_task(client.call(RemotingCommand(11, 1), 0.5)) for client in clients]
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(5):
+            await asyncio.to_thread(lambda: None)
+            outcomes = await asyncio.gather(*asking, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {ThrottledError}
+        for client in clients:
+            client.close()
+        gives_up.set()
+
+    run(story())
+
+
+def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.2", "127.0.0.1")]
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *a, **k: found if host == "broker.example" else real(host, *a, **k),
+    )
+
+    async def story() -> None:
+        server, address, _ = await _broker()
+        upstream = RemotingUpstream(f"broker.example:{address.rpartition(':')[2]}", FlightGate())
+        assert (await upstream.call(RemotingCommand(11, 1), 5)).opaque == 1
+        upstream.close()
         await server.close(drain_s=0)
 
     run(story())
