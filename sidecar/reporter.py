@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from sidecar.lag import Lag, measure_lag
 from sidecar.margin import LogGrowth, margin_of
 from sidecar.report import StatusReport, seconds_since
+from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinStatus
 from tiered.broker_store.store import BrokerStore
 from tiered.errors import TieredError
@@ -125,10 +126,14 @@ class Reporter:
         # Not to the bound: what a silent broker's keeps out is not archived either.
         lag = measure_lag(log, index, self._filter, status.committed_phys, status.written_phys)
         end_phys = lag.end_phys if lag.is_complete else max(lag.end_phys, status.bound_phys)
+        bound_phys = report.bound_phys
+        if bound_phys is not None and status.bound_reason == BoundReason.DEAD.value and lag.is_complete:
+            bound_phys = min(bound_phys, max(end_phys, status.committed_phys))  # it ends where its files do
         growth = self._growth.bytes_per_s(self._monotonic_s(), end_phys)
         now_ms = self._wall_ms()
         return replace(
             report,
+            bound_phys=bound_phys,
             lag_messages=lag.messages,
             lag_bytes=max(0, end_phys - status.committed_phys),
             lag_seconds=age_s(lag, now_ms),

@@ -96,6 +96,15 @@ def test_what_gc_has_not_deleted_is_reported(tmp_path: Path, broker: LivingBroke
     assert (report.doomed, report.oldest_doomed_seconds) == (2, 600.0)
 
 
+def test_the_log_of_a_dead_broker_ends_with_its_last_record(tmp_path: Path, broker: LivingBroker) -> None:
+    """Not with its files, of which the last are empty to their end: half of it seemed to be missing."""
+    write_store(tmp_path / "dead", SPEC, messages=MESSAGES)
+    with followed(tmp_path / "dead", broker) as ask:
+        report = ask(lambda report: report.committed_phys == MESSAGES * RECORD and report.lag_bytes == 0)
+    assert "dead" in report.bound_reason
+    assert report.bound_phys == MESSAGES * RECORD
+
+
 def test_a_file_that_is_gone_makes_the_lag_unknown_not_the_report(
     tmp_path: Path, broker: LivingBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
