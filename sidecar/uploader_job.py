@@ -110,6 +110,7 @@ class UploaderJob:
         archive = open_store(settings.archive.url, StoreOptions(settings.object_store), metrics=metrics)
         opened.callback(archive.close)
         self.names = names
+        self._log = store.commit_log
         self._offloader = Offloader(
             store,
             archive,
@@ -145,6 +146,10 @@ class UploaderJob:
     def waits_for(self) -> str:
         """Why a commit is tried again; empty when none is."""
         return self._offloader.waits_for
+
+    def expected_end_phys(self, status: OffloadStatus) -> int:
+        """About where a back-fill will end: not with files that the broker made in advance."""
+        return max(status.committed_phys, min(status.bound_phys, self._log.data_end_phys()))
 
     def close(self) -> None:
         """Close everything without having run."""

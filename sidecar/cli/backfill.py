@@ -129,7 +129,7 @@ def _run(job: UploaderJob, stop: threading.Event, progress: Progress, patience: 
         patience.check(status, is_stopping=stop.is_set(), now_s=now_s, waits_for=job.waits_for)
         if status is not None:
             first_phys = status.committed_phys if first_phys is None else first_phys
-            progress.update(status.committed_phys - first_phys, status.bound_phys - first_phys)
+            progress.update(status.committed_phys - first_phys, job.expected_end_phys(status) - first_phys)
     if failure:
         raise failure[0]
     done = outcome[0].to_phys - (outcome[0].from_phys if first_phys is None else first_phys)

@@ -240,6 +240,11 @@ def test_behind_the_last_record_nothing_was_ever_written(tmp_path: Path) -> None
     assert not log.is_blank_from(0)
     assert log.is_blank_from(8 << 20)
     assert log.is_blank_from(16 << 20)
+    assert len(data) <= log.data_end_phys() < len(data) + (1 << 20)
+    with (tmp_path / f"{8 << 20:020d}").open("r+b") as file:
+        file.seek(5 << 20)
+        file.write(b"x")
+    assert log.data_end_phys() == 16 << 20, "holes do not tell"
 
 
 @pytest.mark.parametrize("at", [5001, 8191, 8192, (4 << 20) + 1, (8 << 20) - 1, 8 << 20, (12 << 20) - 1])

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from sidecar.archive import open_for_reading
 from sidecar.cli import main
 from sidecar.instance import IDENTITY_FILE
 from sidecar.lifecycle import Service
+from sidecar.progress import Progress
 from tests.truth import read_lines
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.protocol import CatalogWriter
@@ -73,6 +75,20 @@ def test_backfill_says_what_it_did_and_a_second_run_uploads_nothing(
     code, out, _ = run(*command, "--json")
     document = json.loads(out)
     assert (document["messages"], document["interrupted"]) == (0, False)
+
+
+def test_progress_counts_to_the_end_of_what_was_written(
+    run: Run, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to the end of the files: F has 12 MiB of them, and 6.5 MiB in them."""
+    store = tmp_path / "store"
+    subprocess.run(["cp", "-a", "--sparse=always", killed / "store", store], check=True)
+    totals = []
+    monkeypatch.setattr("sidecar.cli.backfill.POLL_S", 0.001)
+    monkeypatch.setattr(Progress, "update", lambda _self, _done, total: totals.append(total))
+    assert run("backfill", store, f"file://{tmp_path}/archive")[0] == 0
+    assert totals
+    assert max(totals) < 8 << 20
 
 
 def test_another_brokers_store_under_the_same_names_is_refused_unless_it_is_meant(

@@ -240,6 +240,13 @@ class CommitLog:
             self._is_blank(file, max(phys, file.begin_phys)) for file in self._files if file.end_phys > phys
         )
 
+    def data_end_phys(self) -> int:
+        """About where what was written ends, told by the holes of the files, else by their end. For estimates."""
+        for file in reversed(self._files):
+            if (end_bytes := _data_end(file)) > 0:
+                return file.begin_phys + end_bytes
+        return self.min_phys
+
     def close(self) -> None:
         """Close all descriptors. The log can be read again afterwards."""
         with self._lock:
@@ -274,6 +281,23 @@ class CommitLog:
                 opened = self._open[file] = ColdReadFile(file.path)
             self._open.move_to_end(file)
             return opened.read_into(room, phys - file.begin_phys)
+
+
+def _data_end(file: LogFile) -> int:
+    """Bytes of ``file`` up to its last hole, if nothing follows that."""
+    try:
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return file.size_bytes
+    try:
+        if not _has_data(fd, 0):
+            return 0
+        hole = os.lseek(fd, 0, os.SEEK_HOLE)
+        return file.size_bytes if _has_data(fd, hole) else hole
+    except OSError:
+        return file.size_bytes
+    finally:
+        os.close(fd)
 
 
 def _has_data(fd: int, offset: int) -> bool:
