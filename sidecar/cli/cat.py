@@ -101,16 +101,19 @@ def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]
         for queue in archive.queues(options.topic, hidden=options.generation is not None)
         if options.queue in (None, queue.queue_id) and options.generation in (None, queue.generation)
     ]
-    if not found and not options.all:
-        which = options.topic if options.queue is None else f"{options.topic} queue {options.queue}"
-        hint = "tiered ls shows what there is"
-        if options.generation is not None:
-            which, hint = (
-                f"{which} in generation {options.generation}",
-                "tiered ls --hidden shows what there is",
-            )
-        raise NotFoundError(f"{archive.title} has no {which}", hint=hint)
+    if not found and (options.topic, options.queue, options.generation) != (None, None, None):
+        hidden = "" if options.generation is None else " --hidden"
+        raise NotFoundError(
+            f"{archive.title} has no {_wanted(options)}", hint=f"tiered ls{hidden} shows what there is"
+        )
     return found
+
+
+def _wanted(options: argparse.Namespace) -> str:
+    """``orders queue 3 in generation 1``, as far as it was asked for."""
+    queue = "" if options.queue is None else f"queue {options.queue}"
+    life = "" if options.generation is None else f"in generation {options.generation}"
+    return " ".join(filter(None, (options.topic, queue, life if options.topic or queue else f"queue {life}")))
 
 
 def _follow(
