@@ -232,6 +232,20 @@ def test_crc_like_text_elsewhere_is_no_crc() -> None:
         assert scan(encode(Message(properties=text), 0))[1].rows == 1
 
 
+def test_a_damaged_separator_before_the_record_crc_does_not_hide_it() -> None:
+    text = properties((b"KEYS", b"abcdef"))
+    for body in (b"", b"body", b"x" * 100):
+        record = encode(Message(body=body, properties=text, with_record_crc=True), 0)
+        assert scan(record)[1].rows == 1
+        for bit in range(8):
+            torn = bytearray(record)
+            torn[-21] ^= 1 << bit
+            assert scan(bytes(torn))[0].detail == InvalidReason.RECORD_CRC
+            assert_equal_to_oracle(bytes(torn), 0, FAR)
+            torn[-10] = ord("x")  # no digit: nothing says that it was a checksum
+            assert_equal_to_oracle(bytes(torn), 0, FAR)
+
+
 def test_an_empty_body_has_no_crc() -> None:
     record = encode(Message(body=b""), 0)
     assert scan(patched(record, 8, ">i", 77))[1].rows == 1

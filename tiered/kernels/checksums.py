@@ -68,6 +68,14 @@ def crc32(address: Int, position: Int, length: Int) -> Int:
     return np.int64(register ^ _INVERTED)
 
 
+@kernel
+def crc32_ending(address: Int, position: Int, length: Int, last: Int) -> Int:
+    """``crc32`` of ``length`` >= 1 bytes as if the last of them were ``last``."""
+    register = np.uint64(crc32(address, position, length - 1)) ^ _INVERTED
+    low = (register ^ np.uint64(last)) & _LOW_BYTE
+    return np.int64((register >> _U8) ^ np.uint64(_TABLES[np.int64(low)]) ^ _INVERTED)
+
+
 _P1 = np.uint64(0x9E3779B185EBCA87)
 _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _P3 = np.uint64(0x165667B19E3779F9)

@@ -180,9 +180,11 @@ def _record_crc_holds(record: bytes, properties: bytes) -> bool:
     tail = properties[-20:]
     if len(tail) < 20 or tail[:9] != b"__CRC32#\x01" or tail[-1:] != b"\x02":
         return True
-    if len(properties) > 20 and properties[-21:-20] != b"\x02":
-        return True
     digits = tail[9:19][::-1]
+    if len(properties) > 20 and properties[-21:-20] != b"\x02":
+        # A longer name; or the separator was damaged, which is what makes the checksum hold.
+        whole = record[:-21] + b"\x02"
+        return not (digits.isdigit() and zlib.crc32(whole) & 0x7FFFFFFF == int(digits))
     return digits.isdigit() and zlib.crc32(record[:-20]) & 0x7FFFFFFF == int(digits)
 
 

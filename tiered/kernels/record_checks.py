@@ -9,7 +9,7 @@ Fills the parsed fields of the record's words (record_columns). Oracle:
 
 from __future__ import annotations
 
-from tiered.kernels.checksums import crc32
+from tiered.kernels.checksums import crc32, crc32_ending
 from tiered.kernels.jit import Int, kernel
 from tiered.kernels.loads import (
     get_i64,
@@ -143,7 +143,11 @@ def _check_structure(arena: Int, position: Int, end: Int, long_topic: bool, out:
 
 @kernel
 def _check_sums(arena: Int, position: Int, end: Int, out: Int) -> Int:
-    """Body CRC (none for an empty body, as in the broker), then ``__CRC32#`` if it is the last property."""
+    """Body CRC (none for an empty body, as in the broker), then ``__CRC32#`` if it is the last property.
+
+    Behind another byte than the separator it is the end of a longer name; but if it holds with the separator there,
+    that is what was damaged.
+    """
     body_length = get_i64(out, BODY_LENGTH)
     if body_length > 0:
         computed = crc32(arena, get_i64(out, BODY), body_length) & 0x7FFFFFFF
@@ -156,14 +160,17 @@ def _check_sums(arena: Int, position: Int, end: Int, out: Int) -> Int:
         or load_le64(arena, reserved) != _CRC32_NAME
         or load_u8(arena, reserved + 8) != _NAME_SEPARATOR
         or load_u8(arena, end - 1) != _PAIR_SEPARATOR
-        or (length > RESERVED_CRC_BYTES and load_u8(arena, reserved - 1) != _PAIR_SEPARATOR)
     ):
         return _NONE
+    is_own = length == RESERVED_CRC_BYTES or load_u8(arena, reserved - 1) == _PAIR_SEPARATOR
     wanted = 0
     for step in range(10):  # least significant digit first, so read backwards
         digit = load_u8(arena, end - 2 - step) - 48
         if digit < 0 or digit > 9:
-            return _RECORD_CRC
+            return _RECORD_CRC if is_own else _NONE
         wanted = wanted * 10 + digit
+    if not is_own:
+        computed = crc32_ending(arena, position, reserved - position, _PAIR_SEPARATOR) & 0x7FFFFFFF
+        return _RECORD_CRC if computed == wanted else _NONE
     computed = crc32(arena, position, reserved - position) & 0x7FFFFFFF
     return _NONE if computed == wanted else _RECORD_CRC
