@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pipeline.jobs.offload_patience import nothing_stored
 from pipeline.jobs.offload_tails import moves_of
 from pipeline.jobs.offload_tasks import LogPart, PutCycle, PutTask, Scan, ScannedCycle, ScanTask, StoreSource
 from pipeline.jobs.tasks import ATTEMPTS_PER_TASK, attempt_number
@@ -183,9 +184,11 @@ class _Putter:
             failures += 1
             self._abandoned += keys
             step = after_failure(self._policy, error, failures, random.random())
-            is_over = time.monotonic() - refused_since_s >= self._task.patience_s
-            if isinstance(step, Stop) or is_over or failures >= ATTEMPTS_MAX:
+            if isinstance(step, Stop):
                 raise error
+            patience_s = self._task.patience_s
+            if time.monotonic() - refused_since_s >= patience_s or failures >= ATTEMPTS_MAX:
+                raise nothing_stored(patience_s, str(error)) from error
             logger.warning("upload attempt abandoned: %s", error)
             time.sleep(step.delay_ms / 1000)
         task = self._task

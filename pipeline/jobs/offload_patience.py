@@ -17,6 +17,11 @@ POLL_S = 0.2
 AGAIN = "the same command continues where it stopped"
 
 
+def nothing_stored(patience_s: float, why: str) -> UnavailableError:
+    """What is said in the end."""
+    return UnavailableError(f"nothing stored for {patience_s:g} s: {why}", hint=AGAIN)
+
+
 @contextmanager
 def bounded(
     patience_s: float, waits_for: Callable[[], str], give_up: Callable[[UnavailableError], None]
@@ -35,7 +40,7 @@ def bounded(
             why, now_s = waits_for(), time.monotonic()
             since_s = None if not why else now_s if since_s is None else since_s
             if since_s is not None and now_s - since_s >= patience_s:
-                given_up.append(UnavailableError(f"nothing stored for {patience_s:g} s: {why}", hint=AGAIN))
+                given_up.append(nothing_stored(patience_s, why))
                 give_up(given_up[0])
                 return
 

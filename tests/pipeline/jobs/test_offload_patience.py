@@ -74,8 +74,8 @@ def test_a_store_that_takes_no_more_is_given_up_and_the_same_command_goes_on(
     refuse(folder, admitted)
     with pytest.raises(UnavailableError, match="no room for") as caught:
         run(store, tmp_path / "bulk", options=IMPATIENT)
-    if folder == "/catalog/":
-        assert "nothing stored for 0.5 s" in str(caught.value)
+    assert str(caught.value).startswith("nothing stored for 0.5 s")
+    assert str(caught.value).endswith("the same command continues where it stopped")
     refuse(folder, 1 << 30)
     run(store, tmp_path / "bulk")
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
