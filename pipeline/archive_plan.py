@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from pipeline.filled_gaps import Layer
 from pipeline.later_plan import OnExpired, expired, later_layers
-from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut, slices_of_page
+from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut, light_row_bytes, slices_of_page
 from pipeline.predicate import Predicate
 from pipeline.source_options import SourceOptions
 from tiered.catalog.archives import Archive, list_archives, open_archive
@@ -124,7 +124,7 @@ def slices(
     is_header_only: bool,
 ) -> Iterator[Slices]:
     """What of ``wanted`` passes, page of runs after page. Pages without a queue that is wanted are not read."""
-    names = sorted(wanted)
+    names, row_bytes = sorted(wanted), light_row_bytes(state.table)
     pages = (
         run_index.living(state, run_index.page(ref))
         for ref in state.pages
@@ -132,7 +132,9 @@ def slices(
     )
     memory = [sorted_page(state.directory.keys, state.memory)] if state.memory_runs else []
     for page in (*pages, *memory):
-        found = slices_of_page(archive, page, wanted, predicate, is_header_only=is_header_only)
+        found = slices_of_page(
+            archive, page, wanted, predicate, is_header_only=is_header_only, light_row_bytes=row_bytes
+        )
         if found is not None:
             yield found
 

@@ -20,9 +20,13 @@ from pipeline.archive_plan import pinned_versions, plan
 from pipeline.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices, cut
 from pipeline.predicate import Predicate
 from pipeline.source_options import MIB, Mode, Source, Starting, parse_options
+from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.pipeline.conftest import archive_store
 from tiered.errors import NotFoundError, UsageError
+from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
+from tiered.object_store.file import FileStore
+from tiered.object_store.prefixed import PrefixedStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,6 +160,23 @@ def test_options_are_checked() -> None:
     ):
         with pytest.raises(UsageError, match=complaint):
             parse_options(wrong)
+
+
+def test_light_queues_weigh_as_much_as_the_records_they_refer_to(tmp_path: Path) -> None:
+    """A task holds what it reads of them; an export all of a part."""
+    parent, light = QueueKey("parent", 0, 0), QueueKey("%LMQ%light", 0, 0)
+    builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), archive_prefix("cluster", "broker")))
+    body = b"x" * 300_000
+    builder.commit([Sent(parent, body, offset, light=[light]) for offset in range(20)])
+    for topic in (parent.topic, light.topic):
+        options = parse_options(
+            {"path": f"file://{tmp_path}", "topic": topic, "partitionBytes": str(1 << 20)}
+        )
+        parts = plan(options, pinned_versions(options), Predicate(), is_header_only=False)
+        assert 5 <= len(parts) <= 6
+        assert sum(part.weight_bytes for part in parts) >= 20 * len(body)
+        heads = plan(options, pinned_versions(options), Predicate(), is_header_only=True)
+        assert len(heads) == 1
 
 
 def test_what_is_not_there_is_an_error_not_an_empty_table(small_archive: Path, tmp_path: Path) -> None:
