@@ -92,12 +92,6 @@ class LogFeed:
         self._decided = 0
         self.oversize_bytes = 0
 
-    def set_filter(self, topic_filter: TopicFilter) -> None:
-        """Use another filter from the next record on; queues already known are decided anew."""
-        self._filter = topic_filter
-        self._decided = 0
-        self._decide_new_queues()
-
     def advance(self, batch: LogBatch, bound: FeedBound, max_bytes: int) -> FeedOutcome:
         """Add at most ``max_bytes`` of log to ``batch`` at ``batch.to_phys``.
 
