@@ -70,7 +70,7 @@ def list_queues(state: CatalogState, *, hidden: bool) -> list[QueueListing]:
     """All queues by topic, queue id and generation; those of deleted topics only with ``hidden``."""
     found = []
     gaps = _gaps_by_row(state)
-    for key, row in state.queues():
+    for number, (key, row) in enumerate(state.queues()):
         flags = int(row["flags"])
         if flags & QUEUE_HIDDEN and not hidden:
             continue
@@ -88,16 +88,16 @@ def list_queues(state: CatalogState, *, hidden: bool) -> list[QueueListing]:
                 newest_ms=int(row["max_store_timestamp"]),
                 kind="lmq" if flags & QUEUE_LMQ else "batch" if is_batch else "plain",
                 hidden=bool(flags & QUEUE_HIDDEN),
-                gaps=gaps.get(state.row_of(key), ()) if gaps else (),
+                gaps=gaps.get(number, ()),
             )
         )
     return sorted(found, key=lambda queue: (queue.topic, queue.queue_id, queue.generation))
 
 
-def _gaps_by_row(state: CatalogState) -> dict[int | None, tuple[GapListing, ...]]:
+def _gaps_by_row(state: CatalogState) -> dict[int, tuple[GapListing, ...]]:
     """Gaps by the queue's row in ``state``, in one pass: there may be as many as queues."""
     rows = np.sort(state.gaps, order=["queue", "begin_queue_offset"])
-    found: dict[int | None, list[GapListing]] = {}
+    found: dict[int, list[GapListing]] = {}
     for queue, reason, begin, end in rows.tolist():
         why = _REASONS.get(reason, f"reason {reason}")
         found.setdefault(queue, []).append(GapListing(begin, end, why))

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-_DATES_END_MS = 253_402_300_799_999
+from tiered.model.dates import DATES_END_MS
 
 
 def print_json(document: Any) -> None:
@@ -76,7 +76,7 @@ def time_text(timestamp_ms: int) -> str:
     """UTC to the second; ``-`` for none. Behind the year 9999, as only damaged records claim, the number itself."""
     if timestamp_ms <= 0:
         return "-"
-    if timestamp_ms > _DATES_END_MS:
+    if timestamp_ms > DATES_END_MS:
         return f"{timestamp_ms} ms"
     return datetime.fromtimestamp(timestamp_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 

@@ -7,8 +7,14 @@ Foreign exceptions (botocore, OSError) are translated where the foreign code is 
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import ClassVar
+
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Of a system call on a disk without room: StoreFullError."""
+DENIED_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+"""Of one that is not allowed: AccessDeniedError."""
 
 
 class TieredError(Exception):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tiered.catalog.commit import CommitDraft
-from tiered.catalog.state import LogCheck
+from tiered.catalog.commit import CommitDraft, CommitKind
+from tiered.catalog.state import CatalogState, LogCheck
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import EncodedSegment
 from tiered.model.queue_roster import united
@@ -48,6 +48,15 @@ def object_key(plan: ObjectPlan, from_phys: int, epoch: int, attempt: int) -> st
         return set_key(f"{from_phys:020d}", epoch, attempt)
     queue = plan.queues[int(plan.runs["queue"][0])]
     return data_key(queue, int(plan.runs["base_queue_offset"][0]), epoch, attempt)
+
+
+def draft_in_place(state: CatalogState, created_ms: int) -> CommitDraft:
+    """A commit that leaves the cursor where it is in ``state``, to say something else, or that its writer is alive."""
+    cursor = state.cursor
+    return CommitDraft(
+        CommitKind.APPEND, line=cursor.line, from_phys=cursor.phys, to_phys=cursor.phys, check=cursor.check,
+        created_ms=created_ms,
+    )  # fmt: skip
 
 
 def cycle_draft(

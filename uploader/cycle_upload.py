@@ -20,7 +20,7 @@ from tiered.model.queue import QueueKey
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle import Attempt, Cycle, CyclesInFlight, UploadContext, UploadCounters
 from uploader.cycle_builder import IN_FLIGHT_MAX, CycleBuilder
-from uploader.cycle_draft import CycleRange, cycle_draft
+from uploader.cycle_draft import CycleRange, cycle_draft, draft_in_place
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch
 
@@ -130,16 +130,10 @@ class CycleUploader:
 
         Raises CommitInvalidError when a cycle was committed at the same moment: try again later.
         """
-        state = self._context.writer.state
-        draft = CommitDraft(
-            kind="append",
-            line=state.cursor.line,
-            from_phys=state.cursor.phys,
-            to_phys=state.cursor.phys,
-            check=state.cursor.check,
+        draft = replace(
+            draft_in_place(self._context.writer.state, self._context.clock_ms()),
             hide=hide,
             state_objects=self._state_archive.pending(),
-            created_ms=self._context.clock_ms(),
         )
         self._context.writer.append(draft)
         self._state_archive.committed(draft.state_objects)

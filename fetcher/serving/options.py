@@ -58,21 +58,14 @@ def parse_address(text: str, key: str) -> tuple[str, int]:
     return found
 
 
-def kept_tls(settings: ServeSettings) -> Callable[[], ssl.SSLContext] | None:
+def kept_tls(settings: ServeSettings) -> Callable[[], ssl.SSLContext | None] | None:
     """TLS as set for the connection that comes now, with certificates that were renewed meanwhile; None: no TLS. Raises
     as ``tls_context``."""
-    if tls_context(settings) is None:
-        return None
-
-    def load() -> ssl.SSLContext:
-        found = tls_context(settings)
-        assert found is not None
-        return found
-
     paths = (
         settings.tls_certificate, settings.tls_key, settings.tls_key_password_file, settings.tls_client_ca,
     )  # fmt: skip
-    return KeptContext(paths, load, "clients").now
+    kept = KeptContext(paths, lambda: tls_context(settings), "clients")
+    return kept.now if settings.tls_certificate else None
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
+from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
+
 WIDTH = 960
 SERIES_MAX = 7
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
-_DATES_BEGIN_MS, _DATES_END_MS = -62_135_596_800_000, 253_402_300_800_000
-"""The years 1 to 9999."""
 _COLUMNS_MIN = 12
 """Columns there is room for at least: a single one does not fill the chart."""
 
@@ -133,7 +133,7 @@ def short(value: float) -> str:
 def time_label(time_ms: int, width_ms: int) -> str:
     """UTC, as fine as buckets of ``width_ms`` are. Outside the years that there are dates for, as only damaged records
     claim, the number itself."""
-    if not _DATES_BEGIN_MS <= time_ms < _DATES_END_MS:
+    if not DATES_BEGIN_MS <= time_ms <= DATES_END_MS:
         return f"{time_ms} ms"
     at = datetime.fromtimestamp(time_ms / 1000, UTC)
     if width_ms >= 86_400_000:

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.jobs.offload_patience import nothing_stored
 from pipeline.jobs.offload_tails import moves_of
 from pipeline.jobs.offload_tasks import LogPart, PutCycle, PutTask, Scan, ScannedCycle, ScanTask, StoreSource
 from pipeline.jobs.tasks import ATTEMPTS_PER_TASK, attempt_number
@@ -37,6 +36,7 @@ from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch, LogBatchPool
+from uploader.patience import nothing_stored
 from uploader.queue_tails import QueueTails
 from uploader.store_feed import feed_of, witness_of
 

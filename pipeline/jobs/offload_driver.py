@@ -37,9 +37,8 @@ from pipeline.jobs.tasks import TaskRunner
 from tiered.broker_store.config import state_fingerprint
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.claims import BACKFILL
-from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.state import NO_CHECK, CatalogState
+from tiered.catalog.state import NO_CHECK
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.protocol import ObjectStore
 from tiered.object_store.url import open_store
@@ -47,6 +46,7 @@ from uploader.archive_owner import ArchiveOwner
 from uploader.bound_source import BoundSource, no_word
 from uploader.broker_marks import broker_tables
 from uploader.broker_state_archive import BrokerStateArchive
+from uploader.cycle_draft import draft_in_place
 from uploader.offload import Environment, Offloader, OffloadIdentity
 from uploader.queue_tails import QueueTails
 from uploader.skipped_log import SkippedLog
@@ -134,7 +134,7 @@ class StoreOffload:
         state = writer.state
         tables.adopt(state.state_objects)
         if state.started and tables.refresh(state.epoch, 1):
-            writer.append(replace(_nothing_new(state), state_objects=tables.pending()))
+            writer.append(replace(draft_in_place(state, _now_ms()), state_objects=tables.pending()))
 
     def _commit_all(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> None:
         """Stages overlap: while one is committed, the next ones are put and the one after is scanned."""
@@ -245,7 +245,9 @@ class StoreOffload:
                 word_source=no_word,
                 index_settings=self._options.index,
             )
-            with bounded(self._options.patience_s, lambda: _trouble(offloader), offloader.give_up):
+            with bounded(
+                self._options.patience_s, lambda: offloader.waits_for, offloader.give_up, offloader.status
+            ):
                 last = offloader.run(threading.Event(), follow=False)
         finally:
             root.close()
@@ -274,33 +276,13 @@ def _awaited(stage: Future[T], writer: CatalogWriter) -> T:
         except TimeoutError:
             if stage.done():
                 raise
-        writer.append(_nothing_new(writer.state))
+        writer.append(draft_in_place(writer.state, _now_ms()))
 
 
 def _call_off(stages: Iterable[Future[T]]) -> None:
     """Those that have not begun, so that nobody waits for them."""
     for stage in stages:
         stage.cancel()
-
-
-def _nothing_new(state: CatalogState) -> CommitDraft:
-    """A commit that leaves the cursor where it is."""
-    phys = state.cursor.phys
-    return CommitDraft(
-        CommitKind.APPEND,
-        line=state.cursor.line,
-        from_phys=phys,
-        to_phys=phys,
-        check=state.cursor.check,
-        created_ms=_now_ms(),
-    )
-
-
-def _trouble(offloader: Offloader) -> str:
-    """What ``offloader`` waits out, empty if nothing."""
-    status = offloader.status()
-    is_failing = status is not None and status.counters.consecutive_failures > 0
-    return offloader.waits_for or (status.last_error if status is not None and is_failing else "")
 
 
 def _instance(path: str) -> str:

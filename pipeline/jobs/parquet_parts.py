@@ -24,6 +24,7 @@ from pipeline.predicate import Predicate
 from pipeline.source_options import SourceOptions
 from pipeline.spark_types import schema_of
 from tiered.errors import UnavailableError
+from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 from tiered.object_store.options import StoreOptions
 from tiered.object_store.url import open_store, parse_url
 from tiered.whole_file import replace_whole
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 DAY_MS = 86_400_000
 EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
-FIRST_DAY, LAST_DAY = date.min.toordinal() - EPOCH_ORDINAL, date.max.toordinal() - EPOCH_ORDINAL
+FIRST_DAY, LAST_DAY = DATES_BEGIN_MS // DAY_MS, DATES_END_MS // DAY_MS
 """Of the years that there are dates for, days since the epoch. A damaged store timestamp, which no checksum covers, may
 be any number: what lies beyond is of the first or the last day."""
 ROW_GROUP_BYTES = 16 << 20

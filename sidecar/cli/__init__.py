@@ -19,7 +19,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import NoReturn
 
-from tiered.errors import StoreFullError, TieredError, UsageError
+from tiered.errors import FULL_ERRNOS, StoreFullError, TieredError, UsageError
 
 EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
@@ -46,7 +46,7 @@ COLLECT_EVERY = 50_000
 """New objects between two looks of the garbage collector; at Python's 700 it looks at imported modules again and again
 while a short command runs."""
 
-_REFUSED_OUTPUT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_REFUSED_OUTPUT = FULL_ERRNOS | {errno.EIO}
 
 EXIT_CODES = (
     "exit codes: 0 ok, 1 anomalies found, 2 wrong usage or configuration, 3 does not exist, "

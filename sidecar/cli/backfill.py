@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from sidecar.allocator import return_freed_memory
@@ -29,14 +29,14 @@ from sidecar.logs import log_plain
 from sidecar.progress import Progress
 from sidecar.uploader_job import UploaderJob, Writer
 from tiered.console import print_json
-from tiered.errors import UnavailableError
 from tiered.object_store.metrics import StoreMetrics
-from uploader.offload import OffloadResult, OffloadStatus
+from uploader.offload import OffloadResult
 from uploader.outcome_text import outcome_text
+from uploader.patience import AGAIN, Patience
 
 EXIT_ANOMALIES = 1
 EXIT_INTERRUPTED = 130
-INTERRUPTED = "interrupted; the same command continues where it stopped"
+INTERRUPTED = f"interrupted; {AGAIN}"
 POLL_S = 0.2
 
 
@@ -75,36 +75,6 @@ def execute(options: argparse.Namespace) -> int:
     if stop.is_set():
         return EXIT_INTERRUPTED
     return EXIT_ANOMALIES if result.damaged or result.lost else 0
-
-
-@dataclass
-class Patience:
-    """How long a back-fill goes on against a store that takes nothing, and how long it drains once stopped."""
-
-    refused_s_max: float
-    drain_s_max: float
-    _refused_since_s: float | None = None
-    _stopped_since_s: float | None = None
-
-    def check(
-        self, status: OffloadStatus | None, *, is_stopping: bool, now_s: float, waits_for: str = ""
-    ) -> None:
-        """Raises UnavailableError when patience is at its end. ``waits_for``: why a commit is tried again, if one is; a
-        store may take data and no commits, and the first commit comes before all data."""
-        failing = bool(waits_for) or (status is not None and status.counters.consecutive_failures > 0)
-        why = status.last_error if status is not None else "the object store does not answer"
-        why = waits_for or why
-        again = "the same command continues where it stopped"
-        if is_stopping:
-            self._stopped_since_s = now_s if self._stopped_since_s is None else self._stopped_since_s
-            if now_s - self._stopped_since_s >= self.drain_s_max:
-                raise UnavailableError(f"stopped before everything in flight was stored: {why}", hint=again)
-        elif failing:
-            self._refused_since_s = now_s if self._refused_since_s is None else self._refused_since_s
-            if now_s - self._refused_since_s >= self.refused_s_max:
-                raise UnavailableError(f"nothing stored for {self.refused_s_max:g} s: {why}", hint=again)
-        else:
-            self._refused_since_s = None
 
 
 def _run(job: UploaderJob, stop: threading.Event, progress: Progress, patience: Patience) -> OffloadResult:

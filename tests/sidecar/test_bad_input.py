@@ -19,12 +19,12 @@ from typing import Any, cast
 import pytest
 
 from sidecar.cli import main
-from sidecar.cli.backfill import Patience
 from tests.broker_store.unprivileged import run_unprivileged
 from tests.truth import read_lines
 from tiered.errors import UnavailableError
 from uploader.cycle_upload import UploadCounters
 from uploader.offload import OffloadStatus
+from uploader.patience import Patience
 
 ROOT = Path(__file__).parents[2]
 TIERED = (sys.executable, "-c", "import sys; from sidecar.cli import main; sys.exit(main())")

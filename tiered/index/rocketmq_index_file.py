@@ -11,7 +11,6 @@ archive's own index is another format (layout.py).
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import struct
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tiered.errors import (
+    DENIED_ERRNOS,
+    FULL_ERRNOS,
     AccessDeniedError,
     CorruptionError,
     NotFoundError,
@@ -32,6 +33,7 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.formats.record import Record
+from tiered.model.dates import DATES_END_MS
 
 HEADER = struct.Struct(">qqqqii")
 ITEM = struct.Struct(">iqii")
@@ -46,8 +48,6 @@ SLACK_MS = 2000
 FILE_BYTES_MAX = (1 << 31) - 1
 """A broker maps a file whole, and counts its bytes in an int."""
 ALLOCATED_BYTES = 1024 * 1024
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class IndexHeader(NamedTuple):
@@ -400,20 +400,17 @@ def _translated(path: Path) -> Iterator[None]:
 def file_error(error: OSError, path: Path) -> TieredError:
     """What a refused write to ``path`` means."""
     what = f"{path} cannot be written: {error.strerror}"
-    if error.errno in _FULL:
+    if error.errno in FULL_ERRNOS:
         return StoreFullError(what, hint="free space there")
-    if error.errno in _DENIED:
+    if error.errno in DENIED_ERRNOS:
         return AccessDeniedError(what, hint=f"user {os.geteuid()} needs access to it")
     if isinstance(error, FileExistsError | NotADirectoryError | FileNotFoundError):
         return UsageError(what, hint="name a new directory")
     return UnavailableError(what)
 
 
-_NAMES_END_MS = 253_402_300_799_999  # the year 9999
-
-
 def _file_name(begin_ms: int, before: Sequence[Path]) -> str:
     """yyyyMMddHHmmssSSS, after all names before: the broker loads files in the order of their names."""
-    second, ms = divmod(min(max(begin_ms, 0), _NAMES_END_MS), 1000)  # damaged records claim any time
+    second, ms = divmod(min(max(begin_ms, 0), DATES_END_MS), 1000)  # damaged records claim any time
     name = f"{datetime.fromtimestamp(second, UTC):%Y%m%d%H%M%S}{ms:03d}"
     return max(name, f"{int(before[-1].name) + 1:017d}") if before else name

@@ -23,6 +23,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tiered.errors import (
+    DENIED_ERRNOS,
+    FULL_ERRNOS,
     AccessDeniedError,
     AlreadyExistsError,
     CorruptionError,
@@ -49,8 +51,6 @@ LEFT_OVER_S = 24 * 3600.0
 
 _NO_ANONYMOUS_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _MISSING = frozenset({errno.ENOENT})
 _REFUSED = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP})
 _AT_FDCWD = -100
@@ -306,9 +306,9 @@ def file_error(error: OSError, where: str) -> TieredError:
     what = f"{where}: {error.strerror or error}"
     if isinstance(error, FileExistsError):
         return AlreadyExistsError(f"{where} exists")
-    if error.errno in _FULL:
+    if error.errno in FULL_ERRNOS:
         return StoreFullError(what, hint="free space or grow the file system; uploading goes on by itself")
-    if error.errno in _DENIED:
+    if error.errno in DENIED_ERRNOS:
         return AccessDeniedError(what, hint=f"user {os.geteuid()} needs access to it")
     if error.errno in _MISSING:
         return NotFoundError(what)

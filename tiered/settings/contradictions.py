@@ -32,21 +32,24 @@ def contradictions(settings: Settings) -> list[tuple[str, str]]:
         found.append(("fetch.piece_bytes", "must not exceed fetch.get_max_bytes"))
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
-    found += [(key, _ADDRESS) for key, text in _addresses(settings) if text and host_and_port(text) is None]
+    found += [(key, _ADDRESS) for key, text in _addresses(settings) if host_and_port(text) is None]
     found += _of_no_certificate(settings.serve)
     return found + settings.broker.complaints() + settings.read.complaints() + settings.slave.complaints()
 
 
 def _addresses(settings: Settings) -> list[tuple[str, str]]:
-    """Every address set, by its key. Empty: none, and what that means its meaning says."""
+    """Every address that is set, by its key, and those that must be."""
     broker, serve, slave = settings.broker, settings.serve, settings.slave
-    return [
+    if_set = [
         ("broker.address", broker.address),
         *(("broker.name_servers", text) for text in broker.name_servers),
-        ("serve.bind", serve.bind or ":"),
         ("serve.advertise", serve.advertise),
-        ("slave.bind", slave.bind or ":"),
         ("slave.advertise", slave.advertise),
+    ]
+    return [
+        ("serve.bind", serve.bind),
+        ("slave.bind", slave.bind),
+        *((key, text) for key, text in if_set if text),
     ]
 
 

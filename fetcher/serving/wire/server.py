@@ -40,7 +40,7 @@ class ServerOptions:
     version: int = 409
     connections_max: int = 10_000
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    tls: Callable[[], ssl.SSLContext] | None = None
+    tls: Callable[[], ssl.SSLContext | None] | None = None
     tls_only: bool = False
     accepts_proxy: bool = False
     door: Door | None = None

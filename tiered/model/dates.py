@@ -1,0 +1,6 @@
+"""The times that there are dates for. No checksum covers a store timestamp: a damaged one claims any. Pure."""
+
+from __future__ import annotations
+
+DATES_BEGIN_MS, DATES_END_MS = -62_135_596_800_000, 253_402_300_799_999
+"""The first and the last of the years 1 to 9999, ms since the epoch."""
