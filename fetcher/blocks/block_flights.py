@@ -20,11 +20,12 @@ import zstandard
 from fetcher.blocks.block_cache import BlockCache, BlockKey, NewBlock
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.coalescing import CoalescingLimits, Range, plan_gets
+from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.fetch_history import FetchHistory
 from fetcher.blocks.flight import BlockFlight, FlightCounts, FlightGet, FlightPlan, flight_of, planned_get
 from fetcher.blocks.lanes import Lane, LaneRequest, Lanes
-from fetcher.waiting import Executor, new_future
+from fetcher.waiting import new_future
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.formats.segment_layout import CODEC_RAW
@@ -39,14 +40,14 @@ class BlockFlights:
         cache: BlockCache,
         budget: ByteBudget,
         *,
-        decode_pool: Executor,
+        decoding: DecodeQueue,
         disk: DiskCache | None,
         limits: CoalescingLimits,
     ) -> None:
         self._lanes = lanes
         self._cache = cache
         self._budget = budget
-        self._decode_pool = decode_pool
+        self._decoding = decoding
         self._disk = disk
         self.limits = limits
         self._lock = threading.Lock()
@@ -73,9 +74,11 @@ class BlockFlights:
                 return None
             self.counts.joined += 1
             flight.lane = min(flight.lane, lane)
-            request = flight.request
+            request, task = flight.request, flight.task
         if request is not None:
             self._lanes.promote(request, lane)
+        if task is not None:
+            self._decoding.hurry(task, lane)
         return flight
 
     def plan(
@@ -105,7 +108,7 @@ class BlockFlights:
             flight_of(index, span, Lane.PREFETCH if span.first_block in plan.unasked else lane, new_future())
             for span in plan.from_disk
         ]
-        gets = [planned_get(plan, planned, lane) for planned in plan.gets]
+        gets = [planned_get(plan, planned, lane, self._decoding.turn()) for planned in plan.gets]
         from_store = [flight for _, get in gets for task in get.tasks for flight in task]
         flights = [*from_disk, *from_store]
         with self._lock:
@@ -116,7 +119,8 @@ class BlockFlights:
         for request, get in gets:
             self._send(request, get)
         for flight in from_disk:
-            self._submit(partial(self._read_disk, index, flight), [flight], flight.span.length)
+            turn = self._decoding.turn()
+            self._submit(partial(self._read_disk, index, flight, turn), [flight], turn, flight.span.length)
         return flights
 
     def _send(self, request: LaneRequest, get: FlightGet) -> None:
@@ -139,19 +143,33 @@ class BlockFlights:
             self.counts.bytes_fetched_twice += again_bytes
         get.tasks_left = len(tasks)
         for task in tasks:
-            self._submit(partial(self._decode, get, task, answer.result()), task, 0, get)
+            self._submit(partial(self._decode, get, task, answer.result()), task, get.turn, 0, get)
 
     def _submit(
-        self, work: partial[None], flights: list[BlockFlight], byte_count: int, get: FlightGet | None = None
+        self,
+        work: partial[None],
+        flights: list[BlockFlight],
+        turn: int,
+        byte_count: int,
+        get: FlightGet | None = None,
     ) -> None:
         """``work`` in the decode pool; a pool that is closed already fails the flights."""
+        with self._lock:
+            lane = min(flight.lane for flight in flights)
         try:
-            self._decode_pool.submit(work)
+            task = self._decoding.submit(work, lane, turn)
         except RuntimeError as error:
             self._fail(flights, UnavailableError(f"{flights[0].key.object_key} is not read: {error}"))
             self._budget.release(byte_count)
             if get is not None:
                 self._task_done(get)
+            return
+        with self._lock:
+            for flight in flights:
+                flight.task = task
+            lane_now = min(flight.lane for flight in flights)
+        if lane_now < lane:  # a user came in between
+            self._decoding.hurry(task, lane_now)
 
     def _decode(self, get: FlightGet, flights: list[BlockFlight], data: bytes) -> None:
         """One task of the decode pool: blocks of ``get``, whose bytes are ``data``."""
@@ -221,7 +239,7 @@ class BlockFlights:
 
     # -- disk -------------------------------------------------------------------------------------------------
 
-    def _read_disk(self, index: SegmentIndex, flight: BlockFlight) -> None:
+    def _read_disk(self, index: SegmentIndex, flight: BlockFlight, turn: int) -> None:
         """One task of the decode pool. What the disk does not give, or gives damaged, is fetched after all."""
         assert self._disk is not None
         number = flight.span.first_block
@@ -234,4 +252,4 @@ class BlockFlights:
         with self._lock:
             flight.request = request
             request.lane = flight.lane
-        self._send(request, FlightGet(index, flight.span.offset, flight.span.length, [[flight]]))
+        self._send(request, FlightGet(index, flight.span.offset, flight.span.length, [[flight]], turn))

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from fetcher.blocks.block_cache import Block, BlockKey
 from fetcher.blocks.coalescing import PlannedGet
+from fetcher.blocks.decode_queue import DecodeTask
 from fetcher.blocks.lanes import Lane, LaneRequest
 from fetcher.waiting import new_future
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
@@ -43,7 +44,7 @@ class FlightPlan:
 class BlockFlight:
     """One block on its way. ``arrived`` is done once the block, or an error, is there: for all decoded together.
 
-    ``request``: the GET that brings it, while there is one.
+    ``request``: the GET that brings it, while there is one; then ``task``: its place among what is to be decoded.
     """
 
     key: BlockKey
@@ -51,6 +52,7 @@ class BlockFlight:
     lane: Lane
     arrived: Future[None]
     request: LaneRequest | None = None
+    task: DecodeTask | None = None
     block: Block | None = None
     error: BaseException | None = None
 
@@ -67,7 +69,8 @@ class BlockFlight:
 
 @dataclass(eq=False)
 class FlightGet:
-    """A GET and the flights it brings, by task of the decode pool; ``tasks_left`` still need its bytes.
+    """A GET and the flights it brings, by task of the decode pool; ``tasks_left`` still need its bytes. ``turn``: when
+    it was asked for.
 
     A future keeps its callbacks, and thereby this, for ever: so flights forget their request and this its flights as
     soon as the bytes are there. A cycle would keep blocks in memory until the garbage collector comes by.
@@ -77,6 +80,7 @@ class FlightGet:
     offset: int
     byte_count: int
     tasks: list[list[BlockFlight]]
+    turn: int
     tasks_left: int = 0
 
 
@@ -98,7 +102,9 @@ def flight_of(index: SegmentIndex, span: BlockSpan, lane: Lane, arrived: Future[
     return BlockFlight(BlockKey(index.key, span.first_block), span, lane, arrived)
 
 
-def planned_get(plan: FlightPlan, planned: PlannedGet, lane: Lane) -> tuple[LaneRequest, FlightGet]:
+def planned_get(
+    plan: FlightPlan, planned: PlannedGet, lane: Lane, turn: int
+) -> tuple[LaneRequest, FlightGet]:
     """A request, its blocks grouped into tasks of the decode pool: those asked for before those nobody waits for."""
     index = plan.index
     request = LaneRequest(index.key, planned.offset, planned.length, lane)
@@ -113,4 +119,4 @@ def planned_get(plan: FlightPlan, planned: PlannedGet, lane: Lane) -> tuple[Lane
         tasks[-1].append(flight_of(index, span, lane if is_asked else Lane.PREFETCH, arrived))
         tasks[-1][-1].request = request
         task_bytes += span.raw_bytes
-    return request, FlightGet(index, planned.offset, planned.length, tasks)
+    return request, FlightGet(index, planned.offset, planned.length, tasks, turn)

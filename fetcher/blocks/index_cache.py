@@ -19,8 +19,9 @@ from functools import partial
 import fastcrc
 
 from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.lanes import Lane, LaneRequest, Lanes
-from fetcher.waiting import Executor, new_future
+from fetcher.waiting import new_future
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES
@@ -44,6 +45,7 @@ class IndexFlight:
     size_bytes: int
     tail_bytes: int
     request: LaneRequest | None
+    turn: int
     future: Future[SegmentIndex] = field(default_factory=new_future)
 
 
@@ -74,13 +76,13 @@ class IndexCache:
         lanes: Lanes,
         budget: ByteBudget,
         *,
-        decode_pool: Executor,
+        decoding: DecodeQueue,
         bytes_max: int,
         clock_s: Callable[[], float],
     ) -> None:
         self._lanes = lanes
         self._budget = budget
-        self._decode_pool = decode_pool
+        self._decoding = decoding
         self._bytes_max = bytes_max
         self._clock_s = clock_s
         self._lock = threading.Lock()
@@ -143,7 +145,7 @@ class IndexCache:
         if not TRAILER_BYTES <= tail_bytes <= size_bytes:
             raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
         request = LaneRequest(key, size_bytes - tail_bytes, tail_bytes, lane)
-        flight = IndexFlight(key, size_bytes, tail_bytes, request)
+        flight = IndexFlight(key, size_bytes, tail_bytes, request, self._decoding.turn())
         with self._lock:
             if key in self._flights or key in self._entries:
                 return None
@@ -158,7 +160,8 @@ class IndexCache:
             self._fail(flight, error)
             return
         try:
-            self._decode_pool.submit(self._decode, flight, answer.result())
+            # Whoever asked: it is small, and all reads of the object wait for it.
+            self._decoding.submit(partial(self._decode, flight, answer.result()), Lane.USER, flight.turn)
         except RuntimeError as closed:
             self._fail(flight, UnavailableError(f"{flight.key} is not read: {closed}"))
 

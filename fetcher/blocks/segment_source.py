@@ -17,6 +17,7 @@ from fetcher.blocks.block_cache import Block, BlockCache, BlockKey, DroppedUnrea
 from fetcher.blocks.block_flights import BlockFlights
 from fetcher.blocks.block_search import BlockSearch, Found, Wanted
 from fetcher.blocks.budget import ByteBudget
+from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.index_cache import IndexCache, tail_cost_bytes
 from fetcher.blocks.lanes import Lane, LaneReader, Lanes
@@ -65,13 +66,14 @@ class SegmentSource:
         self._cache = BlockCache(
             cache_limits(settings), clock_s=clock_s, on_unread_dropped=self._unread_dropped
         )
+        decoding = DecodeQueue(decode_pool)
         self._indexes = IndexCache(
             self._lanes, budget,
-            decode_pool=decode_pool, bytes_max=settings.index_cache_bytes, clock_s=clock_s,
+            decoding=decoding, bytes_max=settings.index_cache_bytes, clock_s=clock_s,
         )  # fmt: skip
         self._flights = BlockFlights(
             self._lanes, self._cache, budget,
-            decode_pool=decode_pool, disk=disk, limits=coalescing_limits(settings),
+            decoding=decoding, disk=disk, limits=coalescing_limits(settings),
         )  # fmt: skip
         self._memory = MemoryAdmission(budget, settings.memory_wait_ms, clock_s=clock_s, timer=timer)
         self._neighbours = Neighbours(settings.cache_bytes // NEIGHBOURS_SHARE)

@@ -113,7 +113,7 @@ class Prefetcher:
         with self._lock:
             before = window.unread_bytes
             window.bytes_per_offset = bytes_per_offset
-            window.announced(offset, until)
+            window.announced(offset, until, self._clock_s())
             self._account(reader, before)
         self._log.add(EventKind.WINDOW, reader.name, window.size, "announced")
 

@@ -12,7 +12,7 @@ from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.lanes import Lane
 from fetcher.blocks.segment_source import SegmentSource
-from fetcher.waiting import InlineExecutor
+from fetcher.waiting import Executor, InlineExecutor
 from tests.fetcher.segments import Segment
 from tests.fetcher.virtual import VirtualClock, VirtualReader
 from tiered.formats.segment_index import SegmentIndex
@@ -30,6 +30,7 @@ class SourceBench:
         *,
         disk: Path | None = None,
         clock: VirtualClock | None = None,
+        decode_pool: Executor | None = None,
         **settings: Any,
     ) -> None:
         self.settings = FetchSettings(**settings)
@@ -44,7 +45,7 @@ class SourceBench:
             self.settings,
             self.budget,
             clock_s=self.clock.now_s,
-            decode_pool=InlineExecutor(),
+            decode_pool=decode_pool or InlineExecutor(),
             timer=self.clock,
             disk=self.disk,
             on_unread_dropped=self.dropped.extend,

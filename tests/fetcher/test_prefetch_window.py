@@ -182,29 +182,65 @@ def test_it_begins_with_a_request_worth_of_bytes_when_the_pace_allows() -> None:
         pull(subject, 32, time_s=5.0 + pause_s)
         assert subject.size == size
         pull(subject, 64, time_s=5.0 + pause_s + 0.001)
-        assert subject.size in (size, size + 32)  # only the beginning is a leap
+        assert subject.size in (size, size * 2)  # the smallest is consumed already
     pull(subject, 9_000, time_s=100.0)
     pull(subject, 9_032, time_s=100.001)
     assert subject.size == 1000  # who jumps begins anew
 
 
+def read(subject: PrefetchWindow, until: int, *, offsets_per_s: float) -> None:
+    """Pulls of 32 up to ``until`` at that pace."""
+    while subject.position < until:
+        pull(subject, subject.position, time_s=subject.last_s + 32 / offsets_per_s)
+
+
+def test_it_doubles_with_every_window_consumed_until_the_first_loss() -> None:
+    subject = window(FIRST)
+    pull(subject, 0, time_s=1.0)
+    sizes = []
+    for until in (64, 1_088, 2_144, 3_136, 8_000):
+        read(subject, until, offsets_per_s=10_000)
+        sizes.append(subject.size)
+    assert sizes == [1000, 2000, 2000, 4000, 4000], "up to the largest"
+    stretch = fetch(subject, subject.last_s)
+    assert stretch is not None and subject.lost(stretch, subject.last_s)
+    assert subject.size == 2000
+    read(subject, subject.position + 2_016, offsets_per_s=10_000)
+    assert subject.size == 2032, "from then on a batch at a time"
+    pull(subject, 1_000_000, time_s=20.0)
+    pull(subject, 1_000_032, time_s=20.001)
+    read(subject, 1_001_100, offsets_per_s=10_000)
+    assert subject.size == 2000, "who jumps begins anew"
+
+
+def test_it_is_not_doubled_beyond_what_is_soon_read() -> None:
+    """180 s until it expires: 22.5 s of reading are dared."""
+    subject = window(FIRST)
+    pull(subject, 0, time_s=1.0)
+    read(subject, 6_000, offsets_per_s=100.0)
+    assert 2000 < subject.size < 2200, "that is 20 s: twice as much would be 40 s"
+    other = window(FIRST)
+    pull(other, 0, time_s=1.0)
+    read(other, 6_000, offsets_per_s=178.0)
+    assert other.size == 4000, "that is 22.47 s"
+
+
 def test_who_says_how_far_it_reads_is_fetched_for_at_once_and_no_further() -> None:
     subject = window(FIRST)
-    subject.announced(50, 2_500)
+    subject.announced(50, 2_500, 0.999)
     assert subject.is_low(0.0)
     assert subject.wanted(1 << 40, PLENTY) == (50, 1050)
     assert subject.wanted(700, PLENTY) == (50, 700)
     subject.started(50, 1050, 0.0)
-    offset = pull(subject, 50, time_s=1.0)
-    assert (subject.sequential, subject.size) == (2, 1000)
-    pull(subject, offset, time_s=1.001)
-    assert subject.size == subject.size_max == 4000
+    pull(subject, 50, time_s=1.0)
+    assert subject.sequential == 2
+    assert subject.size == subject.size_max == 4000, "its pace is known with its first answer"
     assert subject.wanted(1 << 40, PLENTY) == (1050, 2_500)
 
 
 def test_a_fetch_ends_where_a_run_does_if_that_is_near() -> None:
     subject = window(FIRST)
-    subject.announced(0, 1 << 40)
+    subject.announced(0, 1 << 40, 0.0)
     assert subject.aligned(0, 1000, RunEnds(800, 1500), PLENTY) == 1500
     assert subject.aligned(0, 1000, RunEnds(800, 1501), PLENTY) == 800
     assert subject.aligned(0, 1000, RunEnds(800, 1500), 14_999) == 800  # there is no room for more
@@ -226,7 +262,7 @@ def test_an_aligned_fetch_stays_near_what_is_wanted(
     begin: int, length: int, run_begin: int, run_length: int, room: int
 ) -> None:
     subject = window(FIRST)
-    subject.announced(0, 1 << 40)
+    subject.announced(0, 1 << 40, 0.0)
     end = begin + length
     last = RunEnds(min(run_begin, end - 1), max(min(run_begin, end - 1) + run_length, end))
     found = subject.aligned(begin, end, last, room)
@@ -274,7 +310,7 @@ def test_a_step_inside_the_block_in_hand_is_a_pull_at_less_cost(counts: list[int
 
 def test_little_room_is_waited_for_while_half_of_it_is_still_unread() -> None:
     subject = window(FIRST)
-    subject.announced(0, 1 << 40)
+    subject.announced(0, 1 << 40, 0.0)
     subject.started(0, 400, 0.0)
     assert subject.wanted(1 << 40, 399 * 10) is None
     assert subject.wanted(1 << 40, 400 * 10) == (400, 800)
@@ -293,7 +329,7 @@ def test_no_room_no_fetch_and_little_room_little_fetch() -> None:
 def test_the_rest_of_a_failed_fetch_is_asked_for_and_no_more() -> None:
     """A later fetch, on its way or in memory, is not repeated."""
     subject = window(FIRST)
-    subject.announced(0, 1 << 40)
+    subject.announced(0, 1 << 40, 0.0)
     first, second = subject.started(0, 100, 0.0), subject.started(100, 300, 0.0)
     subject.failed(first, 1.0)
     assert subject.wanted(1 << 40, PLENTY) == (0, 100)

@@ -15,6 +15,7 @@ from fetcher.blocks.index_cache import CHECK_S
 from fetcher.blocks.lanes import Lane
 from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import MIB, SourceBench
+from tests.fetcher.virtual import HeldPool
 from tiered.errors import (
     CorruptionError,
     NotFoundError,
@@ -137,6 +138,28 @@ def test_a_user_waits_for_what_is_being_fetched_ahead_and_makes_it_urgent() -> N
     bench.clock.run()
     assert ahead.done() and bench.source.statistics().bytes_fetched_twice == 0
     assert bench.source.statistics().joined == 1
+
+
+def test_a_user_is_not_behind_what_is_read_ahead_when_blocks_are_decoded() -> None:
+    pool = HeldPool()
+    bench = _bench(decode_pool=pool)
+    index = bench.clock.start(bench.source.index(PLAIN.key, len(PLAIN.content), PLAIN.tail_bytes, Lane.USER))
+    bench.clock.run()
+    pool.run()
+    bench.clock.run()
+    ahead = [bench.begin(index.result(), first, first + 4, Lane.PREFETCH) for first in (0, 8, 16)]
+    bench.clock.run()
+    assert len(pool.runs) == 3, "arrived, not decoded"
+    joins, reads = bench.begin(index.result(), 16, 20), bench.begin(index.result(), 30, 31)
+    bench.clock.run()
+    for read in (joins, reads, *ahead[:2]):
+        assert not read.done()
+        pool.run()
+        bench.clock.run()
+        assert read.done()
+    assert ahead[2].done()
+    assert [block.tobytes() for block in joins.result()] == bench.expected(index.result(), 16, 20)
+    bench.check_at_rest()
 
 
 def test_maintenance_leaves_nothing_in_memory() -> None:

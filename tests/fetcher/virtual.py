@@ -130,3 +130,20 @@ class VirtualReader:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+class HeldPool:
+    """A pool whose threads begin when the test says so."""
+
+    def __init__(self) -> None:
+        self.runs: list[Callable[[], Any]] = []
+        self.is_closed = False
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.is_closed:
+            raise RuntimeError("shut down")
+        self.runs.append(lambda: work(*args, **kwargs))
+        return new_future()
+
+    def run(self) -> None:
+        self.runs.pop(0)()

@@ -444,20 +444,20 @@ class SlaveSettings:
 
 @dataclass(frozen=True)
 class PrefetchSettings:
-    """How far ahead of sequential readers the archive is read. The window of a reader grows by a batch for every
-    window consumed and is halved when blocks expire unread."""
+    """How far ahead of sequential readers the archive is read. The window of a reader doubles with every window
+    consumed until it is halved, as blocks expired unread, and then grows by a batch."""
 
     enabled: bool = setting(True, "read ahead at all")
     window_min_messages: int = setting(
         32, "smallest window; a reader's own batch when that is larger", minimum=1, maximum=1_000_000
     )
     window_first_bytes: int = setting(
-        8 * MIB,
+        16 * MIB,
         "where the window of a sequential reader begins, before compression: about what one request brings",
         minimum=0,
     )
     window_max_bytes: int = setting(
-        32 * MIB, "largest window of one reader, before compression", minimum=64 * KIB, maximum=4 * GIB
+        64 * MIB, "largest window of one reader, before compression", minimum=64 * KIB, maximum=4 * GIB
     )
     memory_bytes: int = setting(
         96 * MIB,

@@ -1,0 +1,86 @@
+"""What the decode pool does next: what somebody waits for first, then what was asked for first.
+
+GETs that leave side by side arrive in any order, and their bytes are decoded by few threads. In order of arrival, a
+reader would wait for its next block behind those it needs last, and behind all that others read ahead.
+
+Owns that order. Does not own the threads.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fetcher.blocks.lanes import Lane
+from fetcher.waiting import Executor
+
+
+@dataclass(eq=False, slots=True)
+class DecodeTask:
+    """One piece of work that waits for a thread. ``work`` is None once taken: what it refers to may refer to this."""
+
+    work: Callable[[], None] | None
+    turn: int
+
+
+class DecodeQueue:
+    """See the module. Thread-safe. Each piece of work lets the pool run whichever is then the first."""
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Lane, int, int, DecodeTask]] = []  # what was hurried is here twice
+        self._left = 0
+        self._turns = itertools.count()
+        self._entries = itertools.count()
+
+    def __repr__(self) -> str:
+        return f"DecodeQueue({self._left} wait)"
+
+    def turn(self) -> int:
+        """A place in the order, taken when bytes are asked for: they come later, and not one after the other."""
+        return next(self._turns)
+
+    def submit(self, work: Callable[[], None], lane: Lane, turn: int) -> DecodeTask:
+        """Run ``work`` in the pool. Raises RuntimeError, and will not run it, when the pool is shut down."""
+        task = DecodeTask(work, turn)
+        with self._lock:
+            self._left += 1
+            self._push(task, lane)
+        try:
+            self._pool.submit(self._run_first)
+        except RuntimeError:
+            with self._lock:
+                was_taken = task.work is None
+                if not was_taken:
+                    self._take(task)
+            if not was_taken:
+                raise
+            self._run_first()  # a thread took this one instead of that it came for, which nobody comes for any more
+        return task
+
+    def hurry(self, task: DecodeTask, lane: Lane) -> None:
+        """Somebody in a faster ``lane`` waits for ``task``."""
+        with self._lock:
+            if task.work is not None:
+                self._push(task, lane)
+
+    def _push(self, task: DecodeTask, lane: Lane) -> None:
+        heapq.heappush(self._waiting, (lane, task.turn, next(self._entries), task))
+
+    def _take(self, task: DecodeTask) -> Callable[[], None] | None:
+        work, task.work = task.work, None
+        self._left -= work is not None
+        if self._left == 0:
+            self._waiting.clear()
+        return work
+
+    def _run_first(self) -> None:
+        with self._lock:
+            work = None
+            while work is None:
+                work = self._take(heapq.heappop(self._waiting)[-1])
+        work()
