@@ -12,8 +12,10 @@ from typing import Any
 
 from tiered.broker_store.config import state_fingerprint, topic_names_backup
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitInvalidError
 from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN
@@ -93,13 +95,32 @@ class BrokerMarks:
             ]
             hidden = hidden_queues(current, with_units)
         self.hidden = len(hidden)
-        if not context.state_archive.has(TABLE_NAMES):
-            context.claim()  # an earlier one ended, or the store was away, between the last messages and the tables
+        if not context.writer.is_claimed and self._are_tables_owed(state):
+            context.claim()
         if context.writer.is_claimed:
             self._refresh(following=False)
         if hidden or context.state_archive.pending():
             context.claim()
             context.uploader.commit_marks(hide=hidden)
+
+    def _are_tables_owed(self, state: CatalogState) -> bool:
+        """Whether an earlier back-fill ended, or lost the store, between the last messages and the tables, or these
+        changed since. What a writer that follows has left is its own: beside a live broker they change all the time.
+        """
+        context, owner = self._context, state.owner
+        if not state_fingerprint(context.store.path):
+            return False  # a copy without any says nothing
+        if not context.state_archive.has(TABLE_NAMES):
+            return True
+        if owner is None or owner.kind != BACKFILL:
+            return False
+        try:
+            return context.state_archive.has_changes()
+        except (UnavailableError, CorruptionError) as error:
+            if not owner.released:
+                raise
+            self._log("broker tables not archived this time", error=str(error))
+            return False
 
     def _watch_deletions(self, now_ms: int) -> None:
         """Hide queues of topics that the master has deleted (3a, Absent is not deleted)."""

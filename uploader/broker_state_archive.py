@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tiered.formats.keys import state_key
@@ -44,18 +44,27 @@ class BrokerStateArchive:
 
         Raises what the object store raises; a document that failed is written again next time under a new key.
         """
-        for name, document in self._read().items():
-            encoded = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-            digest = hashlib.sha256(encoded.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-            with self._lock:
-                if self._digests.get(name) == digest:
-                    continue
+        for name, document, digest in self._changed():
             key = state_key(name, epoch, attempt, digest)
             put_own(self._archive, key, [encode_state(name, document)])
             with self._lock:
                 self._digests[name] = digest
                 self._pending[name] = key
         return bool(self._pending)
+
+    def has_changes(self) -> bool:
+        """Whether ``refresh`` would write something. Writes nothing; raises what reading the tables raises."""
+        return any(True for _ in self._changed())
+
+    def _changed(self) -> Iterator[tuple[str, Any, str]]:
+        """(name, document, digest) of those whose content no key says yet."""
+        for name, document in self._read().items():
+            encoded = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+            digest = hashlib.sha256(encoded.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+            with self._lock:
+                is_known = self._digests.get(name) == digest
+            if not is_known:
+                yield name, document, digest
 
     def pending(self) -> dict[str, str]:
         """Names and keys that the next commit must carry."""

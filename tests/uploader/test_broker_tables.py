@@ -12,6 +12,7 @@ import pytest
 
 from tests.broker_store.test_config import MAPPINGS
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.reading import load
 from tiered.errors import ThrottledError
 from tiered.formats.keys import archive_prefix
@@ -78,15 +79,92 @@ def test_tables_that_a_killed_back_fill_did_not_come_to_are_archived_by_the_next
     assert load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).version == version
 
 
-def test_a_back_fill_with_nothing_to_do_reads_no_table(real_store: RealStore, tmp_path: Path) -> None:
-    """One that is damaged by now is no reason to fail."""
+def consumed(store: Path) -> None:
+    """A consumer commits an offset: the broker writes its table anew."""
+    document = {"offsetTable": {"t@one_more": {"0": 7}}}
+    (store / "config" / "consumerOffset.json").write_text(json.dumps(document), "utf-8")
+
+
+def knows_what_was_consumed(memory: MemoryStore) -> bool:
+    archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    key = load(archive).state_objects["consumer_offsets"]
+    return "t@one_more" in decode_state(archive.get(key), "consumer_offsets", source=key)
+
+
+@pytest.fixture
+def grown(real_store: RealStore, tmp_path: Path) -> tuple[Path, MemoryStore]:
+    """A store that was archived without the last file of its log, and has gone on since."""
+    store, memory = tmp_path / "store", MemoryStore("memory://tables")
+    shutil.copytree(real_store("B") / "store", store)
+    *_, last = sorted((store / "commitlog").iterdir())
+    shutil.move(last, tmp_path)
+    backfill(store, memory)
+    assert tables_of(memory) == set(TABLE_NAMES)
+    shutil.move(tmp_path / last.name, last)
+    consumed(store)
+    return store, memory
+
+
+def test_tables_that_changed_since_an_earlier_back_fill_are_made_up_for_as_well(
+    grown: tuple[Path, MemoryStore],
+) -> None:
+    store, memory = grown
+    with pytest.raises(ThrottledError):
+        backfill(store, refusing(memory, Fault.THROTTLED), environment=Environment(wait=lambda _: None))
+    assert not knows_what_was_consumed(memory)
+    assert backfill(store, memory).messages == 0
+    assert knows_what_was_consumed(memory)
+
+
+def test_tables_that_an_interrupted_back_fill_did_not_come_to_are_archived_by_the_next_one(
+    grown: tuple[Path, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has released its epoch: nothing but the tables themselves tells."""
+    store, memory = grown
+    with monkeypatch.context() as while_interrupted:
+        while_interrupted.setattr(Offloader, "_finish_backfill", lambda _: None)
+        assert backfill(store, memory).messages > 0
+    assert backfill(store, memory).messages == 0
+    assert knows_what_was_consumed(memory)
+
+
+def test_tables_are_left_to_the_writer_that_follows(real_store: RealStore, tmp_path: Path) -> None:
+    """Beside a live broker they change all the time; who holds the epoch is not to be fenced for them."""
+    shutil.copytree(real_store("B") / "store", tmp_path / "store")
+    memory = MemoryStore("memory://tables")
+    backfill(tmp_path / "store", memory)
+    archive = PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
+    CatalogWriter(
+        archive, cluster=CLUSTER, broker=BROKER, instance="follows", kind="run", clock_ms=lambda: 1
+    ).claim()
+    consumed(tmp_path / "store")
+    assert backfill(tmp_path / "store", memory).messages == 0
+    assert not knows_what_was_consumed(memory)
+
+
+def test_damaged_tables_are_said_and_are_no_reason_to_fail_for_a_back_fill_with_nothing_to_do(
+    real_store: RealStore, tmp_path: Path
+) -> None:
     shutil.copytree(real_store("B") / "store", tmp_path / "store")
     memory = MemoryStore("memory://tables")
     backfill(tmp_path / "store", memory)
     for path in (tmp_path / "store" / "config").glob("*.json*"):
         path.write_text("{")
-    assert backfill(tmp_path / "store", memory).messages == 0
+    lines: list[str] = []
+    environment = Environment(log=lambda message, _: lines.append(message))
+    assert backfill(tmp_path / "store", memory, environment=environment).messages == 0
     assert tables_of(memory) == set(TABLE_NAMES)
+    assert lines == ["broker tables not archived this time"]
+
+
+def test_a_copy_without_tables_claims_nothing(real_store: RealStore, tmp_path: Path) -> None:
+    shutil.copytree(real_store("B") / "store", tmp_path / "store")
+    shutil.rmtree(tmp_path / "store" / "config")
+    memory = MemoryStore("memory://tables")
+    backfill(tmp_path / "store", memory)
+    version = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).version
+    backfill(tmp_path / "store", memory)
+    assert load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).version == version
 
 
 def test_static_topics_are_archived_with_every_value_the_broker_wrote(
