@@ -23,6 +23,8 @@ SOURCE_NAME = "rocketmq-tiered"
 MIB = 1 << 20
 WINDOW_BYTES_MIN = 8 * MIB
 """Smaller requests cost more than they carry."""
+BATCH_BYTES_MAX = 1024 * MIB
+"""An Arrow column of bytes or text holds less than 2 GiB: so many, and a body larger than that for itself, fit."""
 
 
 class Mode(Enum):
@@ -176,7 +178,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         push_filters=text.flag("pushFilters", default=False),
         mode=text.choice("mode", Mode, Mode.FAILFAST),
         partition_bytes=text.number("partitionBytes", MIB) or SourceOptions.partition_bytes,
-        batch_bytes=text.number("batchBytes", 64 << 10) or SourceOptions.batch_bytes,
+        batch_bytes=text.number("batchBytes", 64 << 10, BATCH_BYTES_MAX) or SourceOptions.batch_bytes,
         broker_conf=options.get("brokerconf"),
         starting=starting,
         starting_timestamp=timestamp,
@@ -209,7 +211,7 @@ class _Options:
         items = (item.strip() for item in self._options.get(name.lower(), "").split(","))
         return tuple(item for item in items if item)
 
-    def number(self, name: str, minimum: int) -> int | None:
+    def number(self, name: str, minimum: int, maximum: int | None = None) -> int | None:
         text = self._options.get(name.lower())
         if text is None:
             return None
@@ -217,8 +219,9 @@ class _Options:
             value = int(text)
         except ValueError:
             value = minimum - 1
-        if value < minimum:
-            raise UsageError(f"{name} is {text!r}", hint=f"a whole number from {minimum} on")
+        if value < minimum or (maximum is not None and value > maximum):
+            bounds = f"from {minimum} " + ("on" if maximum is None else f"to {maximum}")
+            raise UsageError(f"{name} is {text!r}", hint=f"a whole number {bounds}")
         return value
 
     def instant(self, name: str) -> int | None:

@@ -149,6 +149,7 @@ def test_options_are_checked() -> None:
         ({"path": "x", "topics": "a"}, "no option 'topics'"),
         ({"path": "x", "mode": "DROP"}, "one of FAILFAST, PERMISSIVE"),
         ({"path": "x", "partitionBytes": "1k"}, "a whole number"),
+        ({"path": "x", "batchBytes": str((1 << 30) + 1)}, "a whole number from 65536 to 1073741824"),
         ({"path": "x", "accessKey": "a"}, "belong together"),
         ({"path": "x", "since": "soon"}, "since: 'soon' is no time"),
         ({"path": "x", "since": "5", "until": "5"}, "since is not before until"),
