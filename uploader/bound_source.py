@@ -83,11 +83,8 @@ class BoundSource:
         """Look at what ``ask_early`` left open; None when nothing was. Raises what the look at the queues raises."""
         if self._unproven is None:
             return None
-        units = self._unproven.last_records()
-        self._unproven = None
-        return self._decide(
-            replace(self._facts, proven_phys=proven_phys(self._store.commit_log, units.values()))
-        )
+        index, self._unproven = self._unproven, None
+        return self._decide(replace(self._facts, proven_phys=proven_phys(self._store.commit_log, index)))
 
     def refuse_started_broker(self) -> None:
         """Raises UnavailableError when the broker was proven dead for the bound and no longer is: what it appends has

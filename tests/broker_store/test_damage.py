@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_store.record_bytes import log_file, queue_file, record, unit
+from tests.broker_store.record_bytes import log_file, queue_file, record, rocksdb_queues, unit
 from tiered.broker_store.commit_log import CommitLog
+from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.damage import (
     SEARCH_BYTES,
     find_cut_record,
@@ -20,6 +21,7 @@ from tiered.broker_store.damage import (
     record_size,
 )
 from tiered.broker_store.file_consume_queue import FileConsumeQueues
+from tiered.broker_store.rocksdb_consume_queue import RocksdbConsumeQueues
 from tiered.broker_store.store import open_broker_store
 
 SIZE = 64 * 1024
@@ -131,12 +133,46 @@ def test_torn_tail_is_not_proven_and_units_above_it_prove_nothing(tmp_path: Path
     queue_file(tmp_path, "t", 0, b"".join(unit(phys, size) for phys in positions[:9]))
     queue_file(tmp_path, "u", 0, b"".join(unit(phys, size) for phys in left_over))
     log = CommitLog([tmp_path / "commitlog"])
-    assert proven_phys(log, FileConsumeQueues(tmp_path, lambda: 0).last_records().values()) == positions[9]
+    assert proven_phys(log, FileConsumeQueues(tmp_path, lambda: 0)) == positions[9]
+
+
+@pytest.mark.parametrize("queues", [1, 3, 80])
+@pytest.mark.parametrize("lost", [1, 7, 250])
+@pytest.mark.parametrize("form", ["files", "rocksdb"])
+def test_where_the_last_units_of_all_queues_are_lost_those_before_prove(
+    tmp_path: Path, queues: int, lost: int, form: str
+) -> None:
+    """A power failure took the last pages of the log, and not of the queues."""
+    data, positions = chain(0, 400, b"x")
+    size, kept = positions[1], 400 - lost
+    log_file(tmp_path / "commitlog", 0, bytes(data[: positions[kept] + 20]), SIZE)
+    named = [positions[number::queues] for number in range(queues)]
+    if form == "files":
+        for number, its in enumerate(named):
+            queue_file(tmp_path, "t", number, b"".join(unit(phys, size) for phys in its))
+        index: ConsumeQueueIndex = FileConsumeQueues(tmp_path, lambda: 0)
+    else:
+        units = {("t", number): [(phys, size) for phys in its] for number, its in enumerate(named)}
+        index = RocksdbConsumeQueues(rocksdb_queues(tmp_path / "consumequeue", units), lambda: 0)
+    assert proven_phys(CommitLog([tmp_path / "commitlog"]), index) == positions[kept]
+    index.close()
+
+
+def test_damage_before_the_lost_end_is_looked_past(tmp_path: Path) -> None:
+    data, positions = chain(0, 400, b"x")
+    size, kept = positions[1], 300
+    whole = data[: positions[kept]]
+    for begin in range(0, kept - 1, 50):  # five records out of every fifty
+        whole[positions[begin] : positions[begin + 5]] = bytes(5 * size)
+    log_file(tmp_path / "commitlog", 0, bytes(whole), SIZE)
+    queue_file(tmp_path, "t", 0, b"".join(unit(phys, size) for phys in positions))
+    log = CommitLog([tmp_path / "commitlog"])
+    assert proven_phys(log, FileConsumeQueues(tmp_path, lambda: 0)) == positions[kept]
 
 
 def test_no_unit_proves_nothing(damaged: tuple[CommitLog, list[int]]) -> None:
     log, _ = damaged
-    assert proven_phys(log, FileConsumeQueues(log.dirs[0].parent, lambda: 0).last_records().values()) == 0
+    assert proven_phys(log, FileConsumeQueues(log.dirs[0].parent, lambda: 0)) == 0
 
 
 @pytest.mark.parametrize("name", ["A", "E", "K"])

@@ -65,7 +65,7 @@ def read_everything(store_path: Path, conf: Path, pins: Path) -> None:
         index.frontier_phys()
         index.units_between(0, 1 << 20)
         index.refresh()
-        proven_phys(log, index.last_records().values())
+        proven_phys(log, index)
         find_next_record(log, log.min_phys, log.max_file_end, index=index)
         store.state()
         store.names()

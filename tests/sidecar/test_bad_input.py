@@ -198,6 +198,25 @@ def test_a_log_that_lost_its_end_is_named(case: Case, how: str) -> None:
     assert case.read_back() == case.expected(lambda m: m["commitLogOffset"] >= cut_phys)
 
 
+def test_damage_before_a_lost_end_is_a_gap_and_not_the_end(case: Case) -> None:
+    """The last units of all queues name records that are lost: those before them still prove how far the log went."""
+    victim = case.truth[VICTIM]
+    DAMAGES["magic"](case, victim)
+    newest = {(m["topic"], m["queueId"]): m["commitLogOffset"] for m in case.truth}
+    cut_phys = min(newest.values())
+    assert victim["commitLogOffset"] < FILE_BYTES < cut_phys < 2 * FILE_BYTES
+    last = case.home / "store" / "commitlog" / f"{FILE_BYTES:020d}"
+    os.truncate(last, cut_phys - FILE_BYTES)
+    os.truncate(last, FILE_BYTES)
+    last.with_name(f"{2 * FILE_BYTES:020d}").unlink(missing_ok=True)
+    done = case.backfill()
+    assert done.returncode == 1, done.stderr
+    assert f"begin_phys={victim['commitLogOffset']}" in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "lost its end" in line]
+    assert str(last) in line and f"begin_phys={cut_phys}" in line
+    assert case.read_back() == case.expected(lambda m: m is victim or m["commitLogOffset"] >= cut_phys)
+
+
 def test_a_missing_middle_file_is_a_gap(real_store: Callable[[str], Path], tmp_path: Path) -> None:
     source = real_store("A")
     shutil.copytree(source / "store", tmp_path / "store")

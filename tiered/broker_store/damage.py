@@ -15,19 +15,22 @@ import contextlib
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog, LogFile
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
-from tiered.errors import UnreadableError
+from tiered.errors import AccessDeniedError, CorruptionError, UnreadableError
 
 SEARCH_BYTES: Final = 4 * 1024 * 1024
 CHAIN_RECORDS_MAX: Final = 256
+TORN_QUEUES_MAX: Final = 64
+TORN_UNITS: Final = 16
 HEADER_BYTES: Final = 40
 RECORD_BYTES_MIN: Final = 91
 QUEUE_OFFSET_MAX: Final = ((1 << 63) - 1) // 20
 """The broker counts the bytes of a consume queue, 20 a unit, in a long."""
+_UNIT_PLACE: Final = ("phys", "size", "queue_offset")
 _MAGIC_PREFIX: Final = b"\xda\xa3\x20"
 _HEADER = struct.Struct(">iIiiiqqi")
 CRC_MASK: Final = 0x7FFFFFFF
@@ -167,15 +170,44 @@ def _is_record_crc_right(data: bytes) -> bool:
     return zlib.crc32(data[:-_RECORD_CRC_BYTES]) & CRC_MASK == stored
 
 
-def proven_phys(log: CommitLog, units: Iterable[tuple[int, int]]) -> int:
-    """Physical end of the last of ``units`` (``ConsumeQueueIndex.last_records``) that the log holds whole; 0 if none.
+def proven_phys(log: CommitLog, index: ConsumeQueueIndex) -> int:
+    """Physical end of about the last record that a consume queue names and the log holds whole; 0 if none.
 
-    Units above it may be left over from before a truncation. For a broker proven dead.
+    Units above it may be left over from before a truncation, or their records were lost with the end of the log: then
+    units before the last ones are looked at, of a bounded number of queues. For a broker proven dead.
     """
-    for phys, size in sorted(set(units), reverse=True):
+    proven, torn = 0, list[tuple[str, int]]()
+    lasts = sorted(((*record, queue) for queue, record in index.last_records().items()), reverse=True)
+    for phys, size, queue in lasts:
         if record_size(log, phys) == size:
-            return phys + size
-    return 0
+            proven = phys + size
+            break
+        torn.append(queue)
+    for queue in torn[:TORN_QUEUES_MAX]:
+        with contextlib.suppress(UnreadableError, AccessDeniedError, CorruptionError):
+            proven = _last_whole(log, index, queue, proven)
+    return proven
+
+
+def _last_whole(log: CommitLog, index: ConsumeQueueIndex, queue: tuple[str, int], proven: int) -> int:
+    """Physical end of about the last whole record above ``proven`` that ``queue`` names; ``proven`` if there is none.
+
+    Back from its end by doubling until a record is whole, then by halving. Single damage is passed over: each look is
+    at some units.
+    """
+    first, torn, step = index.min_offset(*queue), index.max_offset(*queue), 1
+    held, is_found = first - 1, False
+    while torn - held > 1:
+        offset = (held + torn) // 2 if is_found else max(torn - step, first)
+        units = index.units(*queue, offset, TORN_UNITS)
+        below = units[units["queue_offset"] < torn][::-1]
+        for phys, size, base in zip(*(below[name].tolist() for name in _UNIT_PLACE), strict=True):
+            if phys + size <= proven or record_size(log, phys) == size:
+                proven, held, is_found = max(proven, phys + size), max(offset, base), True
+                break
+        else:
+            torn, step = offset, 2 * step
+    return proven
 
 
 def _header_candidates(log: CommitLog, begin: int, limit: int) -> Iterator[int]:
