@@ -7,26 +7,38 @@ other. Not a gap of any queue: a broker that is started on it gives these offset
 from __future__ import annotations
 
 import contextlib
-
-import numpy as np
+from collections.abc import Set
 
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, CorruptionError, UnreadableError
+from tiered.model.queue import TopicFilter
 from tiered.model.tables import QUEUE_HIDDEN
 
-QUEUES_MAX = 64
-"""Those whose last archived record is the newest are looked at, a disk access each: a lost end is theirs first."""
 
+def named_end_phys(
+    index: ConsumeQueueIndex,
+    state: CatalogState,
+    end_phys: int,
+    *,
+    shown: Set[tuple[str, int]],
+    topics: TopicFilter,
+) -> int:
+    """Physical end of the last record that is named, or ``end_phys`` if none lies behind that.
 
-def named_end_phys(index: ConsumeQueueIndex, state: CatalogState, end_phys: int) -> int:
-    """Physical end of the last record that is named, or ``end_phys`` if none lies behind that."""
-    shown = np.flatnonzero(state.table["flags"] & QUEUE_HIDDEN == 0)
-    newest = shown[np.argsort(state.table["end_phys"][shown])[-QUEUES_MAX:]]
-    for row in newest.tolist():
-        topic, queue_id, _ = state.key_of(row)
+    Looked at are the archive's queues that go on behind what is archived of them, and those of ``shown``, which the
+    broker has units of, that the archive does not have: all their records may have been in the lost end.
+    """
+    ends = {
+        (key.topic, key.queue_id): int(row["end_queue_offset"])
+        for key, row in state.current_queues()
+        if not row["flags"] & QUEUE_HIDDEN
+    }
+    archived = {(key.topic, key.queue_id) for key in state.directory.keys[: state.queue_count]}
+    unknown = [queue for queue in shown - archived if topics.admits(queue[0])]
+    for queue in (*index.grown(ends), *unknown):
         with contextlib.suppress(UnreadableError, AccessDeniedError, CorruptionError):
-            unit = index.last_unit(topic, queue_id)
+            unit = index.last_unit(*queue)
             if len(unit):
                 end_phys = max(end_phys, int(unit["phys"][0]) + int(unit["size"][0]))
     return end_phys

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
 from tiered.broker_store.bound import BoundReason
@@ -287,19 +287,19 @@ class Offloader:
 
     def _finish_backfill(self) -> None:
         """Show what the broker would show, and say what its log lost."""
-        self._find_lost_end()
         with_units = self._bound_source.shown_queues()
         if with_units is not None:
+            self._find_lost_end(with_units)
             self._marks.finish(with_units, self._bound_source.proven_phys)
 
-    def _find_lost_end(self) -> None:
+    def _find_lost_end(self, shown: Set[tuple[str, int]]) -> None:
         """Of a broker proven dead: a live one has its word for where its log ends."""
         index, state = self._given.store.consume_queues(), self._writer.state_or_none
         last = self._bound_source.last
         if index is None or state is None or last is None or last.why is not BoundReason.DEAD:
             return
         end_phys = self._dispatcher.cursor
-        named_phys = named_end_phys(index, state, end_phys)
+        named_phys = named_end_phys(index, state, end_phys, shown=shown, topics=self._given.topic_filter)
         if named_phys > end_phys:
             self._uploader.counters.lost_ranges += 1
             file = self._log.file_at(max(end_phys - 1, 0))

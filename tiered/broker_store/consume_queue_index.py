@@ -6,6 +6,7 @@ beside.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
@@ -71,6 +72,10 @@ class ConsumeQueueIndex(Protocol):
     def last_records(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(phys, size) of the last record that each queue shows; queues without units are left out, and those whose
         files cannot be read."""
+
+    def grown(self, ends: Mapping[tuple[str, int], int]) -> list[tuple[str, int]]:
+        """Those of ``ends`` that show a unit at that offset or behind it, and perhaps some more. Queues whose files
+        cannot be read are left out. Costs a small read for most."""
 
     def shown(self) -> set[tuple[str, int]]:
         """(topic, queue id) of the queues that show a unit, and of those whose files cannot be read: they may. Costs no

@@ -11,7 +11,7 @@ Sources: org.apache.rocketmq.store.queue.RocksDBConsumeQueueTable, RocksDBConsum
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -87,6 +87,10 @@ class RocksdbConsumeQueues:
         """See ConsumeQueueIndex."""
         lasts = {key: self.last_unit(*key) for key in self._last}
         return {key: (int(last["phys"][0]), int(last["size"][0])) for key, last in lasts.items() if len(last)}
+
+    def grown(self, ends: Mapping[_Key, int]) -> list[_Key]:
+        """See ConsumeQueueIndex."""
+        return [key for key, end in ends.items() if self.max_offset(*key) > end]
 
     def shown(self) -> set[_Key]:
         """See ConsumeQueueIndex."""

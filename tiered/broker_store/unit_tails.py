@@ -8,10 +8,11 @@ the page cache as it was: what is not resident is dropped after it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -20,20 +21,37 @@ from tiered.broker_store.residency import PAGE_BYTES
 from tiered.model.tables import Table
 
 FIRST_FILE: Final = "0" * NAME_DIGITS
+PLAIN_UNIT: Final = struct.Struct(">qiq")
+PLAIN_FILE_BYTES: Final = 300_000 * PLAIN_UNIT.size
+"""mappedFileSizeConsumeQueue, if nobody has set it."""
 STAT_BLOCK_BYTES: Final = 512
 THREADS: Final = 4
 CHUNK_QUEUES: Final = 1024
 THREADS_FROM_QUEUES: Final = 512
 """Below this many, starting threads costs more than it saves."""
+_Asked = TypeVar("_Asked")
+_Found = TypeVar("_Found")
 
 
 def last_valid_units(directories: Sequence[Path], dtype: np.dtype[Any]) -> list[Table | None]:
     """Per directory its last valid unit (one row of ``dtype``), or None where only a search can tell."""
-    if len(directories) < THREADS_FROM_QUEUES:
-        return _tails(directories, dtype)
-    chunks = [directories[at : at + CHUNK_QUEUES] for at in range(0, len(directories), CHUNK_QUEUES)]
+    return _side_by_side(lambda chunk: _tails(chunk, dtype), directories)
+
+
+def may_have_units(places: Sequence[tuple[Path, int]]) -> list[bool]:
+    """Per (directory, index) of a plain queue, whether a unit stands there; True also where only a search can tell.
+
+    One small read each, where the queue's files have the size brokers give them, or there is but one.
+    """
+    return _side_by_side(lambda chunk: [_may_have_unit(*place) for place in chunk], places)
+
+
+def _side_by_side(look: Callable[[Sequence[_Asked]], list[_Found]], asked: Sequence[_Asked]) -> list[_Found]:
+    if len(asked) < THREADS_FROM_QUEUES:
+        return look(asked)
+    chunks = [asked[at : at + CHUNK_QUEUES] for at in range(0, len(asked), CHUNK_QUEUES)]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="queue-tails") as pool:
-        return [tail for tails in pool.map(lambda chunk: _tails(chunk, dtype), chunks) for tail in tails]
+        return [one for found in pool.map(look, chunks) for one in found]
 
 
 def surely_written(directory: Path) -> bool:
@@ -62,6 +80,22 @@ def _has_data_and_holes(path: str) -> bool:
     except OSError:
         return False  # deleted for its age, or never there
     return 0 < status.st_blocks * STAT_BLOCK_BYTES < status.st_size
+
+
+def _may_have_unit(directory: Path, index: int) -> bool:
+    at = index * PLAIN_UNIT.size
+    first = at // PLAIN_FILE_BYTES * PLAIN_FILE_BYTES
+    try:
+        fd = os.open(f"{directory}/{first:0{NAME_DIGITS}d}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        phys, size = PLAIN_UNIT.unpack(_read(fd, at - first, PLAIN_UNIT.size))[:2]
+    except (OSError, struct.error):
+        return True
+    finally:
+        os.close(fd)
+    return bool(phys >= 0 and size > 0)
 
 
 def _tails(directories: Iterable[Path], dtype: np.dtype[Any]) -> list[Table | None]:

@@ -1,0 +1,75 @@
+"""A log that lost its end is said, whichever queues had messages there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.broker_store.record_bytes import log_file, queue_file, record, rocksdb_queues, unit
+from tests.end_to_end.offloading import FILTER, backfill
+from tiered.model.queue import TopicFilter
+from tiered.object_store.memory import MemoryStore
+from uploader.offload import Environment
+
+FILE_BYTES = 64 * 1024
+QUEUES = 100
+Queue = tuple[str, int]
+
+
+def store_without_end(path: Path, lost: Queue, form: str) -> tuple[Path, int]:
+    """A hundred queues with a message each, and where their log ends, behind which ``lost`` has one more."""
+    data, units = b"", dict[Queue, list[tuple[int, int]]]()
+    for number in range(QUEUES):
+        one = record(len(data), queue_id=number)
+        units["t", number] = [(len(data), len(one))]
+        data += one
+    gone = record(len(data), topic=lost[0], queue_id=lost[1], queue_offset=len(units.get(lost, ())))
+    units.setdefault(lost, []).append((len(data), len(gone)))
+    log_file(path / "commitlog", 0, data, FILE_BYTES)
+    if form == "rocksdb":
+        rocksdb_queues(path / "consumequeue", units)
+    else:
+        for (topic, queue_id), its in units.items():
+            queue_file(path, topic, queue_id, b"".join(unit(*one) for one in its))
+    return path, len(data)
+
+
+def said(store: Path, topics: TopicFilter = FILTER) -> tuple[int, list[Mapping[str, object]]]:
+    """Lost ranges that a back-fill counts, and what it says of the end."""
+    lines: list[Mapping[str, object]] = []
+    environment = Environment(
+        log=lambda message, fields: lines.append(fields) if "lost its end" in message else None
+    )
+    done = backfill(store, MemoryStore("memory://lost"), topic_filter=topics, environment=environment)
+    assert done.messages == QUEUES
+    return done.lost, lines
+
+
+@pytest.mark.parametrize("form", ["files", "rocksdb"])
+@pytest.mark.parametrize("lost", [("t", 0), ("t", QUEUES // 2), ("t", QUEUES - 1), ("new", 0)])
+def test_of_a_queue_archived_first_or_last_or_not_at_all(tmp_path: Path, lost: Queue, form: str) -> None:
+    store, end_phys = store_without_end(tmp_path / "store", lost, form)
+    count, (fields,) = said(store)
+    assert count == 1 and fields["begin_phys"] == end_phys
+    assert fields["end_phys"] == end_phys + len(record(0, topic=lost[0]))
+
+
+def test_of_a_topic_that_is_not_archived_nothing_is_lost(tmp_path: Path) -> None:
+    store, _ = store_without_end(tmp_path / "store", ("new", 0), "files")
+    assert said(store, replace(FILTER, exclude=("new",))) == (0, [])
+
+
+def test_a_queue_whose_records_the_broker_has_expired_lost_nothing(tmp_path: Path) -> None:
+    store, end_phys = store_without_end(tmp_path / "store", ("t", 0), "files")
+    with (store / "commitlog" / f"{0:020d}").open("r+b") as log:
+        log.seek(end_phys)
+        log.write(record(end_phys, queue_offset=1))
+    queue_file(store, "idle", 0, unit(0, 100))
+    lines: list[str] = []
+    done = backfill(
+        store, MemoryStore("memory://lost"), environment=Environment(log=lambda line, _: lines.append(line))
+    )
+    assert (done.messages, done.lost, [line for line in lines if "lost" in line]) == (QUEUES + 1, 0, [])
