@@ -6,8 +6,10 @@ is found. Owns that arithmetic for exports and streams, which must neither miss 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from pipeline.partitions import OffsetRange
 from tiered.catalog.state import CatalogState
@@ -63,11 +65,12 @@ def filled(state: CatalogState, gaps: Gaps, within: Mapping[QueueKey, OffsetRang
 
 
 def without(wanted: OffsetRange, gaps: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
-    """``wanted`` without ``gaps``, which are ascending."""
+    """``wanted`` without ``gaps``, which are ascending and apart."""
     begin = wanted.begin
-    for gap in gaps:
-        if gap.end <= begin or gap.begin >= wanted.end:
-            continue
+    for number in range(bisect_right(gaps, begin, key=attrgetter("end")), len(gaps)):
+        gap = gaps[number]
+        if gap.begin >= wanted.end:
+            break
         if begin < gap.begin:
             yield OffsetRange(begin, gap.begin)
         begin = gap.end

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.batch import GetStatus
+from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import SegmentIndex
@@ -121,7 +122,7 @@ class RunList:
 class QueueView:
     """Bounds and gaps of ``queue`` in ``state``: offsets [min_offset, max_offset)."""
 
-    __slots__ = ("gaps", "is_hidden", "max_offset", "min_offset", "queue", "runs", "state")
+    __slots__ = ("_gaps", "is_hidden", "max_offset", "min_offset", "queue", "runs", "state")
 
     def __init__(self, state: CatalogState, queue: QueueKey, row: Any) -> None:
         self.state = state
@@ -130,10 +131,7 @@ class QueueView:
         self.min_offset = min(int(row["min_queue_offset"]), self.max_offset)
         self.is_hidden = bool(int(row["flags"]) & QUEUE_HIDDEN)
         """Of a deleted topic, or an earlier life: there for who asks for it by name, but no consumer does."""
-        table = state.gaps_of(queue)
-        self.gaps = list(
-            zip(table["begin_queue_offset"].tolist(), table["end_queue_offset"].tolist(), strict=True)
-        )
+        self._gaps = QueueGaps(state.gaps_of(queue))
         self.runs: RunList | None = None
         """Set once they were asked for (CatalogView.runs_of)."""
 
@@ -142,17 +140,11 @@ class QueueView:
 
     def existing(self, offset: int) -> int:
         """The first offset from ``offset`` on that is no recorded gap and not below the minimum."""
-        offset = max(offset, self.min_offset)
-        for begin, end in self.gaps:
-            if begin <= offset < end:
-                offset = end
-        return offset
+        return self._gaps.after(max(offset, self.min_offset))
 
     def are_lost(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of ``offsets`` hold no record any more, by this version."""
-        lost: NDArray[np.bool_] = offsets < self.min_offset
-        for begin, end in self.gaps:
-            lost |= (offsets >= begin) & (offsets < end)
+        lost: NDArray[np.bool_] = (offsets < self.min_offset) | self._gaps.hold(offsets)
         return lost
 
 

@@ -227,7 +227,7 @@ class CatalogState:
         """GAP_DTYPE rows of ``key``, by offset."""
         row = self.row_of(key)
         mine = self.gaps[self.gaps["queue"] == row] if row is not None else self.gaps[:0]
-        found: Table = np.sort(mine, order="begin_queue_offset")
+        found: Table = mine[np.argsort(mine["begin_queue_offset"])]
         return found
 
     # -- runs since the last spill ----------------------------------------------------------------------------

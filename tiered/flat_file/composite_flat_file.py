@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.protocol import refresh
+from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.consume_queue.unit_view import row_at, rows_that_fit
 from tiered.errors import CorruptionError, NotFoundError
@@ -94,7 +95,7 @@ class QueueReader:
         self.state = state
         self.min_offset = int(row["min_queue_offset"])
         self.max_offset = int(row["end_queue_offset"])
-        self._gaps = state.gaps_of(self.queue)
+        self._gaps = QueueGaps(state.gaps_of(self.queue))
         self._chunk: RunChunk | None = None
         self._parents: dict[QueueKey, QueueReader | None] = {}
 
@@ -147,11 +148,7 @@ class QueueReader:
 
     def _existing(self, offset: int) -> int:
         """The first offset from ``offset`` on that is no recorded gap and not below the minimum."""
-        offset = max(offset, min(self.min_offset, self.max_offset))
-        for gap in self._gaps:
-            if int(gap["begin_queue_offset"]) <= offset < int(gap["end_queue_offset"]):
-                offset = int(gap["end_queue_offset"])
-        return offset
+        return self._gaps.after(max(offset, min(self.min_offset, self.max_offset)))
 
     def _read_run(self, offset: int, rows_max: int, bytes_max: int, *, is_first: bool) -> _Part:
         reader, ordinal = self._run_at(offset)
@@ -238,10 +235,7 @@ class QueueReader:
             if reader is None:
                 lost |= mine
                 continue
-            lost |= mine & (offsets < reader.min_offset)
-            for gap in reader._gaps:
-                inside = (offsets >= gap["begin_queue_offset"]) & (offsets < gap["end_queue_offset"])
-                lost |= mine & inside
+            lost |= mine & ((offsets < reader.min_offset) | reader._gaps.hold(offsets))
         return lost
 
     def _parent(self, queue: QueueKey) -> QueueReader | None:

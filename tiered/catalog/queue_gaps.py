@@ -1,0 +1,38 @@
+"""The recorded gaps of one queue, to be asked again and again: a queue may have as many as it has records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.model.tables import Table
+
+
+class QueueGaps:
+    """Offsets that no record carries. Made of GAP_DTYPE rows by offset (CatalogState.gaps_of)."""
+
+    __slots__ = ("_begins", "_ends", "_is_empty")
+
+    def __init__(self, table: Table) -> None:
+        begins, ends = table["begin_queue_offset"], np.maximum.accumulate(table["end_queue_offset"])
+        apart = begins[1:] > ends[:-1]  # those that touch are one
+        self._is_empty = len(table) == 0
+        self._begins: NDArray[np.int64] = np.concatenate([begins[:1], begins[1:][apart]])
+        self._ends: NDArray[np.int64] = np.concatenate([ends[:-1][apart], ends[-1:]])
+
+    def after(self, offset: int) -> int:
+        """The first offset from ``offset`` on that is in no gap."""
+        if self._is_empty:
+            return offset
+        at = int(self._begins.searchsorted(offset, "right")) - 1
+        return offset if at < 0 else max(offset, int(self._ends[at]))
+
+    def hold(self, offsets: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of ``offsets`` are in a gap."""
+        if self._is_empty:
+            return np.zeros(len(offsets), bool)
+        at = self._begins.searchsorted(offsets, "right") - 1
+        held: NDArray[np.bool_] = (at >= 0) & (offsets < self._ends[at])
+        return held
