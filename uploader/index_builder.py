@@ -21,11 +21,13 @@ import mmap
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 
@@ -38,17 +40,18 @@ from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, Tiered
 from tiered.flat_file.index_shape import meta_of, shape_of
 from tiered.flat_file.key_section_reader import KEYS_PER_ROW, read_keys
 from tiered.formats.keys import epoch_of, index_key
-from tiered.index.collect import items_of_segment
+from tiered.formats.segment_index import KeySection, SegmentIndex
+from tiered.index.collect import items_of_segment, pieces_of_segment
 from tiered.index.footer import Covered, IndexMeta, decode_tail, joined
 from tiered.index.items import ITEM_DTYPE, Widths, widths_for
 from tiered.index.layout import Form, Shape, slot_bits_for
 from tiered.index.merge import file_items, merged_items
-from tiered.index.order import sorted_items
 from tiered.index.writer import write_index
 from tiered.model.tables import Table
 from tiered.object_store.own_name import put_own
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings
+from uploader.gathered_items import GatheredItems
 from uploader.index_plan import (
     Group,
     Segment,
@@ -60,12 +63,16 @@ from uploader.index_plan import (
 )
 from uploader.left_out import Gone, gone_entries, without
 
+T = TypeVar("T")
+
 FILE_OBJECTS_FACTOR = 4
 """A new file covers at most this many times ``unindexed_objects_max`` segments: what a process that dies often can do
 in one life must not grow with what is left to do."""
 UPLOAD_BYTES_PER_S_MIN = 1 << 20
 TIMEOUT_S_MIN = 60.0
 PAGES_AT_ONCE = 1024
+BYTES_PER_ITEM = 3 * ITEM_DTYPE.itemsize
+"""What an item costs while it is sorted: itself, its place, and itself again."""
 SPOOL_BYTES = 16 << 20
 """A file up to this size never touches the disk."""
 
@@ -173,7 +180,7 @@ class IndexBuilder:
         return False
 
     def _first_group(self, segments: Sequence[Segment]) -> Group:
-        rows_max = max(1, self._settings.memory_bytes // (2 * KEYS_PER_ROW * ITEM_DTYPE.itemsize))
+        rows_max = max(1, self._items_max // KEYS_PER_ROW)
         return groups_of(segments, rows_max, FILE_OBJECTS_FACTOR * self._settings.unindexed_objects_max)[0]
 
     def _unindexed_versions(self, state: CatalogState) -> int:
@@ -211,44 +218,83 @@ class IndexBuilder:
     # -- a new file ---------------------------------------------------------------------------------------------
 
     def _build(self, state: CatalogState, group: Group) -> None:
-        group, parts, damaged = self._read(group)
-        meta = group.meta(state.indexed_version + 1)
-        ref = self._put_items(state, meta, parts, group, level=0)
+        with self._gathered() as items:
+            group, damaged = self._read(group, items)
+            meta = group.meta(state.indexed_version + 1)
+            ref = self._put_items(state, meta, items, group, level=0)
         self._publish([ref], removed=(), damaged=damaged)
         self.counters.files += 1
         self.counters.items += ref.items
 
     def _put_items(
-        self, state: CatalogState, meta: IndexMeta, parts: list[Table], group: Group, *, level: int
+        self, state: CatalogState, meta: IndexMeta, items: GatheredItems, group: Group, *, level: int
     ) -> IndexRef:
-        items = sorted_items(np.concatenate(parts))
-        parts.clear()
-        form = Form(slot_bits_for(len(items)), widths_for(items, meta.end_ms - meta.begin_ms), meta.begin_ms)
-        return self._put(state, meta, [items], group.covered(), form, level=level)
+        form = Form(slot_bits_for(items.count), items.widths(meta.end_ms - meta.begin_ms), meta.begin_ms)
+        return self._put(state, meta, items.in_order(), group.covered(), form, level=level)
 
-    def _read(self, group: Group) -> tuple[Group, list[Table], list[_Unread]]:
-        """The first versions of ``group``, one at least, with their items: as many as there is memory for. How many
-        keys rows have is known only now. And what is damaged in them."""
-        items_max = self._settings.memory_bytes // (2 * ITEM_DTYPE.itemsize)
-        taken, parts, damaged = Group(), list[Table](), list[_Unread]()
+    def _gathered(self) -> GatheredItems:
+        return GatheredItems(self._items_max, self._settings.work_dir)
+
+    @property
+    def _spool_bytes(self) -> int:
+        """Held twice while it is sent, and the items once while it is written."""
+        return min(SPOOL_BYTES, self._settings.memory_bytes // 4)
+
+    @property
+    def _items_max(self) -> int:
+        return self._settings.memory_bytes // BYTES_PER_ITEM
+
+    def _read(self, group: Group, items: GatheredItems) -> tuple[Group, list[_Unread]]:
+        """The first versions of ``group``, one at least, whose items ``items`` then has: as many as there is memory
+        for. How many keys rows have is known only now. And what is damaged in them."""
+        taken, damaged = Group(), list[_Unread]()
         for _, segments in groupby(group.segments, key=attrgetter("version")):
             of_version = list(segments)
-            read = [self._items_or_why_not(segment) for segment in of_version]
-            found = [items for items in read if not isinstance(items, _Unread)]
-            if taken.segments and sum(map(len, parts)) + sum(map(len, found)) > items_max:
-                break
+            if taken.segments:
+                unread = self._gather_if_few(items, of_version)
+                if unread is None:
+                    break
+            else:
+                tried = [
+                    self._tried(segment, partial(self._gather, items, segment)) for segment in of_version
+                ]
+                unread = [found for found in tried if isinstance(found, _Unread)]
             taken.segments += of_version
-            parts += found
-            damaged += [unread for unread in read if isinstance(unread, _Unread)]
-        return taken, parts or [np.zeros(0, ITEM_DTYPE)], damaged
+            damaged += unread
+        return taken, damaged
 
-    def _items_or_why_not(self, segment: Segment) -> Table | _Unread:
+    def _gather(self, items: GatheredItems, segment: Segment, index: SegmentIndex, keys: KeySection) -> None:
+        """Add those of ``segment``, which may be more than there is memory for."""
+        pieces = pieces_of_segment(index, keys, segment.ordinals, self._items_max)
+        with _disk_of(self._settings):
+            if len(keys.hashes) > self._items_max:
+                items.add_all_or_none(pieces)
+            else:
+                for piece in list(pieces):
+                    items.add(piece)
+
+    def _gather_if_few(self, items: GatheredItems, segments: Sequence[Segment]) -> list[_Unread] | None:
+        """Add those of all ``segments`` if there is memory for them; None, and none added, if there is not."""
+        room = self._items_max - items.count
+        found: list[Table | _Unread] = []
+        for segment in segments:
+            some = self._tried(segment, partial(_items_if_few, segment, room)) if room > 0 else None
+            if some is None:
+                return None
+            found.append(some)
+            room -= 0 if isinstance(some, _Unread) else len(some)
+        for some in found:
+            if not isinstance(some, _Unread):
+                items.add(some)
+        return [some for some in found if isinstance(some, _Unread)]
+
+    def _tried(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T | _Unread:
         """What is damaged, or gone, would keep all that comes after it from being indexed for ever."""
         try:
             try:
-                return self._items_of(segment)
+                return self._used(segment, use)
             except CorruptionError:
-                return self._items_of(segment)  # bytes may have been damaged on their way
+                return self._used(segment, use)  # bytes may have been damaged on their way
         except (CorruptionError, NotFoundError) as error:
             if not self._may_leave_out(segment.key):
                 raise
@@ -261,7 +307,7 @@ class IndexBuilder:
             self._gone = gone_entries(state, self._run_index)
         return len({*without(state.left_out, self._gone), key}) <= LEFT_OUT_MAX
 
-    def _items_of(self, segment: Segment) -> Table:
+    def _used(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T:
         place = segment.place
         index, keys = read_keys(
             self._store,
@@ -272,7 +318,7 @@ class IndexBuilder:
         )
         if max(segment.ordinals) >= len(index.runs):
             raise CorruptionError(f"{segment.key}: the catalog names runs that are not in it")
-        return items_of_segment(index, keys, segment.ordinals)
+        return use(index, keys)
 
     # -- a merge ------------------------------------------------------------------------------------------------
 
@@ -316,16 +362,16 @@ class IndexBuilder:
         made: list[IndexRef] = []
         damaged: list[_Unread] = []
         while segments or not made:
-            parts: list[Table] = [np.zeros(0, ITEM_DTYPE)]
             group, meta = Group(), meta_of(ref)
-            if segments:
-                group, parts, unread = self._read(self._first_group(segments))
-                damaged += unread
-                meta = group.meta(made[-1].to_version + 1 if made else ref.from_version)
-                segments = [segment for segment in segments if segment.version > meta.to_version]
-            if not segments:
-                meta = replace(meta, to_version=ref.to_version)
-            made.append(self._put_items(state, meta, parts, group, level=ref.level))
+            with self._gathered() as items:
+                if segments:
+                    group, unread = self._read(self._first_group(segments), items)
+                    damaged += unread
+                    meta = group.meta(made[-1].to_version + 1 if made else ref.from_version)
+                    segments = [segment for segment in segments if segment.version > meta.to_version]
+                if not segments:
+                    meta = replace(meta, to_version=ref.to_version)
+                made.append(self._put_items(state, meta, items, group, level=ref.level))
         return self._publish(made, removed=[ref.key], damaged=damaged)
 
     def _merge(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
@@ -369,16 +415,13 @@ class IndexBuilder:
         self._made += 1
         key = index_key(meta.begin_ms, meta.end_ms, state.epoch, f"{self._nonce}_{self._made}")
         work_dir = self._settings.work_dir or None
-        try:
-            with tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=work_dir) as spool:
-                shape = write_index(spool, key, chunks, meta, covered, form)
-                self._doomed.append(key)  # until a commit names it, it counts as given up
-                self._send(key, spool, shape.size_bytes)
-        except OSError as error:  # the object store's are translated: this is the disk for what is being made
-            raise UnavailableError(
-                f"no temporary index file in {work_dir or tempfile.gettempdir()}: {error.strerror or error}",
-                hint="free space there, or set index.work_dir",
-            ) from error
+        with (
+            _disk_of(self._settings),
+            tempfile.SpooledTemporaryFile(self._spool_bytes, dir=work_dir) as spool,
+        ):
+            shape = write_index(spool, key, chunks, meta, covered, form)
+            self._doomed.append(key)  # until a commit names it, it counts as given up
+            self._send(key, spool, shape.size_bytes)
         return IndexRef(
             key, level, meta.from_version, meta.to_version, meta.begin_ms, meta.end_ms, meta.begin_phys,
             meta.end_phys, shape.items, shape.slot_bits, shape.widths, len(covered.objects), shape.size_bytes,
@@ -389,7 +432,7 @@ class IndexBuilder:
         timeout_s = max(TIMEOUT_S_MIN, size_bytes / UPLOAD_BYTES_PER_S_MIN)
         spool.flush()
         try:
-            if size_bytes <= SPOOL_BYTES:
+            if size_bytes <= self._spool_bytes:
                 spool.seek(0)
                 put_own(self._store, key, [spool.read()], timeout_s=timeout_s)
                 return
@@ -434,6 +477,22 @@ class IndexBuilder:
             fields = {"segment": unread.segment.key, "error": str(unread.error)}
             self._log("a segment is left out of the index", fields)
         return True
+
+
+def _items_if_few(segment: Segment, room: int, index: SegmentIndex, keys: KeySection) -> Table | None:
+    return items_of_segment(index, keys, segment.ordinals) if len(keys.hashes) <= room else None
+
+
+@contextmanager
+def _disk_of(settings: IndexSettings) -> Iterator[None]:
+    """The object store's errors are translated: an OSError is the disk's for what is being made."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"no temporary index file in {settings.work_dir or tempfile.gettempdir()}: {error.strerror or error}",
+            hint="free space there, or set index.work_dir",
+        ) from error
 
 
 def _union(widths: Sequence[Sequence[int]], meta: IndexMeta) -> Widths:

@@ -7,6 +7,7 @@ import random
 import re
 import struct
 import threading
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +33,11 @@ from tiered.index.order import sorted_items
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 from tiered.object_store.faults import Fault, FaultRule, FaultStore
+from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings
-from uploader import index_builder
+from uploader import gathered_items, index_builder
 from uploader.index_builder import IndexBuilder
 from uploader.index_plan import groups_of
 from uploader.left_out import gone_entries
@@ -104,7 +106,7 @@ def test_messages_with_many_keys_take_no_more_memory(monkeypatch: pytest.MonkeyP
         sizes.append(len(items))
         return sorted_items(items)
 
-    monkeypatch.setattr(index_builder, "sorted_items", counted)
+    monkeypatch.setattr(gathered_items, "sorted_items", counted)
     store = MemoryStore()
     archive = ArchiveBuilder(store)
     for cycle in range(6):
@@ -130,6 +132,40 @@ def test_a_version_with_more_keys_than_memory_has_room_for_is_one_file() -> None
         pass
     assert (index.counters.files, index.counters.items) == (2, 40_000)
     assert verify_archive(store, full=True).anomalies == []
+
+
+@pytest.mark.parametrize("as_set", [True, False])
+def test_its_memory_is_that_of_the_setting_and_one_key_section(tmp_path: Path, as_set: bool) -> None:
+    """However many keys the messages of one version have: 32 KiB of them are 16,000 of one letter."""
+    store = FileStore(tmp_path / "archive")
+    archive = ArchiveBuilder(store)
+    queues = [A._replace(queue_id=number) for number in range(8)]
+    archive.commit(
+        [Sent(queue, keys=[f"{row}-{n}" for n in range(2500)]) for row in range(20) for queue in queues],
+        as_set=as_set,
+    )
+    memory_bytes, keys = 1 << 20, 20 * 8 * 2500
+    index = builder_of(store, archive.writer, memory_bytes=memory_bytes, unindexed_objects_max=1)
+    tracemalloc.start()
+    try:
+        assert index.step()
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert index.counters.items == keys and 8 * memory_bytes < keys * ITEM_DTYPE.itemsize
+    section_bytes = 8 * keys if as_set else keys
+    assert peak_bytes < memory_bytes + 1.25 * section_bytes + (1 << 20)
+    assert verify_archive(store, full=True).anomalies == []
+    assert found(store, "a", "7-2499") == [b"body"] * 8
+
+
+def test_where_there_is_no_room_to_put_items_aside_the_disk_is_named(tmp_path: Path) -> None:
+    store = MemoryStore()
+    archive = ArchiveBuilder(store)
+    archive.commit([Sent(A, keys=[f"{row}-{n}" for n in range(2000)]) for row in range(10)])
+    index = builder_of(store, archive.writer, memory_bytes=1 << 20, work_dir=str(tmp_path / "away"))
+    with pytest.raises(UnavailableError, match=r"away.*index\.work_dir"):
+        index.run_to_end(threading.Event())
 
 
 def test_commits_for_the_index_are_rare() -> None:

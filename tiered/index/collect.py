@@ -5,10 +5,9 @@ Owns that translation. Does not own reading segments nor writing files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.index.items import ITEM_DTYPE
@@ -21,32 +20,42 @@ def items_of_segment(index: SegmentIndex, keys: KeySection, runs: Iterable[int])
 
     Rows of a light queue carry none: a key is hashed with the topic of its record, where it is found.
     """
+    parts = list(pieces_of_segment(index, keys, runs, max(len(keys.hashes), 1)))
+    return np.concatenate(parts) if parts else np.zeros(0, ITEM_DTYPE)
+
+
+def pieces_of_segment(
+    index: SegmentIndex, keys: KeySection, runs: Iterable[int], items_max: int
+) -> Iterator[Table]:
+    """As ``items_of_segment``, at most ``items_max`` at a time but for those of one larger row."""
     first_key = np.zeros(len(keys.counts) + 1, np.int64)
     np.cumsum(keys.counts, out=first_key[1:])
-    parts = [_items_of_run(index, keys, first_key, run) for run in runs if _has_keys(index, run)]
-    return np.concatenate(parts) if parts else np.zeros(0, ITEM_DTYPE)
+    for run in runs:
+        if not _has_keys(index, run):
+            continue
+        first, end = int(index.first_row[run]), int(index.first_row[run + 1])
+        if first_key[first] == first_key[end]:
+            continue
+        rows = index.row_columns(run)
+        row = first
+        while row < end:
+            fitting = int(np.searchsorted(first_key, first_key[row] + items_max, side="right")) - 1
+            stop = min(max(fitting, row + 1), end)
+            part = slice(row - first, stop - first)
+            counts = keys.counts[row:stop]
+            items = np.zeros(int(first_key[stop] - first_key[row]), ITEM_DTYPE)
+            items["hash"] = keys.hashes[first_key[row] : first_key[stop]]
+            items["queue_offset"] = np.repeat(rows.queue_offset[part], counts)
+            items["store_timestamp"] = np.repeat(rows.store_timestamp[part], counts)
+            items["queue_id"] = index.queue_of(run).queue_id
+            items["generation"] = index.queue_of(run).generation
+            yield items
+            row = stop
 
 
 def _has_keys(index: SegmentIndex, run: int) -> bool:
     is_light = int(index.runs["kind"][run]) == RunKind.LMQ
     return not is_light and not index.queue_of(run).topic.startswith(LMQ_PREFIX)
-
-
-def _items_of_run(index: SegmentIndex, keys: KeySection, first_key: NDArray[np.int64], run: int) -> Table:
-    first, end = int(index.first_row[run]), int(index.first_row[run + 1])
-    begin, stop = int(first_key[first]), int(first_key[end])
-    items = np.zeros(stop - begin, ITEM_DTYPE)
-    if len(items) == 0:
-        return items
-    rows = index.row_columns(run)
-    queue = index.queue_of(run)
-    counts = keys.counts[first:end]
-    items["hash"] = keys.hashes[begin:stop]
-    items["queue_offset"] = np.repeat(rows.queue_offset, counts)
-    items["store_timestamp"] = np.repeat(rows.store_timestamp, counts)
-    items["queue_id"] = queue.queue_id
-    items["generation"] = queue.generation
-    return items
 
 
 def rows_with_hash(index: SegmentIndex, keys: KeySection, runs: Iterable[int], wanted: int) -> Table:
