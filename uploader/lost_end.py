@@ -27,15 +27,15 @@ def named_end_phys(
     """Physical end of the last record that is named, or ``end_phys`` if none lies behind that.
 
     Looked at are the archive's queues that go on behind what is archived of them, and those of ``shown``, which the
-    broker has units of, that the archive does not have: all their records may have been in the lost end.
+    broker has units of, that the archive does not have, or only an ended life of: all their records may have been in
+    the lost end.
     """
     ends = {
         (key.topic, key.queue_id): int(row["end_queue_offset"])
         for key, row in state.current_queues()
         if not row["flags"] & QUEUE_HIDDEN
     }
-    archived = {(key.topic, key.queue_id) for key in state.directory.keys[: state.queue_count]}
-    unknown = [queue for queue in shown - archived if topics.admits(queue[0])]
+    unknown = [queue for queue in shown - ends.keys() if topics.admits(queue[0])]
     for queue in (*index.grown(ends), *unknown):
         with contextlib.suppress(UnreadableError, AccessDeniedError, CorruptionError):
             unit = index.last_unit(*queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,18 @@ def test_of_a_queue_archived_first_or_last_or_not_at_all(tmp_path: Path, lost: Q
     count, (fields,) = said(store)
     assert count == 1 and fields["begin_phys"] == end_phys
     assert fields["end_phys"] == end_phys + len(record(0, topic=lost[0]))
+
+
+def test_of_a_topic_that_was_deleted_and_made_anew(tmp_path: Path) -> None:
+    """Its earlier life is archived and hidden; all of the new one is lost."""
+    store, end_phys = store_without_end(tmp_path / "store", ("t", 0), "files")
+    units = store / "consumequeue" / "t" / "0"
+    shutil.move(units, tmp_path)
+    memory = MemoryStore("memory://lost")
+    assert backfill(store, memory).hidden == 1
+    shutil.move(tmp_path / "0", units)
+    queue_file(store, "t", 0, unit(end_phys, len(record(0))))
+    assert backfill(store, memory).lost == 1
 
 
 def test_of_a_topic_that_is_not_archived_nothing_is_lost(tmp_path: Path) -> None:
