@@ -26,9 +26,9 @@ def named_end_phys(
 ) -> int:
     """Physical end of the last record that is named, or ``end_phys`` if none lies behind that.
 
-    Looked at are the archive's queues that go on behind what is archived of them, and those of ``shown``, which the
-    broker has units of, that the archive does not have, or only an ended life of: all their records may have been in
-    the lost end.
+    Looked at are the archive's queues that do not end where what is archived of them does, and those of ``shown``,
+    which the broker has units of, that the archive does not have, or only an ended life of: all their records may have
+    been in the lost end.
     """
     ends = {
         (key.topic, key.queue_id): int(row["end_queue_offset"])
@@ -36,7 +36,7 @@ def named_end_phys(
         if not row["flags"] & QUEUE_HIDDEN
     }
     unknown = [queue for queue in shown - ends.keys() if topics.admits(queue[0])]
-    for queue in (*index.grown(ends), *unknown):
+    for queue in (*index.that_end_elsewhere(ends), *unknown):
         with contextlib.suppress(UnreadableError, AccessDeniedError, CorruptionError):
             unit = index.last_unit(*queue)
             if len(unit):

@@ -207,7 +207,7 @@ def batch_unit(phys: int, base: int, count: int) -> bytes:
 @pytest.mark.parametrize("capacity", [10, 25, 300_000, 450_000])
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("count", [1, 9, 10, 11, 24, 25])
-def test_which_queues_go_on_behind_an_offset(tmp_path: Path, capacity: int, first: int, count: int) -> None:
+def test_which_queues_end_elsewhere(tmp_path: Path, capacity: int, first: int, count: int) -> None:
     """In files of any size, also where the first is gone."""
     begin = first * capacity
     units = b"".join(unit(1000 + 100 * number, 100) for number in range(count))
@@ -215,25 +215,24 @@ def test_which_queues_go_on_behind_an_offset(tmp_path: Path, capacity: int, firs
         piece = units[20 * at : 20 * (at + capacity)]
         queue_file(tmp_path, "t", 0, piece, first=begin + at, capacity=capacity)
     index = FileConsumeQueues(tmp_path, lambda: 0)
-    for end in range(max(begin - 1, 0), begin + count):
-        assert index.grown({("t", 0): end, ("gone", 0): 0}) == [("t", 0)], end
-    for end in (begin + count, begin + count + 1):
-        assert index.grown({("t", 0): end}) == [], end
+    for end in (0, 1, *range(max(begin - 1, 0), begin + count + 3)):
+        expected = [("t", 0)] if end != begin + count else []
+        assert index.that_end_elsewhere({("t", 0): end, ("gone", 0): 0}) == expected, end
 
 
-def test_which_of_very_many_queues_go_on(tmp_path: Path) -> None:
+def test_which_of_very_many_queues_end_elsewhere(tmp_path: Path) -> None:
     for number in range(THREADS_FROM_QUEUES + 100):
         queue_file(tmp_path, "t", number, unit(100, 100) * (2 if number % 7 == 0 else 1), capacity=100)
     ends = {("t", number): 1 for number in range(THREADS_FROM_QUEUES + 100)}
-    found = FileConsumeQueues(tmp_path, lambda: 0).grown(ends)
+    found = FileConsumeQueues(tmp_path, lambda: 0).that_end_elsewhere(ends)
     assert found == [key for key in ends if key[1] % 7 == 0]
 
 
-def test_which_batch_queues_go_on(tmp_path: Path) -> None:
+def test_which_batch_queues_end_elsewhere(tmp_path: Path) -> None:
     units = batch_unit(0, 0, 3) + batch_unit(100, 3, 3)
     log_file(tmp_path / "batchconsumequeue" / "t" / "1", 0, units, 46 * CAPACITY)
     index = FileConsumeQueues(tmp_path, lambda: 0)
-    assert [index.grown({("t", 1): end}) for end in (3, 5, 6)] == [[("t", 1)], [("t", 1)], []]
+    assert [index.that_end_elsewhere({("t", 1): end}) for end in (3, 5, 6)] == [[("t", 1)], [("t", 1)], []]
 
 
 def test_batch_queue(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def read_everything(store_path: Path, conf: Path, pins: Path) -> None:
         index.units_between(0, 1 << 20)
         index.refresh()
         proven_phys(log, index)
-        index.grown({(queue.topic, queue.queue_id): 1 for queue in index.queues()})
+        index.that_end_elsewhere({(queue.topic, queue.queue_id): 1 for queue in index.queues()})
         find_next_record(log, log.min_phys, log.max_file_end, index=index)
         store.state()
         store.names()

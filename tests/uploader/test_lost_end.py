@@ -70,6 +70,26 @@ def test_of_a_topic_that_was_deleted_and_made_anew(tmp_path: Path) -> None:
     assert backfill(store, memory).lost == 1
 
 
+@pytest.mark.parametrize("form", ["files", "rocksdb"])
+def test_of_a_queue_that_began_anew_and_has_fewer_units_than_before(tmp_path: Path, form: str) -> None:
+    """Nothing stands behind what is archived of it."""
+    store, end_phys = store_without_end(tmp_path / "store", ("t", 0), "files")
+    log = store / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as file:
+        file.seek(end_phys)
+        file.write(record(end_phys, queue_offset=1))
+    memory = MemoryStore("memory://lost")
+    assert backfill(store, memory).lost == 0
+    size = len(record(0))
+    if form == "rocksdb":
+        shutil.rmtree(store / "consumequeue")
+        units = {("t", number): [(number * size, size)] for number in range(1, QUEUES)}
+        rocksdb_queues(store / "consumequeue", units | {("t", 0): [(end_phys + size, size)]})
+    else:
+        queue_file(store, "t", 0, unit(end_phys + size, size))
+    assert backfill(store, memory).lost == 1
+
+
 def test_of_a_topic_that_is_not_archived_nothing_is_lost(tmp_path: Path) -> None:
     store, _ = store_without_end(tmp_path / "store", ("new", 0), "files")
     assert said(store, replace(FILTER, exclude=("new",))) == (0, [])

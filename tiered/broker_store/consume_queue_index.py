@@ -73,9 +73,9 @@ class ConsumeQueueIndex(Protocol):
         """(phys, size) of the last record that each queue shows; queues without units are left out, and those whose
         files cannot be read."""
 
-    def grown(self, ends: Mapping[tuple[str, int], int]) -> list[tuple[str, int]]:
-        """Those of ``ends`` that show a unit at that offset or behind it, and perhaps some more. Queues whose files
-        cannot be read are left out. Costs a small read for most."""
+    def that_end_elsewhere(self, ends: Mapping[tuple[str, int], int]) -> list[tuple[str, int]]:
+        """Those of ``ends`` whose maximum is another one: they went on, or began anew. Queues that do not exist, or
+        whose files cannot be read, are left out. Costs a small read for most."""
 
     def shown(self) -> set[tuple[str, int]]:
         """(topic, queue id) of the queues that show a unit, and of those whose files cannot be read: they may. Costs no

@@ -25,7 +25,7 @@ from tiered.broker_store.consume_queue_index import UNIT_DTYPE, BrokerQueue, Que
 from tiered.broker_store.directory_changes import DirectoryChanges
 from tiered.broker_store.residency import open_failure
 from tiered.broker_store.unit_files import OpenFiles, UnitFiles, is_filler
-from tiered.broker_store.unit_tails import last_valid_units, may_have_units, surely_written
+from tiered.broker_store.unit_tails import last_valid_units, may_end_elsewhere, surely_written
 from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.model.tables import Table
 
@@ -199,17 +199,17 @@ class FileConsumeQueues:
                     found[key] = self._ask(key, queue, _Queue.last_record, None)
         return {key: record for key, record in found.items() if record is not None}
 
-    def grown(self, ends: Mapping[_Key, int]) -> list[_Key]:
+    def that_end_elsewhere(self, ends: Mapping[_Key, int]) -> list[_Key]:
         """See ConsumeQueueIndex."""
         with self._lock:
             asked = [(key, self._queues[key], end) for key, end in ends.items() if key in self._queues]
             plain = [(queue.files.directory, end) for _, queue, end in asked if queue.kind is QueueKind.PLAIN]
-            quick = iter(may_have_units(plain))
+            quick = iter(may_end_elsewhere(plain))
             return [
                 key
                 for key, queue, end in asked
                 if (queue.kind is not QueueKind.PLAIN or next(quick))
-                and self._ask(key, queue, _Queue.max_offset, 0) > end
+                and self._ask(key, queue, _Queue.max_offset, end) != end
             ]
 
     def shown(self) -> set[_Key]:

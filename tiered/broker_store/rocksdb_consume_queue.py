@@ -88,9 +88,9 @@ class RocksdbConsumeQueues:
         lasts = {key: self.last_unit(*key) for key in self._last}
         return {key: (int(last["phys"][0]), int(last["size"][0])) for key, last in lasts.items() if len(last)}
 
-    def grown(self, ends: Mapping[_Key, int]) -> list[_Key]:
+    def that_end_elsewhere(self, ends: Mapping[_Key, int]) -> list[_Key]:
         """See ConsumeQueueIndex."""
-        return [key for key, end in ends.items() if self.max_offset(*key) > end]
+        return [key for key, end in ends.items() if key in self._last and self.max_offset(*key) != end]
 
     def shown(self) -> set[_Key]:
         """See ConsumeQueueIndex."""

@@ -38,12 +38,13 @@ def last_valid_units(directories: Sequence[Path], dtype: np.dtype[Any]) -> list[
     return _side_by_side(lambda chunk: _tails(chunk, dtype), directories)
 
 
-def may_have_units(places: Sequence[tuple[Path, int]]) -> list[bool]:
-    """Per (directory, index) of a plain queue, whether a unit stands there; True also where only a search can tell.
+def may_end_elsewhere(places: Sequence[tuple[Path, int]]) -> list[bool]:
+    """Per (directory, index) of a plain queue, whether a unit stands there, or none before it; True also where only a
+    search can tell.
 
     One small read each, where the queue's files have the size brokers give them, or there is but one.
     """
-    return _side_by_side(lambda chunk: [_may_have_unit(*place) for place in chunk], places)
+    return _side_by_side(lambda chunk: [_may_end_elsewhere(*place) for place in chunk], places)
 
 
 def _side_by_side(look: Callable[[Sequence[_Asked]], list[_Found]], asked: Sequence[_Asked]) -> list[_Found]:
@@ -82,20 +83,24 @@ def _has_data_and_holes(path: str) -> bool:
     return 0 < status.st_blocks * STAT_BLOCK_BYTES < status.st_size
 
 
-def _may_have_unit(directory: Path, index: int) -> bool:
-    at = index * PLAIN_UNIT.size
+def _may_end_elsewhere(directory: Path, index: int) -> bool:
+    if index == 0:
+        return True
+    at = (index - 1) * PLAIN_UNIT.size
     first = at // PLAIN_FILE_BYTES * PLAIN_FILE_BYTES
     try:
         fd = os.open(f"{directory}/{first:0{NAME_DIGITS}d}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return True
     try:
-        phys, size = PLAIN_UNIT.unpack(_read(fd, at - first, PLAIN_UNIT.size))[:2]
-    except (OSError, struct.error):
+        data = _read(fd, at - first, 2 * PLAIN_UNIT.size)
+        (phys, size, _), (next_phys, next_size, _) = PLAIN_UNIT.iter_unpack(data)
+    except (OSError, ValueError, struct.error):
         return True
     finally:
         os.close(fd)
-    return bool(phys >= 0 and size > 0)
+    has_last, has_next = phys >= 0 and size > 0, next_phys >= 0 and next_size > 0
+    return has_next or not has_last
 
 
 def _tails(directories: Iterable[Path], dtype: np.dtype[Any]) -> list[Table | None]:
