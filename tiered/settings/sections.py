@@ -128,7 +128,11 @@ class OffloadSettings:
     attempt_timeout_ms: int = setting(
         30_000, "an upload unanswered for this long is abandoned", minimum=100, maximum=HOUR_MS
     )
-    memory_budget_bytes: int = setting(384 * MIB, "all buffers together never exceed this", minimum=32 * MIB)
+    memory_budget_bytes: int = setting(
+        384 * MIB,
+        "all buffers together never exceed this; keys come on top, 8 bytes each, where messages have thousands",
+        minimum=32 * MIB,
+    )
     poll_min_ms: int = setting(1, "shortest wait between looks at a growing commitlog", minimum=1)
     poll_max_ms: int = setting(100, "longest wait between looks at an idle one", minimum=1, maximum=60_000)
     root_every: int = setting(64, "commits between two root pages of the catalog", minimum=1, maximum=10_000)
