@@ -39,7 +39,7 @@ from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive
 from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError, UsageError
+from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.instant import TimePoint, milliseconds
 from tiered.model.queue import QueueKey
@@ -173,6 +173,7 @@ class ArchiveAccess:
         self._times = TimeReader(self.catalog, self.source)
         self._queries = self.source.reader(Lane.USER)
         self._kept = KeptParts(settings.fetch.query_cache_bytes, self.budget)
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"ArchiveAccess({self.title!r})"
@@ -181,8 +182,10 @@ class ArchiveAccess:
         self.fetcher.prefetcher.dropped(gone)
 
     def close(self) -> None:
-        """Release threads and connections. Idempotent."""
+        """Release threads and connections. Who reads meanwhile is told, and waits for nothing any more. Idempotent."""
+        self._is_closed = True
         self.fetcher.close()
+        self.source.close()
         self._reader.close()
         self._decoders.shutdown()
         self._steps.shutdown()
@@ -238,6 +241,20 @@ class ArchiveAccess:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
+    async def while_open(self, question: Coroutine[Any, Any, T]) -> T:
+        """The answer to ``question``, for a program. Raises UsageError once the archive is closed, whatever is in
+        memory: asking again cannot help. (A server that is about to end tells its clients to do just that.)"""
+        if not self._is_closed:
+            try:
+                return await question
+            except UnavailableError:
+                if not self._is_closed:
+                    raise
+        question.close()
+        raise UsageError(
+            "the archive is closed", hint="read before it is, inside the `with` block that opens it"
+        )
+
     async def offset_by_time(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
         """See TimeReader. ``boundary`` may be its text. Raises UsageError for another one."""
         try:
@@ -265,7 +282,7 @@ class ArchiveAccess:
                 find_start = partial(self._times.first_at_or_after, queue, span.start_ms)
         if start is None:
             start = self.bounds(queue)[0]
-        return Walk(self.fetcher, queue, start, span, message_filter, find_start)
+        return Walk(self.fetcher, queue, start, span, message_filter, find_start, self.while_open)
 
     async def find_by_key(
         self,

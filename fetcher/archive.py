@@ -9,9 +9,9 @@ Owns what a program calls. The form for an event loop is async_archive.py; both 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_access
 from fetcher.batch import MessageBatch
@@ -27,6 +27,8 @@ from fetcher.walk import Walk, messages_of
 from tiered.instant import TimePoint, milliseconds
 from tiered.settings.sections import Settings
 
+T = TypeVar("T")
+
 
 def open_archive(
     url: str, *, cluster: str = "", broker: str = "", settings: Settings | None = None
@@ -39,7 +41,8 @@ def open_archive(
 
 
 class Archive:
-    """One broker's archive. Threads may share it; close it, or use it as a context manager."""
+    """One broker's archive. Threads may share it; close it, or use it as a context manager. Closed, it still tells what
+    it knows of names and bounds, and reads nothing: UsageError."""
 
     def __init__(self, access: ArchiveAccess) -> None:
         self.access = access
@@ -72,7 +75,7 @@ class Archive:
 
     def refresh(self) -> int:
         """Look for a newer version; returns it."""
-        run_sync(self.access.refresh())
+        _answer(self.access, self.access.refresh())
         return self.version
 
     def topics(self) -> list[str]:
@@ -97,16 +100,21 @@ class Archive:
         max_messages: int = 64,
     ) -> list[Message]:
         """Messages of ``topic`` with ``key`` among their KEYS, stored in [begin, end], newest first."""
-        return run_sync(self.access.find_by_key(topic, key, KeyKind.KEY, begin, end, max_messages))
+        find = self.access.find_by_key(topic, key, KeyKind.KEY, begin, end, max_messages)
+        return _answer(self.access, find)
 
     def find_by_unique_key(self, topic: str, unique_key: str, *, max_messages: int = 64) -> list[Message]:
         """Messages of ``topic`` with the id its producer's client made; several where a send was repeated."""
         find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, max_messages)
-        return run_sync(find)
+        return _answer(self.access, find)
 
     def find_by_id(self, offset_msg_id: str) -> Message | None:
         """The message with the id its broker gave it, or None."""
-        return run_sync(self.access.find_by_id(offset_msg_id))
+        return _answer(self.access, self.access.find_by_id(offset_msg_id))
+
+
+def _answer(access: ArchiveAccess, question: Coroutine[Any, Any, T]) -> T:
+    return run_sync(access.while_open(question))
 
 
 class Queue(QueueHandle):
@@ -114,15 +122,15 @@ class Queue(QueueHandle):
 
     def offset_by_time(self, time: TimePoint, boundary: Boundary = Boundary.LOWER) -> int:
         """The offset a 5.x broker answers for ``time``: docs/READING.md, "Offset by time"."""
-        return run_sync(self._access.offset_by_time(self.key, milliseconds(time), boundary))
+        return _answer(self._access, self._access.offset_by_time(self.key, milliseconds(time), boundary))
 
     def timestamp_of(self, offset: int) -> int | None:
         """When the message at ``offset`` was stored, ms since the epoch; None where there is none."""
-        return run_sync(self._access.timestamp_of(self.key, offset))
+        return _answer(self._access, self._access.timestamp_of(self.key, offset))
 
     def earliest_time(self) -> int | None:
         """When the first message still there was stored, ms since the epoch; None for an empty queue."""
-        return run_sync(self._access.earliest_time(self.key))
+        return _answer(self._access, self._access.earliest_time(self.key))
 
     def batches(
         self,
@@ -154,4 +162,4 @@ class Queue(QueueHandle):
 
     def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that can be continued when the archive has grown: see Walk.next_batch."""
-        return run_sync(self._access.walk(self.key, span, message_filter))
+        return _answer(self._access, self._access.walk(self.key, span, message_filter))

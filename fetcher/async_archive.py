@@ -10,9 +10,9 @@ their own, so nothing blocks the caller's loop; the catalog is read in a thread 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.batch import MessageBatch
@@ -31,6 +31,8 @@ from tiered.settings.sections import Settings
 
 if TYPE_CHECKING:
     import asyncio
+
+T = TypeVar("T")
 
 
 def open_async(
@@ -99,7 +101,7 @@ class AsyncArchive:
 
     async def refresh(self) -> int:
         """Look for a newer version; returns it."""
-        await run_async(self.access.refresh())
+        await _answer(self.access, self.access.refresh())
         return self.version
 
     def topics(self) -> list[str]:
@@ -125,18 +127,18 @@ class AsyncArchive:
     ) -> list[Message]:
         """See Archive.find_by_key."""
         find = self.access.find_by_key(topic, key, KeyKind.KEY, begin, end, max_messages)
-        return await run_async(find)
+        return await _answer(self.access, find)
 
     async def find_by_unique_key(
         self, topic: str, unique_key: str, *, max_messages: int = 64
     ) -> list[Message]:
         """See Archive.find_by_unique_key."""
         find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, max_messages)
-        return await run_async(find)
+        return await _answer(self.access, find)
 
     async def find_by_id(self, offset_msg_id: str) -> Message | None:
         """See Archive.find_by_id."""
-        return await run_async(self.access.find_by_id(offset_msg_id))
+        return await _answer(self.access, self.access.find_by_id(offset_msg_id))
 
 
 def _close_unwanted(opening: asyncio.Future[ArchiveAccess]) -> None:
@@ -145,20 +147,26 @@ def _close_unwanted(opening: asyncio.Future[ArchiveAccess]) -> None:
         opening.get_loop().run_in_executor(None, opening.result().close)
 
 
+async def _answer(access: ArchiveAccess, question: Coroutine[Any, Any, T]) -> T:
+    return await run_async(access.while_open(question))
+
+
 class AsyncQueue(QueueHandle):
     """One queue of an archive. Its bounds are those of the archive's version."""
 
     async def offset_by_time(self, time: TimePoint, boundary: Boundary = Boundary.LOWER) -> int:
         """See Queue.offset_by_time."""
-        return await run_async(self._access.offset_by_time(self.key, milliseconds(time), boundary))
+        return await _answer(
+            self._access, self._access.offset_by_time(self.key, milliseconds(time), boundary)
+        )
 
     async def timestamp_of(self, offset: int) -> int | None:
         """See Queue.timestamp_of."""
-        return await run_async(self._access.timestamp_of(self.key, offset))
+        return await _answer(self._access, self._access.timestamp_of(self.key, offset))
 
     async def earliest_time(self) -> int | None:
         """See Queue.earliest_time."""
-        return await run_async(self._access.earliest_time(self.key))
+        return await _answer(self._access, self._access.earliest_time(self.key))
 
     async def batches(
         self,
@@ -192,4 +200,4 @@ class AsyncQueue(QueueHandle):
 
     async def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that can be continued when the archive has grown: see Walk.next_batch."""
-        return await run_async(self._access.walk(self.key, span, message_filter))
+        return await _answer(self._access, self._access.walk(self.key, span, message_filter))

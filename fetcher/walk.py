@@ -29,6 +29,10 @@ _PASSING = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.OFFSET_TOO_SMALL)
 """Nothing to show, but the next offset is further on."""
 
 
+Asking = Callable[[Coroutine[Any, Any, MessageBatch | None]], Coroutine[Any, Any, MessageBatch | None]]
+"""See ArchiveAccess.while_open."""
+
+
 class Puller(Protocol):
     """What a walk pulls from."""
 
@@ -60,10 +64,12 @@ class Walk:
         span: Span,
         message_filter: MessageFilter | None = None,
         find_start: Callable[[], Coroutine[Any, Any, int | None]] | None = None,
+        asking: Asking | None = None,
     ) -> None:
         """``find_start``: where a walk from a time begins, None while nothing was stored then or later: until it is
-        known, nothing is read."""
+        known, nothing is read. ``asking``: what every search for the next batch goes through."""
         self._puller = puller
+        self._asking = asking
         self._queue = queue
         self._span = span
         self._filter = message_filter
@@ -95,6 +101,10 @@ class Walk:
 
         Gaps on the way are logged. Raises what reading raises; the walk then stands where it stood.
         """
+        found = self._next_batch()
+        return await (found if self._asking is None else self._asking(found))
+
+    async def _next_batch(self) -> MessageBatch | None:
         if self._find_start is not None:
             start = await self._find_start()
             if start is None:

@@ -136,6 +136,13 @@ class ByteBudget:
         self.revise()
         return True
 
+    def refuse_waiting(self, error: Callable[[], TieredError]) -> None:
+        """All that waits now fails, each with an ``error`` of its own."""
+        with self._lock:
+            refused, self._waiting = self._waiting, []
+        for admission in refused:
+            admission.future.set_exception(error())
+
     def release(self, byte_count: int) -> None:
         """Give back bytes that were charged."""
         with self._lock:

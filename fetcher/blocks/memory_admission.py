@@ -13,7 +13,7 @@ from fetcher.blocks.budget import Admission, ByteBudget
 from fetcher.blocks.lanes import Lane
 from fetcher.timer import Timer
 from fetcher.waiting import Wait
-from tiered.errors import ThrottledError
+from tiered.errors import ThrottledError, UnavailableError
 
 
 class MemoryShortError(ThrottledError):
@@ -34,6 +34,7 @@ class MemoryAdmission:
         """Users who had to wait."""
         self.refused = 0
         """Reads that got none."""
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"MemoryAdmission({self._budget!r}, {self.refused} refused)"
@@ -45,10 +46,12 @@ class MemoryAdmission:
                 raise self._no_memory(cost_bytes, key)
             return
         admission = self._budget.charge(cost_bytes, lane)
-        if admission.future.done():
+        if admission.future.done() and admission.future.exception() is None:
             return
         self.waits += lane is Lane.USER
-        if self._timer is not None:
+        if self._is_closed:
+            self._budget.withdraw(admission, _closed())
+        elif self._timer is not None:
             # Weak: until then the timer would keep the admission's callbacks, and what they lead to, in memory.
             give_up = partial(self._give_up, weakref.ref(admission), key)
             self._timer.call_at(self._clock_s() + self.wait_ms / 1000, give_up)
@@ -59,6 +62,11 @@ class MemoryAdmission:
                 self._budget.release(cost_bytes)  # charged just before the reader was closed
             del admission
             raise
+
+    def close(self) -> None:
+        """Nobody waits any more: the timer that would end it is closed next. Idempotent."""
+        self._is_closed = True
+        self._budget.refuse_waiting(_closed)
 
     def _give_up(self, waiting: weakref.ref[Admission], key: str) -> None:
         admission = waiting()
@@ -73,3 +81,7 @@ class MemoryAdmission:
             hint="retry later; raise fetch.memory_bytes if this happens often; "
             "of messages that are kept, keep copies: bytes(message.data)",
         )
+
+
+def _closed() -> UnavailableError:
+    return UnavailableError("nothing is read any more: the archive is closed")

@@ -230,9 +230,10 @@ class SegmentSource:
             self._disk.resize(settings.disk_cache_bytes)
 
     def close(self) -> None:
-        """Refuse what has not begun, and every read from now on that needs the store. Idempotent; the reader, the pool
-        and the timer are their owner's to close, after this."""
+        """Refuse what has not begun, or waits for memory, and every read from now on that needs the store. Idempotent;
+        the reader, the pool and the timer are their owner's to close, after this."""
         self._lanes.close()
+        self._memory.close()
 
     # -- counting ---------------------------------------------------------------------------------------------
 

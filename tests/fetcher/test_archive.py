@@ -408,20 +408,6 @@ def test_a_queue_that_is_gone_ends_its_walk_with_an_error(archive: Archive) -> N
     assert walk.offset == 5
 
 
-def test_after_closing_what_needs_the_store_is_refused_by_an_error_of_this_package(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = fetcher.open(f"file://{directory}")
-    monkeypatch.setattr(archive.access.catalog, "_refresh_s", 0.0)
-    queue = archive.queue("t_one", 0)
-    walk = queue.messages()
-    archive.close()
-    with pytest.raises(UnavailableError, match="shutdown"):
-        next(walk)
-    with pytest.raises(UnavailableError, match="shutdown"):
-        archive.refresh()
-
-
 def test_a_child_process_is_told_that_it_has_none_of_the_threads(directory: Path) -> None:
     """Nothing would ever come: a fork copies pools, but not their threads."""
     idle = Settings(prefetch=PrefetchSettings(enabled=False))  # nobody holds a lock meanwhile
