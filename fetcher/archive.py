@@ -10,6 +10,7 @@ Owns what a program calls. The form for an event loop is async_archive.py; both 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -25,19 +26,20 @@ from fetcher.time_search import Boundary
 from fetcher.waiting import run_sync
 from fetcher.walk import Walk, messages_of
 from tiered.instant import TimePoint, milliseconds
+from tiered.object_store.url import url_of
 from tiered.settings.sections import Settings
 
 T = TypeVar("T")
 
 
 def open_archive(
-    url: str, *, cluster: str = "", broker: str = "", settings: Settings | None = None
+    url: str | PathLike[str], *, cluster: str = "", broker: str = "", settings: Settings | None = None
 ) -> Archive:
-    """The archive at ``url``; names may be left out where there is only one.
+    """The archive at ``url``, or in the local directory at a path; names may be left out where there is only one.
 
     Raises NotFoundError when there is none, UsageError listing the names when there are several.
     """
-    return Archive(open_access(url, cluster=cluster, broker=broker, settings=settings or Settings()))
+    return Archive(open_access(url_of(url), cluster=cluster, broker=broker, settings=settings or Settings()))
 
 
 class Archive:

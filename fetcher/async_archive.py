@@ -11,6 +11,7 @@ their own, so nothing blocks the caller's loop; the catalog is read in a thread 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -27,6 +28,7 @@ from fetcher.waiting import run_async
 from fetcher.walk import Walk, messages_of
 from tiered.errors import UsageError
 from tiered.instant import TimePoint, milliseconds
+from tiered.object_store.url import url_of
 from tiered.settings.sections import Settings
 
 if TYPE_CHECKING:
@@ -36,10 +38,10 @@ T = TypeVar("T")
 
 
 def open_async(
-    url: str, *, cluster: str = "", broker: str = "", settings: Settings | None = None
+    url: str | PathLike[str], *, cluster: str = "", broker: str = "", settings: Settings | None = None
 ) -> AsyncArchive:
-    """The archive at ``url``, to be entered with ``async with``, which raises what ``fetcher.open`` does."""
-    return AsyncArchive(url, cluster, broker, settings or Settings())
+    """The archive at ``url`` or a path, to be entered with ``async with``, which raises what ``fetcher.open`` does."""
+    return AsyncArchive(url_of(url), cluster, broker, settings or Settings())
 
 
 class AsyncArchive:

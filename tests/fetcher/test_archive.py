@@ -437,6 +437,17 @@ def _told_by_a_child(archive: Archive) -> str:
         return told.read()
 
 
+@pytest.mark.parametrize("name", ["plain", "with blank", "100%25", "a#b?c=d", "Größe"])
+def test_a_path_is_a_local_directory(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).symlink_to(directory)
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name, Path(name), Path("..", tmp_path.name, name)):
+        with fetcher.open(path) as archive:
+            assert "t_one" in archive.topics()
+
+
 def test_a_negative_number_of_messages_is_refused(archive: Archive) -> None:
     with pytest.raises(UsageError, match="-1"):
         archive.find_by_key("t_keys", "k", max_messages=-1)
@@ -578,6 +589,12 @@ async def test_the_asynchronous_form_must_be_entered_and_says_what_does_not_exis
     with pytest.raises(NotFoundError, match="holds no archive"):
         async with fetcher.open_async(f"file://{directory}/nothing"):
             pass
+
+
+@pytest.mark.asyncio
+async def test_a_path_is_a_local_directory_in_an_event_loop_too(directory: Path) -> None:
+    async with fetcher.open_async(directory) as archive:
+        assert "t_one" in archive.topics()
 
 
 # -- examples -------------------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ Owns the syntax and the order of the wrappers: prefix → retries → metrics �
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from weakref import WeakValueDictionary
 
@@ -56,6 +58,11 @@ def parse_url(url: str) -> StoreAddress:
         raise UsageError(f"no bucket in {url}", hint=FORMS)
     prefix = path.strip("/")
     return StoreAddress(split.scheme, split.netloc, check_key(prefix) if prefix else "")
+
+
+def url_of(place: str | os.PathLike[str]) -> str:
+    """The address of a local directory that a program has as a path; a text is an address already."""
+    return place if isinstance(place, str) else Path(place).absolute().as_uri()
 
 
 def check_addresses(url: str, endpoint_url: str) -> StoreAddress:
