@@ -88,8 +88,9 @@ def test_full_disk(tiny_disk: Path, anonymous: bool) -> None:
     store = FileStore(tiny_disk / "archive")
     store._anonymous = anonymous
     store.put_if_absent("small", [bytes(100_000)])
-    with pytest.raises(StoreFullError, match="No space left"):
+    with pytest.raises(StoreFullError, match="No space left") as refused:
         store.put_if_absent("large", [bytes(MIB), bytes(MIB)])
+    assert refused.value.hint == "free space or grow the file system", "who writes knows whether it goes on"
     assert [info.key for info in store.list("")] == ["small"]
     with pytest.raises(NotFoundError):
         store.get("large")

@@ -311,7 +311,13 @@ def test_a_full_disk_is_exit_4_and_with_room_the_same_command_goes_on(case: Case
     done = case.backfill("--set", "process.patience_ms=1s", apart=True)
     assert done.returncode == 4, done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("tiered: ") and "No space left" in last and str(small_disk) in last
+    assert (
+        last.startswith("tiered: nothing stored for 1 s: ")
+        and "No space left" in last
+        and str(small_disk) in last
+    )
+    assert last.endswith("; free space or grow the file system; the same command continues where it stopped")
+    assert "by itself" not in done.stderr, "this process has ended"
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
     done = case.backfill(apart=True)
     assert done.returncode == 0, done.stderr

@@ -307,7 +307,7 @@ def file_error(error: OSError, where: str) -> TieredError:
     if isinstance(error, FileExistsError):
         return AlreadyExistsError(f"{where} exists")
     if error.errno in FULL_ERRNOS:
-        return StoreFullError(what, hint="free space or grow the file system; uploading goes on by itself")
+        return StoreFullError(what, hint="free space or grow the file system")
     if error.errno in DENIED_ERRNOS:
         return AccessDeniedError(what, hint=f"user {os.geteuid()} needs access to it")
     if error.errno in _MISSING:
