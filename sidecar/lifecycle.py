@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
+from sidecar.hang_up import came_early
 from sidecar.mailbox import Mailbox
 from sidecar.report import StatusReport
 from tiered.errors import FencedError, TieredError, UnavailableError
@@ -143,11 +144,13 @@ class Service:
         return self._state
 
     def handle_signals(self) -> None:
-        """SIGTERM and SIGINT drain, SIGHUP reloads. Main thread only."""
+        """SIGTERM and SIGINT drain, SIGHUP reloads, also one that came before. Main thread only."""
         self._events.wake_on_signals()
         signal.signal(signal.SIGTERM, lambda *_: self.post(Event.STOP))
         signal.signal(signal.SIGINT, lambda *_: self.post(Event.STOP))
-        signal.signal(signal.SIGHUP, lambda *_: self.post(Event.RELOAD))
+        replaced = signal.signal(signal.SIGHUP, lambda *_: self.post(Event.RELOAD))
+        if came_early(replaced):
+            self.post(Event.RELOAD)
 
     def post(self, event: Event) -> None:
         """Wake the main loop; safe from any thread and from signal handlers."""

@@ -19,6 +19,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import NoReturn
 
+from sidecar.hang_up import note_hang_up
 from tiered.errors import FULL_ERRNOS, StoreFullError, TieredError, UsageError
 
 EXIT_INTERRUPTED = 130
@@ -41,6 +42,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "config": ("sidecar.cli.config_check", "check settings and print what is in force"),
 }
 """Verb -> (module with `add_arguments` and `execute`, one-line help)."""
+
+SERVICES = ("run", "serve")
+"""Verbs that go on until SIGTERM or SIGINT."""
 
 COLLECT_EVERY = 50_000
 """New objects between two looks of the garbage collector; at Python's 700 it looks at imported modules again and again
@@ -69,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb, rest = _split_verb(given)
     if verb is None:
         return 2
+    if verb in SERVICES:
+        note_hang_up()  # their modules take a second to import, in which a manager may have them reload
     module_name, help_text = VERBS[verb]
     set_threshold(COLLECT_EVERY)
     atexit.register(freeze)  # the interpreter's last look for garbage takes 0.2 s and finds nothing

@@ -19,6 +19,7 @@ from fetcher.serving.served_archive import ServedArchive
 from fetcher.serving.service import ServingService
 from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
 from sidecar.group_owner import is_gone, own_name
+from sidecar.hang_up import came_early
 from sidecar.logs import log_json
 from tiered.errors import UsageError
 from tiered.settings.sections import Settings
@@ -63,6 +64,10 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    early = signal.getsignal(signal.SIGHUP)
+    loop.add_signal_handler(signal.SIGHUP, _tell_of_hang_up)
+    if came_early(early):
+        _tell_of_hang_up()
     try:
         address = await service.start()
     except OSError as error:
@@ -82,6 +87,10 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     watching.cancel()
     await service.close(drain_s=min(5.0, settings.process.drain_timeout_ms / 1000))
     logger.info("ended")
+
+
+def _tell_of_hang_up() -> None:
+    logger.warning("SIGHUP changes nothing here: settings are read at the start")
 
 
 def _now_ms() -> int:
