@@ -9,9 +9,10 @@ import errno
 import logging
 import socket
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import Protocol
+from typing import Any, Protocol
 
 from tiered.errors import AccessDeniedError, TieredError, UsageError
 
@@ -81,9 +82,11 @@ class AdminServer:
 class _BoundedServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 4 * CONNECTIONS_MAX
+    """Not yet accepted. Beyond it the kernel drops a client's first packet, which is sent again after a second."""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self.places = _Places()
         host, port = address
         host = host.strip("[]")
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -93,33 +96,82 @@ class _BoundedServer(ThreadingHTTPServer):
         """Not HTTPServer's, which asks DNS for a name that nobody here needs: a dead one would hold up the start."""
         TCPServer.server_bind(self)
 
-    def process_request(self, request: object, client_address: object) -> None:
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)  # type: ignore[arg-type]
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self.places.take(request):
+            self.shutdown_request(request)
             return
         try:
-            super().process_request(request, client_address)  # type: ignore[arg-type]
+            super().process_request(request, client_address)
         except BaseException:  # no thread can be started now; the caller hangs up
-            self._slots.release()
+            self.places.leave(request)
             raise
 
-    def process_request_thread(self, request: object, client_address: object) -> None:
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+            super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self.places.leave(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that goes away in mid-answer is not an event."""
 
 
+class _Places:
+    """Connections, CONNECTIONS_MAX at once. Where all are taken, a new one gets the place of the one that has waited
+    for its client for longest: clients that connect and say nothing, or a byte now and then, must not hide the health
+    of the process. None is taken from who waits for this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[socket.socket, None] = {}
+        self._answering: set[socket.socket] = set()
+
+    def take(self, connection: socket.socket) -> bool:
+        """A place for ``connection``, or False."""
+        with self._lock:
+            if len(self._idle) + len(self._answering) >= CONNECTIONS_MAX:
+                if not self._idle:
+                    return False
+                longest = next(iter(self._idle))
+                del self._idle[longest]
+                with suppress(OSError):  # it has just ended
+                    longest.shutdown(socket.SHUT_RDWR)  # its thread wakes up
+            self._idle[connection] = None
+            return True
+
+    def begin_answer(self, connection: socket.socket) -> bool:
+        """It waits for this process now. False: it has no place any more."""
+        with self._lock:
+            if connection not in self._idle:
+                return False
+            del self._idle[connection]
+            self._answering.add(connection)
+            return True
+
+    def end_answer(self, connection: socket.socket) -> None:
+        """It waits for its client, who is to take the answer."""
+        with self._lock:
+            self._answering.discard(connection)
+            self._idle[connection] = None
+
+    def leave(self, connection: socket.socket) -> None:
+        """It has ended."""
+        with self._lock:
+            self._idle.pop(connection, None)
+            self._answering.discard(connection)
+
+
 class _Handler(BaseHTTPRequestHandler):
+    server: _BoundedServer
     source: AdminSource
     timeout = REQUEST_TIMEOUT_S
     server_version = "rocketmq-tiered"
     sys_version = ""
 
     def do_GET(self) -> None:
+        places = self.server.places
+        if not places.begin_answer(self.connection):
+            return
         try:
             answer = self._answer_to(self.path.split("?", 1)[0])
         except TieredError as error:
@@ -128,6 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
             # Without an answer the process would look dead, and nobody would know why.
             logger.critical("the admin server has no answer", exc_info=True, extra={"path": self.path})
             answer = 500, TEXT, b"internal error, see the log\n"
+        places.end_answer(self.connection)
         self._answer(*answer)
 
     def _answer_to(self, path: str) -> tuple[int, str, bytes]:

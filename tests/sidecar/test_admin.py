@@ -6,7 +6,7 @@ import dataclasses
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
@@ -34,7 +34,11 @@ class Source:
     ready = True
     hold: threading.Event | None = None
 
+    def __init__(self) -> None:
+        self.asked = threading.Semaphore(0)
+
     def health(self) -> tuple[bool, str]:
+        self.asked.release()
         if self.hold is not None:
             self.hold.wait(10)
         return True, "following: well"
@@ -150,12 +154,48 @@ def test_connections_are_bounded() -> None:
         ]
         for connection in held:
             connection.request("GET", "/health")
+            assert source.asked.acquire(timeout=10)
         with pytest.raises(OSError):
             _get(url, "/health")
         source.hold.set()
         assert [connection.getresponse().status for connection in held] == [200] * CONNECTIONS_MAX
         for connection in held:
             connection.close()
+
+
+SAID = {"nothing": b"", "half": b"GET /hea", "no end": b"GET /health HTTP/1.0\r\nHost: h\r\n"}
+
+
+@pytest.mark.parametrize("said", SAID.values(), ids=SAID)
+def test_health_is_told_while_clients_that_ask_nothing_hold_connections(said: bytes) -> None:
+    with _serving(Source()) as url, ExitStack() as idle:
+        for _ in range(2 * CONNECTIONS_MAX):
+            idle.enter_context(_connected(url)).sendall(said)
+        for _ in range(3):
+            assert _get(url, "/health") == (200, "following: well\n")
+        last = idle.enter_context(_connected(url))
+        last.sendall(b"GET /health HTTP/1.0\r\n")
+        assert _get(url, "/health")[0] == 200
+        last.sendall(b"\r\n")
+        assert last.recv(1000).startswith(b"HTTP/1.0 200"), "it has not waited for longest"
+
+
+def test_health_is_told_while_clients_do_not_read_what_they_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Source, "metrics", lambda _: bytes(32 << 20))
+    with _serving(Source()) as url, ExitStack() as idle:
+        for _ in range(CONNECTIONS_MAX):
+            connection = idle.enter_context(_connected(url))
+            connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert connection.recv(8) == b"HTTP/1.0"
+        assert _get(url, "/health")[0] == 200
+        assert len(_get(url, "/metrics")[1]) == 32 << 20
+
+
+def _connected(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname or "", address.port or 0), 5)
 
 
 def test_connections_that_find_no_thread_take_no_place_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
