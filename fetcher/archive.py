@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_access
 from fetcher.batch import MessageBatch
+from fetcher.iteration import Batches, Messages
 from fetcher.message import Message
 from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.queries.by_key import KeyKind
@@ -24,7 +25,7 @@ from fetcher.queue_listing import QueueListing
 from fetcher.span import Span, span_of
 from fetcher.time_search import Boundary
 from fetcher.waiting import run_sync
-from fetcher.walk import Walk, messages_of
+from fetcher.walk import Walk
 from tiered.instant import TimePoint, milliseconds
 from tiered.object_store.url import url_of
 from tiered.settings.sections import Settings
@@ -144,10 +145,17 @@ class Queue(QueueHandle):
         message_filter: MessageFilter | None = None,
     ) -> Iterator[MessageBatch]:
         """Messages as arrays over stored bytes, from an offset or a time (default: from the first) to the end."""
-        walk = self.walk(span_of(start, start_time, count, batch_messages), message_filter)
-        while (batch := run_sync(walk.next_batch())) is not None:
-            yield batch
-            del batch  # what is held while the next one is waited for is missing for others
+        return self._batches(start, start_time, count, batch_messages, message_filter)
+
+    def _batches(
+        self,
+        start: int | None,
+        start_time: TimePoint | None,
+        count: int | None,
+        batch_messages: int | None,
+        message_filter: MessageFilter | None,
+    ) -> Batches:
+        return Batches(lambda: self.walk(span_of(start, start_time, count, batch_messages), message_filter))
 
     def messages(
         self,
@@ -158,9 +166,7 @@ class Queue(QueueHandle):
         message_filter: MessageFilter | None = None,
     ) -> Iterator[Message]:
         """Messages one by one, decoded when looked at, from an offset or a time (default: the first) to the end."""
-        for batch in self.batches(start, start_time=start_time, count=count, message_filter=message_filter):
-            yield from messages_of(batch, self.key, is_batch=self._access.is_batch(self.key))
-            del batch
+        return Messages(self._batches(start, start_time, count, None, message_filter), self._messages_of)
 
     def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that can be continued when the archive has grown: see Walk.next_batch."""

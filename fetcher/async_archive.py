@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.batch import MessageBatch
+from fetcher.iteration import AsyncBatches, AsyncMessages
 from fetcher.message import Message
 from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.queries.by_key import KeyKind
@@ -25,7 +26,7 @@ from fetcher.queue_listing import QueueListing
 from fetcher.span import Span, span_of
 from fetcher.time_search import Boundary
 from fetcher.waiting import run_async
-from fetcher.walk import Walk, messages_of
+from fetcher.walk import Walk
 from tiered.errors import UsageError
 from tiered.instant import TimePoint, milliseconds
 from tiered.object_store.url import url_of
@@ -170,7 +171,7 @@ class AsyncQueue(QueueHandle):
         """See Queue.earliest_time."""
         return await _answer(self._access, self._access.earliest_time(self.key))
 
-    async def batches(
+    def batches(
         self,
         start: int | None = None,
         *,
@@ -180,12 +181,22 @@ class AsyncQueue(QueueHandle):
         message_filter: MessageFilter | None = None,
     ) -> AsyncIterator[MessageBatch]:
         """See Queue.batches."""
-        walk = await self.walk(span_of(start, start_time, count, batch_messages), message_filter)
-        while (batch := await run_async(walk.next_batch())) is not None:
-            yield batch
-            del batch  # what is held while the next one is waited for is missing for others
+        return self._batches(start, start_time, count, batch_messages, message_filter)
 
-    async def messages(
+    def _batches(
+        self,
+        start: int | None,
+        start_time: TimePoint | None,
+        count: int | None,
+        batch_messages: int | None,
+        message_filter: MessageFilter | None,
+    ) -> AsyncBatches:
+        async def begin() -> Walk:
+            return await self.walk(span_of(start, start_time, count, batch_messages), message_filter)
+
+        return AsyncBatches(begin)
+
+    def messages(
         self,
         start: int | None = None,
         *,
@@ -194,11 +205,7 @@ class AsyncQueue(QueueHandle):
         message_filter: MessageFilter | None = None,
     ) -> AsyncIterator[Message]:
         """See Queue.messages."""
-        walk = await self.walk(span_of(start, start_time, count, None), message_filter)
-        while (batch := await run_async(walk.next_batch())) is not None:
-            for message in messages_of(batch, self.key, is_batch=self._access.is_batch(self.key)):
-                yield message
-            del batch, message
+        return AsyncMessages(self._batches(start, start_time, count, None, message_filter), self._messages_of)
 
     async def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that can be continued when the archive has grown: see Walk.next_batch."""

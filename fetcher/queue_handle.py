@@ -5,7 +5,12 @@ Owns names and bounds. Does not own reading (access.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fetcher.access import ArchiveAccess
+from fetcher.batch import MessageBatch
+from fetcher.message import Message
+from fetcher.walk import messages_of
 from tiered.model.queue import QueueKey
 
 
@@ -45,3 +50,6 @@ class QueueHandle:
     def max_offset(self) -> int:
         """One past the last archived offset."""
         return self._access.bounds(self.key)[1]
+
+    def _messages_of(self, batch: MessageBatch) -> Iterator[Message]:
+        return messages_of(batch, self.key, is_batch=self._access.is_batch(self.key))
