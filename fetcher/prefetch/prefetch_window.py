@@ -1,9 +1,8 @@
-"""How far ahead of one reader to fetch: slow start, additive increase, multiplicative decrease, as TCP. Pure: no I/O.
+"""How far ahead of one reader to fetch: additive increase, multiplicative decrease, as TCP Tahoe. Pure: no I/O.
 
     the window begins at what one request brings at little extra cost, if at the pace of its first pulls the reader
         will have read that long before it expires; else at the smallest, one client batch
-    every window the reader has consumed doubles it, until the first loss or until it would last too long at that pace
-    from then on every window consumed adds a batch
+    every window the reader has consumed adds a batch
     blocks that expire unread, or were evicted before they were read, halve it; so does nothing else
     a reader that jumps begins anew; single reads here and there never fetch ahead
     a reader that says how far it will read begins before its first block is fetched, and then as far as its pace allows
@@ -24,15 +23,14 @@ from fetcher.pulls.stretch import Pulled, RunEnds, Stretch, WindowLimits
 SEQUENTIAL_PULLS_MIN = 1
 """A pull that begins where the one before ended shows a sequential reader."""
 PACED_SHARE = 1 / 8
-"""A window begins at, and is doubled to, no more than is read in this share of the time after which it expires."""
+"""A window begins at no more than is read in this share of the time after which it expires."""
 
 
 @dataclass(eq=False, slots=True)
 class PrefetchWindow:
     """State of one reader. ``size``: offsets to be ahead by. ``fetched``: everything below was fetched or asked for.
     ``covered``: everything below is with the reader itself. ``block_bytes``: what a fetch takes at least.
-    ``until``: the reader said that it reads on to here. ``has_begun``: its pace is known, and where to begin.
-    ``has_lost``: it has been as large as it may be. ``grown_s``: when what is ``consumed`` began to be read."""
+    ``until``: the reader said that it reads on to here. ``has_begun``: its pace is known, and where to begin."""
 
     limits: WindowLimits
     bytes_per_offset: float = 0.0
@@ -46,10 +44,8 @@ class PrefetchWindow:
     last_s: float = float("-inf")
     until: int | None = None
     has_begun: bool = False
-    has_lost: bool = False
     sequential: int = 0
     consumed: int = 0
-    grown_s: float = float("-inf")
     not_before_s: float = float("-inf")
     halved_s: float = float("-inf")
     stretches: list[Stretch] = field(default_factory=list)
@@ -85,7 +81,8 @@ class PrefetchWindow:
     # -- what the reader does ---------------------------------------------------------------------------------
 
     def announced(self, offset: int, until: int, time_s: float) -> None:
-        """The reader is about to read [offset, until), from its beginning to its end: no need to wait for proof."""
+        """The reader is about to read [offset, until), from its beginning to its end: no need to wait for proof, and
+        its first answer tells its pace."""
         self._begin_anew()
         self.last_s = time_s
         self.last_offset = self.position = self.covered = self.fetched = offset
@@ -102,7 +99,6 @@ class PrefetchWindow:
             if not self.has_begun and float("-inf") < self.last_s < pull.time_s:
                 pace = (pull.next_offset - self.position) / (pull.time_s - self.last_s)
                 self.size, self.has_begun = max(self.size, self._size_first(pace)), True
-                self.grown_s = pull.time_s
             self.sequential += 1
             self.consumed += pull.next_offset - self.position
         if pull.next_offset > pull.offset:
@@ -111,7 +107,7 @@ class PrefetchWindow:
         self.last_offset, self.position, self.covered = pull.offset, pull.next_offset, pull.covered
         self.last_s = pull.time_s
         self.fetched = max(self.fetched, pull.covered, pull.next_offset)
-        self._grow(pull.time_s)
+        self._grow()
         self._drop_read()
         return self.size != before
 
@@ -134,28 +130,21 @@ class PrefetchWindow:
         if self.consumed < self.size >= self.batch:
             return False
         before = self.size
-        self._grow(time_s)
+        self._grow()
         return self.size != before
 
     def _begin_anew(self) -> None:
         self.sequential = self.consumed = 0
         self.size = self.fetched = self.block_bytes = 0
-        self.until, self.has_begun, self.has_lost = None, False, False
+        self.until, self.has_begun = None, False
         self.stretches.clear()
 
-    def _grow(self, time_s: float) -> None:
+    def _grow(self) -> None:
         self.size = max(self.size, self._smallest)
         while self.consumed >= self.size:
             self.consumed -= self.size
-            self.size += self.size if self._may_double(time_s) else self.batch
-            self.grown_s = time_s
+            self.size += self.batch
         self.size = min(self.size, self.size_max)
-
-    def _may_double(self, time_s: float) -> bool:
-        """Whether twice the window, of which one was just consumed, is soon read at that pace."""
-        if self.has_lost or not self.has_begun or not self.limits.bytes_first:
-            return False
-        return 2 * (time_s - self.grown_s) <= self.limits.unread_s * PACED_SHARE
 
     def _drop_read(self) -> None:
         in_hand = self.in_hand  # fetches end in any order: what is read may stand behind one that is not done
@@ -169,7 +158,6 @@ class PrefetchWindow:
             return False
         self.size = max(self.size // 2, self._smallest)
         self.consumed = 0
-        self.has_lost = True
         self.halved_s = time_s
         return True
 

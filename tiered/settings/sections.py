@@ -233,10 +233,7 @@ class IndexSettings:
     )
     merge_files: int = setting(8, "this many files of one day are merged into one", minimum=2, maximum=64)
     memory_bytes: int = setting(
-        64 * MIB,
-        "memory for building and merging index files, beside the keys of one object (8 bytes each)",
-        minimum=1 * MIB,
-        maximum=4 * GIB,
+        64 * MIB, "memory for building and merging index files", minimum=1 * MIB, maximum=4 * GIB
     )
     work_dir: str = setting(
         "", "where larger index files are put together; empty: the system's temporary directory"
@@ -451,20 +448,20 @@ class SlaveSettings:
 
 @dataclass(frozen=True)
 class PrefetchSettings:
-    """How far ahead of sequential readers the archive is read. The window of a reader doubles with every window
-    consumed until it is halved, as blocks expired unread, and then grows by a batch."""
+    """How far ahead of sequential readers the archive is read. The window of a reader grows by a batch for every
+    window consumed and is halved when blocks expire unread."""
 
     enabled: bool = setting(True, "read ahead at all")
     window_min_messages: int = setting(
         32, "smallest window; a reader's own batch when that is larger", minimum=1, maximum=1_000_000
     )
     window_first_bytes: int = setting(
-        16 * MIB,
+        8 * MIB,
         "where the window of a sequential reader begins, before compression: about what one request brings",
         minimum=0,
     )
     window_max_bytes: int = setting(
-        64 * MIB, "largest window of one reader, before compression", minimum=64 * KIB, maximum=4 * GIB
+        32 * MIB, "largest window of one reader, before compression", minimum=64 * KIB, maximum=4 * GIB
     )
     memory_bytes: int = setting(
         96 * MIB,
