@@ -9,13 +9,12 @@ Owns what a program calls. The form for an event loop is async_archive.py; both 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_access
-from fetcher.batch import MessageBatch
 from fetcher.iteration import Batches, Messages
 from fetcher.message import Message
 from fetcher.pulls.tag_filter import MessageFilter
@@ -143,18 +142,8 @@ class Queue(QueueHandle):
         count: int | None = None,
         batch_messages: int | None = None,
         message_filter: MessageFilter | None = None,
-    ) -> Iterator[MessageBatch]:
-        """Messages as arrays over stored bytes, from an offset or a time (default: from the first) to the end."""
-        return self._batches(start, start_time, count, batch_messages, message_filter)
-
-    def _batches(
-        self,
-        start: int | None,
-        start_time: TimePoint | None,
-        count: int | None,
-        batch_messages: int | None,
-        message_filter: MessageFilter | None,
     ) -> Batches:
+        """Messages as arrays over stored bytes, from an offset or a time (default: from the first) to the end."""
         return Batches(lambda: self.walk(span_of(start, start_time, count, batch_messages), message_filter))
 
     def messages(
@@ -164,9 +153,10 @@ class Queue(QueueHandle):
         start_time: TimePoint | None = None,
         count: int | None = None,
         message_filter: MessageFilter | None = None,
-    ) -> Iterator[Message]:
+    ) -> Messages:
         """Messages one by one, decoded when looked at, from an offset or a time (default: the first) to the end."""
-        return Messages(self._batches(start, start_time, count, None, message_filter), self._messages_of)
+        batches = self.batches(start, start_time=start_time, count=count, message_filter=message_filter)
+        return Messages(batches, self._messages_of)
 
     def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that can be continued when the archive has grown: see Walk.next_batch."""

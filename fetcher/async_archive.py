@@ -10,13 +10,12 @@ their own, so nothing blocks the caller's loop; the catalog is read in a thread 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_async_access
-from fetcher.batch import MessageBatch
 from fetcher.iteration import AsyncBatches, AsyncMessages
 from fetcher.message import Message
 from fetcher.pulls.tag_filter import MessageFilter
@@ -179,18 +178,9 @@ class AsyncQueue(QueueHandle):
         count: int | None = None,
         batch_messages: int | None = None,
         message_filter: MessageFilter | None = None,
-    ) -> AsyncIterator[MessageBatch]:
-        """See Queue.batches."""
-        return self._batches(start, start_time, count, batch_messages, message_filter)
-
-    def _batches(
-        self,
-        start: int | None,
-        start_time: TimePoint | None,
-        count: int | None,
-        batch_messages: int | None,
-        message_filter: MessageFilter | None,
     ) -> AsyncBatches:
+        """See Queue.batches."""
+
         async def begin() -> Walk:
             return await self.walk(span_of(start, start_time, count, batch_messages), message_filter)
 
@@ -203,9 +193,10 @@ class AsyncQueue(QueueHandle):
         start_time: TimePoint | None = None,
         count: int | None = None,
         message_filter: MessageFilter | None = None,
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncMessages:
         """See Queue.messages."""
-        return AsyncMessages(self._batches(start, start_time, count, None, message_filter), self._messages_of)
+        batches = self.batches(start, start_time=start_time, count=count, message_filter=message_filter)
+        return AsyncMessages(batches, self._messages_of)
 
     async def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
         """A walk that can be continued when the archive has grown: see Walk.next_batch."""

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 import numpy as np
 
 from tiered.errors import CorruptionError
 from tiered.index.footer import Covered, IndexMeta
-from tiered.index.items import ITEM_DTYPE, Widths, widths_for
+from tiered.index.items import ITEM_DTYPE, Widths, widest, widths_for
 from tiered.index.layout import COVERED_DTYPE, Form, Shape, slot_bits_for
 from tiered.index.merge import merged_items
 from tiered.index.order import sorted_items
@@ -75,24 +74,14 @@ class GatheredItems:
 
     def widths(self, span_ms: int) -> Widths:
         """Of a file whose times span ``span_ms``."""
-        wanted = [shape.widths for shape in self._aside]
-        wanted += [widths_for(items, 0) for items in self._waiting]
-        most = Widths(*map(max, zip(*wanted, strict=True))) if wanted else Widths(0, 0, 0, 0)
-        return most._replace(store_timestamp=widths_for(np.zeros(0, ITEM_DTYPE), span_ms).store_timestamp)
+        aside = (shape.widths for shape in self._aside)
+        return widest((*aside, *(widths_for(items, 0) for items in self._waiting)), span_ms)
 
     def close(self) -> None:
         """Give the temporary file back."""
         self._waiting = []
         if self._file is not None:
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _taken(self) -> Table:
         items = np.concatenate(self._waiting) if self._waiting else np.zeros(0, ITEM_DTYPE)

@@ -22,7 +22,7 @@ import random
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -43,7 +43,7 @@ from tiered.formats.keys import epoch_of, index_key
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.index.collect import items_of_segment, pieces_of_segment
 from tiered.index.footer import Covered, IndexMeta, decode_tail, joined
-from tiered.index.items import ITEM_DTYPE, Widths, widths_for
+from tiered.index.items import ITEM_DTYPE, widest
 from tiered.index.layout import Form, Shape, slot_bits_for
 from tiered.index.merge import file_items, merged_items
 from tiered.index.writer import write_index
@@ -232,8 +232,8 @@ class IndexBuilder:
         form = Form(slot_bits_for(items.count), items.widths(meta.end_ms - meta.begin_ms), meta.begin_ms)
         return self._put(state, meta, items.in_order(), group.covered(), form, level=level)
 
-    def _gathered(self) -> GatheredItems:
-        return GatheredItems(self._items_max, self._settings.work_dir)
+    def _gathered(self) -> closing[GatheredItems]:
+        return closing(GatheredItems(self._items_max, self._settings.work_dir))
 
     @property
     def _spool_bytes(self) -> int:
@@ -387,7 +387,7 @@ class IndexBuilder:
         )  # fmt: skip
         form = Form(
             slot_bits_for(sum(ref.items for ref in refs)),
-            _union([ref.widths for ref in refs], meta),
+            widest((ref.widths for ref in refs), meta.end_ms - meta.begin_ms),
             meta.begin_ms,
         )
         ref = self._put(state, meta, chunks, covered, form, level=1 + max(ref.level for ref in refs))
@@ -493,13 +493,6 @@ def _disk_of(settings: IndexSettings) -> Iterator[None]:
             f"no temporary index file in {settings.work_dir or tempfile.gettempdir()}: {error.strerror or error}",
             hint="free space there, or set index.work_dir",
         ) from error
-
-
-def _union(widths: Sequence[Sequence[int]], meta: IndexMeta) -> Widths:
-    """Columns wide enough for the items of all files."""
-    most = Widths(*map(max, zip(*widths, strict=True)))
-    span = widths_for(np.zeros(0, ITEM_DTYPE), meta.end_ms - meta.begin_ms)
-    return most._replace(store_timestamp=span.store_timestamp)
 
 
 def _fits(state: CatalogState, refs: Sequence[IndexRef], removed: Sequence[str]) -> bool:

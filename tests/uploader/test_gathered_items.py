@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ ROW = st.tuples(
 def test_in_order_equal_ones_once(
     additions: list[tuple[bool, list[tuple[int, int, int]]]], items_max: int
 ) -> None:
-    with GatheredItems(items_max, "") as gathered:
+    with closing(GatheredItems(items_max, "")) as gathered:
         for at_once, rows in additions:
             if at_once:
                 gathered.add_all_or_none(items_of(row) for row in rows)
@@ -55,7 +56,7 @@ def test_of_a_segment_that_turns_out_damaged_nothing_is_left() -> None:
             yield items_of((number, number, 5), (number, 8, 5))
         raise ValueError("damaged")
 
-    with GatheredItems(5, "") as gathered:
+    with closing(GatheredItems(5, "")) as gathered:
         gathered.add(items_of((1, 1, 1), (2, 2, 2)))
         with pytest.raises(ValueError, match="damaged"):
             gathered.add_all_or_none(damaged())
@@ -66,10 +67,10 @@ def test_of_a_segment_that_turns_out_damaged_nothing_is_left() -> None:
 
 
 def test_what_is_put_aside_leaves_nothing_behind(tmp_path: Path) -> None:
-    with GatheredItems(1, str(tmp_path)) as gathered:
+    with closing(GatheredItems(1, str(tmp_path))) as gathered:
         gathered.add(items_of((1, 1, 1)))
         gathered.add(items_of((2, 2, 2)))
         assert list(tmp_path.iterdir()) == []
-    with GatheredItems(1, str(tmp_path / "away")) as gathered, pytest.raises(OSError, match="away"):
+    with closing(GatheredItems(1, str(tmp_path / "away"))) as gathered, pytest.raises(OSError, match="away"):
         gathered.add(items_of((1, 1, 1)))
         gathered.add(items_of((2, 2, 2)))

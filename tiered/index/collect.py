@@ -36,7 +36,7 @@ def pieces_of_segment(
         first, end = int(index.first_row[run]), int(index.first_row[run + 1])
         if first_key[first] == first_key[end]:
             continue
-        rows = index.row_columns(run)
+        rows, queue = index.row_columns(run), index.queue_of(run)
         row = first
         while row < end:
             fitting = int(np.searchsorted(first_key, first_key[row] + items_max, side="right")) - 1
@@ -47,8 +47,8 @@ def pieces_of_segment(
             items["hash"] = keys.hashes[first_key[row] : first_key[stop]]
             items["queue_offset"] = np.repeat(rows.queue_offset[part], counts)
             items["store_timestamp"] = np.repeat(rows.store_timestamp[part], counts)
-            items["queue_id"] = index.queue_of(run).queue_id
-            items["generation"] = index.queue_of(run).generation
+            items["queue_id"] = queue.queue_id
+            items["generation"] = queue.generation
             yield items
             row = stop
 

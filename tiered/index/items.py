@@ -6,6 +6,7 @@ have one length and positions stay computable.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,13 @@ def widths_for(items: Table, span_ms: int) -> Widths:
         _bytes_of(int(_zigzag(items["queue_id"]).max(initial=0))),
         _bytes_of(int(items["generation"].max(initial=0))),
     )
+
+
+def widest(widths: Iterable[Sequence[int]], span_ms: int) -> Widths:
+    """What items need together that need ``widths`` apart, and whose times span ``span_ms``."""
+    nothing = widths_for(np.zeros(0, ITEM_DTYPE), span_ms)
+    most = Widths(*map(max, zip(nothing, *widths, strict=True)))
+    return most._replace(store_timestamp=nothing.store_timestamp)
 
 
 def _bytes_of(value: int) -> int:
