@@ -2,8 +2,9 @@
 
 Of a directory, and of a MinIO on the same processors, which does its share of the work as urgently as the broker.
 Windows with and without the reader take turns under one producer, so that a busy minute of the machine spoils both; so
-do windows beside a control that reads nothing and only counts, as idle as the reader: what it costs the broker is the
-machine's price for running anything at all.
+do windows beside two controls, as idle as the reader. One reads nothing and only counts: what it costs the broker is
+the machine's price for running anything at all. The other fetches, checks and decompresses the same blocks and hands
+them to nobody: the price of reading at all.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def test_cold_reads_disturb_neither_broker_nor_upload(
         request.getfixturevalue("minio_url") if target == "minio" else StoreDirectory(tmp_path / "objects")
     )
     alone, beside, reads, capped = Windows(), Windows(), Reads(), Reads()
-    control, counted = Windows(), Reads()
+    control, counted, bare, parts = Windows(), Reads(), Windows(), Reads()
     scene = Scene(config={"mappedFileSizeCommitLog": 1 << 30})
     with beside_broker(scene, tmp_path, objects) as sidecar:
         sidecar.start()
@@ -137,7 +138,9 @@ def test_cold_reads_disturb_neither_broker_nor_upload(
                     beside.watch(producer)
                 with companion(sidecar, counted, "idle_counter"):
                     control.watch(producer)
-            p99s = [windows.p99s_us(producer) for windows in (alone, beside, control)]
+                with companion(sidecar, parts, "parts_reader", sidecar.url, str(THREADS)):
+                    bare.watch(producer)
+            p99s = [windows.p99s_us(producer) for windows in (alone, beside, control, bare)]
             with reader(sidecar, capped, bytes_per_s=CAP_BYTES_PER_S):
                 time.sleep(CAP_S)
             sent = producer.finish(60, now=True)
@@ -145,7 +148,7 @@ def test_cold_reads_disturb_neither_broker_nor_upload(
         latencies = alone.latencies_ms(sidecar), beside.latencies_ms(sidecar)
         compared = finish(sidecar)
     send_p99_us = [quantile(p99, 0.5) for p99 in p99s]
-    send_ratio, control_ratio = (p99_us / max(1, send_p99_us[0]) for p99_us in send_p99_us[1:])
+    send_ratio, control_ratio, parts_ratio = (p99_us / max(1, send_p99_us[0]) for p99_us in send_p99_us[1:])
     lag_ratio = quantile(latencies[1], 0.5) / max(1, quantile(latencies[0], 0.5))
     cap_ratio = capped.stored_bytes / capped.seconds / CAP_BYTES_PER_S
     publish(
@@ -164,6 +167,9 @@ def test_cold_reads_disturb_neither_broker_nor_upload(
         send_p99_ratio=round(send_ratio, 3),
         control_cores=round(counted.core_seconds / counted.seconds, 2),
         send_p99_ratio_of_control=round(control_ratio, 3),
+        parts_mb_per_s=round(parts.record_bytes / parts.seconds / 1e6, 1),
+        parts_cores=round(parts.core_seconds / parts.seconds, 2),
+        send_p99_ratio_of_parts=round(parts_ratio, 3),
         median_publish_ms=[quantile(latency, 0.5) for latency in latencies],
         worst_publish_ms=[quantile(latency, 1.0) for latency in latencies],
         upload_lag_ratio=round(lag_ratio, 3),
