@@ -52,16 +52,24 @@ class AsyncArchive:
         self._cluster, self._broker = cluster, broker
         self._settings = settings
         self._access: ArchiveAccess | None = None
+        self._is_entered = False
 
     async def __aenter__(self) -> Self:
+        """Open it. Raises UsageError a second time, which would leave what is open to nobody; after an attempt that
+        failed it may be entered again."""
         import asyncio  # 0.07 s, needed by no command
 
+        if self._is_entered:
+            raise UsageError(f"{self!r} was entered before", hint="open another: fetcher.open_async(…)")
+        self._is_entered = True
         opening = asyncio.get_running_loop().run_in_executor(None, self._open)
         try:
             self._access = await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unwanted)  # it cannot be stopped half-way
             raise
+        finally:
+            self._is_entered = self._access is not None
         return self
 
     def _open(self) -> ArchiveAccess:

@@ -114,7 +114,9 @@ class LoopRangeReader:
             self._in_flight.discard(future)
 
     def close(self) -> None:
-        """See RangeReader."""
+        """See RangeReader. In a forked child there is nothing to close: the loop's thread is the parent's."""
+        if os.getpid() != self._process_id:
+            return
         with self._lock:
             if self._is_closed:
                 return

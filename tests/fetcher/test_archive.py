@@ -417,7 +417,7 @@ def test_a_child_process_is_told_that_it_has_none_of_the_threads(directory: Path
 
 
 def _told_by_a_child(archive: Archive) -> str:
-    """What reading there fails with."""
+    """What reading there fails with. The child closes its copy: left with `with`, it ends all the same."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork, which is what is tested
@@ -426,6 +426,7 @@ def _told_by_a_child(archive: Archive) -> str:
         try:
             list(archive.queue("t_four", 0).messages())
         except UnavailableError as error:
+            archive.close()
             os.write(writing, error.message.encode())
         finally:
             os._exit(0)
@@ -437,7 +438,7 @@ def _told_by_a_child(archive: Archive) -> str:
         return told.read()
 
 
-@pytest.mark.parametrize("name", ["plain", "with blank", "100%25", "a#b?c=d", "Größe"])
+@pytest.mark.parametrize("name", ["plain", "with blank", "100%25", "a#b?c=d", "Größe", "not UTF-8: \udcff"])
 def test_a_path_is_a_local_directory(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -589,6 +590,29 @@ async def test_the_asynchronous_form_must_be_entered_and_says_what_does_not_exis
     with pytest.raises(NotFoundError, match="holds no archive"):
         async with fetcher.open_async(f"file://{directory}/nothing"):
             pass
+
+
+@pytest.mark.asyncio
+async def test_the_asynchronous_form_is_entered_once(directory: Path) -> None:
+    """A second time would leave what the first opened to nobody: threads, connections."""
+    async with fetcher.open_async(directory) as archive:
+        with pytest.raises(UsageError, match="entered before"):
+            await archive.__aenter__()
+        assert "t_one" in archive.topics()
+    with pytest.raises(UsageError, match="entered before"):
+        await archive.__aenter__()
+
+
+@pytest.mark.asyncio
+async def test_the_asynchronous_form_may_be_entered_again_when_it_did_not_open(
+    directory: Path, tmp_path: Path
+) -> None:
+    archive = fetcher.open_async(tmp_path / "later")
+    with pytest.raises(NotFoundError, match="holds no archive"):
+        await archive.__aenter__()
+    (tmp_path / "later").symlink_to(directory)
+    async with archive:
+        assert "t_one" in archive.topics()
 
 
 @pytest.mark.asyncio

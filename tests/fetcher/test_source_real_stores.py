@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -172,3 +176,25 @@ def test_a_closed_loop_reader_refuses(archive: Path) -> None:
     reader.close()
     with pytest.raises(RuntimeError, match="closed"):
         reader.submit("x", 0, 1)
+
+
+def test_a_child_process_closes_a_loop_reader_without_the_loop(archive: Path) -> None:
+    """Its thread stayed behind: whoever leaves a `with` there would wait for it for ever."""
+    reader = LoopRangeReader(open_async_store(FileStore(archive).url))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, which is what is tested
+        child = os.fork()
+    if child == 0:
+        try:
+            reader.close()
+            os._exit(7)
+        finally:
+            os._exit(1)
+    ended = select.poll()
+    ended.register(os.pidfd_open(child), select.POLLIN)
+    if not ended.poll(20_000):
+        os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    with pytest.raises(NotFoundError):
+        reader.submit_get("nothing").result(timeout=10)
+    reader.close()

@@ -47,7 +47,7 @@ def parse_url(url: str) -> StoreAddress:
         )
     if split.query or split.fragment:
         raise UsageError(f"{split.scheme}:// address with ? or #", hint=FORMS)
-    path = unquote(split.path)
+    path = unquote(split.path, errors="surrogateescape")  # directories' names are bytes
     if split.scheme == "file":
         if split.netloc not in ("", "localhost") or not path.startswith("/"):
             raise UsageError(f"not an absolute directory: {url}", hint="file:// takes three slashes")
