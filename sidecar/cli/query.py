@@ -187,9 +187,21 @@ def _hint(options: argparse.Namespace, *, is_topic_known: bool) -> str:
         return "an id names one broker's physical offset: is this that broker's archive?"
     if options.all_time:
         return "the whole archive was searched"
-    if options.begin is None:
-        return "only 7 days were searched: --all-time searches everything"
-    return f"searched from {time_text(options.begin)}: --all-time searches everything"
+    return f"{_searched(options.begin, options.end)}: --all-time searches everything"
+
+
+def _searched(begin_ms: int | None, end_ms: int | None) -> str:
+    if begin_ms is None:
+        return (
+            "only 7 days were searched"
+            if end_ms is None
+            else f"only 7 days up to {_shown(end_ms)} were searched"
+        )
+    return f"searched from {_shown(begin_ms)} " + ("on" if end_ms is None else f"to {_shown(end_ms)}")
+
+
+def _shown(time_ms: int) -> str:
+    return time_text(time_ms) if time_ms > 0 else f"{time_ms} ms"
 
 
 def _print(found: list[FoundMessage], *, as_document: bool) -> None:

@@ -85,6 +85,13 @@ def test_an_id_prints_the_message_in_any_case_of_letters(
     ("arguments", "code", "says"),
     [
         (["--topic", "t_k_four", "--key", "no such key"], 3, "--all-time"),
+        (["--topic", "t_k_four", "--key", "no", "--begin", "0"], 3, "searched from 0 ms on"),
+        (["--topic", "t_k_four", "--key", "no", "--end", "1000"], 3, "7 days up to 1970-01-01T00:00:01Z"),
+        (
+            ["--topic", "t_k_four", "--key", "no", "--begin", "-5", "--end", "1000"],
+            3,
+            "searched from -5 ms to 1970-01-01T00:00:01Z:",
+        ),
         (["--topic", "no such topic", "--unique-key", "x"], 3, "has no message"),
         (["--id", "7F00000100005B1E00000000FFFFFFFF"], 3, "has no message"),
         (["--id", "12"], 2, "offsetMsgId"),
