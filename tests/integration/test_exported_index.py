@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,7 +160,11 @@ def test_mqadmin_finds_messages_and_the_broker_goes_on_in_the_last_file(case: Ca
     assert record.uniq_key is not None
     name_server = ("-n", case.broker.name_server_address)
     key = ("-k", line["key"])
-    printed = case.broker.run_java(MQADMIN, "queryMsgByKey", "-t", "t_keys", *key, *name_server)
+    deadline_s = time.monotonic() + 60
+    printed = ""
+    # A broker begun just now may not be known to the name server yet: then mqadmin ends well and prints nothing.
+    while not printed and time.monotonic() < deadline_s:
+        printed = case.broker.run_java(MQADMIN, "queryMsgByKey", "-t", "t_keys", *key, *name_server)
     assert record.uniq_key in printed
     files = sorted((case.broker.store / "index").iterdir())
     arguments = ("sendMessage", "-t", "t_one", "-p", "a body", "-k", "exported-and-on", *name_server)
