@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import fetcher
 from fetcher.archive import Archive
+from tests.soak.told_to_stop import idle, told_to_stop
 from tiered.settings.load import load_settings
 from tiered.settings.sections import Settings
 
@@ -43,18 +43,13 @@ def main() -> None:
     """Read until told to stop."""
     url = sys.argv[1]
     threads, bytes_per_s = map(int, sys.argv[2:])
-    os.sched_setscheduler(
-        0, os.SCHED_IDLE, os.sched_param(0)
-    )  # as deploy/README.md says for a broker's machine
+    idle()
     gone = threading.Event()
     with fetcher.open(url, settings=settings(bytes_per_s)) as archive, ThreadPoolExecutor(threads) as pool:
-        started = time.monotonic()
         before = archive.access.source.statistics().bytes_fetched
         sums = [pool.submit(read_share, archive, gone, share, threads) for share in range(threads)]
-        print("READING", flush=True)
-        sys.stdin.read()
+        elapsed_s = told_to_stop()
         fetched = archive.access.source.statistics().bytes_fetched - before
-        elapsed_s = time.monotonic() - started
         gone.set()
         print("READ", sum(future.result() for future in sums), fetched, f"{elapsed_s:.3f}", flush=True)
 

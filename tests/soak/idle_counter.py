@@ -5,10 +5,9 @@ Speaks as ``cold_reader`` does: ``READING``, and once its standard input closes 
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-import time
+
+from tests.soak.told_to_stop import idle, told_to_stop
 
 
 def count(gone: threading.Event) -> None:
@@ -21,16 +20,14 @@ def count(gone: threading.Event) -> None:
 
 def main() -> None:
     """Count until told to stop."""
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    idle()
     gone = threading.Event()
-    started = time.monotonic()
     counter = threading.Thread(target=count, args=(gone,))
     counter.start()
-    print("READING", flush=True)
-    sys.stdin.read()
+    elapsed_s = told_to_stop()
     gone.set()
     counter.join()
-    print("READ", 0, 0, f"{time.monotonic() - started:.3f}", flush=True)
+    print("READ", 0, 0, f"{elapsed_s:.3f}", flush=True)
 
 
 if __name__ == "__main__":

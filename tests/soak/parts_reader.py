@@ -10,57 +10,41 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 
-from benchmarks.cold_read_parts import Piece, Work, all_pieces, fetch_and_expand
+from benchmarks.cold_read_parts import Piece, all_pieces, fetch_and_expand
 from sidecar.archive import open_for_reading
+from tests.soak.told_to_stop import idle, told_to_stop
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.load import load_settings
 
 
-class Loop:
-    """Pieces without an end, until ``gone``; counts what they bring."""
-
-    def __init__(self, work: Work, gone: threading.Event) -> None:
-        self._pieces, self._gone = work.pieces, gone
-        self._left: deque[Piece] = deque()
-        self._lock = threading.Lock()
-        self.raw_bytes = 0
-        self.stored_bytes = 0
-
-    def run(self, store: ObjectStore) -> None:
-        """One thread."""
-        while not self._gone.is_set():
-            with self._lock:
-                if not self._left:
-                    self._left.extend(self._pieces)
-                piece = self._left.popleft()
-            raw_bytes = fetch_and_expand(store, deque([piece]))
-            with self._lock:
-                self.raw_bytes += raw_bytes
-                self.stored_bytes += piece.span.length
+def read(store: ObjectStore, pieces: Iterator[Piece], gone: threading.Event) -> tuple[int, int]:
+    """One thread, until ``gone``; raw and stored bytes."""
+    raw_bytes = stored_bytes = 0
+    while not gone.is_set():
+        piece = next(pieces)
+        raw_bytes += fetch_and_expand(store, deque([piece]))
+        stored_bytes += piece.span.length
+    return raw_bytes, stored_bytes
 
 
 def main() -> None:
     """Read until told to stop."""
     url, threads = sys.argv[1], int(sys.argv[2])
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    idle()
+    gone = threading.Event()
     settings = load_settings(environment=os.environ).settings
-    with open_for_reading(url, settings) as archive:
-        gone = threading.Event()
-        loop = Loop(all_pieces(archive.store, archive.state), gone)
-        with ThreadPoolExecutor(threads) as pool:
-            started = time.monotonic()
-            running = [pool.submit(loop.run, archive.store) for _ in range(threads)]
-            print("READING", flush=True)
-            sys.stdin.read()
-            elapsed_s = time.monotonic() - started
-            gone.set()
-            for future in running:
-                future.result()
-        print("READ", loop.raw_bytes, loop.stored_bytes, f"{elapsed_s:.3f}", flush=True)
+    with open_for_reading(url, settings) as archive, ThreadPoolExecutor(threads) as pool:
+        pieces = cycle(all_pieces(archive.store, archive.state).pieces)
+        reading = [pool.submit(read, archive.store, pieces, gone) for _ in range(threads)]
+        elapsed_s = told_to_stop()
+        gone.set()
+        raw_bytes, stored_bytes = map(sum, zip(*(future.result() for future in reading), strict=True))
+    print("READ", raw_bytes, stored_bytes, f"{elapsed_s:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -233,7 +233,10 @@ class IndexSettings:
     )
     merge_files: int = setting(8, "this many files of one day are merged into one", minimum=2, maximum=64)
     memory_bytes: int = setting(
-        64 * MIB, "memory for building and merging index files", minimum=1 * MIB, maximum=4 * GIB
+        64 * MIB,
+        "memory for building and merging index files, beside the keys of one object (8 bytes each)",
+        minimum=1 * MIB,
+        maximum=4 * GIB,
     )
     work_dir: str = setting(
         "", "where larger index files are put together; empty: the system's temporary directory"
