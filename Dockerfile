@@ -8,6 +8,7 @@ RUN sed -E 's/[[:space:]]*\\$//; /^[[:space:]]*--hash/d' requirements.lock > con
 COPY tiered tiered
 COPY uploader uploader
 COPY fetcher fetcher
+COPY server server
 COPY sidecar sidecar
 COPY pipeline pipeline
 RUN /opt/tiered/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .

@@ -25,11 +25,11 @@ import numpy as np
 from benchmarks.machine import note
 from benchmarks.synthetic_store import StoreSpec, topic_name, write_store
 from fetcher.access import ArchiveAccess
-from fetcher.batch import GetStatus
-from fetcher.blocks.range_reader import ThreadRangeReader
-from fetcher.blocks.readers import ReaderKey
+from fetcher.io.range_reader import ThreadRangeReader
+from fetcher.io.waiting import run_sync
 from fetcher.prefetch.event_log import Event, EventKind
-from fetcher.waiting import run_sync
+from fetcher.prefetch.readers import ReaderKey
+from fetcher.rows.batch import GetStatus
 from tiered.catalog.archives import open_archive
 from tiered.catalog.reading import load
 from tiered.model.queue import QueueKey

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.batch import MessageBatch
+from fetcher.rows.batch import MessageBatch
 from tiered.kernels.jit import Int, short_kernel
 from tiered.kernels.loads import load_be32, load_be64
 

@@ -24,10 +24,10 @@ from benchmarks.cold_read_checks import WrongAnswerError, check_body, check_offs
 from benchmarks.cold_read_parts import PIECE_BYTES, all_pieces, drop_directory
 from benchmarks.report import Row
 from fetcher.archive import Archive
+from fetcher.io.waiting import gather, run_sync
 from fetcher.queries.by_key import KeyKind
-from fetcher.queue_listing import QueueListing
-from fetcher.time_search import Boundary
-from fetcher.waiting import gather, run_sync
+from fetcher.queries.queue_listing import QueueListing
+from fetcher.queries.time_search import Boundary
 from sidecar.cli.arguments import add_archive, settings_of
 from tiered.kernels.columns import LENGTHS_BYTES, decode_page
 from tiered.settings.sections import Settings

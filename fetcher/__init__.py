@@ -7,10 +7,10 @@ nor writing (uploader).
 from fetcher.archive import Archive, Queue
 from fetcher.archive import open_archive as open
 from fetcher.async_archive import AsyncArchive, AsyncQueue, open_async
-from fetcher.message import Message
-from fetcher.pulls.tag_filter import tag_filter
+from fetcher.queries.time_search import Boundary
+from fetcher.rows.message import Message
+from fetcher.rows.tag_filter import tag_filter
 from fetcher.sql92.message_filter import Sql92Filter
-from fetcher.time_search import Boundary
 
 __all__ = [
     "Archive", "AsyncArchive", "AsyncQueue", "Boundary", "Message", "Queue", "Sql92Filter", "open", "open_async",

@@ -16,24 +16,24 @@ from typing import Any, TypeVar
 from fetcher.blocks.block_cache import DroppedUnread
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.disk_cache import DiskCache, directory_of
-from fetcher.blocks.lanes import Lane
-from fetcher.blocks.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
 from fetcher.blocks.segment_source import SegmentSource
-from fetcher.message import Message
-from fetcher.pulls.catalog_view import CatalogView
+from fetcher.io.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.threads import Threads
+from fetcher.io.timer import ThreadTimer
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
-from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import NO_LIMIT, KeyKind, KeyQuery, find_by_key
 from fetcher.queries.found import ALWAYS_MS, FoundMessage
-from fetcher.queries.kept import KeptParts
+from fetcher.queries.part_cache import KeptParts
+from fetcher.queries.queue_listing import QueueListing, list_queues
 from fetcher.queries.source import QuerySource
-from fetcher.queue_listing import QueueListing, list_queues
+from fetcher.queries.time_reader import TimeReader
+from fetcher.queries.time_search import Boundary
+from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.message import Message
+from fetcher.rows.tag_filter import MessageFilter
 from fetcher.span import Span
-from fetcher.threads import Threads
-from fetcher.time_reader import TimeReader
-from fetcher.time_search import Boundary
-from fetcher.timer import ThreadTimer
 from fetcher.walk import Walk
 from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive

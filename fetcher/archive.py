@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_access
+from fetcher.io.waiting import run_sync
 from fetcher.iteration import Batches, Messages
-from fetcher.message import Message
-from fetcher.pulls.tag_filter import MessageFilter
 from fetcher.queries.by_key import KeyKind
+from fetcher.queries.queue_listing import QueueListing
+from fetcher.queries.time_search import Boundary
 from fetcher.queue_handle import QueueHandle
-from fetcher.queue_listing import QueueListing
+from fetcher.rows.message import Message
+from fetcher.rows.tag_filter import MessageFilter
 from fetcher.span import Span, span_of
-from fetcher.time_search import Boundary
-from fetcher.waiting import run_sync
 from fetcher.walk import Walk
 from tiered.instant import TimePoint, milliseconds
 from tiered.object_store.url import url_of

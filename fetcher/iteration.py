@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-from fetcher.batch import MessageBatch
-from fetcher.message import Message
-from fetcher.waiting import run_async, run_sync
+from fetcher.io.waiting import run_async, run_sync
+from fetcher.rows.batch import MessageBatch
+from fetcher.rows.message import Message
 from fetcher.walk import Walk
 from tiered.errors import UsageError
 

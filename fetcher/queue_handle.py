@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fetcher.access import ArchiveAccess
-from fetcher.batch import MessageBatch
-from fetcher.message import Message
+from fetcher.rows.batch import MessageBatch
+from fetcher.rows.message import Message
 from fetcher.walk import messages_of
 from tiered.model.queue import QueueKey
 

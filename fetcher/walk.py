@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
-from fetcher.batch import GetResult, GetStatus, MessageBatch
 from fetcher.blocks.memory_admission import MemoryShortError
-from fetcher.message import Message
-from fetcher.pulls.read_plan import NO_END
-from fetcher.pulls.tag_filter import MessageFilter
+from fetcher.rows.batch import GetResult, GetStatus, MessageBatch
+from fetcher.rows.message import Message
+from fetcher.rows.read_plan import NO_END
+from fetcher.rows.tag_filter import MessageFilter
 from fetcher.span import Span
 from tiered.errors import NotFoundError
 from tiered.model.queue import QueueKey

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pipeline.filled_gaps import Layer
-from pipeline.later_plan import OnExpired, expired, later_layers
 from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut, light_row_bytes, slices_of_page
 from pipeline.predicate import Predicate
 from pipeline.source_options import SourceOptions
+from pipeline.superseded_plan import OnExpired, expired, later_layers
 from tiered.catalog.archives import Archive, list_archives, open_archive
 from tiered.catalog.pages import RunIndex, sorted_page
 from tiered.catalog.reading import head_version, load

@@ -28,7 +28,7 @@ from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.scan import FLAG_BATCH
 from tiered.model.queue import QueueKey, TopicFilter
 from uploader.bound_source import BoundSource, no_word
-from uploader.light_references import LightReferences, light_rows
+from uploader.lmq_dispatch import LightReferences, light_rows
 from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome
 from uploader.queue_tails import UNKNOWN

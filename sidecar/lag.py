@@ -24,7 +24,7 @@ from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from tiered.model.tables import Table
-from uploader.light_references import light_rows
+from uploader.lmq_dispatch import light_rows
 from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
 

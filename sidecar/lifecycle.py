@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from sidecar.hang_up import came_early
-from sidecar.mailbox import Mailbox
+from sidecar.event_queue import Mailbox
 from sidecar.report import StatusReport
+from sidecar.sighup import came_early
 from tiered.errors import FencedError, TieredError, UnavailableError
 from tiered.settings.load import FIELDS, LoadedSettings, changed_keys, value_of
 from tiered.settings.sections import Settings

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sidecar.lag import Lag, measure_lag
-from sidecar.margin import LogGrowth, margin_of
 from sidecar.report import StatusReport, seconds_since
+from sidecar.retention_margin import LogGrowth, margin_of
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinStatus
 from tiered.broker_store.store import BrokerStore

@@ -4,7 +4,7 @@ Ports are open from the first moment; what needs the archive begins when there i
 makes. Commits of the uploader in this process are taken over as they happen. All ports share one archive access: its
 caches, lanes and byte budget are the process's.
 
-Owns the thread and the access. Does not own what is served (fetcher/serving/facade, fetcher/serving/slave).
+Owns the thread and the access. Does not own what is served (server/proxy, server/slave).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fetcher.access import ArchiveAccess, open_async_access
-from fetcher.serving.facade.protocol import FacadeHandlers
+from server.proxy.proxy_handlers import FacadeHandlers
 from tiered.broker_store.names import BrokerNames
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, TieredError, UnavailableError, UsageError

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fetcher.serving.slave.registration import Stand
-from fetcher.serving.slave.status import SlaveCounters, SlaveStatus
-from sidecar.facade_metrics import counted, group_reports
+from server.slave.registration import Stand
+from server.slave.slave_status import SlaveCounters, SlaveStatus
 from sidecar.metrics import PREFIX
+from sidecar.proxy_metrics import counted, group_reports
 from sidecar.report import SlaveReport
 
 

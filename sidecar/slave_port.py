@@ -1,7 +1,7 @@
 """Slave mode as a port of `tiered run`: its place from the settings, and what answers from the archive, wired.
 
 Owns the refusals of impossible places and the policies of a slave. Does not own what is served
-(fetcher/serving/slave).
+(server/slave).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import ipaddress
 from dataclasses import replace
 
 from fetcher.access import ArchiveAccess
-from fetcher.serving.facade.protocol import FacadeHandlers
-from fetcher.serving.options import parse_address
-from fetcher.serving.slave.hand_back import SlavePulls, Surroundings
-from fetcher.serving.slave.registration import SlavePlace
-from fetcher.serving.slave.service import SlaveService, SlaveSide
+from server.listen.options import parse_address
+from server.proxy.proxy_handlers import FacadeHandlers
+from server.slave.pull_redirect import SlavePulls, Surroundings
+from server.slave.registration import SlavePlace
+from server.slave.slave_service import SlaveService, SlaveSide
 from sidecar.broker_side import credentials_of, tls_of
-from sidecar.facade_answers import MergedAnswers
-from sidecar.facade_place import neighbours
+from sidecar.proxy_answers import MergedAnswers
+from sidecar.proxy_place import neighbours
 from sidecar.serving_thread import Port
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sidecar.begun_archive import BegunArchive
+from sidecar.archive_marker import BegunArchive
+from sidecar.broker_offsets import BrokerVoice
 from sidecar.broker_side import (
     KeptTls,
     address_of,
@@ -24,7 +25,6 @@ from sidecar.broker_side import (
     store_path,
     topic_filter_of,
 )
-from sidecar.broker_word import BrokerVoice
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter, ReportHead
 from tiered.broker_store.conf import BrokerConf

@@ -20,7 +20,7 @@ TOGETHER = ("tests/pipeline/",)
 
 LONGEST = (
     "tests/pipeline/",
-    "tests/integration/test_facade_clients.py",
+    "tests/integration/test_proxy_clients.py",
     "tests/integration/test_slave.py",
     "tests/integration/test_serving.py",
     "tests/integration/test_live_broker.py",

@@ -1,5 +1,6 @@
 """The architecture as a test: dependencies point one way, and each foreign library stays in its corner.
 
+    sidecar -> server -> fetcher -> tiered
     {sidecar, pipeline} -> {uploader, fetcher} -> tiered
 
 Reads the sources by `ast`; nothing is imported, so a module that does not load is checked all the same.
@@ -15,12 +16,13 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("tiered", "uploader", "fetcher", "sidecar", "pipeline")
+PACKAGES = ("tiered", "uploader", "fetcher", "server", "sidecar", "pipeline")
 MAY_IMPORT = {
     "tiered": {"tiered"},
     "uploader": {"uploader", "tiered"},
     "fetcher": {"fetcher", "tiered"},
-    "sidecar": {"sidecar", "uploader", "fetcher", "tiered"},
+    "server": {"server", "fetcher", "tiered"},
+    "sidecar": {"sidecar", "server", "uploader", "fetcher", "tiered"},
     "pipeline": {"pipeline", "uploader", "fetcher", "tiered"},
 }
 CORNERS = {
@@ -34,10 +36,10 @@ CORNERS = {
     "rocksdict": ("tiered/broker_store/",),
     "tqdm": ("sidecar/",),
     "prometheus_client": ("sidecar/", "tiered/object_store/"),
-    "socket": ("tiered/remoting/client.py", "sidecar/admin.py", "fetcher/serving/"),
-    "ssl": ("tiered/remoting/tls.py", "fetcher/serving/"),
+    "socket": ("tiered/remoting/client.py", "sidecar/admin.py", "server/"),
+    "ssl": ("tiered/remoting/tls.py", "server/"),
     "socketserver": ("sidecar/admin.py",),
-    "yaml": ("fetcher/serving/security/", "tiered/remoting/credentials.py"),
+    "yaml": ("server/security/", "tiered/remoting/credentials.py"),
     "http.server": ("sidecar/admin.py",),
     "http.client": ("sidecar/admin_client.py",),
     "urllib.request": (),
@@ -61,6 +63,14 @@ TIERED_ORDER = {
     "flat_file": 5,
 }
 """Inside tiered: a subpackage imports only ones of a lower rank, or those named in TIERED_SIDEWAYS."""
+
+FOLDER_ORDER = {
+    "fetcher": ("io", "blocks", "rows", "prefetch", "pulls", "policy", "queries", "sql92"),
+    "server": (
+        "wire", "security", "listen", "groups", "backend", "retries", "pop", "archive_mode", "proxy", "slave",
+    ),
+}  # fmt: skip
+"""Inside these packages: a folder imports only folders before it, and never the package's own modules."""
 
 TIERED_SIDEWAYS = {
     ("kernels", "formats"),  # a kernel's oracle and a format's reader share constants
@@ -146,6 +156,26 @@ def test_subpackages_of_tiered_depend_one_way() -> None:
             continue
         if TIERED_ORDER[sink] >= TIERED_ORDER[source]:
             wrong.append(_complain(found, f"{source} stands below or beside {sink}"))
+    assert not wrong, "\n".join(wrong)
+
+
+def _folder(module: str) -> str | None:
+    """The folder of a package that a dotted name lies in; None for the package's own modules."""
+    package, _, rest = module.partition(".")
+    first = rest.split(".", 1)[0]
+    return first if (ROOT / package / first).is_dir() else None
+
+
+def test_folders_of_a_package_depend_one_way() -> None:
+    wrong = []
+    for found in ALL_IMPORTS:
+        package = found.path.split("/", 1)[0]
+        order = FOLDER_ORDER.get(package)
+        source, target = _folder(found.path.replace("/", ".")), _folder(found.module)
+        if order is None or source is None or _first_party(found.module) != package or target == source:
+            continue
+        if target is None or order.index(target) >= order.index(source):
+            wrong.append(_complain(found, f"the order of {package} is {', '.join(order)}"))
     assert not wrong, "\n".join(wrong)
 
 

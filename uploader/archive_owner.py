@@ -17,7 +17,7 @@ from tiered.catalog.reading import line_spans, newest_log_check
 from tiered.errors import FencedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.protocol import ObjectStore
-from uploader.log_line import CheckResult, NewLine, compare, ends_before, find_new_line, require_shared
+from uploader.log_divergence import CheckResult, NewLine, compare, ends_before, find_new_line, require_shared
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 

@@ -23,9 +23,9 @@ from tiered.object_store.abandonment import Abandonment
 from tiered.object_store.protocol import ObjectStore
 from uploader.attempts import AttemptPolicy
 from uploader.cycle_plan import CyclePlan, CyclePlanner
+from uploader.header_check import QueueWitness
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
-from uploader.queue_witness import QueueWitness
 
 PUT_GRACE_S = 5.0
 """A PUT that outlives its own time-out by this, beside one that failed, no longer holds up the next attempt."""

@@ -24,8 +24,8 @@ from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import QueueSelection, distinct
 from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table
-from uploader.light_references import LightWord, light_rows
-from uploader.queue_lives import QueueLives
+from uploader.lmq_dispatch import LightWord, light_rows
+from uploader.queue_generations import QueueLives
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
 from uploader.skipped_log import SkippedLog
 
@@ -45,7 +45,7 @@ class PlannedGap:
 class UnusualQueue(NamedTuple):
     """A queue, by its ordinal, whose records do not go on where it ended, or one never seen that begins above 0.
     ``next_offset``: where it ended, UNKNOWN if never seen. A damaged header does this as well as a gap or a recreated
-    topic: see queue_witness.py."""
+    topic: see header_check.py."""
 
     ordinal: int
     next_offset: int

@@ -1,6 +1,6 @@
 """TieredDispatcher (seed 004) on one cursor: hands ranges of the commitlog over, never blocks, catches up apart.
 
-Three parts share it, each with its own thread in offload.py:
+Three parts share it, each with its own thread in backfill.py:
 
 1. dispatch step: looks at the tail, tries the lock, hands the new range to the open batch and leaves. If the lock is
    taken, or no batch is free, it leaves at once; the bytes stay in the commitlog.

@@ -20,7 +20,7 @@ from tiered.settings.sections import OffloadSettings
 from uploader.bound_source import BoundSource
 from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.follow import ASK_EVERY_MS, REFRESH_FILES_EVERY_MS, AdaptivePoll, Every
-from uploader.log_line import CheckResult, compare
+from uploader.log_divergence import CheckResult, compare
 
 PIN_EVERY_MS = 5_000
 ASK_END_EVERY_MS = 5_000

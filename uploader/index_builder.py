@@ -61,7 +61,7 @@ from uploader.index_plan import (
     segments_of,
     stretches,
 )
-from uploader.left_out import Gone, gone_entries, without
+from uploader.unindexed import Gone, gone_entries, without
 
 T = TypeVar("T")
 

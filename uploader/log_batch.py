@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.state import LogCheck
 from tiered.kernels.scan import RecordColumns
-from uploader.light_references import LightWord
+from uploader.lmq_dispatch import LightWord
 
 CHECK_BYTES_MAX = 64 * 1024
 
@@ -45,8 +45,8 @@ class LogBatch:
     """Filled by one thread at a time; handed from dispatcher to builder to uploader and back to the pool.
 
     ``is_wanted``: it holds a row of an admitted queue. (The first rows of a new queue are scanned before the filter
-    has decided about it.) ``left_out``: rows that are damage although their bytes hold: queue_witness.py. ``light``:
-    what is unusual of its references to light queues: light_references.py.
+    has decided about it.) ``left_out``: rows that are damage although their bytes hold: header_check.py. ``light``:
+    what is unusual of its references to light queues: lmq_dispatch.py.
     """
 
     def __init__(self, capacity_bytes: int, *, pooled: bool = True) -> None:

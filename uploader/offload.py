@@ -7,7 +7,7 @@
     stop      close the open batch, drain, release the epoch
 
 Used alike by `tiered run` and `tiered backfill`. Owns threads and their order; decisions live in the other modules, the
-start in archive_owner.py, how the parts hold together in offload_parts.py, the dispatch loop in follow_loop.py.
+start in archive_owner.py, how the parts hold together in backfill_parts.py, the dispatch loop in follow_loop.py.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.archive_owner import ArchiveOwner
 from uploader.bound_source import BoundSource, WordSource
-from uploader.broker_marks import BrokerMarks
 from uploader.cycle_upload import CycleUploader
 from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.follow_loop import PIN_EVERY_MS, BrokerRestartedError, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatchPool
-from uploader.lost_end import named_end_phys
+from uploader.metadata_commits import BrokerMarks
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.offload_parts import OffloadGiven, wire
 from uploader.offload_status import OffloadResult, OffloadStatus
 from uploader.pin_watch import kept_up, watched_pins
+from uploader.truncation import named_end_phys
 
 __all__ = [
     "BrokerRestartedError",

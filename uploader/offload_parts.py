@@ -1,6 +1,6 @@
 """The parts of the write path and how they hold together: what each is given, and the buffers between them.
 
-Owns the wiring only. Threads, their order and the end are offload.py's.
+Owns the wiring only. Threads, their order and the end are backfill.py's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.archive_owner import ArchiveOwner
 from uploader.attempts import AttemptPolicy
 from uploader.bound_source import BoundSource
-from uploader.broker_marks import BrokerMarks, MarksContext, broker_tables
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_plan import CyclePlanner
 from uploader.cycle_upload import IN_FLIGHT_MAX, CycleUploader, UploadContext
@@ -29,6 +28,7 @@ from uploader.double_buffer import DoubleBuffer
 from uploader.follow_loop import FollowContext, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatch, LogBatchPool
+from uploader.metadata_commits import BrokerMarks, MarksContext, broker_tables
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 from uploader.skipped_log import SkippedLog

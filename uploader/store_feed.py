@@ -1,7 +1,7 @@
 """How the commitlog of a store is read to be archived: by every writer, and by whoever shows what would be archived.
 
 Owns the choice of what a feed may do, and of who is asked about records. What they do is theirs: log_feed.py,
-queue_witness.py.
+header_check.py.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from tiered.broker_store.store import BrokerStore
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from uploader.bound_source import BoundSource
-from uploader.light_references import LightRules
+from uploader.header_check import QueueWitness
+from uploader.lmq_dispatch import LightRules
 from uploader.log_feed import LogFeed
-from uploader.queue_witness import QueueWitness
 
 
 def feed_of(

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from fetcher.waiting import new_future
+from fetcher.io.waiting import new_future
 from tiered.errors import TieredError
 
 Reclaimer = Callable[[int, int], None]

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fetcher.blocks.lanes import Lane
-from fetcher.waiting import Executor
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.waiting import Executor
 
 
 @dataclass(eq=False, slots=True)

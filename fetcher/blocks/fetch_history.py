@@ -1,6 +1,6 @@
 """Which blocks were fetched before: bytes fetched twice are what caches and reading ahead are judged by.
 
-Owns the memory of it. Does not own fetching (block_flights.py).
+Owns the memory of it. Does not own fetching (block_loader.py).
 """
 
 from __future__ import annotations

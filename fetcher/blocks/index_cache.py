@@ -20,8 +20,8 @@ import fastcrc
 
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.decode_queue import DecodeQueue
-from fetcher.blocks.lanes import Lane, LaneRequest, Lanes
-from fetcher.waiting import new_future
+from fetcher.io.request_scheduler import Lane, LaneRequest, Lanes
+from fetcher.io.waiting import new_future
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 
 from fetcher.blocks.budget import Admission, ByteBudget
-from fetcher.blocks.lanes import Lane
-from fetcher.timer import Timer
-from fetcher.waiting import Wait
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.timer import Timer
+from fetcher.io.waiting import Wait
 from tiered.errors import ThrottledError, UnavailableError
 
 

@@ -5,7 +5,7 @@ block and tail is fetched once however many want it, also between lanes: a user 
 waits for that, and makes it urgent. Every byte is charged to the budget before it is asked for.
 
 Owns the order of places to look in and who waits. Does not own caches (block_cache.py, disk_cache.py,
-index_cache.py), requests (lanes.py), what is on its way (block_flights.py), waiting for memory (memory_admission.py)
+index_cache.py), requests (request_scheduler.py), what is on its way (block_loader.py), waiting for memory (memory_admission.py)
 nor what to read ahead.
 """
 
@@ -14,20 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from fetcher.blocks.block_cache import Block, BlockCache, BlockKey, DroppedUnread
-from fetcher.blocks.block_flights import BlockFlights
-from fetcher.blocks.block_search import BlockSearch, Found, Wanted
+from fetcher.blocks.block_loader import BlockFlights
+from fetcher.blocks.block_lookup import BlockSearch, Found, Wanted
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.index_cache import IndexCache, tail_cost_bytes
-from fetcher.blocks.lanes import Lane, LaneReader, Lanes
 from fetcher.blocks.memory_admission import MemoryAdmission
 from fetcher.blocks.neighbours import Neighbours
-from fetcher.blocks.range_reader import RangeReader
 from fetcher.blocks.source_limits import cache_limits, coalescing_limits, lane_limits
 from fetcher.blocks.source_statistics import SourceStatistics
-from fetcher.timer import Timer
-from fetcher.waiting import Executor, Wait
+from fetcher.io.range_reader import RangeReader
+from fetcher.io.request_scheduler import Lane, LaneReader, Lanes
+from fetcher.io.timer import Timer
+from fetcher.io.waiting import Executor, Wait
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.settings.sections import FetchSettings

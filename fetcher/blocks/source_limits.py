@@ -1,13 +1,13 @@
 """What the settings of reading mean for requests, caches and GETs. Pure.
 
-Owns the translation. Does not own the limits' meaning (lanes.py, coalescing.py, block_cache.py).
+Owns the translation. Does not own the limits' meaning (request_scheduler.py, coalescing.py, block_cache.py).
 """
 
 from __future__ import annotations
 
 from fetcher.blocks.block_cache import BlockCacheLimits
 from fetcher.blocks.coalescing import CoalescingLimits
-from fetcher.blocks.lanes import Lane, LaneLimits
+from fetcher.io.request_scheduler import Lane, LaneLimits
 from tiered.settings.sections import FetchSettings
 
 PACED_PIECES_PER_S = 16

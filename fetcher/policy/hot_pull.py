@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from fetcher.batch import EMPTY_BATCH, GetResult, GetStatus, MessageBatch, joined_batch
 from fetcher.policy.local_records import read_records
 from fetcher.policy.read_policy import OffsetRange
-from fetcher.pulls.tag_filter import MessageFilter
+from fetcher.rows.batch import EMPTY_BATCH, GetResult, GetStatus, MessageBatch, joined_batch
+from fetcher.rows.tag_filter import MessageFilter
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.store import BrokerStore

@@ -17,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from fetcher.batch import EMPTY_BATCH, GetResult, GetStatus
 from fetcher.policy.hot_pull import HotPull, end_of, list_until
 from fetcher.policy.page_residency import ByteRange, PageResidency
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
-from fetcher.pulls.tag_filter import MessageFilter
+from fetcher.rows.batch import EMPTY_BATCH, GetResult, GetStatus
+from fetcher.rows.tag_filter import MessageFilter
 from tiered.broker_store.commit_log import LogFile
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex, empty_units
 from tiered.broker_store.store import BrokerStore

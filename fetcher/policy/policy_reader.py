@@ -1,6 +1,6 @@
 """Pulls answered by the archive and the broker's own files together: one continuous line of offsets.
 
-Owns how the two are read for policy_line.py, which has the steps. Coroutines of the core (waiting.py); the broker's
+Owns how the two are read for read_router.py, which has the steps. Coroutines of the core (waiting.py); the broker's
 files are read by an executor, as a disk may be slow.
 """
 
@@ -13,13 +13,13 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from fetcher.batch import EMPTY_BATCH, GetResult
+from fetcher.io.waiting import Executor, InlineExecutor, Wait
 from fetcher.policy.archived_queues import KnownCatalog
 from fetcher.policy.hot_reader import HotReader
-from fetcher.policy.policy_line import PolicyLine, ReadCounters
 from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source
-from fetcher.pulls.tag_filter import MessageFilter
-from fetcher.waiting import Executor, InlineExecutor, Wait
+from fetcher.policy.read_router import PolicyLine, ReadCounters
+from fetcher.rows.batch import EMPTY_BATCH, GetResult
+from fetcher.rows.tag_filter import MessageFilter
 from tiered.errors import NotFoundError
 from tiered.model.queue import TopicFilter
 from tiered.settings.sections import ReadSettings

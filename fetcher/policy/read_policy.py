@@ -18,7 +18,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
-from fetcher.batch import GetStatus
+from fetcher.rows.batch import GetStatus
 from tiered.settings.sections import ReadSettings
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fetcher.pulls.stretch import Pulled, RunEnds, Stretch, WindowLimits
+from fetcher.prefetch.prefetch_range import Pulled, RunEnds, Stretch, WindowLimits
 
 SEQUENTIAL_PULLS_MIN = 1
 """A pull that begins where the one before ended shows a sequential reader."""

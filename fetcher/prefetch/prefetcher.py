@@ -13,17 +13,17 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fetcher.background import Background
 from fetcher.blocks.block_cache import DroppedUnread, DropReason
-from fetcher.blocks.readers import Reader
-from fetcher.prefetch.ahead import AheadReader, run_ends
+from fetcher.io.background import Background
+from fetcher.io.waiting import Executor
 from fetcher.prefetch.event_log import EventKind, EventLog
+from fetcher.prefetch.prefetch_range import Pulled, Stretch, WindowLimits
 from fetcher.prefetch.prefetch_window import PrefetchWindow
-from fetcher.pulls.catalog_view import CatalogView
-from fetcher.pulls.queue_view import QueueView
-from fetcher.pulls.stretch import Pulled, Stretch, WindowLimits
-from fetcher.pulls.tag_filter import MessageFilter
-from fetcher.waiting import Executor
+from fetcher.prefetch.range_fetch import AheadReader, run_ends
+from fetcher.prefetch.readers import Reader
+from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.queue_view import QueueView
+from fetcher.rows.tag_filter import MessageFilter
 from tiered.errors import TieredError
 from tiered.settings.sections import PrefetchSettings
 

@@ -5,7 +5,7 @@ whose parents are gone, move the next offset past what is not there. An object t
 newest catalog once before it counts as missing.
 
 Owns the order of these steps. Does not own rows (row_reader.py), readers' state (readers.py), pulls they answer alone
-(hand_pulls.py), nor reading ahead (prefetcher.py). Coroutines of the core (waiting.py): a pull that finds all in memory
+(memory_pull.py), nor reading ahead (prefetcher.py). Coroutines of the core (waiting.py): a pull that finds all in memory
 never waits.
 """
 
@@ -16,22 +16,22 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fetcher.batch import EMPTY_BATCH, GetResult, GetStatus
 from fetcher.blocks.budget import ByteBudget
-from fetcher.blocks.lanes import Lane
-from fetcher.blocks.readers import InHand, ReaderKey, Readers
-from fetcher.prefetch.ahead import AheadReader
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.waiting import Executor, Wait
 from fetcher.prefetch.event_log import EventKind, EventLog
+from fetcher.prefetch.prefetch_range import Pulled
 from fetcher.prefetch.prefetcher import Prefetcher, window_limits
-from fetcher.pulls.block_fetch import BlockSource, Held
-from fetcher.pulls.catalog_view import CatalogView
-from fetcher.pulls.hand_pulls import FetcherCounters, HandPulls
-from fetcher.pulls.queue_view import QueueView, standing
-from fetcher.pulls.read_plan import Wish
-from fetcher.pulls.row_reader import ROWS_AHEAD, RowReader
-from fetcher.pulls.stretch import Pulled
-from fetcher.pulls.tag_filter import MessageFilter
-from fetcher.waiting import Executor, Wait
+from fetcher.prefetch.range_fetch import AheadReader
+from fetcher.prefetch.readers import InHand, ReaderKey, Readers
+from fetcher.pulls.memory_pull import FetcherCounters, HandPulls
+from fetcher.rows.batch import EMPTY_BATCH, GetResult, GetStatus
+from fetcher.rows.block_fetch import BlockSource, Held
+from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.queue_view import QueueView, standing
+from fetcher.rows.read_plan import Wish
+from fetcher.rows.row_reader import ROWS_AHEAD, RowReader
+from fetcher.rows.tag_filter import MessageFilter
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.settings.sections import PrefetchSettings

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from fetcher.blocks.range_reader import RangeReader, ThreadRangeReader
+from fetcher.io.range_reader import RangeReader, ThreadRangeReader
+from fetcher.io.waiting import run_sync
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import KeyQuery, QueryCost, QueryPage, cost_of, find_by_key
 from fetcher.queries.found import FoundMessage
-from fetcher.queries.kept import KeptParts
+from fetcher.queries.part_cache import KeptParts
 from fetcher.queries.source import QuerySource
-from fetcher.waiting import run_sync
 from tiered.catalog.reading import refresh
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fetcher.io.waiting import gather
 from fetcher.queries.found import ALWAYS_MS, Entry, FoundMessage, count_within, is_shown, read_entry
 from fetcher.queries.source import Place, QuerySource
-from fetcher.waiting import gather
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import Page, sorted_page
 from tiered.catalog.state import CatalogState, PageRef, RunChunk

@@ -1,7 +1,7 @@
 """What queries read, as coroutines: parts of index files, tails and key sections of segments, records, catalog pages.
 
 One source serves one query: what is under way is asked once however many want it, and every request is counted. Small
-parts are kept between queries (kept.py); with a ``BlockSource`` tails of segments and blocks are its business, so that
+parts are kept between queries (part_cache.py); with a ``BlockSource`` tails of segments and blocks are its business, so that
 queries and pulls share them.
 
 Owns requests and their sharing. Does not own what is looked for.
@@ -18,11 +18,11 @@ import fastcrc
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.blocks.lanes import Lane
-from fetcher.blocks.range_reader import RangeReader
-from fetcher.pulls.block_fetch import BlockSource
-from fetcher.queries.kept import KeptParts
-from fetcher.waiting import Wait
+from fetcher.io.range_reader import RangeReader
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.waiting import Wait
+from fetcher.queries.part_cache import KeptParts
+from fetcher.rows.block_fetch import BlockSource
 from tiered.catalog.pages import Page, RunIndex, decode_page
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected
 from tiered.errors import CorruptionError

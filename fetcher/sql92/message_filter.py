@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fetcher.rows.record_properties import Properties, properties_bytes
 from fetcher.sql92.evaluation import compile_expression
 from fetcher.sql92.java_values import ValueClashError
 from fetcher.sql92.parser import parse
-from fetcher.sql92.properties import Properties, properties_bytes
 
 COMPILED_CHARS_MAX: Final = 256 * 1024
 FILTER_CHARS: Final = 32

@@ -19,13 +19,13 @@ from pipeline.jobs.arguments import (
     source_of,
     whole_number,
 )
-from pipeline.jobs.audit import AuditReport, audit
 from pipeline.jobs.diff import DiffReport, diff
 from pipeline.jobs.progress import Progress
 from pipeline.jobs.search import SHOWN, Question, fault_of_the_question, search
 from pipeline.jobs.stage_progress import stage_progress
 from pipeline.jobs.stats import Stats, stats
 from pipeline.jobs.stats_report import page
+from pipeline.jobs.verify import AuditReport, audit
 from pipeline.source_options import Source, SourceOptions
 from tiered.console import print_json, print_json_line, print_table, size_text, time_text
 from tiered.errors import UsageError

@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 
 from pipeline.jobs.arguments import add_source, add_spark, add_topics, session_of, settings_of, source_of
+from pipeline.jobs.backfill import offload
+from pipeline.jobs.backfill_options import OffloadOptions, StoreToOffload
 from pipeline.jobs.delta_table import delta_conf
 from pipeline.jobs.export import DELTA, FORMATS, PARQUET, export
-from pipeline.jobs.offload import offload
-from pipeline.jobs.offload_options import OffloadOptions, StoreToOffload
 from pipeline.jobs.progress import Progress
 from tiered.console import print_json, size_text
 from tiered.errors import UsageError

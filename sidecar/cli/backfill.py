@@ -31,8 +31,8 @@ from sidecar.uploader_job import UploaderJob, Writer
 from tiered.console import print_json
 from tiered.object_store.metrics import StoreMetrics
 from uploader.offload import OffloadResult
+from uploader.outage_limit import AGAIN, Patience
 from uploader.outcome_text import outcome_text
-from uploader.patience import AGAIN, Patience
 
 EXIT_ANOMALIES = 1
 EXIT_INTERRUPTED = 130

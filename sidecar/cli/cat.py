@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import fetcher
 from fetcher.archive import Archive
-from fetcher.batch import MessageBatch
-from fetcher.pulls.tag_filter import MessageFilter, tag_filter
-from fetcher.queue_listing import QueueListing
+from fetcher.io.waiting import run_sync
+from fetcher.queries.queue_listing import QueueListing
+from fetcher.rows.batch import MessageBatch
+from fetcher.rows.tag_filter import MessageFilter, tag_filter
 from fetcher.span import Span
 from fetcher.sql92.message_filter import Sql92Filter
-from fetcher.waiting import run_sync
 from fetcher.walk import Walk
 from sidecar.cli.arguments import add_archive, settings_of
 from sidecar.cli.instant import instant

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 
-from fetcher.queue_listing import QueueListing, list_queues
+from fetcher.queries.queue_listing import QueueListing, list_queues
 from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from tiered.console import print_json, print_table, size_text, time_text

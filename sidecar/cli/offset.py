@@ -6,7 +6,7 @@ import argparse
 
 import fetcher
 from fetcher.archive import Queue
-from fetcher.time_search import Boundary
+from fetcher.queries.time_search import Boundary
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.cli.instant import instant
 from tiered.console import print_json, print_table, time_text

@@ -14,8 +14,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
 from fetcher.access import ArchiveAccess
-from fetcher.serving.facade.service import FacadeService
-from fetcher.serving.slave.service import SlaveService
+from server.proxy.proxy_service import FacadeService
+from server.slave.slave_service import SlaveService
 from sidecar.admin import AdminServer
 from sidecar.allocator import return_freed_memory
 from sidecar.broker_side import KeptTls, names_of, open_store_of, read_conf
@@ -29,14 +29,14 @@ from sidecar.cli.arguments import (
     add_writer_flags,
     settings_of,
 )
-from sidecar.facade_answers import MergedAnswers
-from sidecar.facade_metrics import FacadeCollector, serving_report
-from sidecar.facade_place import facade_place
-from sidecar.facade_thread import FacadeOrder, facade_port
 from sidecar.instance import InstanceDescription, StateDirectory, default_state_dir
 from sidecar.lifecycle import EXIT_NOT_DRAINED, Service
 from sidecar.logs import log_json
 from sidecar.metrics import ObjectStoreCollector, StatusCollector
+from sidecar.proxy_answers import MergedAnswers
+from sidecar.proxy_metrics import FacadeCollector, serving_report
+from sidecar.proxy_place import facade_place
+from sidecar.proxy_thread import FacadeOrder, facade_port
 from sidecar.report import StatusReport, encode_report
 from sidecar.serving_thread import Port, ServingThread
 from sidecar.slave_metrics import SlaveCollector, slave_report

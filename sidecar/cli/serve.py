@@ -11,16 +11,16 @@ import sys
 import time
 
 from fetcher.access import ArchiveAccess, open_async_access
-from fetcher.serving.group_offsets import GroupOffsets
-from fetcher.serving.group_state import GroupLog
-from fetcher.serving.retries.retry_log import RetryLog
-from fetcher.serving.retries.retry_queue import RetryLimits, RetryQueues
-from fetcher.serving.served_archive import ServedArchive
-from fetcher.serving.service import ServingService
+from server.archive_mode.archive_service import ServingService
+from server.backend.served_archive import ServedArchive
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import GroupLog
+from server.retries.retry_log import RetryLog
+from server.retries.retry_queue import RetryLimits, RetryQueues
 from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
 from sidecar.group_owner import is_gone, own_name
-from sidecar.hang_up import came_early
 from sidecar.logs import log_json
+from sidecar.sighup import came_early
 from tiered.errors import UsageError
 from tiered.settings.sections import Settings
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from fetcher.queue_listing import list_queues
+from fetcher.queries.queue_listing import list_queues
 from sidecar.admin_client import fetch_status
 from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf, topic_filter_of
@@ -25,7 +25,6 @@ from sidecar.cli.arguments import (
 )
 from sidecar.instance import InstanceDescription, running_instance, running_instances, state_root
 from sidecar.lag import Lag, measure_lag
-from sidecar.margin import margin_of
 from sidecar.report import (
     GroupReport,
     QueueReport,
@@ -36,6 +35,7 @@ from sidecar.report import (
     seconds_since,
 )
 from sidecar.reporter import age_s
+from sidecar.retention_margin import margin_of
 from tiered.console import duration_text, print_json, print_table, size_text
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.settings.sections import Settings

@@ -12,7 +12,7 @@ from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.end_to_end.test_ground_truth import records_of
-from tests.uploader.test_queue_witness import archived, assert_all_but, flip
+from tests.uploader.test_header_check import archived, assert_all_but, flip
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.protocol import load
 from tiered.flat_file.composite_flat_file import QueueReader

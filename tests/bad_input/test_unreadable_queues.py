@@ -16,8 +16,8 @@ from sidecar.lag import measure_lag
 from tests.broker_store.bad_sectors import BadSectors
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
+from tests.uploader.test_header_check import scanned_files
 from tests.uploader.test_log_cut_by_its_broker import LivingBroker
-from tests.uploader.test_queue_witness import scanned_files
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState
@@ -27,9 +27,9 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.cycle_plan import UnusualQueue
+from uploader.header_check import QueueWitness
 from uploader.log_batch import LogBatch
 from uploader.offload import Environment, Offloader, OffloadIdentity
-from uploader.queue_witness import QueueWitness
 
 CODES = pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
 PATIENCE_S = 30.0

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.catalog.drafts import queue
-from tiered.catalog.carried import (
+from tiered.catalog.commit import PageChange
+from tiered.catalog.embedded_pages import (
     COMMIT_TAIL_BYTES,
     MAGIC,
     TRAILER,
@@ -18,7 +19,6 @@ from tiered.catalog.carried import (
     read_commit_bytes,
     read_page_bytes,
 )
-from tiered.catalog.commit import PageChange
 from tiered.catalog.page_packs import PagePacks
 from tiered.catalog.state import PageRef, RootRef
 from tiered.errors import CorruptionError

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, claim_draft, log_checks, queue, small_limits, writer
-from tiered.catalog import carried
+from tiered.catalog import embedded_pages as carried
 from tiered.catalog.claims import ADVANCING_MS, refusal
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, PageChange
 from tiered.catalog.pages import RunIndex

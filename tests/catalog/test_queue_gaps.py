@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.pulls.queue_view import QueueView
+from fetcher.rows.queue_view import QueueView
 from pipeline.filled_gaps import filled, gaps_in
 from pipeline.partitions import OffsetRange
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent

@@ -11,10 +11,10 @@ import pytest
 
 import fetcher
 from fetcher.archive import Archive
-from fetcher.blocks.lanes import Lane
-from fetcher.time_reader import TimeReader
-from fetcher.time_search import Boundary
-from fetcher.waiting import run_sync
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.waiting import run_sync
+from fetcher.queries.time_reader import TimeReader
+from fetcher.queries.time_search import Boundary
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.end_to_end.offloading import FILTER, backfill
 from tiered.formats.segment_index import SegmentIndex

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.blocks.lanes import Lane
-from fetcher.pulls.catalog_view import CatalogView
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.waiting import InlineExecutor
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
-from fetcher.waiting import InlineExecutor
+from fetcher.rows.catalog_view import CatalogView
 from tiered.catalog.reading import load
 from tiered.formats.segment_index import SegmentIndex
 from tiered.object_store.protocol import ObjectStore

@@ -12,13 +12,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from fetcher.batch import GetStatus
 from fetcher.blocks.block_cache import DroppedUnread
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.segment_source import SegmentSource
-from fetcher.pulls.catalog_view import CatalogView
+from fetcher.io.waiting import InlineExecutor, Wait, new_future
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
-from fetcher.waiting import InlineExecutor, Wait, new_future
+from fetcher.rows.batch import GetStatus
+from fetcher.rows.catalog_view import CatalogView
 from tests.fetcher.virtual import VirtualClock, VirtualReader
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent, Stored
 from tiered.catalog.protocol import CatalogLimits

@@ -10,9 +10,9 @@ from typing import Any
 from fetcher.blocks.block_cache import Block, DroppedUnread
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.disk_cache import DiskCache
-from fetcher.blocks.lanes import Lane
 from fetcher.blocks.segment_source import SegmentSource
-from fetcher.waiting import Executor, InlineExecutor
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.waiting import Executor, InlineExecutor
 from tests.fetcher.segments import Segment
 from tests.fetcher.virtual import VirtualClock, VirtualReader
 from tiered.formats.segment_index import SegmentIndex

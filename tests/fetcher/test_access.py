@@ -11,9 +11,9 @@ import pytest
 
 import fetcher
 from fetcher.access import decode_threads
-from fetcher.blocks.readers import ReaderKey
+from fetcher.io.waiting import run_sync
 from fetcher.prefetch.event_log import EventKind
-from fetcher.waiting import run_sync
+from fetcher.prefetch.readers import ReaderKey
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec

@@ -26,10 +26,10 @@ import pytest
 
 import fetcher
 from fetcher.archive import Archive
-from fetcher.pulls.tag_filter import TagFilter
+from fetcher.io.waiting import run_sync
+from fetcher.rows.tag_filter import TagFilter
 from fetcher.span import Span
 from fetcher.sql92.message_filter import Sql92Filter
-from fetcher.waiting import run_sync
 from fetcher.walk import Walk
 from tests.end_to_end.offloading import backfill
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
@@ -321,7 +321,7 @@ class Grown:
         self.record = builder.truth[queue].rows[4].record
         # As after an hour in which nobody asked; and reading on takes a while, as from a store far away.
         monkeypatch.setattr(self.archive.access.catalog, "_refresh_s", 0.0)
-        monkeypatch.setattr("fetcher.pulls.catalog_view.refresh", _slow_refresh)
+        monkeypatch.setattr("fetcher.rows.catalog_view.refresh", _slow_refresh)
 
 
 def _slow_refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
@@ -366,7 +366,7 @@ def test_while_the_catalog_cannot_be_read_only_what_is_known_for_sure_is_told(
     def away(store: ObjectStore, state: CatalogState) -> CatalogState:
         raise UnavailableError("the store is away")
 
-    monkeypatch.setattr("fetcher.pulls.catalog_view.refresh", away)
+    monkeypatch.setattr("fetcher.rows.catalog_view.refresh", away)
     with grown.archive as archive:
         queue = archive.queue("t", 0)
         assert queue.offset_by_time(1001) == 1

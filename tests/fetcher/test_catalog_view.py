@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fetcher.pulls.catalog_view import CatalogView
-from fetcher.waiting import InlineExecutor, new_future, run_sync
+from fetcher.io.waiting import InlineExecutor, new_future, run_sync
+from fetcher.rows.catalog_view import CatalogView
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.protocol import CatalogLimits

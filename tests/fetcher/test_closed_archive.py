@@ -13,9 +13,9 @@ import pytest
 
 import fetcher
 from fetcher.archive import Archive
+from fetcher.io.waiting import run_async, run_sync
 from fetcher.queries.by_key import KeyKind
 from fetcher.span import Span
-from fetcher.waiting import run_async, run_sync
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.errors import UnavailableError, UsageError
 from tiered.formats.segment import BlockCodec

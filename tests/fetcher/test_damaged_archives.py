@@ -17,7 +17,7 @@ import pytest
 
 import fetcher
 from fetcher.archive import Archive
-from fetcher.time_search import Boundary
+from fetcher.queries.time_search import Boundary
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import load

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.blocks.decode_queue import DecodeQueue, DecodeTask
-from fetcher.blocks.lanes import Lane
-from fetcher.threads import Threads
-from fetcher.waiting import InlineExecutor
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.threads import Threads
+from fetcher.io.waiting import InlineExecutor
 from tests.fetcher.virtual import HeldPool
 
 

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fetcher.batch import GetStatus
 from fetcher.policy.hot_pull import SCAN_UNITS_MAX, RecordGoneError
 from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.local_records import checked_timestamp
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange
-from fetcher.pulls.tag_filter import TagFilter
+from fetcher.rows.batch import GetStatus
+from fetcher.rows.tag_filter import TagFilter
 from fetcher.sql92.message_filter import Sql92Filter
 from tests.broker_store.test_liveness import HOLDER
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fetcher.batch import GetResult, GetStatus
-from fetcher.blocks.lanes import Lane
-from fetcher.pulls.block_fetch import Held
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.waiting import run_sync
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
-from fetcher.pulls.queue_view import QueueView, RunList
-from fetcher.pulls.tag_filter import TagFilter
-from fetcher.waiting import run_sync
+from fetcher.rows.batch import GetResult, GetStatus
+from fetcher.rows.block_fetch import Held
+from fetcher.rows.queue_view import QueueView, RunList
+from fetcher.rows.tag_filter import TagFilter
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fetcher.blocks.block_cache import BlockKey
-from fetcher.blocks.lanes import Lane
 from fetcher.blocks.neighbours import MOST_BYTES, PROOFS, RUN_BYTES_MAX, Neighbours
+from fetcher.io.request_scheduler import Lane
 from tests.fetcher.reading_simulation import Consumer, Simulation
 from tests.fetcher.segments import Segment, segment
 from tests.fetcher.source_bench import SourceBench

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.batch import GetResult, GetStatus
+from fetcher.io.waiting import run_sync
 from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.page_residency import PageResidency
 from fetcher.policy.policy_reader import PolicyReader
 from fetcher.policy.read_policy import ReadPolicy, Residency
-from fetcher.waiting import run_sync
+from fetcher.rows.batch import GetResult, GetStatus
 from tests.broker_store.unprivileged import run_unprivileged
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.end_to_end.offloading import FILTER, backfill
-from tests.fetcher.archive_side import ArchiveSide
+from tests.fetcher.archive_backend import ArchiveSide
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
 from tests.fetcher.test_hot_reader import grows
 from tiered.broker_store.residency import resident_bytes

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fetcher.prefetch.prefetch_range import Pulled, RunEnds, Stretch, WindowLimits
 from fetcher.prefetch.prefetch_window import PrefetchWindow
-from fetcher.pulls.stretch import Pulled, RunEnds, Stretch, WindowLimits
 
 BLOCK = 100
 """Offsets of a block; an offset is 10 bytes."""

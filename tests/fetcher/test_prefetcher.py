@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.background import Background
-from fetcher.blocks.lanes import Lane
+from fetcher.io.background import Background
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.waiting import InlineExecutor, Wait, new_future
 from fetcher.prefetch.event_log import EventKind, EventLog
-from fetcher.waiting import InlineExecutor, Wait, new_future
 from tests.fetcher.reading_simulation import PREFETCH, QUEUES, Consumer, Simulation, archive
 from tiered.errors import UnansweredError
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.pulls.queue_view import RunPlace
-from fetcher.pulls.run_rows import RunRows, rows_of_run
+from fetcher.rows.queue_view import RunPlace
+from fetcher.rows.run_rows import RunRows, rows_of_run
 from tests.formats.segment_builder import RowSpec, RunSpec, build, whole
 from tiered.errors import CorruptionError
 from tiered.formats.segment import BlockCodec

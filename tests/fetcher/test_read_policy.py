@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.batch import GetStatus
 from fetcher.policy.read_policy import (
     BrokerSide,
     Follow,
@@ -24,6 +23,7 @@ from fetcher.policy.read_policy import (
     decide,
     joined_line,
 )
+from fetcher.rows.batch import GetStatus
 from tiered.errors import UsageError
 from tiered.settings.load import load_settings
 from tiered.settings.sections import ReadSettings

@@ -12,7 +12,7 @@ import pytest
 
 from fetcher.blocks.block_cache import BlockKey, DropReason
 from fetcher.blocks.index_cache import CHECK_S
-from fetcher.blocks.lanes import Lane
+from fetcher.io.request_scheduler import Lane
 from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import MIB, SourceBench
 from tests.fetcher.virtual import HeldPool

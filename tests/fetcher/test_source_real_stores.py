@@ -16,11 +16,11 @@ import pytest
 
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.disk_cache import DiskCache
-from fetcher.blocks.lanes import Lane
-from fetcher.blocks.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
 from fetcher.blocks.segment_source import SegmentSource
-from fetcher.timer import ThreadTimer
-from fetcher.waiting import gather, run_async, run_sync
+from fetcher.io.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.timer import ThreadTimer
+from fetcher.io.waiting import gather, run_async, run_sync
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import load

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fetcher.blocks.lanes import Lane
 from fetcher.blocks.memory_admission import MemoryShortError
+from fetcher.io.request_scheduler import Lane
 from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import SourceBench
 from tiered.errors import CorruptionError, ThrottledError, TieredError, UnansweredError, UnavailableError

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fetcher.rows.record_properties import Properties, properties_bytes
 from fetcher.sql92.evaluation import Lookup, compile_expression
 from fetcher.sql92.expression import (
     Among,
@@ -32,7 +33,6 @@ from fetcher.sql92.expression import (
 from fetcher.sql92.java_values import ValueClashError, compare, to_double, to_integer
 from fetcher.sql92.message_filter import Sql92Filter, compiled
 from fetcher.sql92.parser import NESTING_MAX, parse
-from fetcher.sql92.properties import Properties, properties_bytes
 from fetcher.sql92.tokens import Sql92Error
 from tests.end_to_end.ground_truth import read_jsonl
 from tests.fetcher.sql92_questions import VECTORS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.pulls.tag_filter import TagFilter, tag_filter, tags_code
+from fetcher.rows.tag_filter import TagFilter, tag_filter, tags_code
 from tests.kernels.record_builder import Message, encode, properties
 from tiered.errors import UsageError
 from tiered.kernels.oracle import java_hash

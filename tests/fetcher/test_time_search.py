@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.time_search import (
+from fetcher.io.waiting import run_sync
+from fetcher.queries.time_search import (
     Boundary,
     QueueTimes,
     TimeColumns,
@@ -20,7 +21,6 @@ from fetcher.time_search import (
     offset_by_time,
     timestamp_of,
 )
-from fetcher.waiting import run_sync
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import RunChunk

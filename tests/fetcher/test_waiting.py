@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fetcher.waiting import InlineExecutor, Wait, gather, new_future, run_async, run_sync
+from fetcher.io.waiting import InlineExecutor, Wait, gather, new_future, run_async, run_sync
 from tests.fetcher.virtual import VirtualClock
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from fetcher.waiting import Wait, new_future
+from fetcher.io.waiting import Wait, new_future
 from tiered.errors import NotFoundError, UnansweredError
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.formats.golden_archive import GOLDEN, STATE_KIND
-from tiered.catalog import carried
-from tiered.catalog.carried import PARTS_MAJOR, container_in, read_page_bytes
+from tiered.catalog import embedded_pages as carried
 from tiered.catalog.commit import COMMIT_KIND
+from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, read_page_bytes
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import PAGE_KIND
 from tiered.catalog.protocol import load

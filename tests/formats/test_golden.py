@@ -13,8 +13,8 @@ import fastcrc
 import pytest
 
 from tests.formats.golden_archive import GOLDEN, STATE_DOCUMENT, STATE_KIND, write
-from tiered.catalog.carried import PARTS_MAJOR, container_in, read_page_bytes
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
+from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, decode_page
 from tiered.catalog.protocol import load
 from tiered.catalog.snapshot import ROOT_KIND, decode_root

@@ -1,7 +1,7 @@
 """A broker, `tiered run` beside it, and Java clients of both: what tests of the façade and of the slave share.
 
 Owns starting clients and ending them, what they got, and making the broker delete. Does not own which address they dial
-(facade_scene.py, slave_scene.py) nor what must come of it.
+(proxy_scene.py, slave_scene.py) nor what must come of it.
 """
 
 from __future__ import annotations

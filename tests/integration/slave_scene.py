@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from fetcher.serving.wire.codes import RequestCode
+from server.wire.codes import RequestCode
 from tests.integration.client_scene import (
     QUEUES,
     ClientScene,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fetcher.serving.slave.registration import Listed, SlavePlace, register_command
+from server.slave.registration import Listed, SlavePlace, register_command
 from tests.integration.client_scene import (
     QUEUES,
     begins_and_ends,

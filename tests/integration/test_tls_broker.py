@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.serving.slave.registration import GET_BROKER_CLUSTER_INFO
+from server.slave.registration import GET_BROKER_CLUSTER_INFO
 from tests.integration.client_scene import (
     all_there_is,
     begins_and_ends,
@@ -15,7 +15,7 @@ from tests.integration.client_scene import (
     need_clients,
     until,
 )
-from tests.integration.facade_scene import Facade, beside_facade
+from tests.integration.proxy_scene import Facade, beside_facade
 from tests.integration.slave_scene import standing
 from tests.integration.tls_cluster import TlsCluster, as_environment, as_flags
 from tests.servers.rocketmq import BROKER, RocketMq

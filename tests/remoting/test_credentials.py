@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.serving.security.signature import is_signed
+from server.security.signature import is_signed
 from tests.remoting.test_client import peer, reply
 from tiered.errors import UnavailableError, UsageError
 from tiered.remoting.client import BrokerClient

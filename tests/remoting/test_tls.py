@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.serving.facade.flight_gate import FlightGate
-from fetcher.serving.facade.upstream import RemotingUpstream
+from server.proxy.inflight_limit import FlightGate
+from server.proxy.upstream import RemotingUpstream
 from tests.remoting.tls_peer import Papers, Serve, answering, hanging_up_on, http, listening, shows, trusting
 from tests.servers.certificates import Authority
 from tiered.errors import ThrottledError, TieredError, UnansweredError, UnavailableError, UsageError
@@ -173,7 +173,7 @@ def test_a_server_that_says_nothing_is_waited_for_no_longer_than_the_time_limit(
 def test_handshakes_at_once_are_few_and_who_gets_no_turn_is_told(
     papers: Papers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fetcher.serving.facade.upstream.CONNECT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr("server.proxy.upstream.CONNECT_TIMEOUT_S", 0.4)
     dialled: list[float] = []
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

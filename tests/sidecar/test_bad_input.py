@@ -24,7 +24,7 @@ from tests.truth import read_lines
 from tiered.errors import UnavailableError
 from uploader.cycle_upload import UploadCounters
 from uploader.offload import OffloadStatus
-from uploader.patience import Patience
+from uploader.outage_limit import Patience
 
 ROOT = Path(__file__).parents[2]
 TIERED = (sys.executable, "-c", "import sys; from sidecar.cli import main; sys.exit(main())")

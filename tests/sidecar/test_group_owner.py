@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fetcher.serving.group_state import GroupLog
+from server.groups.group_state import GroupLog
 from sidecar.group_owner import is_gone, own_name
-from tests.fetcher.serving.test_group_state import LEASE_MS, Clock
+from tests.server.test_group_state import LEASE_MS, Clock
 from tiered.errors import FencedError
 from tiered.object_store.memory import MemoryStore
 

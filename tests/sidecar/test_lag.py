@@ -9,7 +9,7 @@ import pytest
 
 from sidecar import lag as lag_module
 from sidecar.lag import Lag, measure_lag, store_timestamp_at
-from sidecar.margin import LogGrowth, margin_of
+from sidecar.retention_margin import LogGrowth, margin_of
 from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import BrokerStore, open_broker_store

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import fetcher
+from fetcher.io.waiting import run_sync
 from fetcher.span import Span
-from fetcher.waiting import run_sync
 from sidecar.cli import main
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.sidecar.imported import STARTING, imported, libraries

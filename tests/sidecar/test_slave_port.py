@@ -11,24 +11,24 @@ import orjson
 import pytest
 
 from fetcher.access import ArchiveAccess
-from fetcher.serving.facade.flight_gate import FlightGate
-from fetcher.serving.facade.group_reads import GroupReading
-from fetcher.serving.facade.service import FacadePlace, FacadeService
-from fetcher.serving.facade.upstream import RemotingUpstream
-from fetcher.serving.slave.registrar import Standing
-from fetcher.serving.slave.registration import SlavePlace, Stand
-from fetcher.serving.slave.status import SlaveCounters, SlaveStatus
+from server.proxy.group_reads import GroupReading
+from server.proxy.inflight_limit import FlightGate
+from server.proxy.proxy_service import FacadePlace, FacadeService
+from server.proxy.upstream import RemotingUpstream
+from server.slave.registrar import Standing
+from server.slave.registration import SlavePlace, Stand
+from server.slave.slave_status import SlaveCounters, SlaveStatus
 from sidecar.cli import status as status_command
-from sidecar.facade_thread import FacadeOrder, facade_port
+from sidecar.proxy_thread import FacadeOrder, facade_port
 from sidecar.report import decode_report, encode_report
 from sidecar.serving_thread import ServingThread
 from sidecar.slave_metrics import SlaveCollector, slave_report
 from sidecar.slave_port import slave_place, slave_policies, slave_port
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.fetcher.serving.slave.master_double import MasterDouble
-from tests.fetcher.serving.slave.name_server_double import NameServerDouble
-from tests.fetcher.serving.slave.test_registrar import until
-from tests.sidecar.test_facade_thread import REPORT, Answers
+from tests.server.slave.master_double import MasterDouble
+from tests.server.slave.name_server_double import NameServerDouble
+from tests.server.slave.test_registrar import until
+from tests.sidecar.test_proxy_thread import REPORT, Answers
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.names import BrokerNames
 from tiered.errors import UsageError

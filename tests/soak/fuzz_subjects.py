@@ -18,13 +18,13 @@ from unittest.mock import patch
 import numpy as np
 import orjson
 
+from fetcher.io.waiting import run_sync
 from fetcher.policy.local_records import checked_timestamp
-from fetcher.waiting import run_sync
 from tests.formats.golden_archive import GOLDEN
 from tests.soak.fuzz_mutations import Mutation, changed, changed_json
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.carried import CARRIED_BEGIN, PARTS_MAJOR, carrying, container_in, read_page_bytes
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
+from tiered.catalog.embedded_pages import CARRIED_BEGIN, PARTS_MAJOR, carrying, container_in, read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
 from tiered.catalog.reading import load
 from tiered.catalog.snapshot import ROOT_KIND, decode_root

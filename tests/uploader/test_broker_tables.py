@@ -20,7 +20,7 @@ from tiered.formats.state_object import decode_state
 from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.broker_marks import TABLE_ATTEMPTS, TABLE_NAMES
+from uploader.metadata_commits import TABLE_ATTEMPTS, TABLE_NAMES
 from uploader.offload import Environment, Offloader
 
 RealStore = Callable[[str], Path]

@@ -33,9 +33,9 @@ from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_plan import CyclePlanner
 from uploader.cycle_upload import CycleUploader, UploadContext
 from uploader.double_buffer import DoubleBuffer
+from uploader.header_check import QueueWitness
 from uploader.log_batch import DamagedRange, LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
-from uploader.queue_witness import QueueWitness
 
 FAR = 1 << 40
 PATIENCE_S = 20.0

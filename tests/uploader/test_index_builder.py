@@ -40,7 +40,7 @@ from tiered.settings.sections import IndexSettings
 from uploader import gathered_items, index_builder
 from uploader.index_builder import IndexBuilder
 from uploader.index_plan import groups_of
-from uploader.left_out import gone_entries
+from uploader.unindexed import gone_entries
 
 _seeds = itertools.count()
 A, B = QueueKey("a", 0, 0), QueueKey("b", 3, 0)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
-from tests.uploader.test_broker_starts_meanwhile import HOLD_LOCK
+from tests.uploader.test_broker_starts_during_backfill import HOLD_LOCK
 from tiered.broker_store.bound import BrokerWord
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store

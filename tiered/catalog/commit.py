@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tiered.catalog.carried import PARTS_MAJOR, carrying, container_in
+from tiered.catalog.embedded_pages import PARTS_MAJOR, carrying, container_in
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange, index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
 from tiered.catalog.state import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tiered.catalog.carried import CARRIED_BEGIN
 from tiered.catalog.commit import PageChange
+from tiered.catalog.embedded_pages import CARRIED_BEGIN
 from tiered.catalog.state import PageRef, RootRef
 from tiered.formats.keys import catalog_key, parse_part_key, part_key
 

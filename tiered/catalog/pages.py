@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.carried import read_page_bytes
 from tiered.catalog.commit import conformed, queue_keys
+from tiered.catalog.embedded_pages import read_page_bytes
 from tiered.catalog.json_fields import texts
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, renumbered, selected
 from tiered.errors import CorruptionError

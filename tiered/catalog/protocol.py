@@ -1,6 +1,6 @@
 """How a version is won: create-if-absent of the next number, and nothing else (design rules: Commits, Epochs).
 
-    build the commit on the newest state known → check it locally → PUT version + 1 until won or lost (version_race.py)
+    build the commit on the newest state known → check it locally → PUT version + 1 until won or lost (commit_attempt.py)
     lost: catch up with the head; a higher epoch → FencedError; else build anew on the newer state
 
 An unanswered commit is settled before other content is tried, even across calls that gave up. One writer object per
@@ -29,14 +29,14 @@ from tiered.catalog.commit import (
     commit_object,
     encode_commit,
 )
+from tiered.catalog.commit_attempt import VersionRace
+from tiered.catalog.commit_deadline import Patience
 from tiered.catalog.limits import CatalogLimits
-from tiered.catalog.lines import LineStart, begin_line
+from tiered.catalog.log_histories import LineStart, begin_line
 from tiered.catalog.page_writer import PageWriter
-from tiered.catalog.patience import Patience
 from tiered.catalog.reading import head_version, load, refresh
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, Owner, RootRef
-from tiered.catalog.version_race import VersionRace
 from tiered.errors import (
     FencedError,
     UsageError,

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from tiered.catalog.apply import apply
-from tiered.catalog.carried import read_commit_bytes, read_page_bytes
 from tiered.catalog.commit import Commit, CommitInvalidError, CommitKind, decode_commit
+from tiered.catalog.embedded_pages import read_commit_bytes, read_page_bytes
 from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import CatalogState, LogCheck, RootRef
 from tiered.errors import CorruptionError, NotFoundError, TieredError

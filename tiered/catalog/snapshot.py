@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 
-from tiered.catalog.carried import PARTS_MAJOR
 from tiered.catalog.commit import conformed, major_of, queue_keys
+from tiered.catalog.embedded_pages import PARTS_MAJOR
 from tiered.catalog.index_refs import index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
 from tiered.catalog.queue_directory import QueueDirectory

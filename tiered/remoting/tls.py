@@ -1,7 +1,7 @@
 """TLS of the connections that we open, to brokers and name servers: what it needs, and what its failures mean.
 
 Owns what the context is made of, and words for what goes wrong. Does not own connecting
-(client.py, fetcher/serving/facade/upstream.py). Certificates that we show to clients are fetcher/serving's.
+(client.py, server/proxy/upstream.py). Server certificates are loaded in server/listen.
 Sources: TlsHelper, TlsSystemConfig, NettyRemotingServer (who gets a first byte that it does not take hangs up).
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiered.errors import UsageError
-from tiered.remoting.kept_context import KeptContext
+from tiered.remoting.tls_context_cache import KeptContext
 
 if TYPE_CHECKING:
     import ssl

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.jobs.audit import audit
+from pipeline.jobs.backfill import offload
+from pipeline.jobs.backfill_options import OffloadOptions, StoreToOffload
 from pipeline.jobs.diff import diff
 from pipeline.jobs.export import export
-from pipeline.jobs.offload import offload
-from pipeline.jobs.offload_options import OffloadOptions, StoreToOffload
 from pipeline.jobs.search import Question, search
 from pipeline.jobs.stats import stats
+from pipeline.jobs.verify import audit
 from pipeline.source_options import Source, SourceOptions
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import CLUSTER, FILTER

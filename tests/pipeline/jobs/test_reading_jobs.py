@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.jobs.audit import audit
 from pipeline.jobs.diff import DifferenceKind, diff
 from pipeline.jobs.search import Question, columns_of, search
 from pipeline.jobs.stats import Stats, bucket_width_ms, stats
 from pipeline.jobs.stats_report import page
+from pipeline.jobs.verify import audit
 from pipeline.source_options import Source, SourceOptions
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL

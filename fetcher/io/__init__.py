@@ -1,0 +1,1 @@
+"""How the reading core waits and reads: coroutines, timers, threads, scheduled range reads."""

@@ -1,0 +1,297 @@
+"""Requests to the object store in three lanes, so that reads nobody waits for cannot delay those somebody does.
+
+Each lane has its own concurrency and bytes per second, all together may have a rate too; user reads start first. A
+request may change to a faster lane while it waits. Nothing here blocks: what may not start yet is started by the end
+of another request or by the timer.
+
+Owns when a request starts. Does not own what is requested (segment_source.py) nor threads (range_reader.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+from fetcher.io.range_reader import RangeReader
+from fetcher.io.timer import Timer
+from fetcher.io.waiting import new_future
+from tiered.errors import ThrottledError, UnavailableError
+
+BURST_S = 0.05
+"""Seconds of a rate that may be saved up: more would show in a measurement, less would waste a late timer."""
+
+
+class Lane(IntEnum):
+    """Who waits for a request; lower goes first."""
+
+    USER = 0
+    PREFETCH = 1
+    BACKGROUND = 2
+
+
+@dataclass(frozen=True)
+class LaneLimits:
+    """``bytes_per_s`` 0: no limit. ``queue_max``: requests that may wait for their start."""
+
+    concurrency: int
+    bytes_per_s: int = 0
+    queue_max: int = 4096
+
+
+class Pace:
+    """Bytes a second on average, by debt: a request starts when nothing is owed and then owes its whole length."""
+
+    def __init__(self, bytes_per_s: int, now_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._free_s = now_s
+
+    def ready_s(self) -> float:
+        """The earliest start of the next request."""
+        return self._free_s if self.bytes_per_s else float("-inf")
+
+    def take(self, byte_count: int, now_s: float) -> None:
+        """A request of ``byte_count`` starts."""
+        if self.bytes_per_s:
+            self._free_s = max(self._free_s, now_s - BURST_S) + byte_count / self.bytes_per_s
+
+
+@dataclass(eq=False)
+class LaneRequest:
+    """One GET of [offset, offset + length), or of the whole object when ``length`` is None."""
+
+    key: str
+    offset: int
+    length: int | None
+    lane: Lane
+    future: Future[bytes] = field(default_factory=new_future)
+    started_in: Lane | None = None
+
+
+@dataclass
+class LaneCounts:
+    """Totals since the start: requests begun, bytes that arrived, requests that failed or found a full queue."""
+
+    requests: int = 0
+    byte_count: int = 0
+    failed: int = 0
+    refused: int = 0
+
+
+class Lanes:
+    """Starts requests on ``reader``. Thread-safe. Errors in futures: the store's, or ThrottledError (queue full)."""
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        limits: Mapping[Lane, LaneLimits],
+        *,
+        clock_s: Callable[[], float],
+        timer: Timer | None,
+        bytes_per_s: int = 0,
+    ) -> None:
+        """``bytes_per_s`` bounds all lanes together. A ``timer`` is needed only for a rate."""
+        self._reader = reader
+        self._clock_s = clock_s
+        self._timer = timer
+        self._lock = threading.Lock()
+        self._queues: dict[Lane, deque[LaneRequest]] = {lane: deque() for lane in Lane}
+        self._in_flight = dict.fromkeys(Lane, 0)
+        self._wake_s: float | None = None
+        self._is_pumping = False
+        self._pump_again = False
+        self._is_closed = False
+        self.counts = {lane: LaneCounts() for lane in Lane}
+        self._set_limits(limits, bytes_per_s)
+
+    def __repr__(self) -> str:
+        return f"Lanes(in flight {self.in_flight}, queued {self.queued})"
+
+    @property
+    def in_flight(self) -> dict[Lane, int]:
+        """Requests started and not ended, by the lane they started in."""
+        with self._lock:
+            return dict(self._in_flight)
+
+    @property
+    def queued(self) -> dict[Lane, int]:
+        """Requests that wait for their start."""
+        with self._lock:
+            return {lane: len(queue) for lane, queue in self._queues.items()}
+
+    def set_limits(self, limits: Mapping[Lane, LaneLimits], bytes_per_s: int = 0) -> None:
+        """New limits from now on; what is in flight ends undisturbed."""
+        with self._lock:
+            self._set_limits(limits, bytes_per_s)
+        self._pump()
+
+    def _set_limits(self, limits: Mapping[Lane, LaneLimits], bytes_per_s: int) -> None:
+        has_rate = bytes_per_s > 0 or any(limit.bytes_per_s for limit in limits.values())
+        if has_rate and self._timer is None:
+            raise ValueError("a rate needs a timer")
+        now_s = self._clock_s()
+        self._limits = dict(limits)
+        self._paces = {lane: Pace(limits[lane].bytes_per_s, now_s) for lane in Lane}
+        self._pace = Pace(bytes_per_s, now_s)
+
+    # -- requests ---------------------------------------------------------------------------------------------
+
+    def submit(self, request: LaneRequest) -> Future[bytes]:
+        """Queue ``request``; its future fails with ThrottledError when its lane's queue is full."""
+        with self._lock:
+            queue = self._queues[request.lane]
+            is_closed = self._is_closed
+            is_full = is_closed or len(queue) >= self._limits[request.lane].queue_max
+            if is_full:
+                self.counts[request.lane].refused += 1
+            else:
+                queue.append(request)
+        if is_closed:
+            self._refuse(request)
+        elif is_full:
+            request.future.set_exception(
+                ThrottledError(
+                    f"{request.lane.name.lower()} reads of the object store: {len(queue)} wait already",
+                    hint="retry later",
+                )
+            )
+        else:
+            self._pump()
+        return request.future
+
+    def close(self) -> None:
+        """Refuse what has not started, and everything from now on. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            refused = [request for queue in self._queues.values() for request in queue]
+            for queue in self._queues.values():
+                queue.clear()
+        for request in refused:
+            self._refuse(request)
+
+    def _refuse(self, request: LaneRequest) -> None:
+        request.future.set_exception(UnavailableError(f"{request.key} is not read: the archive is closed"))
+
+    def promote(self, request: LaneRequest, lane: Lane) -> None:
+        """Somebody in a faster ``lane`` waits for ``request`` too: it goes there unless it has started."""
+        with self._lock:
+            if lane >= request.lane:
+                return
+            was = self._queues[request.lane]
+            if request.started_in is None and request in was:
+                was.remove(request)
+                self._queues[lane].append(request)
+            request.lane = lane
+        self._pump()
+
+    # -- starting ---------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Start all that may start. One thread at a time: a reader that answers at once would recurse."""
+        with self._lock:
+            if self._is_pumping:
+                self._pump_again = True
+                return
+            self._is_pumping = True
+        while True:
+            with self._lock:
+                self._pump_again = False
+                request, wake_s = self._next()
+                if request is None:
+                    self._is_pumping = False
+                    break
+            self._start(request)
+        if wake_s is not None and self._timer is not None:
+            self._timer.call_at(wake_s, partial(self._on_wake, wake_s))
+
+    def _next(self) -> tuple[LaneRequest | None, float | None]:
+        """The next request to start now, or when to look again if the clock decides it."""
+        now_s = self._clock_s()
+        wake_s: float | None = None
+        for lane in Lane:
+            if not self._queues[lane] or self._in_flight[lane] >= self._limits[lane].concurrency:
+                continue
+            ready_s = max(self._paces[lane].ready_s(), self._pace.ready_s())
+            if ready_s > now_s:
+                wake_s = ready_s if wake_s is None else min(wake_s, ready_s)
+                if self._pace.ready_s() > now_s:
+                    break  # what is left of the common rate belongs to this lane, not to a slower one
+                continue
+            request = self._queues[lane].popleft()
+            request.started_in = lane
+            self._in_flight[lane] += 1
+            self.counts[lane].requests += 1
+            if request.length is not None:
+                self._charge(lane, request.length, now_s)
+            return request, None
+        if wake_s is None or (self._wake_s is not None and now_s < self._wake_s <= wake_s):
+            return None, None
+        self._wake_s = wake_s
+        return None, wake_s
+
+    def _charge(self, lane: Lane, byte_count: int, now_s: float) -> None:
+        self._paces[lane].take(byte_count, now_s)
+        self._pace.take(byte_count, now_s)
+
+    def _on_wake(self, wake_s: float) -> None:
+        with self._lock:
+            if self._wake_s == wake_s:
+                self._wake_s = None
+        self._pump()
+
+    def _start(self, request: LaneRequest) -> None:
+        try:
+            if request.length is None:
+                answer = self._reader.submit_get(request.key)
+            else:
+                answer = self._reader.submit(request.key, request.offset, request.length)
+        except RuntimeError as error:  # the reader is closed
+            failed: Future[Any] = new_future()
+            failed.set_exception(UnavailableError(f"{request.key} is not read: {error}"))
+            answer = failed
+        answer.add_done_callback(partial(self._on_end, request))
+
+    def _on_end(self, request: LaneRequest, answer: Future[bytes]) -> None:
+        lane = request.started_in
+        assert lane is not None
+        error = answer.exception()
+        with self._lock:
+            self._in_flight[lane] -= 1
+            if error is None:
+                self.counts[lane].byte_count += len(answer.result())
+                if request.length is None:  # how much it is shows only now
+                    self._charge(lane, len(answer.result()), self._clock_s())
+            else:
+                self.counts[lane].failed += 1
+        self._pump()
+        if error is not None:
+            request.future.set_exception(error)
+        else:
+            request.future.set_result(answer.result())
+
+
+class LaneReader:
+    """RangeReader in one lane, for readers that need no cache (queries, catalog pages). ``close`` closes nothing."""
+
+    def __init__(self, lanes: Lanes, lane: Lane) -> None:
+        self._lanes = lanes
+        self._lane = lane
+
+    def __repr__(self) -> str:
+        return f"LaneReader({self._lane.name}, {self._lanes!r})"
+
+    def submit(self, key: str, offset: int, length: int) -> Future[bytes]:
+        """See RangeReader."""
+        return self._lanes.submit(LaneRequest(key, offset, length, self._lane))
+
+    def submit_get(self, key: str) -> Future[bytes]:
+        """See RangeReader."""
+        return self._lanes.submit(LaneRequest(key, 0, None, self._lane))
+
+    def close(self) -> None:
+        """Nothing: the lanes are shared."""

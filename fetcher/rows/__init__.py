@@ -1,0 +1,1 @@
+"""Rows of a queue: catalog and queue views, read plans, message batches."""

@@ -1,0 +1,167 @@
+"""Blocks and tails for one read: what it touches, each asked for once, neighbours together.
+
+Owns what one read has in hand, and what it leaves in hand for the next of the same reader. Does not own caches nor
+requests (segment_source.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fetcher.io.request_scheduler import Lane
+from fetcher.io.waiting import gather
+from fetcher.rows.queue_view import QueueView, RunPlace
+from fetcher.rows.run_rows import RunRows
+from tiered.errors import CorruptionError
+from tiered.formats.segment import RowTable
+from tiered.formats.segment_index import SegmentIndex
+
+Block = NDArray[np.uint8]
+BlockId = tuple[str, int]
+"""Object key, number of the block."""
+
+
+class BlockSource(Protocol):
+    """Where decoded blocks come from: segment_source.SegmentSource."""
+
+    def index(
+        self, key: str, size_bytes: int, tail_bytes: int, lane: Lane
+    ) -> Coroutine[Any, Any, SegmentIndex]:
+        """The decoded tail of an object."""
+        ...
+
+    def index_in_memory(self, key: str) -> SegmentIndex | None:
+        """The decoded tail of an object, or None: then it is asked for as others are."""
+        ...
+
+    def block_in_memory(self, object_key: str, number: int) -> Block | None:
+        """The raw bytes of a block for a user who has its rows, or None: then it is asked for as others are."""
+        ...
+
+    def blocks_at(
+        self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
+    ) -> Coroutine[Any, Any, Sequence[Block]]:
+        """Raw bytes of blocks ``numbers`` (ascending) of the object, one array each; near ones share a request.
+
+        ``run`` is any run of the object that is not a light queue's; the blocks may hold rows of others.
+        """
+        ...
+
+
+class Slices(NamedTuple):
+    """Rows of a plain run in one block, all visible in ``view``: offset ``base + i`` is bytes [starts[i], ends[i]) of
+    ``data``. Plain integers and memory: a pull is answered by three look-ups."""
+
+    view: QueueView
+    base: int
+    starts: Sequence[int]
+    ends: Sequence[int]
+    data: memoryview
+
+
+@dataclass
+class Held:
+    """What the last read of a reader had in hand: sequential reads find their block here, checked once."""
+
+    blocks: dict[BlockId, Block] = field(default_factory=dict)
+    rows: RunRows | None = None
+    """Rows of the block read last, unless of a light queue; it is among ``blocks``."""
+    ahead: RunRows | None = None
+    """``rows`` with those of blocks behind, where these were looked at too."""
+    table: tuple[RunPlace, RowTable] | None = None
+    """All rows of the run read last, where the run needs them: light queues."""
+    slices: Slices | None = None
+    """``rows`` as most pulls need them, once one was answered; goes with the block."""
+    line: int = -1
+    """Log line of the catalog it was read from. It belongs here: who takes this while another puts something else in
+    its place must not judge it by the other's line."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about; blocks may be shared with a cache."""
+        known = self.ahead or self.rows
+        rows = 0 if known is None else known.nbytes
+        table = 0 if self.table is None else 80 * len(self.table[1])
+        return sum(block.nbytes for block in self.blocks.values()) + rows + table
+
+
+class Needed(NamedTuple):
+    """Blocks ``numbers`` of ``rows``, which are of ``place``, whose object's tail is ``segment``."""
+
+    segment: SegmentIndex
+    place: RunPlace
+    rows: RunRows
+    numbers: range
+
+
+class BlockFetch:
+    """What one read touches, on one lane. ``held``: what the read before left."""
+
+    def __init__(self, source: BlockSource, lane: Lane, held: Held) -> None:
+        self._source = source
+        self._lane = lane
+        self.held = held
+        self.touched: dict[BlockId, Block] = {}
+
+    @property
+    def touched_bytes(self) -> int:
+        """Raw bytes of all blocks so far."""
+        return sum(block.nbytes for block in self.touched.values())
+
+    async def indexes(self, places: Sequence[RunPlace]) -> list[SegmentIndex]:
+        """The objects that hold ``places``, opened side by side and checked against the catalog."""
+        if len(places) == 1:
+            found = [await self._index(places[0])]
+        else:
+            keys = {place.object_key: place for place in places}
+            opened = await gather(self._index(place) for place in keys.values())
+            by_key = dict(zip(keys, opened, strict=True))
+            found = [by_key[place.object_key] for place in places]
+        for place, index in zip(places, found, strict=True):
+            place.check(index)
+        return found
+
+    def _index(self, place: RunPlace) -> Coroutine[Any, Any, SegmentIndex]:
+        return self._source.index(place.object_key, place.size_bytes, place.tail_bytes, self._lane)
+
+    async def fetch(self, needed: Iterable[Needed]) -> None:
+        """Have the blocks of ``needed`` in ``touched``."""
+        missing: dict[str, dict[int, Needed]] = {}
+        for need in needed:
+            key = need.segment.key
+            for number in need.numbers:
+                block_id = key, number
+                if block_id in self.touched:
+                    continue
+                found = self.held.blocks.get(block_id)
+                if found is not None:
+                    self.touched[block_id] = found
+                else:
+                    missing.setdefault(key, {})[number] = need
+        groups = list(missing.values())
+        if len(groups) == 1:
+            await self._fetch_group(groups[0])
+        elif groups:
+            await gather(self._fetch_group(group) for group in groups)
+
+    async def _fetch_group(self, needs: dict[int, Needed]) -> None:
+        """Blocks of one object, whatever runs they belong to: neighbours share requests."""
+        numbers = sorted(needs)
+        index = needs[numbers[0]].segment
+        blocks = await self._source.blocks_at(index, needs[numbers[0]].place.ordinal, numbers, self._lane)
+        for number, block in zip(numbers, blocks, strict=True):
+            raw_bytes = needs[number].rows.block_raw_bytes(number)
+            if len(block) != raw_bytes:
+                raise CorruptionError(
+                    f"{index.key}: block {number} came with {len(block)} bytes, not {raw_bytes}"
+                )
+            self.touched[index.key, number] = block
+
+    def blocks(self, need: Needed) -> list[Block]:
+        """The blocks of ``need``, fetched before."""
+        return [self.touched[need.segment.key, number] for number in need.numbers]

@@ -1,0 +1,158 @@
+"""Rows of a light queue: they refer to rows of parent queues, whose records are read at the same catalog version.
+
+A light queue lives no longer than its parents: rows whose parents expired, were lost, or were never archived are passed
+like a gap, and a reply ends before them.
+
+Owns that rule. Does not own limits and filters beyond a step (row_reader.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fetcher.io.waiting import gather
+from fetcher.rows.batch import EMPTY_BATCH, MessageBatch
+from fetcher.rows.block_fetch import Block, BlockFetch, Held, Needed
+from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.queue_view import QueueView, RunPlace
+from fetcher.rows.read_plan import NO_END, Limits, Step, Taken, Wish, take
+from fetcher.rows.run_rows import blocks_of_rows, rows_of
+from tiered.consume_queue.unit_view import row_at
+from tiered.errors import CorruptionError
+from tiered.formats.segment import RowTable
+from tiered.model.queue import QueueKey
+from tiered.model.tables import RunKind
+
+
+class _Records(NamedTuple):
+    """Records of a parent's rows: record i is ``pieces[piece[i]][starts[i] : starts[i] + sizes[i]]``."""
+
+    pieces: list[Block]
+    piece: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    phys: NDArray[np.int64]
+
+
+class LightReader:
+    """Reads light rows. Holds no state: threads may share it."""
+
+    def __init__(self, catalog: CatalogView) -> None:
+        self._catalog = catalog
+
+    async def step(
+        self,
+        fetch: BlockFetch,
+        view: QueueView,
+        place: RunPlace,
+        at: int,
+        limits: Limits,
+        wish: Wish,
+        after: Held,
+    ) -> Step:
+        """Rows of the run ``place`` from ``at`` on that may be wanted, with their parents' records."""
+        (index,) = await fetch.indexes([place])
+        known = fetch.held.table
+        table = known[1] if known is not None and known[0] == place else index.row_columns(place.ordinal)
+        after.table = place, table
+        first = row_at(table, at)
+        end = row_at(table, min(wish.end, place.end) - 1) + 1
+        if wish.filter is None:
+            end = min(end, first + limits.rows)
+        part = _taken(rows_of(table, slice(first, end)), limits, wish)
+        next_offset = _end_offset(table, first + part.end_row) if part.end_row else at
+        if not part.row_count:
+            return Step(EMPTY_BATCH, next_offset, part.is_full, at)
+        numbers = np.arange(first, end)[part.rows]
+        rows = rows_of(table, numbers)
+        parents = {
+            number: self._catalog.view(view.state, index.queues[number])
+            for number in np.unique(rows.parent).tolist()
+        }
+        lost = _lost(rows, parents)
+        if lost[0]:
+            gone = len(lost) if lost.all() else int(np.argmin(lost))
+            return Step(EMPTY_BATCH, at, True, at, lost_to=_end_offset(rows, gone))
+        is_last = part.is_full and wish.filter is None
+        if lost.any():
+            kept = int(np.argmax(lost))
+            rows, is_last = rows_of(rows, slice(0, kept)), True
+            next_offset = int(table.queue_offset[numbers[kept]])
+        present = [(number, parents[number]) for number in np.unique(rows.parent).tolist()]
+        batch = await self._batch(
+            fetch, view.queue, rows, {n: found for n, found in present if found is not None}
+        )
+        return Step(batch, next_offset, is_last, next_offset)
+
+    async def _batch(
+        self, fetch: BlockFetch, queue: QueueKey, rows: RowTable, parents: dict[int, QueueView]
+    ) -> MessageBatch:
+        mine = [np.flatnonzero(rows.parent == number) for number in parents]
+        wanted = [np.unique(rows.parent_queue_offset[some], return_inverse=True) for some in mine]
+        found = await gather(
+            self._records_at(fetch, view, offsets)
+            for view, (offsets, _) in zip(parents.values(), wanted, strict=True)
+        )
+        pieces: list[Block] = []
+        piece, starts = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
+        for some, (_, inverse), records, parent in zip(mine, wanted, found, parents.values(), strict=True):
+            sizes, phys = records.sizes[inverse], records.phys[inverse]
+            if bool((sizes != rows.size[some]).any() or (phys != rows.phys[some]).any()):
+                raise CorruptionError(f"{queue}: rows do not agree with those of their parent {parent}")
+            piece[some] = records.piece[inverse] + len(pieces)
+            starts[some] = records.starts[inverse]
+            pieces += records.pieces
+        return MessageBatch(
+            pieces, piece, starts, rows.size, rows.queue_offset, rows.inner_num, rows.phys, rows.tags_code,
+            rows.store_timestamp,
+        )  # fmt: skip
+
+    async def _records_at(self, fetch: BlockFetch, view: QueueView, offsets: NDArray[np.int64]) -> _Records:
+        """Records of the rows of ``view`` at ``offsets``, ascending, all of which exist."""
+        runs = await self._catalog.runs_of(view)
+        places: list[RunPlace] = []
+        cuts = [0]
+        while cuts[-1] < len(offsets):
+            (place,) = runs.places(int(offsets[cuts[-1]]), end=NO_END, bytes_max=0, runs_max=1)
+            if place.kind == RunKind.LMQ:
+                raise CorruptionError(f"{view.queue} is the parent of a light queue and one itself")
+            places.append(place)
+            cuts.append(int(offsets.searchsorted(place.end)))
+        indexes = await fetch.indexes(places)
+        needed: list[Needed] = []
+        parts: list[NDArray[np.intp]] = []
+        for number, (place, index) in enumerate(zip(places, indexes, strict=True)):
+            for rows, wanted in blocks_of_rows(index, place, offsets[cuts[number] : cuts[number + 1]]):
+                needed.append(Needed(index, place, rows, rows.blocks))
+                parts.append(wanted)
+        await fetch.fetch(needed)
+        found = list(zip((need.rows for need in needed), parts, strict=True))
+        return _Records(
+            [block for need in needed for block in fetch.blocks(need)],
+            np.repeat(np.arange(len(found), dtype=np.int32), [len(wanted) for wanted in parts]),
+            np.concatenate([rows.starts[wanted] for rows, wanted in found]),
+            np.concatenate([rows.sizes[wanted] for rows, wanted in found]),
+            np.concatenate([rows.phys[wanted] for rows, wanted in found]),
+        )
+
+
+def _taken(rows: RowTable, limits: Limits, wish: Wish) -> Taken:
+    mask = None if wish.filter is None else wish.filter.tags_mask(rows.tags_code)
+    return take(rows.size, np.cumsum(rows.size, dtype=np.int64), 0, limits, mask)
+
+
+def _lost(rows: RowTable, parents: dict[int, QueueView | None]) -> NDArray[np.bool_]:
+    """Which rows refer to parents that expired or were never archived."""
+    lost = np.zeros(len(rows), bool)
+    for number, view in parents.items():
+        mine = rows.parent == number
+        lost[mine] = True if view is None else view.are_lost(rows.parent_queue_offset[mine])
+    return lost
+
+
+def _end_offset(rows: RowTable, end: int) -> int:
+    """The queue offset behind row ``end - 1``."""
+    return int(rows.queue_offset[end - 1]) + int(rows.inner_num[end - 1])

@@ -1,0 +1,229 @@
+"""Rows of a run that lie in some blocks: where each record is in their bytes, and its columns. Pure: no I/O.
+
+No more rows are looked at than a pull may take, so that neither memory nor time follows the length of a run; those of
+many blocks at once, because what is done with a block costs more than what is done with a row.
+
+Owns rows and where they are. Does not own which of them a pull takes (read_plan.py) nor requests (row_reader.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fetcher.rows.batch import MessageBatch
+from fetcher.rows.queue_view import RunPlace
+from tiered.consume_queue.unit_view import row_at
+from tiered.errors import CorruptionError
+from tiered.formats.segment import RowTable
+from tiered.formats.segment_index import BlockSpan, SegmentIndex
+from tiered.model.tables import RunKind
+
+_ROW_BYTES = 56
+_ZEROS = np.zeros(4096, np.int32)
+
+
+class RunRows:
+    """Rows of one run that lie in consecutive blocks [first_block, end_block) of an object, offsets [base, end).
+
+    Record i is bytes [starts[i], starts[i] + sizes[i]) of its block, ``piece[i]`` counted from the first; records stand
+    one behind the other, the i-th ends at ``ends[i]`` of all these blocks' bytes. Columns are read-only.
+    """
+
+    __slots__ = (
+        "base", "block_bytes", "block_rows", "end", "end_block", "ends", "first_block", "inner_num", "is_plain",
+        "object_key", "phys", "piece", "queue_offsets", "sizes", "starts", "store_timestamp", "tags_code",
+    )  # fmt: skip
+
+    def __init__(self, index: SegmentIndex, place: RunPlace, span: BlockSpan, columns: RowTable) -> None:
+        """``columns``: the rows of ``span`` (position is not looked at)."""
+        self.object_key = index.key
+        self.first_block, self.end_block = span.first_block, span.end_block
+        self.block_rows, self.block_bytes = index.bounds_of_blocks(place.ordinal, span)
+        """Where each block begins, and the last one ends: in rows of these, and in bytes of all blocks."""
+        self.is_plain = place.kind == RunKind.PLAIN
+        self.sizes = columns.size
+        self.ends = columns.size.cumsum(dtype=np.int64)
+        if span.raw_offset < 0:
+            self.ends -= span.raw_offset
+        self.starts = self.ends - columns.size
+        self.piece: NDArray[np.int32] | None = None
+        """None: all in one block."""
+        if span.end_block - span.first_block > 1:
+            rows_in = np.diff(self.block_rows)
+            self.piece = np.repeat(np.arange(len(rows_in), dtype=np.int32), rows_in)
+            self.starts -= np.array(self.block_bytes)[self.piece]
+        self.queue_offsets = columns.queue_offset
+        self.inner_num = columns.inner_num
+        self.phys = columns.phys
+        self.tags_code = columns.tags_code
+        self.store_timestamp = columns.store_timestamp
+        self.base = int(columns.queue_offset[0])
+        self.end = int(columns.queue_offset[-1]) + int(columns.inner_num[-1])
+        if not self._fit(span.end_row < place.rows):
+            raise CorruptionError(
+                f"{index.key}: rows {span.first_row} to {span.end_row} of run {place.ordinal} do not fit "
+                f"{_named(span)} [{span.offset}, {span.offset + span.length})"
+            )
+
+    def _fit(self, goes_on: bool) -> bool:
+        """Whether each block ends with a row, the last one perhaps with other runs'."""
+        if int(self.sizes.min()) <= 0:
+            return False
+        for row, end_bytes in zip(self.block_rows[1:-1], self.block_bytes[1:-1], strict=True):
+            if int(self.ends[row - 1]) != end_bytes:
+                return False
+        last, end_bytes = int(self.ends[-1]), self.block_bytes[-1]
+        return last == end_bytes if goes_on else last <= end_bytes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the columns, about."""
+        return 400 + _ROW_BYTES * len(self.sizes)
+
+    @property
+    def blocks(self) -> range:
+        """Numbers of the blocks."""
+        return range(self.first_block, self.end_block)
+
+    def block_raw_bytes(self, number: int) -> int:
+        """Raw bytes of block ``number``."""
+        at = number - self.first_block
+        return self.block_bytes[at + 1] - self.block_bytes[at]
+
+    def row_of(self, offset: int) -> int:
+        """The row that spans ``offset``, which lies in [base, end)."""
+        if self.is_plain:
+            return offset - self.base
+        return bisect_right(cast("Sequence[int]", self.queue_offsets), offset) - 1
+
+    def end_offset(self, end_row: int) -> int:
+        """The queue offset behind row ``end_row - 1``."""
+        if self.is_plain:
+            return self.base + end_row
+        return int(self.queue_offsets[end_row - 1]) + int(self.inner_num[end_row - 1])
+
+    def blocks_of(self, rows: slice | NDArray[np.intp]) -> range:
+        """Numbers of the blocks from the first to the last of ``rows``, which are not none."""
+        if self.piece is None:
+            return self.blocks
+        first, last = (rows.start, rows.stop - 1) if isinstance(rows, slice) else (rows[0], rows[-1])
+        return range(self.first_block + int(self.piece[first]), self.first_block + int(self.piece[last]) + 1)
+
+    def in_block_of(self, row: int) -> RunRows:
+        """Those of these rows that lie in the block of ``row``: what is kept in hand. Columns are views."""
+        if self.piece is None:
+            return self
+        at = int(self.piece[row])
+        first, end = self.block_rows[at : at + 2]
+        begin_bytes, end_bytes = self.block_bytes[at : at + 2]
+        part = object.__new__(RunRows)
+        part.object_key, part.is_plain, part.piece = self.object_key, self.is_plain, None
+        part.first_block, part.end_block = self.first_block + at, self.first_block + at + 1
+        part.block_rows, part.block_bytes = [0, end - first], [0, end_bytes - begin_bytes]
+        part.base, part.end = self.end_offset(first) if first else self.base, self.end_offset(end)
+        part.ends = self.ends[first:end] - begin_bytes
+        for name in ("sizes", "starts", "queue_offsets", "inner_num", "phys", "tags_code", "store_timestamp"):
+            setattr(part, name, getattr(self, name)[first:end])
+        return part
+
+    def body(self, rows: slice, block: NDArray[np.uint8]) -> memoryview:
+        """The records of ``rows``, which are at least one and lie in the only block, back to back."""
+        return block.data[int(self.starts[rows.start]) : int(self.ends[rows.stop - 1])]
+
+    def bodies(self, rows: slice, blocks: Sequence[NDArray[np.uint8]]) -> list[memoryview]:
+        """As ``body``, of rows in ``blocks``: the decoded bytes of ``blocks_of(rows)``, a view of each."""
+        last = rows.stop - 1
+        begin, end = int(self.starts[rows.start]), int(self.starts[last]) + int(self.sizes[last])
+        if len(blocks) == 1:
+            return [blocks[0].data[begin:end]]
+        return [blocks[0].data[begin:], *(block.data for block in blocks[1:-1]), blocks[-1].data[:end]]
+
+    def batch(self, rows: slice | NDArray[np.intp], blocks: Sequence[NDArray[np.uint8]]) -> MessageBatch:
+        """``rows`` with their records in ``blocks``: the decoded bytes of ``blocks_of(rows)``."""
+        starts = self.starts[rows]
+        count = len(starts)
+        if self.piece is None or len(blocks) == 1:
+            piece = _ZEROS[:count] if count <= len(_ZEROS) else np.zeros(count, np.int32)
+        else:
+            piece = self.piece[rows]
+            piece = piece - piece[0]
+        return MessageBatch(
+            blocks, piece, starts, self.sizes[rows], self.queue_offsets[rows], self.inner_num[rows],
+            self.phys[rows], self.tags_code[rows], self.store_timestamp[rows],
+            is_one_piece=len(blocks) == 1 and isinstance(rows, slice),
+        )  # fmt: skip
+
+
+def _named(span: BlockSpan) -> str:
+    count = span.end_block - span.first_block
+    return f"block {span.first_block}" if count == 1 else f"blocks {span.first_block} to {span.end_block - 1}"
+
+
+def rows_of_run(
+    index: SegmentIndex,
+    place: RunPlace,
+    offset: int,
+    table: RowTable | None = None,
+    *,
+    count: int = 1,
+    max_bytes: int = 0,
+) -> RunRows:
+    """Rows of the run from the block on that holds ``offset``, without their bytes: whole blocks, up to the one that
+    has the ``count``-th row or makes it ``max_bytes``. Not for light queues.
+
+    ``table``: ``index.row_columns`` of the run; needed where rows span several offsets. Raises CorruptionError.
+    """
+    if place.kind == RunKind.PLAIN:
+        row = offset - place.base
+    else:
+        table = table or index.row_columns(place.ordinal)
+        row = row_at(table, offset)
+    span = index.block_span(place.ordinal, row, min(row + count, place.rows), raw_bytes_max=max_bytes)
+    if table is None:
+        columns = _plain_columns(index, place, span)
+    else:
+        columns = rows_of(table, slice(span.first_row, span.end_row))
+    return RunRows(index, place, span, columns)
+
+
+def blocks_of_rows(
+    index: SegmentIndex, place: RunPlace, offsets: NDArray[np.int64]
+) -> Iterator[tuple[RunRows, NDArray[np.intp]]]:
+    """The blocks that hold the rows at ``offsets`` (ascending, all in the run), each with its own of these rows."""
+    table = None if place.kind == RunKind.PLAIN else index.row_columns(place.ordinal)
+    at = 0
+    while at < len(offsets):
+        rows = rows_of_run(index, place, int(offsets[at]), table)
+        end = int(offsets.searchsorted(rows.end))
+        mine = offsets[at:end]
+        yield (
+            rows,
+            mine - rows.base if rows.is_plain else rows.queue_offsets.searchsorted(mine, side="right") - 1,
+        )
+        at = end
+
+
+def _plain_columns(index: SegmentIndex, place: RunPlace, span: BlockSpan) -> RowTable:
+    first = int(index.first_row[place.ordinal])
+    found = index.stored_columns(first + span.first_row, first + span.end_row)
+    # Copies: a view of some rows would keep whole column pages in memory. Rows of several pages are copies already.
+    size, tags_code, stamp, phys, inner, parent, parent_offset = (
+        column if column.base is None else column.copy() for column in found
+    )
+    offsets = np.arange(place.base + span.first_row, place.base + span.end_row)
+    return RowTable(offsets, size, tags_code, stamp, phys, offsets, inner, inner, parent, parent_offset)
+
+
+def rows_of(table: RowTable, rows: slice | NDArray[np.intp]) -> RowTable:
+    """Some rows of a run, without keys."""
+    return RowTable(
+        *(getattr(table, name)[rows] for name in RowTable.__dataclass_fields__ if name != "key_hashes")
+    )

@@ -1,0 +1,77 @@
+"""Which messages of a queue a reader wants: the interface of every filter, and the filter by tag.
+
+A filter is asked twice: by consume-queue columns before any record is fetched, then by the record itself. The broker's
+tag filter compares 32-bit hashes and leaves the rest to the client (DefaultMessageFilter); this one compares the tag.
+
+Owns tag expressions. SQL92 is in fetcher/sql92.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Iterable
+from functools import reduce
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fetcher.rows.record_properties import Properties, properties_bytes
+from tiered.errors import UsageError
+
+ANY_TAG = "*"
+
+
+class MessageFilter(Protocol):
+    """Says which messages are wanted. Immutable; used by several threads at once."""
+
+    def tags_mask(self, tags_code: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Which rows may be wanted, by their tags codes alone; None when that says nothing of any row."""
+        ...
+
+    def keep(self, record: memoryview) -> bool:
+        """Whether this record is wanted; asked only of rows that ``tags_mask`` leaves. Raises CorruptionError."""
+        ...
+
+
+class TagFilter:
+    """Keeps messages with one of ``tags``. Implements MessageFilter."""
+
+    def __init__(self, tags: Iterable[str]) -> None:
+        self.tags = frozenset(tags)
+        self._codes = np.array(sorted({tags_code(tag) for tag in self.tags}), np.int64)
+
+    def __repr__(self) -> str:
+        return f"TagFilter({' || '.join(sorted(self.tags))!r})"
+
+    def tags_mask(self, tags_code: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See MessageFilter."""
+        if len(self._codes) == 1:
+            found: NDArray[np.bool_] = tags_code == self._codes[0]
+            return found
+        return np.isin(tags_code, self._codes)
+
+    def keep(self, record: memoryview) -> bool:
+        """See MessageFilter. Different tags may have equal codes ("Aa" and "BB")."""
+        return Properties(properties_bytes(record))("TAGS") in self.tags
+
+
+def tags_code(tag: str) -> int:
+    """The code a broker stores for ``tag``: String.hashCode, over UTF-16 units (MessageExtBrokerInner)."""
+    units = array.array("H", tag.encode("utf-16-le", "surrogatepass"))
+    code = reduce(lambda hashed, unit: (31 * hashed + unit) & 0xFFFF_FFFF, units, 0)
+    return code - (1 << 32) if code >> 31 else code
+
+
+def tag_filter(expression: str | None) -> TagFilter | None:
+    """The filter ``a || b || c`` means; None where it means every message (empty, ``*``).
+
+    Raises UsageError when no tag is left (org.apache.rocketmq.remoting FilterAPI.buildSubscriptionData).
+    """
+    if not expression or expression == ANY_TAG:
+        return None
+    tags = [tag.strip() for tag in expression.split("||")]
+    tags = [tag for tag in tags if tag]
+    if not tags:
+        raise UsageError(f"no tag in {expression!r}", hint="write a || b")
+    return TagFilter(tags)

@@ -1,0 +1,303 @@
+"""The driver's half of bulk back-fill: one store directory into its archive.
+
+    settle   load the catalog → compare the log with the archive → claim the epoch (uploader/archive_owner.py)
+    scan     tasks, one per file:  cut the log into cycles, sum up how each moves the ends of its queues
+    put      tasks, one per cycle: encode from the ends before it, put objects under keys of the claimed epoch
+    commit   the driver, in log order, through the catalog protocol
+    tables   the broker's topics, groups and offsets; the epoch is released
+    finish   the ordinary back-fill over what is left: hides deleted queues, builds the index
+
+What comes out is what ``tiered backfill`` makes. A driver that dies leaves whole commits and garbage of its epoch; the
+same job continues from the last commit. A writer whose epoch is current is never fenced unless told so.
+
+Owns the order on the driver. Does not own what a task does (backfill_cycles.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from pipeline.jobs.backfill_cycles import put_cycle, scan_part
+from pipeline.jobs.backfill_options import OffloadOptions, Report, StoreReport
+from pipeline.jobs.backfill_outage import bounded
+from pipeline.jobs.backfill_parts import grouped, log_parts
+from pipeline.jobs.backfill_tails import move
+from pipeline.jobs.backfill_tasks import (
+    ArchiveTarget,
+    LogPart,
+    PutCycle,
+    PutTask,
+    Scan,
+    ScanTask,
+    StoreSource,
+)
+from pipeline.jobs.tasks import TaskRunner
+from tiered.broker_store.config import state_fingerprint
+from tiered.broker_store.store import BrokerStore
+from tiered.catalog.claims import BACKFILL
+from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.state import NO_CHECK
+from tiered.kernels.queue_table import QueueTable
+from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.url import open_store
+from uploader.archive_owner import ArchiveOwner
+from uploader.bound_source import BoundSource, no_word
+from uploader.broker_state_archive import BrokerStateArchive
+from uploader.cycle_draft import draft_in_place
+from uploader.metadata_commits import broker_tables
+from uploader.offload import Environment, Offloader, OffloadIdentity
+from uploader.queue_tails import QueueTails
+from uploader.skipped_log import SkippedLog
+
+CYCLES_PER_CORE = 2
+"""Cycles put in one stage: more keep cores busier, fewer lose less when the driver dies."""
+STAGES_AHEAD = 2
+SIGN_OF_LIFE_S = 20.0
+"""A third of what makes a writer one that advances (tiered.catalog.claims)."""
+
+T = TypeVar("T")
+
+
+class StoreOffload:
+    """One store directory into its archive."""
+
+    def __init__(
+        self, source: StoreSource, url: str, options: OffloadOptions, runner: TaskRunner, report: Report
+    ) -> None:
+        self._source = source
+        self._target = ArchiveTarget(url, options.store)
+        self._options = options
+        self._runner = runner
+        self._report = report
+        self._instance = _instance(source.path)
+        self._bound_source: BoundSource
+        self._table = QueueTable()
+        self._tails = QueueTails()
+        self._was_damaged = self._was_lost = False
+        self._skipped = SkippedLog()
+        self._doomed: list[str] = []
+        self._result = StoreReport(source.path, source.cluster, source.broker)
+
+    def run(self) -> StoreReport:
+        """All steps."""
+        started_s = time.monotonic()
+        with self._source.open() as store:
+            with self._target.open(self._source.cluster, self._source.broker) as archive:
+                self._ship(store, archive)
+            self._finish(store)
+        self._result = replace(self._result, duration_s=time.monotonic() - started_s)
+        return self._result
+
+    # -- settle -----------------------------------------------------------------------------------------------
+
+    def _ship(self, store: BrokerStore, archive: ObjectStore) -> None:
+        self._bound_source = BoundSource(store, no_word)
+        owner = ArchiveOwner(
+            archive,
+            store.commit_log,
+            OffloadIdentity(self._source.cluster, self._source.broker, self._instance, BACKFILL),
+            Environment(),
+            root_every=self._options.settings.root_every,
+            take_over=self._options.take_over,
+            may_replace_log=self._options.replace_log,
+            said_end_phys=self._bound_source.said_end_phys,
+        )
+        writer = owner.writer
+        with bounded(self._options.patience_s, lambda: writer.waits_for, lambda _: writer.abort()):
+            self._ship_as(owner, store, archive)
+
+    def _ship_as(self, owner: ArchiveOwner, store: BrokerStore, archive: ObjectStore) -> None:
+        log, writer = store.commit_log, owner.writer
+        start_phys = owner.open(claim_now=False)
+        bound = self._bound_source.ask(start_phys)
+        self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
+        if not writer.is_claimed:
+            if start_phys >= min(bound.phys, log.max_file_end):
+                return
+            # The owner before may commit until the claim is won: what counts is what is there after it.
+            start_phys = owner.open(claim_now=True)
+            self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
+        owner.load_tails(self._table, self._tails)
+        self._skipped = SkippedLog.of(writer.state)
+        parts = log_parts(store, start_phys, bound.phys, bound.proven_phys)
+        self._commit_all(writer, parts)
+        self._commit_tables(writer, archive, store)
+        writer.release(doomed=self._doomed)
+
+    def _commit_tables(self, writer: CatalogWriter, archive: ObjectStore, store: BrokerStore) -> None:
+        """The broker's topics, groups and offsets, if they changed. A copy without any says nothing."""
+        if not state_fingerprint(store.path):
+            return
+        tables = BrokerStateArchive(archive, lambda: broker_tables(store))
+        state = writer.state
+        tables.adopt(state.state_objects)
+        if state.started and tables.refresh(state.epoch, 1):
+            writer.append(replace(draft_in_place(state, _now_ms()), state_objects=tables.pending()))
+
+    def _commit_all(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> None:
+        """Stages overlap: while one is committed, the next ones are put and the one after is scanned."""
+        first, total = parts[0].from_phys if parts else 0, parts[-1].to_phys if parts else 0
+        self._report(self._source.path, 0, total - first)
+        stages: deque[Future[list[PutCycle]]] = deque()
+        with ThreadPoolExecutor(STAGES_AHEAD, thread_name_prefix="put-stage") as pool:
+            try:
+                for tasks in grouped(self._put_tasks(writer, parts), self._stage_cycles):
+                    stages.append(pool.submit(self._runner.run, put_cycle, tasks, "offload: put"))
+                    if len(stages) > STAGES_AHEAD:
+                        self._commit(writer, _awaited(stages.popleft(), writer), first, total)
+                while stages:
+                    self._commit(writer, _awaited(stages.popleft(), writer), first, total)
+            except BaseException:
+                _call_off(stages)
+                self._runner.cancel()
+                raise
+        self._report(self._source.path, total - first, total - first)
+
+    @property
+    def _stage_cycles(self) -> int:
+        return CYCLES_PER_CORE * self._runner.parallelism
+
+    def _put_tasks(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> Iterator[PutTask]:
+        """Cycles in log order, each with the ends it begins with."""
+        for scan in self._scans(writer, parts):
+            ordinals = np.array([self._table.ordinal(*queue) for queue in scan.queues], np.int64)
+            self._tails.grow(len(self._table))
+            for cycle in scan.cycles:
+                before = move(self._tails, ordinals[cycle.ordinals], cycle.moves)
+                state = writer.state
+                yield PutTask(
+                    source=self._source,
+                    settings=self._options.settings,
+                    target=self._target,
+                    part=cycle.part,
+                    epoch=state.epoch,
+                    line=state.cursor.line,
+                    catalog_version=state.version,
+                    writer=self._instance,
+                    queues=[scan.queues[ordinal] for ordinal in cycle.ordinals.tolist()],
+                    tails=before,
+                    rows=cycle.rows,
+                    left_out=cycle.left_out,
+                    light=cycle.light,
+                    was_damaged=self._was_damaged,
+                    was_lost=self._was_lost,
+                    skipped=self._skipped,
+                    patience_s=self._options.patience_s,
+                )
+                self._was_damaged |= cycle.is_damaged
+                self._was_lost |= cycle.is_lost
+            if scan.end_phys < scan.part.to_phys:
+                return  # the end of what is written
+
+    def _scans(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> Iterator[Scan]:
+        """Scans of ``parts`` in order; the next stage of them runs while one is handed out."""
+        scans = [ScanTask(self._source, self._options.settings, part) for part in parts]
+        with ThreadPoolExecutor(1, thread_name_prefix="scan-stage") as pool:
+            ahead: deque[Future[list[Scan]]] = deque()
+            try:
+                for tasks in grouped(iter(scans), self._runner.parallelism):
+                    ahead.append(pool.submit(self._runner.run, scan_part, tasks, "offload: scan"))
+                    if len(ahead) > 1:
+                        yield from _awaited(ahead.popleft(), writer)
+                while ahead:
+                    yield from _awaited(ahead.popleft(), writer)
+            finally:
+                _call_off(ahead)
+
+    def _commit(self, writer: CatalogWriter, cycles: list[PutCycle], first: int, total: int) -> None:
+        self._bound_source.refuse_started_broker()
+        for cycle in cycles:
+            self._doomed += cycle.abandoned
+            check = cycle.draft.check if cycle.draft.check != NO_CHECK else writer.state.cursor.check
+            draft = replace(cycle.draft, check=check, doomed=list(self._doomed), created_ms=_now_ms())
+            writer.append(draft)
+            self._doomed = []
+            done = self._result
+            self._result = replace(
+                done,
+                to_phys=draft.to_phys,
+                messages=done.messages + cycle.rows,
+                raw_bytes=done.raw_bytes + cycle.raw_bytes,
+                stored_bytes=done.stored_bytes + cycle.stored_bytes,
+                objects=done.objects + len(draft.object_keys),
+                commits=done.commits + 1,
+                gaps=done.gaps + len(draft.gaps),
+                damaged=done.damaged + len(cycle.damaged),
+                lost=done.lost + len(cycle.lost),
+                abandoned=done.abandoned + len(cycle.abandoned),
+            )
+            self._report(self._source.path, draft.to_phys - first, total - first)
+
+    # -- finish -----------------------------------------------------------------------------------------------
+
+    def _finish(self, store: BrokerStore) -> None:
+        """What is left for one process: deleted queues, index. Ships nothing unless the log grew."""
+        root = open_store(self._target.url, self._target.options)
+        try:
+            offloader = Offloader(
+                store,
+                root,
+                OffloadIdentity(self._source.cluster, self._source.broker, self._instance, BACKFILL),
+                self._options.settings,
+                topic_filter=self._source.topics,
+                word_source=no_word,
+                index_settings=self._options.index,
+            )
+            with bounded(
+                self._options.patience_s, lambda: offloader.waits_for, offloader.give_up, offloader.status
+            ):
+                last = offloader.run(threading.Event(), follow=False)
+        finally:
+            root.close()
+        done = self._result
+        self._result = replace(
+            done,
+            to_phys=max(done.to_phys, last.to_phys),
+            messages=done.messages + last.messages,
+            raw_bytes=done.raw_bytes + last.raw_bytes,
+            stored_bytes=done.stored_bytes + last.stored_bytes,
+            objects=done.objects + last.objects,
+            commits=done.commits + last.commits,
+            gaps=done.gaps + last.gaps,
+            damaged=done.damaged + last.damaged,
+            lost=done.lost + last.lost,
+            hidden=last.hidden,
+        )
+
+
+def _awaited(stage: Future[T], writer: CatalogWriter) -> T:
+    """The result of ``stage``. However long it takes, the archive shows that its writer is alive: another host may take
+    over from a back-fill that has committed nothing for a minute."""
+    while True:
+        try:
+            return stage.result(timeout=SIGN_OF_LIFE_S)
+        except TimeoutError:
+            if stage.done():
+                raise
+        writer.append(draft_in_place(writer.state, _now_ms()))
+
+
+def _call_off(stages: Iterable[Future[T]]) -> None:
+    """Those that have not begun, so that nobody waits for them."""
+    for stage in stages:
+        stage.cancel()
+
+
+def _instance(path: str) -> str:
+    """Stable for one store on one host, so that a killed job can be repeated at once."""
+    place = f"{os.uname().nodename}\0{path}"
+    return f"offload-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,50 @@
+"""Ends a block of a bulk back-fill whose object store takes nothing; uploader/outage_limit.py says when. Owns watching."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tiered.errors import UnavailableError
+from uploader.offload_status import OffloadStatus
+from uploader.outage_limit import Patience
+
+POLL_S = 0.2
+
+
+@contextmanager
+def bounded(
+    patience_s: float,
+    waits_for: Callable[[], str],
+    give_up: Callable[[UnavailableError], None],
+    status: Callable[[], OffloadStatus | None] = lambda: None,
+) -> Iterator[None]:
+    """Run the block, but not longer than ``patience_s`` after the object store began to refuse everything.
+
+    ``waits_for``: why a commit of the block is tried again, empty if none is. ``give_up`` makes the block end. Raises
+    UnavailableError when it did.
+    """
+    over = threading.Event()
+    given_up: list[UnavailableError] = []
+    patience = Patience(patience_s, drain_s_max=0.0)
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            try:
+                patience.check(status(), is_stopping=False, now_s=time.monotonic(), waits_for=waits_for())
+            except UnavailableError as error:
+                given_up.append(error)
+                give_up(error)
+                return
+
+    watching = threading.Thread(target=watch, name="patience", daemon=True)
+    watching.start()
+    try:
+        yield
+    except UnavailableError as error:
+        raise given_up[0] if given_up else error from None
+    finally:
+        over.set()
+        watching.join()

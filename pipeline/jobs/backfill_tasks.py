@@ -1,0 +1,162 @@
+"""What travels between the driver and the workers of a bulk back-fill: tasks, and what they bring back. Plain data.
+
+Owns the values and how a task opens store and archive. Does not own what a task does (backfill_cycles.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiered.broker_store.conf import BrokerConf, read_broker_conf
+from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.catalog.commit import CommitDraft
+from tiered.formats.keys import archive_prefix
+from tiered.model.queue import TopicFilter
+from tiered.object_store.options import StoreOptions
+from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.url import open_store
+from tiered.settings.sections import OffloadSettings
+from uploader.log_batch import DamagedRange, LostRange
+from uploader.log_feed import FeedBound
+from uploader.skipped_log import SkippedLog
+
+QueueNames = list[tuple[str, int]]
+LightNames = list[tuple[int, str, int, int]]
+"""Of references to light queues that are unusual: physical offset of the record, topic and queue id, offset there or
+LEFT_OUT (uploader.lmq_dispatch)."""
+
+
+@dataclass(frozen=True)
+class StoreSource:
+    """A broker's store directory, as every worker sees it, and whose archive it becomes."""
+
+    path: str
+    cluster: str
+    broker: str
+    conf_path: str = ""
+    topics: TopicFilter = field(default_factory=TopicFilter)
+
+    def conf(self) -> BrokerConf | None:
+        """The broker's configuration, if there is one."""
+        return read_broker_conf(Path(self.conf_path)) if self.conf_path else None
+
+    def open(self) -> BrokerStore:
+        """Open it for reading. Raises what open_broker_store raises."""
+        return open_broker_store(Path(self.path), conf=self.conf())
+
+
+@dataclass(frozen=True)
+class ArchiveTarget:
+    """Where the archives are, and how the object store is opened."""
+
+    url: str
+    options: StoreOptions = field(default_factory=StoreOptions)
+
+    @contextmanager
+    def open(self, cluster: str, broker: str) -> Iterator[ObjectStore]:
+        """The archive of one broker name."""
+        root = open_store(self.url, self.options)
+        try:
+            yield PrefixedStore(root, archive_prefix(cluster, broker))
+        finally:
+            root.close()
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """Physical offsets [from_phys, to_phys); below ``proven_phys`` every record must be valid. ``is_cycle``: was read
+    before, and ends where a record ends."""
+
+    from_phys: int
+    to_phys: int
+    proven_phys: int
+    is_cycle: bool = False
+
+    @property
+    def bound(self) -> FeedBound:
+        """What the feed may read."""
+        return FeedBound(self.to_phys, min(self.proven_phys, self.to_phys), is_record_end=self.is_cycle)
+
+
+@dataclass(frozen=True)
+class ScanTask:
+    """Scan ``part``: whole commitlog files."""
+
+    source: StoreSource
+    settings: OffloadSettings
+    part: LogPart
+
+
+@dataclass(frozen=True)
+class ScannedCycle:
+    """A cycle that ``part`` was cut into. ``left_out``: physical offsets of records that consume queues contradict.
+    (Not rows: a scan also has the first ones of topics that are not archived, while nobody has asked about them.)
+    ``ordinals`` index the queues of the scan."""
+
+    part: LogPart
+    rows: int
+    is_damaged: bool
+    is_lost: bool
+    left_out: list[int]
+    light: LightNames
+    ordinals: NDArray[np.int64]
+    moves: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a part of the log holds: cycles that follow one another from its beginning."""
+
+    queues: QueueNames
+    cycles: list[ScannedCycle]
+    part: LogPart
+
+    @property
+    def end_phys(self) -> int:
+        """Where the last cycle ends; below the end of the part when what is written ends there."""
+        return self.cycles[-1].part.to_phys if self.cycles else self.part.from_phys
+
+
+@dataclass(frozen=True)
+class PutTask:
+    """Make one cycle durable in ``epoch``. ``tails`` (TAIL_FIELDS) are of ``queues``, as they were before it.
+    ``skipped``: what was left out before this back-fill; ``was_…``: by its own cycles. ``patience_s``: how long a store
+    may refuse everything."""
+
+    source: StoreSource
+    settings: OffloadSettings
+    target: ArchiveTarget
+    part: LogPart
+    epoch: int
+    line: int
+    catalog_version: int
+    writer: str
+    queues: QueueNames
+    tails: NDArray[np.int64]
+    rows: int
+    left_out: list[int]
+    light: LightNames
+    was_damaged: bool
+    was_lost: bool
+    skipped: SkippedLog
+    patience_s: float
+
+
+@dataclass(frozen=True)
+class PutCycle:
+    """A durable cycle. ``draft`` lacks the time; its check is NO_CHECK when the cycle holds no bytes."""
+
+    draft: CommitDraft
+    rows: int
+    raw_bytes: int
+    stored_bytes: int
+    abandoned: list[str]
+    damaged: list[DamagedRange]
+    lost: list[LostRange]

@@ -1,0 +1,1 @@
+"""Archive mode: an archive served without a broker."""

@@ -1,0 +1,174 @@
+"""Requests about group offsets: query, commit, statistics, who consumes what, and moving a group.
+
+Owns the requests 14, 15, 43, 45, 208, 222, 300, 343. Offsets themselves are group_offsets.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from server.backend.backend import ArchiveSide
+from server.backend.route_handlers import RouteTable
+from server.groups.bounded_gather import side_by_side
+from server.groups.client_table import ClientTable
+from server.groups.fastjson_text import offsets_for, queue_map
+from server.groups.group_offsets import GroupOffsets
+from server.groups.queue_locks import MessageQueue
+from server.wire.codes import RequestCode, ResponseCode
+from server.wire.request import HandlerTable, Request, Response, json_response
+from tiered.errors import FencedError
+
+
+class OffsetHandlers:
+    """Requests about group offsets."""
+
+    def __init__(
+        self, archive: ArchiveSide, routes: RouteTable, clients: ClientTable, offsets: GroupOffsets
+    ) -> None:
+        self._archive, self._routes, self._clients, self._offsets = archive, routes, clients, offsets
+
+    def register(self, table: HandlerTable) -> None:
+        """14, 15, 43, 45, 208, 222, 300, 343."""
+        table.register(RequestCode.QUERY_CONSUMER_OFFSET)(self.query)
+        table.register(RequestCode.UPDATE_CONSUMER_OFFSET)(self.update)
+        table.register(RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET)(self.nothing)
+        table.register(RequestCode.GET_CONSUME_STATS)(self.stats)
+        table.register(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)(self.reset)
+        table.register(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)(self.who_consumes)
+        table.register(RequestCode.QUERY_TOPICS_BY_CONSUMER)(self.consumed_topics)
+
+    def known(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Committed here, or where the archived broker had it."""
+        found = self._offsets.find(group, topic, queue_id)
+        return self._archive.archived_offset(group, topic, queue_id) if found is None else found
+
+    async def query(self, request: Request) -> Response:
+        """QUERY_CONSUMER_OFFSET; unknown is 22, upon which a client applies its ConsumeFromWhere."""
+        found = self.known(request.text("consumerGroup"), request.text("topic"), request.number("queueId"))
+        if found is None:
+            return Response(ResponseCode.QUERY_NOT_FOUND, remark="the group has no offset of this queue yet")
+        return Response(ext={"offset": str(found)})
+
+    async def update(self, request: Request) -> Response:
+        """UPDATE_CONSUMER_OFFSET."""
+        offset = request.number("commitOffset")
+        if offset < 0:
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"commitOffset {offset} is negative")
+        place = request.name("consumerGroup"), request.name("topic"), request.number("queueId")
+        if (refusal := self._routes.group_refusal(place[0])) is not None:
+            return refusal
+        bounds = self._archive.bounds(*place[1:])
+        if bounds is not None and self._offsets.is_of_former_life(*place, offset, bounds.maximum):
+            return Response()
+        if request.command.is_oneway:
+            # Nobody is told, so nobody waits: with the store away such requests would fill their connection.
+            self._offsets.note(*place, offset)
+            return Response()
+        try:
+            await self._offsets.commit(*place, offset)
+        except FencedError as error:
+            return Response(ResponseCode.NO_PERMISSION, remark=str(error))
+        return Response()
+
+    async def nothing(self, request: Request) -> Response:
+        """Tables a slave copies: nobody may take ours for a master's."""
+        return json_response({"offsetTable": {}})
+
+    async def stats(self, request: Request) -> Response:
+        """GET_CONSUME_STATS: how far a group is in each queue."""
+        group, only = request.text("consumerGroup"), request.text("topic", "")
+        topics = [only] if only else self._topics_of(group)
+        found = {topic: self._routes.find(topic) for topic in topics}
+        queues = [
+            MessageQueue(self._archive.broker, topic, queue_id)
+            for topic, config in found.items()
+            for queue_id in range(config.read_queues if config is not None else 0)
+        ]
+
+        async def lag(queue: MessageQueue) -> dict[str, int]:
+            return await self._lag(group, queue.topic, queue.queue_id)
+
+        table: dict[MessageQueue, Any] = dict(zip(queues, await side_by_side(lag, queues), strict=True))
+        return Response(body=(queue_map("offsetTable", table, {"consumeTps": 0.0}),))
+
+    async def _lag(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
+        bounds = self._archive.bounds(topic, queue_id)
+        maximum = bounds.maximum if bounds is not None else 0
+        offset = self.known(group, topic, queue_id)
+        stored_ms = 0
+        if offset is not None and offset > 0:
+            stored_ms = max(0, await self._archive.stored_ms(topic, queue_id, offset - 1))
+        consumed = offset if offset is not None else 0
+        return {
+            "brokerOffset": maximum, "consumerOffset": consumed, "lastTimestamp": stored_ms, "pullOffset": consumed,
+        }  # fmt: skip
+
+    def _topics_of(self, group: str) -> list[str]:
+        online = self._clients.group(group)
+        subscribed = set(online.subscriptions) if online is not None else set()
+        return sorted(subscribed | set(self._offsets.topics_of(group)))
+
+    async def who_consumes(self, request: Request) -> Response:
+        """QUERY_TOPIC_CONSUME_BY_WHO."""
+        topic = request.text("topic")
+        online = {group.name for group in self._clients.groups() if topic in group.subscriptions}
+        return json_response({"groupList": sorted(online | set(self._offsets.groups_of(topic)))})
+
+    async def consumed_topics(self, request: Request) -> Response:
+        """QUERY_TOPICS_BY_CONSUMER."""
+        return json_response({"topicList": self._topics_of(request.text("group"))})
+
+    async def reset(self, request: Request) -> Response:
+        """INVOKE_BROKER_TO_RESET_OFFSET: move a group, by time or to an offset, and tell its members."""
+        topic, group = request.name("topic"), request.name("group")
+        if (refusal := self._routes.group_refusal(group)) is not None:
+            return refusal
+        config = self._routes.find(topic)
+        if config is None:
+            return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
+        queue_id = request.number("queueId", -1)
+        queues = [queue_id] if queue_id >= 0 else list(range(config.read_queues))
+
+        async def wanted(number: int) -> int:
+            return await self._wanted(request, group, topic, number)
+
+        # Who asks waits five seconds, for offsets by time and for a version that is written with all.
+        found = await side_by_side(wanted, queues)
+        moved = {
+            MessageQueue(self._archive.broker, topic, number): offset
+            for number, offset in zip(queues, found, strict=True)
+        }
+        commits = (self._offsets.commit(group, topic, queue.queue_id, moved[queue]) for queue in moved)
+        for error in await asyncio.gather(*commits, return_exceptions=True):
+            if isinstance(error, FencedError):
+                return Response(ResponseCode.NO_PERMISSION, remark=str(error))
+            if error is not None:
+                raise error
+        self._tell(group, topic, request, moved)
+        return Response(body=(queue_map("offsetTable", moved),))
+
+    async def _wanted(self, request: Request, group: str, topic: str, queue_id: int) -> int:
+        bounds = self._archive.bounds(topic, queue_id)
+        low, high = (bounds.minimum, bounds.maximum) if bounds is not None else (0, 0)
+        asked = request.number("offset", -1)
+        if asked >= 0:
+            return min(max(asked, low), high)
+        time_ms = request.number("timestamp")
+        offset = (
+            high if time_ms < 0 else await self._archive.offset_by_time(topic, queue_id, time_ms, upper=False)
+        )
+        at = self.known(group, topic, queue_id)
+        # Unless it is forced, a group is not moved past what it has not consumed.
+        is_forced = request.text("isForce", "true").lower() == "true"
+        return offset if is_forced or at is None else min(offset, at)
+
+    def _tell(self, group: str, topic: str, request: Request, moved: dict[MessageQueue, int]) -> None:
+        online = self._clients.group(group)
+        ext = {
+            "topic": topic, "group": group, "timestamp": request.text("timestamp", "0"),
+            "isForce": request.text("isForce", "true"),
+        }  # fmt: skip
+        for member in online.members.values() if online is not None else ():
+            body = offsets_for(member.language, moved)
+            member.peer.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)

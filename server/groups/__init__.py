@@ -1,0 +1,1 @@
+"""Consumer groups: clients and their subscriptions, group offsets, queue locks."""

@@ -1,0 +1,31 @@
+"""The three bodies that Java reads only in fastjson's own dialect: maps whose keys are objects.
+
+``{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{…}}}``: fastjson 1.x and 2.x of all versions read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from server.groups.queue_locks import MessageQueue
+
+
+def queue_map(name: str, table: Mapping[MessageQueue, Any], others: Mapping[str, Any] | None = None) -> bytes:
+    """An object with the map ``name`` keyed by queues, and ``others``."""
+    entries = ",".join(f"{_text(queue.document())}:{_text(value)}" for queue, value in table.items())
+    rest = "".join(f",{_text(key)}:{_text(value)}" for key, value in (others or {}).items())
+    return f"{{{_text(name)}:{{{entries}}}{rest}}}".encode()
+
+
+def offsets_for(language: str, table: Mapping[MessageQueue, int]) -> bytes:
+    """Where queues begin again, as a client of ``language`` reads it: those of C++ a list."""
+    if language != "CPP":
+        return queue_map("offsetTable", table)
+    rows = [{**queue.document(), "offset": offset} for queue, offset in table.items()]
+    return _text({"offsetTable": rows}).encode()
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,134 @@
+"""Queue locks of orderly consumers: one client of a group works on a queue at a time.
+
+A lock lasts 60 seconds from its last renewal and is not kept over a restart, as at a broker: clients renew every 20
+seconds. Source: org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from server.wire.codes import RequestCode
+from server.wire.request import (
+    NAME_CHARS_MAX,
+    BadRequestError,
+    HandlerTable,
+    Request,
+    Response,
+    json_response,
+)
+
+LOCK_S = 60.0
+BYTES_MAX = 16 * 1024 * 1024
+LOCK_BYTES = 400
+"""A lock with its places in tables, without the names: measured."""
+
+
+class MessageQueue(NamedTuple):
+    """A queue as clients name it."""
+
+    broker: str
+    topic: str
+    queue_id: int
+
+    def document(self) -> dict[str, Any]:
+        """As Java writes it."""
+        return {"brokerName": self.broker, "queueId": self.queue_id, "topic": self.topic}
+
+
+class _Lock(NamedTuple):
+    client_id: str
+    until_s: float
+    nbytes: int
+
+
+class LockTable:
+    """Locks by group and queue, of about ``bytes_max``. ``now_s``: a monotonic clock."""
+
+    def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
+        self._now_s = now_s
+        self._bytes_max = bytes_max
+        self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+        self.held_bytes = 0
+        """Memory of all locks, about."""
+
+    def lock(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
+        """Those of ``queues`` that the client holds now. Raises BadRequestError when there are too many locks."""
+        if not self._has_room(group, client_id, queues):
+            self.expire()
+            if not self._has_room(group, client_id, queues):
+                raise BadRequestError(
+                    f"{len(self._locks)} queues are locked, no more than {self._bytes_max} bytes of locks are kept"
+                )
+        now_s = self._now_s()
+        held = []
+        for queue in queues:
+            found = self._locks.get((group, queue))
+            if found is None or found.client_id == client_id or found.until_s <= now_s:
+                self._forget(group, queue)
+                byte_count = _bytes_of(group, client_id, queue)
+                self._locks[group, queue] = _Lock(client_id, now_s + LOCK_S, byte_count)
+                self.held_bytes += byte_count
+                held.append(queue)
+        return held
+
+    def _has_room(self, group: str, client_id: str, queues: list[MessageQueue]) -> bool:
+        more_bytes = 0
+        for queue in queues:
+            found = self._locks.get((group, queue))
+            more_bytes += _bytes_of(group, client_id, queue) - (0 if found is None else found.nbytes)
+        return more_bytes <= 0 or self.held_bytes + more_bytes <= self._bytes_max
+
+    def _forget(self, group: str, queue: MessageQueue) -> None:
+        found = self._locks.pop((group, queue), None)
+        self.held_bytes -= 0 if found is None else found.nbytes
+
+    def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
+        """Give up what the client holds of ``queues``."""
+        for queue in queues:
+            found = self._locks.get((group, queue))
+            if found is not None and found.client_id == client_id:
+                self._forget(group, queue)
+
+    def expire(self) -> None:
+        """Forget what is over."""
+        now_s = self._now_s()
+        self._locks = {key: lock for key, lock in self._locks.items() if lock.until_s > now_s}
+        self.held_bytes = sum(lock.nbytes for lock in self._locks.values())
+
+
+def _bytes_of(group: str, client_id: str, queue: MessageQueue) -> int:
+    return LOCK_BYTES + sum(map(sys.getsizeof, (group, client_id, queue.broker, queue.topic)))
+
+
+def register_lock_handlers(table: HandlerTable, locks: LockTable) -> None:
+    """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
+
+    @table.register(RequestCode.LOCK_BATCH_MQ)
+    async def lock(request: Request) -> Response:
+        group, client_id, queues = _wanted(request)
+        held = locks.lock(group, client_id, queues)
+        return json_response({"lockOKMQSet": [queue.document() for queue in held]})
+
+    @table.register(RequestCode.UNLOCK_BATCH_MQ)
+    async def unlock(request: Request) -> Response:
+        locks.unlock(*_wanted(request))
+        return Response()
+
+
+def _wanted(request: Request) -> tuple[str, str, list[MessageQueue]]:
+    document = request.document()
+    try:
+        queues = [
+            MessageQueue(str(item["brokerName"]), str(item["topic"]), int(item["queueId"]))
+            for item in document.get("mqSet") or []
+        ]
+        group, client_id = str(document["consumerGroup"]), str(document["clientId"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRequestError(f"the body names no group, client or queues: {error!r}") from error
+    names = group, client_id, *(name for queue in queues for name in queue[:2])
+    if max(map(len, names)) > NAME_CHARS_MAX:
+        raise BadRequestError(f"a name has more than {NAME_CHARS_MAX} characters")
+    return group, client_id, queues

@@ -1,0 +1,1 @@
+"""Where a server listens: its settings, limits and advertised address."""

@@ -1,0 +1,88 @@
+"""Settings into what a server needs: addresses, limits, TLS, access rules.
+
+Raises UsageError that names the setting for what cannot be.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from server.security.authorizer import SecurityDoor
+from server.security.rules_file import RulesFile
+from server.wire.connection_limits import ConnectionLimits
+from server.wire.listener import ServerOptions
+from tiered.errors import UsageError
+from tiered.model.address import host_and_port
+from tiered.remoting.tls import password_in
+from tiered.remoting.tls_context_cache import KeptContext
+from tiered.settings.sections import ServeSettings
+
+
+def server_options(settings: ServeSettings) -> ServerOptions:
+    """Everything about the port, and who is let in. Reads the certificate and the rules."""
+    host, port = parse_address(settings.bind, "serve.bind")
+    rules = RulesFile(Path(settings.acl_file)) if settings.acl_file else None
+    return ServerOptions(
+        host=host,
+        port=port,
+        connections_max=settings.connections_max,
+        limits=connection_limits(settings),
+        tls=kept_tls(settings),
+        tls_only=settings.tls_only,
+        accepts_proxy=settings.accept_proxy,
+        door=SecurityDoor(rules, settings.audit_interval_ms / 1000),
+    )
+
+
+def connection_limits(settings: ServeSettings) -> ConnectionLimits:
+    """Of each connection, and of all together."""
+    return ConnectionLimits(
+        requests_max=settings.requests_max,
+        frame_bytes_max=settings.frame_bytes_max,
+        idle_s=settings.idle_ms / 1000,
+        frame_s=settings.frame_ms / 1000,
+        stall_s=settings.stall_ms / 1000,
+        unread_bytes_max=settings.unread_bytes_max,
+        unfinished_bytes_max=settings.unfinished_bytes_max,
+        requests_bytes_max=settings.requests_bytes_max,
+    )
+
+
+def parse_address(text: str, key: str) -> tuple[str, int]:
+    """Host and port of ``host:port``. Raises UsageError naming the setting ``key``."""
+    found = host_and_port(text)
+    if found is None:
+        raise UsageError(f"{key} = {text!r} is no host:port", hint="for example 0.0.0.0:9876")
+    return found
+
+
+def kept_tls(settings: ServeSettings) -> Callable[[], ssl.SSLContext | None] | None:
+    """TLS as set for the connection that comes now, with certificates that were renewed meanwhile; None: no TLS. Raises
+    as ``tls_context``."""
+    paths = (
+        settings.tls_certificate, settings.tls_key, settings.tls_key_password_file, settings.tls_client_ca,
+    )  # fmt: skip
+    kept = KeptContext(paths, lambda: tls_context(settings), "clients")
+    return kept.now if settings.tls_certificate else None
+
+
+def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
+    """TLS as set, or None. Raises UsageError naming what does not load."""
+    if not settings.tls_certificate:
+        if settings.tls_only or settings.tls_key or settings.tls_client_ca:
+            raise UsageError("serve.tls_certificate is not set", hint="name the PEM file of the certificate")
+        return None
+    password = password_in(settings.tls_key_password_file, "serve.tls_key_password_file")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key or None, password=password)
+        if settings.tls_client_ca:
+            context.load_verify_locations(settings.tls_client_ca)
+            is_required = settings.tls_client_required
+            context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"TLS certificate, key or CA does not load: {error}") from error
+    return context

@@ -1,0 +1,95 @@
+"""Which queues a client of a group takes, decided here (QUERY_ASSIGNMENT), and how: PULL or POP.
+
+Clients of RocketMQ 5 ask when they do not share queues out themselves. Modes are kept in memory: a broker keeps them in
+its configuration, and mqadmin sets them.
+
+Sources: org.apache.rocketmq.broker.processor.QueryAssignmentProcessor, AllocateMessageQueueAveragely and …ByCircle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.backend.route_handlers import RouteTable
+from server.groups.client_table import ClientTable
+from server.groups.queue_locks import MessageQueue
+from server.retries.retry_record import RETRY_PREFIX
+from server.wire.codes import RequestCode, ResponseCode
+from server.wire.request import HandlerTable, Request, Response, json_response
+
+PULL, POP = "PULL", "POP"
+ANY_QUEUE = -1
+MODES_MAX = 10_000
+AVERAGELY, BY_CIRCLE = "AVG", "AVG_BY_CIRCLE"
+
+
+def averagely(queues: Sequence[int], members: Sequence[str], member: str) -> list[int]:
+    """A stretch of the queues for each member, the first ones get one more. Pure."""
+    if member not in members:
+        return []
+    index, (share, more) = members.index(member), divmod(len(queues), len(members))
+    begin = index * share + min(index, more)
+    return list(queues[begin : begin + share + (index < more)])
+
+
+def by_circle(queues: Sequence[int], members: Sequence[str], member: str) -> list[int]:
+    """One queue for each member in turn. Pure."""
+    return list(queues[members.index(member) :: len(members)]) if member in members else []
+
+
+_STRATEGIES = {AVERAGELY: averagely, BY_CIRCLE: by_circle}
+
+
+class AssignmentHandlers:
+    """Shares the queues of a topic out among the members of a group."""
+
+    def __init__(self, routes: RouteTable, clients: ClientTable) -> None:
+        self._routes, self._clients = routes, clients
+        self._modes: dict[tuple[str, str], str] = {}
+
+    def register(self, table: HandlerTable) -> None:
+        """400, 401."""
+        table.register(RequestCode.QUERY_ASSIGNMENT)(self.assignment)
+        table.register(RequestCode.SET_MESSAGE_REQUEST_MODE)(self.set_mode)
+
+    async def assignment(self, request: Request) -> Response:
+        """QUERY_ASSIGNMENT; without "messageQueueAssignments" the client keeps what it has."""
+        asked = request.document()
+        topic, group = str(asked.get("topic", "")), str(asked.get("consumerGroup", ""))
+        config, members = self._routes.find(topic), self._clients.group(group)
+        mode = PULL if topic.startswith(RETRY_PREFIX) else self._modes.get((group, topic), PULL)
+        if config is None:
+            return json_response({})
+        queues = list(range(config.read_queues))
+        if asked.get("messageModel") != "BROADCASTING":
+            share_out = _STRATEGIES.get(str(asked.get("strategyName", AVERAGELY)))
+            if members is None or share_out is None:
+                return json_response({})
+            if mode == POP:
+                queues = [ANY_QUEUE]  # everybody pops all of them
+            else:
+                queues = share_out(queues, sorted(members.members), str(asked.get("clientId", "")))
+        broker = self._routes.archive.broker
+        return json_response({
+            "messageQueueAssignments": [
+                {"messageQueue": MessageQueue(broker, topic, queue_id).document(), "mode": mode} for queue_id in queues
+            ],
+        })  # fmt: skip
+
+    async def set_mode(self, request: Request) -> Response:
+        """SET_MESSAGE_REQUEST_MODE."""
+        asked = request.document()
+        topic, group = str(asked.get("topic", "")), str(asked.get("consumerGroup", ""))
+        mode = str(asked.get("mode", PULL))
+        if (refusal := self._routes.group_refusal(group)) is not None:
+            return refusal
+        if topic.startswith(RETRY_PREFIX):
+            return Response(ResponseCode.NO_PERMISSION, remark="a retry topic is always pulled")
+        if self._routes.find(topic) is None:
+            return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
+        if mode not in (PULL, POP):
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"{mode[:20]!r} is no mode")
+        if len(self._modes) >= MODES_MAX and (group, topic) not in self._modes:
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"more than {MODES_MAX} modes were set")
+        self._modes[group, topic] = mode
+        return Response()

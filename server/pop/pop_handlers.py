@@ -1,0 +1,216 @@
+"""POP on the event loop (200050, 200051, 200151, 200053): what gRPC clients use through a RocketMQ 5 proxy.
+
+A group's offset becomes durable soon after it moved, as a broker's does. A group whose offsets are another server's
+cannot pop here.
+
+Owns the requests and waiting. What a request gets is pop_delivery.py's, how far a group is pop_queues.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable, Iterable
+
+from server.backend.backend import ArchiveSide
+from server.backend.route_handlers import RouteTable
+from server.groups.client_table import TAG
+from server.groups.group_offsets import GroupOffsets
+from server.pop.pop_delivery import IN_HAND_MAX, Given, PopGiving, PopWish
+from server.pop.pop_messages import handle_of, offset_fields
+from server.pop.pop_queues import BYTES_MAX as POP_BYTES_MAX
+from server.pop.pop_queues import PlaceKey, PopPlaces
+from server.wire.codes import RequestCode, ResponseCode
+from server.wire.request import BadRequestError, HandlerTable, Request, Response
+from tiered.errors import UsageError
+
+COUNT_MAX = 32
+HOLD_S_MAX = 25.0
+
+
+class PopHandlers:
+    """Gives messages out and takes acknowledgements. ``bytes_max``: of one answer; ``held_bytes_max``: of what is known
+    of messages in hand. ``clock_ms``: the time of day."""
+
+    def __init__(
+        self,
+        archive: ArchiveSide,
+        routes: RouteTable,
+        offsets: GroupOffsets,
+        *,
+        bytes_max: int = 4 * 1024 * 1024,
+        held_bytes_max: int = POP_BYTES_MAX,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._archive, self._routes, self._offsets = archive, routes, offsets
+        self._clock_ms = clock_ms
+        self._places = PopPlaces(archive, offsets, bytes_max=held_bytes_max)
+        self._giving = PopGiving(archive, self._places, bytes_max, clock_ms)
+        self._first_queue = 0
+        self._freed = asyncio.Event()
+
+    def register(self, table: HandlerTable) -> None:
+        """200050, 200051, 200053, 200151."""
+        table.register(RequestCode.POP_MESSAGE)(self.pop)
+        table.register(RequestCode.ACK_MESSAGE)(self.acknowledge)
+        table.register(RequestCode.BATCH_ACK_MESSAGE)(self.acknowledge_many)
+        table.register(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)(self.hide)
+
+    # -- popping ----------------------------------------------------------------------------------------------
+
+    async def pop(self, request: Request) -> Response:
+        """POP_MESSAGE; waits as long as the client said when there is nothing."""
+        topic, queue_id = request.text("topic"), request.number("queueId", -1)
+        if (refusal := self._routes.group_refusal(request.text("consumerGroup"))) is not None:
+            return refusal
+        config = self._routes.find(topic)
+        if config is None:
+            return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"topic {topic} is not in the archive")
+        if queue_id >= max(config.read_queues, 1):
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"{topic} has no queue {queue_id}")
+        if not self._offsets.is_owner:
+            remark = "consumer groups of this archive are served by another server"
+            return Response(ResponseCode.NO_PERMISSION, remark=remark)
+        wish = _wish(request)
+        queues = [queue_id] if queue_id >= 0 else self._rotated(config.read_queues)
+        ends_s = time.monotonic() + min(max(request.number("pollTime", 0), 0) / 1000, HOLD_S_MAX)
+        while True:
+            try:
+                answer = await self._giving.given(wish, queues)
+            except UsageError as error:
+                return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+            left_s = ends_s - time.monotonic()
+            if answer.body or left_s <= 0:
+                return self._response(wish, answer)
+            await self._changed(wish, queues, left_s)
+
+    def _rotated(self, count: int) -> list[int]:
+        """All queues, beginning with another one each time."""
+        self._first_queue += 1
+        return [(self._first_queue + number) % count for number in range(count)]
+
+    async def _changed(self, wish: PopWish, queues: list[int], left_s: float) -> None:
+        due = (
+            place.state.next_visible_ms()
+            for queue_id in queues
+            if (place := self._places.find((wish.group, wish.topic, queue_id))) is not None
+        )
+        due_ms = min((visible_ms for visible_ms in due if visible_ms is not None), default=None)
+        if due_ms is not None:
+            left_s = min(left_s, max(0.01, (due_ms - self._clock_ms()) / 1000))
+        loop = asyncio.get_running_loop()
+        waits = {
+            loop.create_task(self._archive.changed(left_s)),
+            loop.create_task(_event(self._freed)),
+        }
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _response(self, wish: PopWish, answer: Given) -> Response:
+        ext = {
+            "popTime": str(self._popped_ms(wish, answer)), "invisibleTime": str(wish.invisible_ms), "reviveQid": "0",
+            "restNum": str(answer.rest), **offset_fields(answer.offsets),
+        }  # fmt: skip
+        code = ResponseCode.SUCCESS if answer.body else ResponseCode.POLLING_TIMEOUT
+        return Response(code, ext, answer.body)
+
+    def _popped_ms(self, wish: PopWish, answer: Given) -> int:
+        """One time for all of an answer: receipts name it."""
+        now_ms = self._clock_ms()
+        for queue_id, offsets in answer.offsets.items():
+            place = self._places.find((wish.group, wish.topic, queue_id))
+            in_hand = place.state.in_hand if place is not None else {}
+            for offset in offsets:
+                if offset in in_hand:
+                    in_hand[offset].popped_ms = now_ms
+        return now_ms
+
+    # -- acknowledging ----------------------------------------------------------------------------------------
+
+    async def acknowledge(self, request: Request) -> Response:
+        """ACK_MESSAGE."""
+        key = request.text("consumerGroup"), request.text("topic"), request.number("queueId")
+        return self._acknowledged(key, [request.number("offset")])
+
+    async def acknowledge_many(self, request: Request) -> Response:
+        """BATCH_ACK_MESSAGE: bits count from a start offset."""
+        code = Response()
+        listed = request.document().get("acks") or []
+        if not isinstance(listed, list):
+            raise BadRequestError("acks is no list")
+        for item in listed:
+            try:
+                start, bits = int(item["so"]), base64.b64decode(str(item["b"]), validate=True).rstrip(b"\0")
+                key = str(item["c"]), str(item["t"]), int(item["q"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise BadRequestError(f"an acknowledgement does not parse: {error!r}") from error
+            found = self._acknowledged(key, self._named(key, start, bits))
+            code = code if found.code == ResponseCode.SUCCESS else found
+        return code
+
+    def _named(self, key: PlaceKey, start: int, bits: bytes) -> list[int]:
+        """Offsets that ``bits``, counted from ``start``, name: of very many the last, and those in hand."""
+        if not bits:
+            return []
+        place = self._places.find(key)
+        last = 8 * (len(bits) - 1) + bits[-1].bit_length() - 1
+        numbers: Iterable[int] = range(last)
+        if last > IN_HAND_MAX:
+            in_hand = place.state.in_hand if place is not None else {}
+            numbers = (offset - start for offset in in_hand if 0 <= offset - start < last)
+        return [start + n for n in (*numbers, last) if bits[n // 8] >> n % 8 & 1]
+
+    def _acknowledged(self, key: PlaceKey, offsets: list[int]) -> Response:
+        bounds = self._archive.bounds(key[1], key[2])
+        if bounds is None or any(not 0 <= offset <= bounds.maximum for offset in offsets):
+            return Response(ResponseCode.NO_MESSAGE, remark=f"offsets {offsets[:3]} of {key[1]} do not exist")
+        place = self._places.find(key)
+        if place is not None:
+            for offset in offsets:
+                place.state.acknowledge(offset)
+            self._places.note(key, place)
+            self._wake()
+        return Response()  # one from before a restart: the message comes again, as after a broker's
+
+    async def hide(self, request: Request) -> Response:
+        """CHANGE_MESSAGE_INVISIBLETIME: longer, or at once with 0."""
+        key = request.text("consumerGroup"), request.text("topic"), request.number("queueId")
+        offset, invisible_ms = request.number("offset"), max(0, request.number("invisibleTime"))
+        try:
+            handle = handle_of(request.text("extraInfo"))
+        except UsageError as error:
+            raise BadRequestError(str(error)) from error
+        place, now_ms = self._places.find(key), self._clock_ms()
+        if place is None or not place.state.hide(offset, handle.popped_ms, now_ms, invisible_ms):
+            return Response(ResponseCode.NO_MESSAGE, remark=f"offset {offset} is not in this client's hands")
+        self._wake()
+        return Response(ext={"popTime": str(now_ms), "invisibleTime": str(invisible_ms), "reviveQid": "0"})
+
+    def _wake(self) -> None:
+        """Wake who waits: a queue in order may be free, a message may be visible earlier."""
+        freed, self._freed = self._freed, asyncio.Event()
+        freed.set()
+
+    def expire(self) -> None:
+        """Forget queues that nobody uses."""
+        self._places.expire()
+
+
+async def _event(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _wish(request: Request) -> PopWish:
+    return PopWish(
+        group=request.name("consumerGroup"),
+        topic=request.text("topic"),
+        count=max(1, min(request.number("maxMsgNums", COUNT_MAX), COUNT_MAX)),
+        invisible_ms=max(0, request.number("invisibleTime")),
+        expression=request.text("exp", "*") or "*",
+        expression_type=request.text("expType", TAG) or TAG,
+        in_order=request.flag("order"),
+    )

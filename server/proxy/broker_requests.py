@@ -1,0 +1,70 @@
+"""What the broker itself says of a queue, asked with the fields of a client's own request: a signature on them holds.
+
+Owns these questions. Does not own what is remembered of the answers (broker_view.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from server.proxy.proxy_handlers import Upstream
+from server.wire.codes import RequestCode, ResponseCode
+from tiered.errors import CorruptionError, UnavailableError
+from tiered.formats import fastjson
+from tiered.remoting.command import RemotingCommand
+
+ASK_TIMEOUT_S = 3.0
+UNKNOWN_PHYS = (1 << 63) - 1
+GONE_PHYS = -2
+"""There is no record any more, says who tells of others."""
+SIGNATURE = "Signature"
+
+
+async def told_oldest(command: RemotingCommand, upstream: Upstream) -> int:
+    """Where the broker's log begins; UNKNOWN_PHYS where it does not say."""
+    try:
+        answer = await upstream.call(_ask(command, RequestCode.GET_BROKER_RUNTIME_INFO), ASK_TIMEOUT_S)
+    except UnavailableError:
+        return UNKNOWN_PHYS
+    table = _document(answer).get("table")
+    text = table.get("commitLogMinOffset") if isinstance(table, Mapping) else None
+    return int(text) if isinstance(text, str) and text.isdecimal() else UNKNOWN_PHYS
+
+
+def _ask(command: RemotingCommand, code: RequestCode, **fields: object) -> RemotingCommand:
+    """Another question about the queue of ``command``, with its fields: a signature is over the fields only."""
+    others = {name: str(value) for name, value in fields.items()}
+    return replace(command, code=int(code), ext_fields={**command.ext_fields, **others}, body=b"")
+
+
+async def told_number(command: RemotingCommand, upstream: Upstream, code: RequestCode) -> int | None:
+    """The offset answered; None when the broker refuses to tell."""
+    answer = await upstream.call(_ask(command, code), ASK_TIMEOUT_S)
+    text = answer.ext_fields.get("offset", "")
+    if answer.code == ResponseCode.SYSTEM_BUSY:
+        raise UnavailableError(answer.remark or "the broker is busy")
+    return int(text) if answer.code == ResponseCode.SUCCESS and text.lstrip("-").isdecimal() else None
+
+
+async def told_phys(command: RemotingCommand, upstream: Upstream, offset: int) -> int:
+    """Physical offset of the record at ``offset``, GONE_PHYS without one, -1 where it is not told."""
+    if SIGNATURE in command.ext_fields:
+        return -1  # two more fields would break the signature
+    asked = _ask(command, RequestCode.QUERY_CONSUME_QUEUE, index=offset, count=1)
+    document = _document(await upstream.call(asked, ASK_TIMEOUT_S))
+    rows = document.get("queueData")
+    row = rows[0] if isinstance(rows, list) and rows else None
+    if not isinstance(row, Mapping):
+        return GONE_PHYS if "maxQueueIndex" in document else -1
+    return int(row.get("physicOffset", -1))
+
+
+def _document(answer: RemotingCommand) -> Mapping[str, object]:
+    if answer.code != ResponseCode.SUCCESS or not answer.body:
+        return {}
+    try:
+        found = fastjson.loads(answer.body)
+    except CorruptionError:
+        return {}
+    return found if isinstance(found, Mapping) else {}

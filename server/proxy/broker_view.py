@@ -1,0 +1,257 @@
+"""What the real broker has of each queue, for the read policy: by its files, else by its own word.
+
+Files beside us tell all (a HotReader); where they cannot be read, as with consume queues in a running broker's RocksDB,
+the broker is asked by the connection of the client whose pull it is, with that client's own fields, so that a
+signature on them still holds. What was learnt is kept while the broker's log begins where it began: an answer that
+comes too late is noticed when the broker is asked (continuous_line.judged).
+
+Records in the broker's oldest file are about to leave, those of the next deletion's size above its minimum too.
+
+Owns that memory. Does not own the questions (broker_requests.py) nor what follows (read_router.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fetcher.blocks.segmented_lru import Remembered
+from fetcher.policy.hot_reader import HotReader
+from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
+from server.proxy.broker_requests import GONE_PHYS, told_number, told_oldest, told_phys
+from server.proxy.offset_merge import is_leaving, next_margin
+from server.proxy.proxy_handlers import Upstream
+from server.wire.codes import RequestCode
+from tiered.errors import NotFoundError, TieredError, UnavailableError
+from tiered.remoting.command import RemotingCommand
+
+KNOWN_BYTES_MAX = 32 * 1024 * 1024
+QUEUE_BYTES = 1_200
+"""A queue of the broker's as it is known, without its name: measured."""
+RELEARN_S = 60.0
+
+
+@dataclass(frozen=True)
+class _Known:
+    """``learnt_s``: when all was, ``max_s``: when the maximum was told last."""
+
+    side: BrokerSide
+    learnt_s: float
+    max_s: float
+    queue: OffsetRange | None = None
+    first_phys: int = -1
+    """Of the record at the minimum; GONE_PHYS when that went while it was asked for, -1 where it is not told."""
+    last_phys: int = -1
+    oldest_phys: int = 0
+    """Where the broker's log begins."""
+    oldest_file: Path | None = None
+    kept_from: int = 0
+    """Offset of the first record that is not in the broker's oldest file."""
+    margin: int = 0
+
+
+@dataclass
+class ViewCounters:
+    """``by_files``, ``by_word``: queues looked at; the others were remembered."""
+
+    by_files: int = 0
+    by_word: int = 0
+
+
+@dataclass
+class BrokerViews:
+    """Belongs to one event loop. ``files``: None where they are not beside us."""
+
+    files: HotReader | None = None
+    executor: Executor | None = None
+    keep_s: float = 1.0
+    clock_s: Callable[[], float] = time.monotonic
+    counters: ViewCounters = field(default_factory=ViewCounters)
+
+    def __post_init__(self) -> None:
+        self._known: Remembered[tuple[str, int], _Known] = Remembered(KNOWN_BYTES_MAX)
+        self._oldest: tuple[float, int] | None = None
+
+    async def look(self, command: RemotingCommand, upstream: Upstream, offset: int) -> LocalView:
+        """The queue that ``command`` names (``topic``, ``queueId``), for ``offset``."""
+        place = _place(command)
+        known = self._known.get(place)
+        if known is None or await self._is_stale(known, command, upstream, offset):
+            known = await self._learn(place, command, upstream, known)
+        return _view(known, offset)
+
+    async def _is_stale(
+        self, known: _Known, command: RemotingCommand, upstream: Upstream, offset: int
+    ) -> bool:
+        now_s = self.clock_s()
+        if known.queue is None or offset >= known.queue.max_offset:
+            return now_s - known.max_s >= self.keep_s
+        if now_s - known.learnt_s >= RELEARN_S:
+            return True
+        return known.oldest_phys != await self._oldest_phys(command, upstream)
+
+    async def still_has(self, command: RemotingCommand, upstream: Upstream, offset: int) -> bool:
+        """Whether the broker has ``offset`` now: what it read before, it read from there on without a hole."""
+        place = _place(command)
+        known = self._known.get(place)
+        is_known = known is not None and known.queue is not None and offset >= known.queue.min_offset
+        if known is not None and is_known and known.oldest_file is not None and known.oldest_file.exists():
+            return True  # nothing was deleted since the files were listed
+        self._oldest = None
+        if self.files is not None:
+            self.files.expire()
+        is_told = known is not None and is_known and known.first_phys != GONE_PHYS
+        if known is None or not is_told or known.oldest_phys != await self._oldest_phys(command, upstream):
+            known = await self._learn(place, command, upstream, known)
+        if 0 <= known.first_phys < known.oldest_phys or known.first_phys == GONE_PHYS:
+            return False  # its queue's minimum does not know yet what is deleted
+        if known.queue is None:
+            return known.side is BrokerSide.UNTOLD  # who never tells is believed, who is away now tells later
+        # Deletions are going on: of the file that is next it may have let go already.
+        return offset >= max(known.queue.min_offset, known.kept_from)
+
+    async def residency(
+        self, topic: str, queue_id: int, offset: int, count: int, max_bytes: int
+    ) -> Residency:
+        """Whether a pull would find its bytes in memory."""
+        if self.files is None:
+            return Residency.UNKNOWN
+        files = self.files
+
+        def ask() -> Residency:
+            try:
+                return files.residency(topic, queue_id, offset, count=count, max_bytes=max_bytes)
+            except NotFoundError:
+                return Residency.COLD
+            except TieredError:
+                return Residency.UNKNOWN
+
+        return await asyncio.get_running_loop().run_in_executor(self.executor, ask)
+
+    def note(self, topic: str, queue_id: int, minimum: int, maximum: int) -> None:
+        """A pull's answer told the broker's ends of a queue."""
+        known = self._known.get((topic, queue_id))
+        if known is None or known.queue is None:
+            return
+        if maximum < known.queue.max_offset:
+            self._known.drop((topic, queue_id))  # cut back, or a recreated topic
+            return
+        step = minimum - known.queue.min_offset
+        if step > 0:
+            self._doubt(known)
+        queue = OffsetRange(max(minimum, known.queue.min_offset), maximum)
+        told = replace(
+            known,
+            queue=queue,
+            first_phys=-1 if step > 0 else known.first_phys,
+            margin=next_margin(known.margin, step),
+            learnt_s=known.learnt_s if step <= 0 else -math.inf,
+            max_s=self.clock_s() if step <= 0 else -math.inf,
+        )
+        self._known.replace((topic, queue_id), told)
+
+    def _doubt(self, known: _Known) -> None:
+        """The broker has deleted since: by its old begin nobody may say that the archive has come so far."""
+        self._oldest = None
+        if self.files is not None and known.oldest_file is not None and not known.oldest_file.exists():
+            self.files.expire()
+
+    async def _learn(
+        self, place: tuple[str, int], command: RemotingCommand, upstream: Upstream, earlier: _Known | None
+    ) -> _Known:
+        found = None
+        if self.files is not None:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(
+                self.executor, _by_files, self.files, *place, self.clock_s(), earlier
+            )
+            self.counters.by_files += 1
+        if found is None or found.side is BrokerSide.UNREADABLE:
+            found = await self._by_word(command, upstream)
+            self.counters.by_word += 1
+        if earlier is not None:
+            both = earlier.queue is not None and found.queue is not None
+            step = found.queue.min_offset - earlier.queue.min_offset if both else 0  # type: ignore[union-attr]
+            found = replace(found, margin=next_margin(earlier.margin, step))
+        self._known.put(place, found, QUEUE_BYTES + sys.getsizeof(place[0]))
+        return found
+
+    # -- the broker's word ------------------------------------------------------------------------------------
+
+    async def _by_word(self, command: RemotingCommand, upstream: Upstream) -> _Known:
+        now_s = self.clock_s()
+        try:
+            minimum = await told_number(command, upstream, RequestCode.GET_MIN_OFFSET)
+            maximum = await told_number(command, upstream, RequestCode.GET_MAX_OFFSET)
+            self._oldest = None  # never older than the minimum
+            oldest = await self._oldest_phys(command, upstream)
+            if minimum is None or maximum is None:
+                return _Known(BrokerSide.UNTOLD, now_s, now_s, oldest_phys=oldest)
+            if minimum < 0 or maximum <= 0:
+                return _Known(BrokerSide.READABLE, now_s, now_s, oldest_phys=oldest)
+            queue = OffsetRange(min(minimum, maximum), maximum)
+            first = await told_phys(command, upstream, queue.min_offset)
+            last = await told_phys(command, upstream, maximum - 1)
+        except UnavailableError:
+            return _Known(BrokerSide.AWAY, now_s, now_s)
+        return _Known(BrokerSide.READABLE, now_s, now_s, queue, first, last, oldest)
+
+    async def _oldest_phys(self, command: RemotingCommand, upstream: Upstream) -> int:
+        """Where the broker's log begins. Not told: nobody can say that the archive has come so far."""
+        now_s = self.clock_s()
+        if self._oldest is not None and now_s - self._oldest[0] < self.keep_s:
+            return self._oldest[1]
+        oldest = None
+        if self.files is not None:
+            loop = asyncio.get_running_loop()
+            file = await loop.run_in_executor(self.executor, self.files.oldest_file)
+            oldest = file.begin_phys if file is not None else None
+        if oldest is None:
+            oldest = await told_oldest(command, upstream)
+        self._oldest = now_s, oldest
+        return oldest
+
+
+def _place(command: RemotingCommand) -> tuple[str, int]:
+    return command.ext_fields["topic"], int(command.ext_fields["queueId"])
+
+
+def _by_files(files: HotReader, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
+    try:
+        return _looked_up(files, topic, queue_id, now_s, earlier)
+    except TieredError:
+        return _Known(BrokerSide.UNREADABLE, now_s, now_s)  # damaged, or the broker writes it now
+
+
+def _looked_up(files: HotReader, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
+    view = files.look(topic, queue_id, 0)
+    oldest = view.oldest_phys
+    if view.queue is None or view.queue.max_offset <= view.queue.min_offset:
+        return _Known(view.side, now_s, now_s, view.queue, last_phys=view.last_phys, oldest_phys=oldest)
+    low, high = view.queue.min_offset, view.queue.max_offset
+    first = view if low == 0 else files.look(topic, queue_id, low)
+    last = files.look(topic, queue_id, high - 1)
+    file = files.oldest_file()
+    if earlier is not None and earlier.oldest_phys == oldest and earlier.kept_from:
+        kept_from = earlier.kept_from
+    else:
+        kept_from = files.offset_from(topic, queue_id, file.end_phys) if file is not None else low
+        if kept_from >= high:
+            kept_from = low  # its newest file: a broker keeps that one
+    path = file.path if file is not None and file.begin_phys == oldest else None
+    return _Known(view.side, now_s, now_s, view.queue, first.phys, last.phys, oldest, path, kept_from)
+
+
+def _view(known: _Known, offset: int) -> LocalView:
+    queue = known.queue
+    if queue is None or offset not in queue:
+        return LocalView(known.side, queue, oldest_phys=known.oldest_phys, last_phys=known.last_phys)
+    # The first record's place tells two lives of a queue apart as well as the record's own, which is behind it.
+    leaving = offset < known.kept_from or is_leaving(offset, queue, known.margin)
+    return LocalView(known.side, queue, True, known.first_phys, known.oldest_phys, known.last_phys, leaving)

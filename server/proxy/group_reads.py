@@ -1,0 +1,84 @@
+"""What each consumer group reads, as its answered pulls say: from the archive or the broker, and how far it is.
+
+Belongs to one event loop; ``readings`` may be called from any thread. Bounded: the queues pulled last are known.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fetcher.blocks.segmented_lru import Remembered
+from server.wire.codes import ResponseCode
+from server.wire.request import Request, Response
+
+BYTES_MAX = 16 * 1024 * 1024
+QUEUE_BYTES = 500
+"""A queue with its counts, without its names: measured."""
+
+Key = tuple[str, str, int]
+"""Group, topic, queue id."""
+
+
+@dataclass(frozen=True)
+class GroupReading:
+    """One group. Pulls that found messages, by who had them; ``behind_messages``: to the ends that its last answers
+    named, which for archived messages is the archive's."""
+
+    name: str
+    members: int
+    archive_pulls: int
+    broker_pulls: int
+    behind_messages: int
+
+
+@dataclass(slots=True)
+class _Queue:
+    archive_pulls: int = 0
+    broker_pulls: int = 0
+    behind: int = 0
+
+
+class GroupReads:
+    """Counts since the start."""
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._queues: Remembered[Key, _Queue] = Remembered(bytes_max)
+
+    def note(self, request: Request, response: Response | None) -> None:
+        """A pull was answered. What is relayed carries the broker's version."""
+        if response is None or "nextBeginOffset" not in response.ext:
+            return
+        key = request.text("consumerGroup", ""), request.text("topic", ""), request.number("queueId", 0)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = _Queue()
+            self._queues.add(key, queue, QUEUE_BYTES + sys.getsizeof(key[0]) + sys.getsizeof(key[1]))
+        else:
+            self._queues.used(key)
+        if response.code == ResponseCode.SUCCESS:
+            if response.version is None:
+                queue.archive_pulls += 1
+            else:
+                queue.broker_pulls += 1
+        end, offset = response.ext.get("maxOffset", ""), response.ext["nextBeginOffset"]
+        if end.isdecimal() and offset.isdecimal():
+            queue.behind = max(0, int(end) - int(offset))
+
+    def readings(self, members: Iterable[tuple[str, int]]) -> tuple[GroupReading, ...]:
+        """Of the groups (name, members)."""
+        queues = list(self._queues)
+        found = []
+        for name, count in members:
+            own = [queue for (group, _, _), queue in queues if group == name]
+            found.append(
+                GroupReading(
+                    name,
+                    count,
+                    sum(queue.archive_pulls for queue in own),
+                    sum(queue.broker_pulls for queue in own),
+                    sum(queue.behind for queue in own),
+                )
+            )
+        return tuple(found)

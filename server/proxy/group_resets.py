@@ -1,0 +1,180 @@
+"""A group begins again from an earlier message beside a live broker (222), also where only the archive has that one.
+
+A broker moves a group only within what it still has. Where an offset wanted is below that, the members connected here
+are told (220), as a broker of before 5.0 does: each begins again there and commits it, through the queue of its pulls.
+A group without members is moved by commits. Refused is what the broker would do wrong, moving the group to its own
+minimum: groups with members elsewhere, who would not be told; lite pull consumers, who do not listen. All else is the
+broker's own to do: resets within what it has, and all of a broker that checks its clients, as what is asked here would
+not bear the signature of who wants it.
+
+Owns where each queue begins again and who is told. Does not own offsets by time (merged_offsets.py).
+Sources: AdminBrokerProcessor.resetOffset, Broker2Client.resetOffset, MQClientInstance.resetOffset.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from fetcher.policy.read_policy import ReadPolicy
+from fetcher.policy.read_router import PolicyLine
+from server.groups.bounded_gather import side_by_side
+from server.groups.client_table import ClientTable, Member
+from server.groups.fastjson_text import offsets_for, queue_map
+from server.groups.queue_locks import MessageQueue
+from server.proxy.merged_offsets import ANSWER_S, MergedOffsets, named_number, offset_table
+from server.proxy.proxy_handlers import FacadeHandlers, Upstream, relayed
+from server.wire.codes import RequestCode, ResponseCode
+from server.wire.request import Request, Response
+from tiered.errors import CorruptionError, UnavailableError
+from tiered.formats import fastjson
+from tiered.remoting.command import RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+LISTENS: Final = "CONSUME_PASSIVELY"
+"""Consume type of push consumers, the only ones that begin again when they are told."""
+
+
+class _Move(NamedTuple):
+    """Where a queue is to begin again, and the first offset the broker has."""
+
+    queue: MessageQueue
+    offset: int
+    broker_min: int
+
+
+class GroupResets:
+    """Handlers. Belongs to one event loop."""
+
+    def __init__(
+        self, line: PolicyLine, offsets: MergedOffsets, clients: ClientTable, *, checks_clients: bool
+    ) -> None:
+        self._line, self._offsets, self._clients = line, offsets, clients
+        self._checks_clients = checks_clients
+
+    def handlers(self) -> FacadeHandlers:
+        """By request code."""
+        return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
+
+    async def reset(self, request: Request, upstream: Upstream) -> Response:
+        """INVOKE_BROKER_TO_RESET_OFFSET."""
+        topic, group = request.name("topic"), request.name("group")
+        if self._checks_clients or self._line.policy_of(topic) is ReadPolicy.DISABLE:
+            return relayed(await upstream.call(request.command, ANSWER_S))
+        moves = await self._moves(request, upstream, topic)
+        if all(move.offset >= move.broker_min for move in moves):
+            return relayed(await upstream.call(request.command, ANSWER_S))
+        members = await self._listeners(group, upstream, request.command)
+        if members is None:
+            words = "only the archive has it, and not all members can be told: stop the group's consumers and repeat"
+            return Response(ResponseCode.SYSTEM_ERROR, remark=f"{group} is not moved: {words}")
+        table = {move.queue: move.offset for move in moves}
+        if members:
+            ext = {
+                "topic": topic, "group": group, "timestamp": request.text("timestamp", "0"),
+                "isForce": request.text("isForce", "true"),
+            }  # fmt: skip
+            for member in members:
+                body = offsets_for(member.language, table)
+                member.peer.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
+        else:
+            refused = await self._commit(request.command, upstream, group, moves)
+            if refused is not None:
+                return relayed(refused)
+        where = {"group": group, "topic": topic, "queues": len(moves), "members": len(members)}
+        logger.info("a group begins again in the archive", extra=where)
+        return Response(body=(queue_map("offsetTable", table),))
+
+    async def _moves(self, request: Request, upstream: Upstream, topic: str) -> list[_Move]:
+        """Of the queue named, or all; none where the broker does not tell its queues."""
+        asked = _asking(request.command, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
+        table, _ = offset_table(await upstream.call(asked, ANSWER_S))
+        wanted = request.number("queueId", -1)
+        rows = [
+            (queue, row.get("minOffset"), row.get("maxOffset"))
+            for queue, row in sorted(table.items(), key=lambda item: item[0].queue_id)
+            if wanted in (-1, queue.queue_id)
+        ]
+        told = [
+            (queue, low, high) for queue, low, high in rows if isinstance(low, int) and isinstance(high, int)
+        ]
+
+        async def move(one: tuple[MessageQueue, int, int]) -> _Move:
+            queue, low, high = one
+            return _Move(queue, await self._offset(request, upstream, queue, high), low)
+
+        return await side_by_side(move, told)
+
+    async def _offset(self, request: Request, upstream: Upstream, queue: MessageQueue, high: int) -> int:
+        place = {"topic": queue.topic, "queueId": queue.queue_id}
+
+        def asking(code: RequestCode, **fields: object) -> Request:
+            return Request(_asking(request.command, code, **place, **fields), request.peer)
+
+        offset, time_ms = request.number("offset", -1), request.number("timestamp", -1)
+        if offset >= 0:
+            low = await self._offsets.minimum(asking(RequestCode.GET_MIN_OFFSET), upstream)
+            return min(max(offset, _checked(low)), high)
+        if time_ms < 0:
+            offset = high
+        else:
+            code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+            by_time = asking(code, timestamp=time_ms, boundaryType="LOWER")
+            offset = max(0, _checked(await self._offsets.search(by_time, upstream)))
+        if request.flag("isForce"):
+            return offset
+        committed = asking(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=request.text("group")).command
+        at = named_number(await upstream.call(committed, ANSWER_S), "offset")
+        return offset if at is None else min(offset, at)
+
+    async def _listeners(
+        self, group: str, upstream: Upstream, command: RemotingCommand
+    ) -> Sequence[Member] | None:
+        """The members, all of them connected here; None: not all are, or they are none that can be told."""
+        here = self._clients.group(group)
+        members = here.members if here is not None else {}
+        asked = _asking(command, RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
+        known = _members(await upstream.call(asked, ANSWER_S))
+        if not known <= members.keys() or (here is not None and members and here.consume_type != LISTENS):
+            return None
+        return list(members.values())
+
+    async def _commit(
+        self, command: RemotingCommand, upstream: Upstream, group: str, moves: Sequence[_Move]
+    ) -> RemotingCommand | None:
+        """What the broker says when it does not take a commit, of the first that it does not take."""
+
+        async def commit(move: _Move) -> RemotingCommand:
+            fields = {"topic": move.queue.topic, "queueId": move.queue.queue_id, "commitOffset": move.offset}
+            code = RequestCode.UPDATE_CONSUMER_OFFSET
+            return await upstream.call(_asking(command, code, consumerGroup=group, **fields), ANSWER_S)
+
+        answers = await side_by_side(commit, moves)
+        return next((answer for answer in answers if answer.code != ResponseCode.SUCCESS), None)
+
+
+def _asking(command: RemotingCommand, code: RequestCode, **fields: object) -> RemotingCommand:
+    ext = {name: str(value) for name, value in fields.items()}
+    return replace(command, code=int(code), ext_fields=ext, body=b"")
+
+
+def _checked(response: Response) -> int:
+    text = response.ext.get("offset", "")
+    if response.code != ResponseCode.SUCCESS or not text.removeprefix("-").isdecimal():
+        raise UnavailableError(f"the broker does not tell an offset: {response.remark or response.code}")
+    return int(text)
+
+
+def _members(answer: RemotingCommand) -> set[str]:
+    """Client ids; none where the broker knows no consumer of the group."""
+    if answer.code != ResponseCode.SUCCESS or not answer.body:
+        return set()
+    try:
+        document = fastjson.loads(answer.body)
+    except CorruptionError:
+        return set()
+    listed = document.get("consumerIdList") if isinstance(document, Mapping) else None
+    return {str(member) for member in listed} if isinstance(listed, list) else set()

@@ -1,0 +1,161 @@
+"""Messages by id and by key beside a live broker: both are asked, each message is given once, newest first.
+
+Owns that merge and what is said while one of the two is away: what the other has found is given; that nothing is there
+is said only when both said so. Sources: QueryMessageProcessor, MQAdminImpl.queryMessage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from fetcher.policy.read_policy import ReadPolicy
+from fetcher.policy.read_router import PolicyLine
+from fetcher.queries.found import count_within
+from server.backend.backend import ArchiveSide
+from server.backend.lookup_handlers import KEY_COUNT_MAX, UNIQUE_KEY_COUNT
+from server.proxy.proxy_handlers import FacadeHandlers, Upstream, relayed
+from server.wire.codes import RequestCode, ResponseCode
+from server.wire.request import Buffer, Request, Response
+from tiered.errors import TieredError, UnavailableError
+from tiered.formats.record import SYS_BORN_HOST_V6, decode_record
+from tiered.remoting.command import RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S: Final = 10.0
+ANSWER_BYTES_MAX: Final = 15 * 1024 * 1024
+"""Of messages: those of the broker alone fit into a frame, those of both need not."""
+_SIZE = struct.Struct(">i")
+_PHYS = struct.Struct(">q")
+_PHYS_AT, _FLAG_AT, _BORN_AT = 28, 36, 48
+RECORD_BYTES_MIN: Final = 91
+
+
+class MergedLookups:
+    """Handlers. Belongs to one event loop."""
+
+    def __init__(self, line: PolicyLine, archive: ArchiveSide, *, checks_clients: bool = False) -> None:
+        """``checks_clients``: the broker checks who asks; while it is away nobody may know what it would say."""
+        self._line, self._archive = line, archive
+        self._checks_clients = checks_clients
+
+    def handlers(self) -> FacadeHandlers:
+        """By request code."""
+        return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.by_key}
+
+    async def view(self, request: Request, upstream: Upstream) -> Response:
+        """VIEW_MESSAGE_BY_ID: the broker's, else the archive's."""
+        answer, away = await _asked(request.command, upstream)
+        if away is not None and self._checks_clients:
+            raise away
+        is_final = answer is not None and (answer.code == ResponseCode.SUCCESS or _is_refusal(answer))
+        if answer is not None and is_final:
+            return relayed(answer)
+        record = await self._archived_at(request)
+        if record is not None:
+            return Response(body=(record,))
+        if answer is None:
+            assert away is not None
+            raise away
+        return relayed(answer)
+
+    async def _archived_at(self, request: Request) -> Buffer | None:
+        """The archive's, where the message's own topic is not the broker's alone: a client may name another topic
+        than the message has, and 4.9 names none."""
+        if request.text("topic", "") and not self._may_look(request):
+            return None
+        record = await self._archive.message_at_phys(request.number("offset"))
+        if record is None or self._is_disabled(decode_record(record).topic):
+            return None
+        return record
+
+    async def by_key(self, request: Request, upstream: Upstream) -> Response:
+        """QUERY_MESSAGE."""
+        if not self._may_look(request):
+            return relayed(await upstream.call(request.command, ANSWER_S))
+        is_unique = request.flag("_UNIQUE_KEY_QUERY") or request.text("indexType", "K") == "U"
+        count = UNIQUE_KEY_COUNT if is_unique else min(max(request.number("maxNum", 32), 1), KEY_COUNT_MAX)
+        (answer, away), (archived, failure) = await asyncio.gather(
+            _asked(request.command, upstream), self._archived(request, is_unique=is_unique, count=count)
+        )
+        if away is not None and self._checks_clients:
+            raise away
+        if answer is not None and answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+            return relayed(answer)  # it may be that the client may not ask
+        is_found = answer is not None and answer.code == ResponseCode.SUCCESS
+        ours = list(records_in(answer.body)) if answer is not None and is_found else []
+        records = merged(ours, archived, count)
+        if not records:
+            for missing in (away, failure):
+                if missing is not None:
+                    raise missing
+            assert answer is not None
+            return relayed(answer)
+        ext = {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"}
+        return Response(ext=ext | dict(answer.ext_fields) if answer is not None else ext, body=records)
+
+    async def _archived(
+        self, request: Request, *, is_unique: bool, count: int
+    ) -> tuple[Sequence[Buffer], TieredError | None]:
+        try:
+            found = await self._archive.messages_by_key(
+                request.text("topic"),
+                request.text("key"),
+                is_unique=is_unique,
+                count=count,
+                begin_ms=request.number("beginTimestamp", 0),
+                end_ms=request.number("endTimestamp", (1 << 63) - 1),
+            )
+        except TieredError as error:
+            logger.warning("the archive was not searched for a key: %s", error)
+            return (), error
+        return found, None
+
+    def _may_look(self, request: Request) -> bool:
+        return not self._is_disabled(request.text("topic", ""))
+
+    def _is_disabled(self, topic: str) -> bool:
+        return self._line.policy_of(topic) is ReadPolicy.DISABLE
+
+
+async def _asked(
+    command: RemotingCommand, upstream: Upstream
+) -> tuple[RemotingCommand | None, UnavailableError | None]:
+    try:
+        return await upstream.call(command, ANSWER_S), None
+    except UnavailableError as error:
+        return None, error
+
+
+def _is_refusal(answer: RemotingCommand) -> bool:
+    """A broker without the message says SYSTEM_ERROR, and so does one whose ACL 1.0 says no."""
+    return answer.code != ResponseCode.SYSTEM_ERROR or "AclException" in (answer.remark or "")
+
+
+def records_in(body: bytes) -> Iterator[memoryview]:
+    """The records of an answer's body; what does not look like one ends it."""
+    view, at = memoryview(body), 0
+    while at + RECORD_BYTES_MIN <= len(view):
+        (size,) = _SIZE.unpack_from(view, at)
+        if size < RECORD_BYTES_MIN or at + size > len(view):
+            return
+        yield view[at : at + size]
+        at += size
+
+
+def merged(ours: Sequence[Buffer], archived: Sequence[Buffer], count: int) -> list[Buffer]:
+    """Both, each record once by its physical offset, newest first, ``count`` at most."""
+    found: dict[int, tuple[int, Buffer]] = {}
+    for record in (*archived, *ours):
+        (phys,) = _PHYS.unpack_from(record, _PHYS_AT)
+        (flags,) = _SIZE.unpack_from(record, _FLAG_AT)
+        host_bytes = 20 if flags & SYS_BORN_HOST_V6 else 8
+        (stored_ms,) = _PHYS.unpack_from(record, _BORN_AT + host_bytes)
+        found[phys] = stored_ms, record
+    newest_first = sorted(found.items(), key=lambda item: (item[1][0], item[0]), reverse=True)
+    records = [record for _, (_, record) in newest_first[:count]]
+    return records[: count_within(map(len, records), ANSWER_BYTES_MAX)]

@@ -1,0 +1,130 @@
+"""What a real name server says, as clients of the façade see it: our address at id 0, the real master behind it.
+
+Clients ask id 0 first and keep one address table per broker name, the last route wins: so every route that names our
+broker is rewritten alike, or none is. Pure: documents in, documents out.
+
+Sources: TopicRouteData, BrokerData, ClusterInfo (org.apache.rocketmq.remoting.protocol);
+MQClientInstance.findBrokerAddressInSubscribe.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from server.proxy.proxy_handlers import REAL_BROKER_ID, SIDECAR_ID
+from tiered.formats import fastjson
+from tiered.settings.sections import ReadSettings
+
+DISABLE = "DISABLE"
+_NUMBERED_KEYS = frozenset({"brokerAddrs", "currIdMap"})
+"""Maps of Java whose keys are numbers: an older name server writes those without quotes."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """Under whose name we are published, and where clients dial us, as ``host:port``."""
+
+    broker: str
+    address: str
+
+
+def reads_anything(settings: ReadSettings) -> bool:
+    """Whether any topic may be read from the archive. Single topics cannot be left alone: clients keep one address
+    table per broker, so their pulls come here as well and are handed on."""
+    return any(
+        policy != DISABLE
+        for policy in (settings.default_policy(), *(name for _, name in settings.patterns()))
+    )
+
+
+def may_dial(advertised: str, client_address: str) -> bool:
+    """Whether a client at ``client_address`` can reach ``advertised``: a loopback address only from this machine."""
+    return not _is_loopback(advertised) or _is_loopback(client_address)
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    if host.lower() == "localhost":
+        return True
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def published_addresses(addresses: dict[str, Any], sidecar: str) -> dict[str, Any]:
+    """The address table of our broker with us in it: id 0 ours, every real id one higher. Not touched when nobody
+    real is in it. Ours is found under another id where a sidecar also registers as a slave: that entry goes."""
+    real = {int(number): address for number, address in addresses.items() if address != sidecar}
+    if not real:
+        return dict(addresses)
+    shifted = {str(number + REAL_BROKER_ID): address for number, address in sorted(real.items())}
+    return {str(SIDECAR_ID): sidecar, **shifted}
+
+
+def published_broker(data: Any, published: Published) -> Any:
+    """A BrokerData; other brokers' as they are."""
+    if not isinstance(data, dict) or data.get("brokerName") != published.broker:
+        return data
+    addresses = data.get("brokerAddrs")
+    if not isinstance(addresses, dict):
+        return data
+    return {**data, "brokerAddrs": published_addresses(addresses, published.address)}
+
+
+def published_route(route: dict[str, Any], published: Published) -> dict[str, Any]:
+    """A TopicRouteData (105)."""
+    brokers = route.get("brokerDatas")
+    if not isinstance(brokers, list):
+        return route
+    return {**route, "brokerDatas": [published_broker(data, published) for data in brokers]}
+
+
+def published_cluster(info: dict[str, Any], published: Published) -> dict[str, Any]:
+    """A ClusterInfo (106)."""
+    table = info.get("brokerAddrTable")
+    if not isinstance(table, dict):
+        return info
+    return {
+        **info,
+        "brokerAddrTable": {name: published_broker(data, published) for name, data in table.items()},
+    }
+
+
+def rewritten(body: bytes, published: Published) -> bytes:
+    """The body of a 105 or 106 answer, in the JSON dialect it came in. Raises CorruptionError for what is no JSON."""
+    document = fastjson.loads(body)
+    if not isinstance(document, dict):
+        return body
+    document = published_cluster(published_route(document, published), published)
+    return dialect_text(document, is_strict=_is_strict(body)).encode()
+
+
+def _is_strict(body: bytes) -> bool:
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def dialect_text(value: Any, *, is_strict: bool, parent: str = "") -> str:
+    """JSON; unless ``is_strict``, numbers that are keys of Java's Map<Long, …> have no quotes, as fastjson writes."""
+    if isinstance(value, dict):
+        bare = not is_strict and parent in _NUMBERED_KEYS
+        members = (
+            f"{key if bare else json.dumps(key, ensure_ascii=False)}:"
+            f"{dialect_text(member, is_strict=is_strict, parent=key)}"
+            for key, member in value.items()
+        )
+        return f"{{{','.join(members)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(dialect_text(item, is_strict=is_strict) for item in value)}]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,336 @@
+"""A client's own connection to the real broker: its requests go up by it, the broker's requests come down by it.
+
+A broker knows consumers, locks and whom to notify by the connection, so every client has one of its own, made when the
+client first asks something of the broker. Requests are numbered anew; nothing is ever sent twice. When an established
+connection is lost its owner is told, because what the broker knew of that client is gone with it.
+
+Owns connecting and matching answers to requests. Does not own what is relayed (service.py), what clients are told when
+the broker is away, nor the bound on bytes under way (inflight_limit.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from ssl import SSLContext
+from typing import Any
+
+from server.proxy.inflight_limit import FlightGate
+from server.proxy.name_lookup import addresses_of
+from tiered.errors import ThrottledError, UnansweredError
+from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode
+from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
+
+logger = logging.getLogger(__name__)
+
+RESPONSE_FLAG = 1
+CONNECT_TIMEOUT_S = 3.0
+CONNECT_AGAIN_S = 0.5
+"""After a connection was refused, calls fail at once for this long."""
+UNTAKEN_BYTES_MAX = 4 * 1024 * 1024
+"""Answers a client has not taken yet; above, nothing more is read from its connection to the broker."""
+
+
+class TimedOutError(UnansweredError):
+    """No answer within the time limit; the connection stays."""
+
+
+@dataclass(frozen=True)
+class LinkEvents:
+    """What happens to a link by itself. ``on_lost``: an established connection ended; why, and whether requests were
+    waiting for their answers."""
+
+    on_request: Callable[[RemotingCommand], None] = lambda _: None
+    on_lost: Callable[[str, bool], None] = lambda _why, _had_requests: None
+
+
+class _Link(asyncio.Protocol):
+    """One connection to ``address``."""
+
+    def __init__(self, address: str, events: LinkEvents, tls: ClientTls | None) -> None:
+        self._address, self._events, self._tls = address, events, tls
+        self._decoder = FrameDecoder()
+        self._pending: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._transport: asyncio.Transport | None = None
+        self._why = ""
+        self._has_answered = False
+        self._untaken_bytes = 0
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if not self._has_answered:
+            self._has_answered = True
+            if self._tls is not None:
+                self._tls.succeeded(self._address)
+        try:
+            for command in self._decoder.feed(data):
+                self._take(command)
+        except ProtocolError as error:
+            self.close(str(error))
+            return
+        if self._untaken_bytes > UNTAKEN_BYTES_MAX and self._transport is not None:
+            self._transport.pause_reading()
+
+    def _take(self, command: RemotingCommand) -> None:
+        if not command.is_response:
+            self._events.on_request(command)
+            return
+        waiting = self._pending.pop(command.opaque, None)
+        if waiting is not None and not waiting.done():
+            self._untaken_bytes += len(command.body)
+            waiting.set_result(command)
+
+    def taken(self, byte_count: int) -> None:
+        """A client took an answer of this size."""
+        was_over = self._untaken_bytes > UNTAKEN_BYTES_MAX
+        self._untaken_bytes -= byte_count
+        if was_over and self._untaken_bytes <= UNTAKEN_BYTES_MAX and self.is_open:
+            assert self._transport is not None
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = self._why = self._why or self._why_lost(exc)
+        self._can_write.set()
+        waiting = [answer for answer in self._pending.values() if not answer.done()]
+        self._pending.clear()
+        for answer in waiting:
+            answer.set_exception(UnansweredError(f"{self._address}: {why}"))
+        self._events.on_lost(why, bool(waiting))
+
+    def _why_lost(self, exc: Exception | None) -> str:
+        why = "the broker closed the connection"
+        if self._has_answered:
+            return f"{why} ({exc})" if exc else why
+        if self._tls is None:
+            return f"{why}; {TLS_WANTED}"
+        found = self._tls.explained(exc, host_of(self._address)) if exc else None
+        failure = found or closed(self._tls.options)
+        self._tls.failed(self._address, failure)
+        return str(failure)
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self, why: str) -> None:
+        self._why = why
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def write(self, command: RemotingCommand) -> None:
+        """Raises ThrottledError: it was not sent."""
+        frame = encode(command)
+        await self._can_write.wait()
+        if not self.is_open:
+            await asyncio.sleep(0)  # connection_lost, which knows why, comes next
+            raise ThrottledError(f"{self._address} is not connected: {self._why or 'it is closing'}")
+        assert self._transport is not None
+        self._transport.write(frame)
+
+    async def ask(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        waiting: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
+        self._pending[command.opaque] = waiting
+        was_sent = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.write(command)
+                was_sent = True
+                return await waiting
+        except BaseException as error:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                self.taken(len(waiting.result().body))  # it came as its asker left: nobody else takes it
+            if isinstance(error, TimeoutError) and not was_sent:
+                raise ThrottledError(f"{self._address} has not read what it was sent before") from error
+            if isinstance(error, TimeoutError):
+                raise TimedOutError(f"{self._address} did not answer within {timeout_s:g} s") from error
+            raise
+        finally:
+            self._pending.pop(command.opaque, None)
+            _seen(waiting)  # a write that fails raises first
+
+
+class RemotingUpstream:
+    """See protocol.Upstream. One connection to ``address``, made when needed; ``close`` ends it for good. Without
+    ``tls`` it is plain."""
+
+    def __init__(
+        self,
+        address: str,
+        gate: FlightGate,
+        events: LinkEvents | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        self.address, self._tls = address, tls
+        self._gate = gate
+        self._events = events or LinkEvents()
+        self._opaques = itertools.count(1)
+        self._link: _Link | None = None
+        self._connecting: asyncio.Task[_Link] | None = None
+        self._refused_at_s = -CONNECT_AGAIN_S
+        self._is_closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._link is not None and self._link.is_open
+
+    async def call(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """See Upstream."""
+        answer, link = await self._asked(command, timeout_s)
+        link.taken(len(answer.body))
+        return answer
+
+    async def relay(
+        self, command: RemotingCommand, timeout_s: float, can_take: Callable[[], Awaitable[None]]
+    ) -> RemotingCommand:
+        """As ``call``; the answer counts as under way until ``can_take()``, awaited, says the client takes it."""
+        answer, link = await self._asked(command, timeout_s)
+        try:
+            await can_take()
+        finally:
+            link.taken(len(answer.body))
+        return answer
+
+    async def _asked(self, command: RemotingCommand, timeout_s: float) -> tuple[RemotingCommand, _Link]:
+        byte_count = len(command.body)
+        await self._gate.enter(byte_count)
+        ends_s = time.monotonic() + timeout_s
+        try:
+            link = await self._connected_within(timeout_s)
+            numbered = replace(command, opaque=next(self._opaques) & 0x7FFFFFFF)
+            answer = await link.ask(numbered, max(0.0, ends_s - time.monotonic()))
+        finally:
+            self._gate.leave(byte_count)
+        return replace(answer, opaque=command.opaque), link
+
+    async def send(self, command: RemotingCommand) -> None:
+        """See Upstream."""
+        byte_count = len(command.body)
+        await self._gate.enter(byte_count)
+        try:
+            link = await self._connected()
+            await link.write(replace(command, opaque=next(self._opaques) & 0x7FFFFFFF))
+        finally:
+            self._gate.leave(byte_count)
+
+    async def answer(self, command: RemotingCommand) -> None:
+        """Send up what the client answered to a request of the broker; never connects anew for it."""
+        if self._link is not None:
+            await self._link.write(command)
+
+    def close(self, why: str = "the client is gone") -> None:
+        """Hang up. Calls at work end with UnansweredError, later ones with ThrottledError."""
+        self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._link is not None:
+            self._link.close(why)
+
+    async def _connected_within(self, timeout_s: float) -> _Link:
+        if timeout_s >= CONNECT_TIMEOUT_S or self.is_connected:
+            return await self._connected()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._connected()
+        except TimeoutError as error:
+            raise ThrottledError(f"{self.address} cannot be reached within {timeout_s:g} s") from error
+
+    async def _connected(self) -> _Link:
+        if self._link is not None and self._link.is_open:
+            return self._link
+        if self._is_closed:
+            raise ThrottledError(f"{self.address}: the connection has ended")
+        if time.monotonic() - self._refused_at_s < CONNECT_AGAIN_S:
+            raise ThrottledError(f"{self.address} refused a connection a moment ago")
+        if self._connecting is None:
+            # A task of its own: who waits for it may be cancelled without harm to the others.
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting.add_done_callback(_seen)
+        try:
+            return await asyncio.shield(self._connecting)
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise ThrottledError(f"{self.address}: the connection has ended") from None
+            raise
+
+    async def _connect(self) -> _Link:
+        host = host_of(self.address)
+        try:
+            transport, link = await (
+                self._opened(host) if self._tls is None else self._secured(host, self._tls)
+            )
+        except (OSError, TimeoutError, UnicodeError) as error:  # the last of a name that none can have
+            self._refused_at_s = time.monotonic()
+            failure = self._tls.explained(error, host) if self._tls is not None else None
+            if failure is not None and self._tls is not None:
+                self._tls.failed(self.address, failure)
+            raise ThrottledError(
+                f"{self.address} cannot be reached: {failure or error or 'no answer'}"
+            ) from error
+        finally:
+            self._connecting = None
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._link = link
+        return link
+
+    async def _secured(self, host: str, tls: ClientTls) -> tuple[asyncio.Transport, _Link]:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await self._gate.handshakes.acquire()
+        try:
+            return await self._opened(host, tls.context())
+        finally:
+            self._gate.handshakes.release()
+
+    async def _opened(self, host: str, context: SSLContext | None = None) -> tuple[asyncio.Transport, _Link]:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            *others, last = await addresses_of(host, self._gate.lookups)
+            for address in others:
+                with suppress(OSError):
+                    return await self._opened_at(address, host, context)
+            return await self._opened_at(last, host, context)
+
+    async def _opened_at(
+        self, address: str, host: str, context: SSLContext | None
+    ) -> tuple[asyncio.Transport, _Link]:
+        return await asyncio.get_running_loop().create_connection(
+            lambda: _Link(self.address, self._events, self._tls),
+            address,
+            int(self.address.rpartition(":")[2]),
+            ssl=context,
+            server_hostname=None if context is None else host,
+        )
+
+
+def host_of(address: str) -> str:
+    """Of ``host:port``, without brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _seen(outcome: asyncio.Future[Any]) -> None:
+    """Its failure is told to who waits; there may be nobody left."""
+    if outcome.done() and not outcome.cancelled():
+        outcome.exception()
+
+
+def as_answer(command: RemotingCommand, opaque: int) -> RemotingCommand:
+    """A client's answer, numbered as the broker's request was."""
+    return replace(command, opaque=opaque, flag=command.flag | RESPONSE_FLAG)

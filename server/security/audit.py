@@ -1,0 +1,96 @@
+"""Who read what: sums for each reader of a queue, one log line an interval. Clock injected.
+
+A line says client host, account, group, topic, queue, the offsets passed, pulls and bytes; lookups of single messages
+have no queue. Nothing is logged for each pull.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from server.security.addresses import host_of
+from server.wire.codes import RequestCode
+from server.wire.request import NUMBER_CHARS_MAX, Request, Response
+
+logger = logging.getLogger(__name__)
+
+ENTRIES_MAX = 20_000
+NAME_CHARS = 262
+"""Of a line's names: the retry topic of the longest group."""
+_READS = frozenset({
+    RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE, RequestCode.QUERY_MESSAGE,
+    RequestCode.VIEW_MESSAGE_BY_ID,
+})  # fmt: skip
+
+
+class Reader(NamedTuple):
+    """One line's."""
+
+    host: str
+    account: str
+    group: str
+    topic: str
+    queue_id: str
+
+
+class _Sums:
+    __slots__ = ("body_bytes", "first_offset", "next_offset", "reads")
+
+    def __init__(self, first_offset: str) -> None:
+        self.first_offset, self.next_offset = first_offset, ""
+        self.reads = self.body_bytes = 0
+
+
+class Audit:
+    """Sums until ``write`` is due. ``interval_s`` 0: none."""
+
+    def __init__(self, interval_s: float, now_s: float) -> None:
+        self._interval_s, self._written_s = interval_s, now_s
+        self._sums: dict[tuple[str, str, str, str, str], _Sums] = {}
+        """By what a Reader is made of."""
+
+    def note(self, request: Request, response: Response, body_bytes: int, account: str) -> None:
+        """A request was answered with messages."""
+        command = request.command
+        if not self._interval_s or not body_bytes or response.code != 0 or command.code not in _READS:
+            return
+        get = command.ext_fields.get
+        host = host_of(request.peer.address)
+        reader = host, account, get("consumerGroup", ""), get("topic", ""), get("queueId", "")
+        sums = self._sums.get(reader) or self._begun(reader, get("queueOffset", ""))
+        sums.reads += 1
+        sums.body_bytes += body_bytes
+        sums.next_offset = response.ext.get("nextBeginOffset", "")
+
+    def _begun(self, reader: tuple[str, str, str, str, str], first_offset: str) -> _Sums:
+        """The sums of who was not known by these names. Requests may carry any text beside what is answered."""
+        host, account, group, topic, queue_id = reader
+        names = (account[:NAME_CHARS], group[:NAME_CHARS], topic[:NAME_CHARS])
+        short = host, *names, queue_id[:NUMBER_CHARS_MAX]
+        if short not in self._sums:
+            if len(self._sums) >= ENTRIES_MAX:
+                self.write()
+            self._sums[short] = _Sums(first_offset[:NUMBER_CHARS_MAX])
+        return self._sums[short]
+
+    def tick(self, now_s: float) -> None:
+        """Write what has gathered if an interval is over."""
+        if now_s - self._written_s >= self._interval_s:
+            self._written_s = now_s
+            self.write()
+
+    def write(self) -> None:
+        """One line for each reader."""
+        sums, self._sums = self._sums, {}
+        for named, sum_ in sums.items():
+            reader = Reader(*named)
+            offsets = f"{sum_.first_offset}-{sum_.next_offset}" if sum_.next_offset else ""
+            logger.info(
+                "read",
+                extra={
+                    "client": reader.host, "account": reader.account, "group": reader.group,
+                    "topic": reader.topic, "queue": reader.queue_id, "offsets": offsets, "reads": sum_.reads,
+                    "bytes": sum_.body_bytes,
+                },
+            )  # fmt: skip

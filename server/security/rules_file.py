@@ -1,0 +1,76 @@
+"""Rules from a file, read again when it changes. A new file that cannot be used leaves the old rules in force.
+
+Owns reading. Does not own what the rules mean. Neither messages nor errors quote the file: it holds secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import yaml
+
+from server.security.plain_acl import PlainAcl
+from server.security.rules import Rules, RulesError
+from server.security.user_acl import UserAcl
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+FILE_BYTES_MAX = 16 * 1024 * 1024
+
+
+def read_rules(path: Path) -> Rules:
+    """ACL 1.0 where the file has ``accounts``, users and policies of 5.x where it has ``users``. Raises RulesError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise RulesError(f"{path} cannot be read: {error.strerror}", hint="set serve.acl_file") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise RulesError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        document = yaml.safe_load(data)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else "?"
+        raise RulesError(f"{path} is no YAML: line {line}") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise RulesError(f"{path} is no YAML") from None
+    if isinstance(document, dict) and "users" in document:
+        return UserAcl(document)
+    if isinstance(document, dict) and ("accounts" in document or "globalWhiteRemoteAddresses" in document):
+        return PlainAcl(document)
+    raise RulesError(f"{path} has neither accounts (ACL 1.0) nor users (5.x)")
+
+
+class RulesFile:
+    """The rules in force. Raises RulesError when the file cannot be used to begin with."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._looked_s = 0.0
+        self._mark = self._mark_of_file()
+        self.rules = read_rules(path)
+
+    def look(self, now_s: float) -> None:
+        """Read the file again if it changed, at most every LOOK_S."""
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        mark = self._mark_of_file()
+        if mark == self._mark:
+            return
+        self._mark = mark
+        try:
+            self.rules = read_rules(self._path)
+        except RulesError as error:
+            logger.error("access rules stay as they were: %s", error)
+        else:
+            logger.info("access rules read anew", extra={"accounts": len(self.rules.accounts)})
+
+    def _mark_of_file(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,189 @@
+"""Reading ahead asks for blocks, not rows, and for few and whole ones: what sequential reads cost the object store."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from fetcher.io.waiting import InlineExecutor, run_sync
+from fetcher.prefetch.prefetch_range import RunEnds
+from fetcher.prefetch.range_fetch import AheadReader, run_ends
+from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.row_reader import RowReader
+from fetcher.rows.tag_filter import TagFilter
+from fetcher.span import Span
+from fetcher.walk import Walk
+from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
+from tests.fetcher.reading_simulation import Consumer, Simulation
+from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tiered.catalog.reading import load
+from tiered.formats.segment import BlockCodec
+from tiered.model.queue import QueueKey
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import FetchSettings, PrefetchSettings
+
+QUEUES = [QueueKey("topic", number, 0) for number in range(4)]
+BATCHED, LIGHT = QueueKey("batched", 0, 0), QueueKey("%LMQ%light", 0, 0)
+RUNS, ROWS = 6, 300
+KIB = 1024
+
+
+@lru_cache
+def archive() -> ArchiveBuilder:
+    """Six objects, each with a run of 300 messages (40 KiB, five blocks) of every queue."""
+    rand = random.Random(4)
+    builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=8 * KIB))
+    for _ in range(RUNS):
+        builder.commit([Sent(queue, rand.randbytes(50)) for _ in range(ROWS) for queue in QUEUES])
+    return builder
+
+
+def ahead_of(builder: ArchiveBuilder) -> tuple[AheadReader, PlainSource, CatalogView]:
+    source = PlainSource(builder.store)
+    catalog = CatalogView(builder.store, load(builder.store), executor=InlineExecutor(), clock_s=lambda: 0.0)
+    return AheadReader(source, catalog, RowReader(source, catalog)), source, catalog
+
+
+def test_it_fetches_the_blocks_of_the_stretch_and_says_how_far_they_reach() -> None:
+    reader, source, catalog = ahead_of(archive())
+    view = catalog.view(catalog.state, QUEUES[1])
+    assert view is not None
+    begin, end = 250, 2 * ROWS + 10
+    ahead = run_sync(reader.read(view, begin, end, None))
+    assert sorted(key for key, _ in source.fetched) == sorted(archive().keys[:3])
+    assert [(key, block) for key, numbers in source.fetched for block in numbers] == list(ahead.blocks)
+    rows = archive().truth[QUEUES[1]].rows
+    assert end <= ahead.covered <= 3 * ROWS
+    inside = sum(len(row.record) for row in rows[begin : ahead.covered])
+    assert inside <= ahead.block_bytes <= inside + 3 * 2 * 8 * KIB  # the ends of runs share blocks
+
+
+def test_it_stops_at_a_gap_and_begins_behind_one() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    builder.commit([Sent(QUEUES[0], b"x") for _ in range(10)])
+    builder.commit([Sent(QUEUES[0], b"x", offset=50 + number) for number in range(10)])
+    reader, _, catalog = ahead_of(builder)
+    view = catalog.view(catalog.state, QUEUES[0])
+    assert view is not None
+    assert run_sync(reader.read(view, 0, 60, None)).covered == 10
+    assert run_sync(reader.read(view, 10, 55, None)).covered >= 55
+    assert run_sync(reader.read(view, 10, 40, None)) == (40, 0, ())
+
+
+@pytest.mark.parametrize("queue", [BATCHED, LIGHT])
+def test_rows_that_are_more_than_an_offset_each_are_read_as_a_pull_reads_them(queue: QueueKey) -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    light = [LIGHT] if queue == LIGHT else []
+    for _ in range(3):
+        builder.commit(
+            [Sent(BATCHED, b"y" * 60, inner_num=1 if light else 5, light=light) for _ in range(40)]
+        )
+    reader, source, catalog = ahead_of(builder)
+    view = catalog.view(catalog.state, queue)
+    assert view is not None
+    ahead = run_sync(reader.read(view, 3, view.max_offset, None))
+    assert ahead.covered >= view.max_offset
+    assert {(key, number) for key, numbers in source.fetched for number in numbers} == set(ahead.blocks)
+
+
+def test_a_filter_leaves_out_blocks_without_a_wanted_row() -> None:
+    builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=1 * KIB))
+    builder.commit([Sent(QUEUES[0], b"z" * 100, tags="a" if number < 10 else "b") for number in range(100)])
+    reader, source, catalog = ahead_of(builder)
+    view = catalog.view(catalog.state, QUEUES[0])
+    assert view is not None
+    run_sync(reader.read(view, 0, 100, TagFilter(["a"])))
+    (numbers,) = [numbers for _, numbers in source.fetched]
+    assert 0 < len(numbers) < 5
+
+
+def test_ends_of_runs() -> None:
+    _, _, catalog = ahead_of(archive())
+    view = catalog.view(catalog.state, QUEUES[2])
+    assert view is not None and catalog.known_runs_of(view) is None
+    runs = run_sync(catalog.runs_of(view))
+    assert catalog.known_runs_of(view) is runs
+    assert run_ends(runs, 0) == run_ends(runs, ROWS - 1) == RunEnds(0, ROWS)
+    assert run_ends(runs, ROWS) == RunEnds(ROWS, 2 * ROWS)
+    assert run_ends(runs, RUNS * ROWS) is None
+
+
+def requests_of(simulation: Simulation) -> int:
+    return simulation.source.statistics().requests
+
+
+def simulation_of(**prefetch: Any) -> Simulation:
+    fetch = FetchSettings(memory_bytes=16 << 20, cache_bytes=4 << 20, unread_expiry_ms=20_000)
+    window: dict[str, Any] = {
+        "window_first_bytes": 64 * KIB,
+        "window_max_bytes": 256 * KIB,
+        "memory_bytes": 1 << 20,
+    } | prefetch
+    return Simulation(archive(), 1, fetch=fetch, prefetch=PrefetchSettings(**window))
+
+
+def test_a_fast_consumer_costs_about_a_request_a_run() -> None:
+    simulation = simulation_of()
+    for number, queue in enumerate(QUEUES):
+        simulation.add(Consumer(f"c{number}", queue, lambda pull: 0.002))
+    simulation.run()
+    assert all(len(consumer.got) == RUNS * ROWS for consumer in simulation.consumers)
+    ideal = RUNS * len(QUEUES) + RUNS
+    assert requests_of(simulation) <= 1.3 * ideal
+
+
+def test_a_walk_costs_a_request_a_run_from_its_first_message_on() -> None:
+    simulation = simulation_of()
+    walk = Walk(simulation.fetcher, QUEUES[0], 0, Span(batch_messages=50))
+    offsets: list[int] = []
+
+    async def read() -> None:
+        while (batch := await walk.next_batch()) is not None:
+            offsets.extend(batch.queue_offsets.tolist())
+
+    simulation.clock.run_one(read())
+    assert offsets == list(range(RUNS * ROWS))
+    assert 2 * RUNS <= requests_of(simulation) <= 1.3 * 2 * RUNS
+
+
+@pytest.mark.parametrize("count", [1, 60])
+def test_a_walk_of_few_messages_fetches_no_more_than_they_take(count: int) -> None:
+    simulation = simulation_of()
+    walk = Walk(simulation.fetcher, QUEUES[0], 10, Span(count=count, batch_messages=20))
+
+    async def read() -> int:
+        got = 0
+        while (batch := await walk.next_batch()) is not None:
+            got += len(batch)
+        return got
+
+    assert simulation.clock.run_one(read()) == count
+    simulation.run(simulation.clock.time_s + 10)
+    assert requests_of(simulation) == 2
+    assert simulation.source.held_bytes <= 2 * 8 * KIB + 400
+
+
+def test_many_readers_share_what_is_read_ahead_without_falling_back_to_small_requests() -> None:
+    simulation = simulation_of(memory_bytes=192 * KIB)
+    for number, queue in enumerate(QUEUES):
+        simulation.add(Consumer(f"c{number}", queue, lambda pull: 0.002))
+    simulation.run()
+    assert requests_of(simulation) <= 2.5 * (RUNS * len(QUEUES) + RUNS)
+    assert simulation.fetcher.prefetcher.unread_bytes == 0
+
+
+def test_blocks_of_one_object_are_asked_for_together_whatever_run_they_belong_to() -> None:
+    builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=1 * KIB))
+    builder.commit([
+        Sent(queue, b"m" * 100, light=[LIGHT]) for _ in range(20) for queue in QUEUES
+    ])  # fmt: skip
+    source = PlainSource(builder.store)
+    fetcher = plain_fetcher(builder.store, source)
+    result = run_sync(fetcher.get(*LIGHT[:2], 0, count=80, max_bytes=1 << 30))
+    assert [bytes(record) for record in result.batch.records()] == [
+        row.record for row in builder.truth[LIGHT].rows
+    ]
+    assert len(source.fetched) == len(QUEUES)  # a parent each: these are read side by side

@@ -1,0 +1,82 @@
+"""Beside a live broker: other read policies and restarts of groups while consumers read."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.client_scene import all_there_is, delete_old_files, need_clients, wait_for
+from tests.integration.proxy_scene import Facade, beside_facade
+from tests.servers.running_store import RunningStore
+
+pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def facade(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> Iterator[Facade]:
+    need_clients("5.3.3")
+    config = {"cleanResourceInterval": 1000}
+    with beside_facade(tmp_path_factory.mktemp("operations"), minio_url, config, {}) as found:
+        found.fill(4000, 500)
+        found.wait_until_serving()
+        delete_old_files(found)
+        yield found
+
+
+def reload(facade: Facade, settings: str, times: int) -> None:
+    """Other settings are in force, for the ``times``-th time."""
+    facade.settings_file.write_text(settings)
+    assert facade.sidecar.process is not None
+    facade.sidecar.process.send_signal(signal.SIGHUP)
+    wait_for(facade.sidecar.log, '"settings reloaded"', times)
+
+
+def pulls(facade: Facade, group: str) -> tuple[int, int]:
+    """Answered with messages by the archive, by the broker."""
+    (found,) = [found for found in facade.sidecar.status()["serving"]["groups"] if found["name"] == group]
+    return found["archive_pulls"], found["broker_pulls"]
+
+
+def test_a_reload_while_groups_read_costs_nothing(facade: Facade) -> None:
+    facade.sidecar.wait_until_archived(60)
+    before = all_there_is(facade, "live0")
+    consumer = facade.consume("push", "G-reload", 10**6, idle_s=120)
+    consumer.wait_for_all(before)
+    assert min(pulls(facade, "G-reload")) > 0, "the archive, then the broker"
+    reload(facade, '[read]\npolicy = "FORCE"\n', 1)
+    forced = facade.consume("push", "G-forced", 10**6, idle_s=120)
+    forced.wait_for_all(before)
+    assert pulls(facade, "G-forced")[1] == 0, "the archive answers what the broker has"
+    with facade.produce(10**6, per_second=200) as producer:
+        consumer.wait_for(len(before) + 300)
+        reload(facade, '[read]\npolicy = "FORCE"\ntopic_policies = ["live1=DISABLE"]\n', 2)
+        consumer.wait_for(len(before) + 600)
+        reload(facade, "", 3)
+        consumer.wait_for(len(before) + 900)
+        producer.finish(60, now=True)
+    wanted = all_there_is(facade, "live0")
+    for group in (consumer, forced):
+        group.wait_for_all(wanted)
+        group.kill()
+        assert Counter(group.lines()) == Counter(wanted)
+
+
+def test_a_group_that_runs_begins_again(facade: Facade) -> None:
+    """A client that is told to begin again sleeps for 10 s, and looks at its queues every 20 s."""
+    wanted = all_there_is(facade, "live0")
+    consumer = facade.consume("push", "G-replay", 10**6, idle_s=120)
+    consumer.wait_for_all(wanted)
+    for times, arguments in enumerate((["--earliest"], ["--offset", "3"]), 2):
+        done = facade.sidecar.tiered(
+            "replay", "--serve", facade.address, "--group", "G-replay", "--topic", "live0", *arguments
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        first = 0 if "--earliest" in arguments else 3
+        consumer.wait_for(len(wanted) * times - 4 * first, 60)
+    consumer.kill()
+    found = Counter(consumer.lines())
+    assert set(found) == wanted
+    assert all(count >= (3 if offset >= 3 else 2) for (_, offset), count in found.items())

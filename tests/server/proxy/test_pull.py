@@ -1,0 +1,550 @@
+"""Pulls beside a live broker: every policy, wherever the message is, and everything that may happen in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from server.groups.client_table import SQL92, Subscription
+from server.wire.codes import RequestCode
+from tests.fetcher.broker_store_writer import WrittenStore
+from tests.server.proxy.proxy_pulls import (
+    ARCHIVED,
+    COMMIT_OFFSET,
+    STORED,
+    SUBSCRIPTION,
+    SUSPEND,
+    Scene,
+    run,
+)
+from tiered.errors import UnavailableError
+from tiered.remoting.command import RemotingCommand
+
+POLICIES = ["DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"]
+WAYS = pytest.mark.parametrize("with_files", [True, False], ids=["files", "word"])
+ARCHIVE, BROKER = "archive", "broker"
+
+
+async def who(scene: Scene, offset: int, **options: object) -> tuple[str, int, int, list[int]]:
+    """(who answered, code, next offset, offsets found)."""
+    before = sum(code in (11, 361) for code in scene.broker.codes())
+    response = await scene.pull(offset, **options)  # type: ignore[arg-type]
+    asked = sum(code in (11, 361) for code in scene.broker.codes()) > before
+    assert response.ext["suggestWhichBrokerId"] == "0"
+    numbers = scene.numbers(response)
+    return BROKER if asked else ARCHIVE, response.code, int(response.ext["nextBeginOffset"]), numbers
+
+
+@WAYS
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_everywhere(tmp_path: Path, policy: str, with_files: bool) -> None:
+    async def story(scene: Scene) -> None:
+        minimum = scene.expire(100)
+        scene.policy(policy)
+        disabled, forced = policy == "DISABLE", policy == "FORCE"
+        for offset, by_rule in (
+            (0, ARCHIVE),
+            (minimum - 1, ARCHIVE),
+            (minimum + 150, BROKER),
+            (ARCHIVED - 1, BROKER),
+        ):
+            by = BROKER if disabled else ARCHIVE if forced else by_rule
+            if disabled and offset < minimum:
+                assert await who(scene, offset) == (BROKER, 21, minimum, [])
+                continue
+            answered, code, after, numbers = await who(scene, offset)
+            assert (answered, code) == (by, 0), offset
+            assert numbers == list(range(offset, after)) and after > offset
+        assert (await who(scene, ARCHIVED))[:3] == (BROKER, 0, ARCHIVED + 32)
+        assert await who(scene, STORED) == (BROKER, 19, STORED, [])
+        assert await who(scene, STORED + 7) == (BROKER, 21, STORED, [])
+
+    run(tmp_path, story, with_files=with_files)
+
+
+@WAYS
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
+@pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
+def test_a_consumer_crosses_from_archive_to_broker_without_gap_or_repeat(
+    tmp_path: Path, policy: str, with_files: bool, code: int
+) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        scene.policy(policy)
+        offset, seen = 0, []
+        while offset < STORED:
+            response = await scene.pull(offset, count=17, code=code)
+            assert (response.code, response.ext["minOffset"]) == (0, "0")
+            seen += scene.numbers(response)
+            offset = int(response.ext["nextBeginOffset"])
+            if len(seen) % 5 == 0:
+                scene.forget()
+        assert seen == list(range(STORED))
+
+    run(tmp_path, story, with_files=with_files)
+
+
+# -- held, led on, moved --------------------------------------------------------------------------------------
+
+
+@WAYS
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
+@pytest.mark.parametrize("flags", [SUSPEND, SUSPEND | SUBSCRIPTION])
+def test_between_the_archives_end_and_the_brokers_minimum_offsets_are_held(
+    tmp_path: Path, policy: str, with_files: bool, flags: int
+) -> None:
+    async def story(scene: Scene) -> None:
+        minimum = scene.expire(370)
+        assert minimum > ARCHIVED
+        scene.policy(policy)
+        for offset in (ARCHIVED, minimum - 1):
+            assert (await who(scene, offset, flags=flags))[1:] == (20, offset, [])
+        assert (await who(scene, ARCHIVED - 1))[1:3] == (0, ARCHIVED)
+        assert (await who(scene, minimum))[1:3] == (0, minimum + 32)
+        assert scene.line.counters.held >= 2
+
+    run(tmp_path, story, with_files=with_files)
+
+
+def test_a_held_pull_is_answered_as_soon_as_the_archive_has_it(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        spare = tmp_path / "spare"
+        shutil.copytree(scene.store.path, spare)
+        scene.expire(370)
+        scene.forget()
+        held = asyncio.create_task(scene.pull(ARCHIVED, hold_ms=1500))
+        await asyncio.sleep(0.05)
+        assert not held.done()
+        await scene.commit_archive(spare)
+        response = await held
+        assert response.code == 0 and scene.numbers(response)[0] == ARCHIVED
+        assert 11 not in scene.broker.codes()
+
+    run(tmp_path, story)
+
+
+def test_only_a_recorded_gap_moves_a_consumer_on(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        minimum = scene.expire(370)
+        await scene.commit_archive(scene.store.path)
+        offset, seen = 0, []
+        while offset < STORED:
+            response = await scene.pull(offset)
+            assert response.code in (0, 20)
+            seen += scene.numbers(response)
+            assert int(response.ext["nextBeginOffset"]) > offset
+            offset = int(response.ext["nextBeginOffset"])
+        assert seen == [*range(ARCHIVED), *range(minimum, STORED)]
+
+    run(tmp_path, story)
+
+
+def test_a_queue_on_its_way_into_the_archive_is_held_and_one_never_archived_is_the_brokers(
+    tmp_path: Path,
+) -> None:
+    async def story(scene: Scene) -> None:
+        for number in range(200):
+            scene.store.put("late", 0, b"%d" % number + b"y" * 900)
+        scene.expire(399)
+        first = min(int(path.name) for path in (scene.store.path / "commitlog").iterdir())
+        late = scene.store.records["late", 0]
+        minimum = min(n for n, r in late.items() if int.from_bytes(r[28:36], "big") >= first)
+        scene.broker.minimum["late", 0] = minimum = max(minimum, 5)
+        scene.forget()
+        response = await scene.pull(3, topic="late")
+        assert (response.code, response.ext["nextBeginOffset"]) == (20, "3")
+        scene.line._topics = type(scene.line._topics)(exclude=("late",))
+        response = await scene.pull(3, topic="late")
+        assert (response.code, response.ext["nextBeginOffset"]) == (21, str(minimum)), "gone is gone"
+
+    run(tmp_path, story, with_files=False)
+
+
+def test_a_hole_is_seen_also_where_nothing_of_the_queue_is_archived_yet(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        for number in range(30):
+            scene.store.put("late", 0, b"%d" % number)
+        scene.expire(399)
+        scene.forget()
+        scene.broker.lost["late", 0] = 12
+        response = await scene.pull(5, topic="late")
+        assert (response.code, response.ext["nextBeginOffset"]) == (20, "5")
+        assert scene.numbers(await scene.pull(12, topic="late", count=3), "late") == [12, 13, 14]
+
+    run(tmp_path, story)
+
+
+def test_an_operators_reset_reaches_the_client(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.broker.refuses[11] = (21, "OFFSET_RESET")
+        ext = {"nextBeginOffset": "7", "minOffset": "0", "maxOffset": "400"}
+
+        async def answer(command: RemotingCommand) -> RemotingCommand:
+            return RemotingCommand(21, 0, remark="OFFSET_RESET", ext_fields=ext)
+
+        scene.broker._answer = answer  # type: ignore[method-assign]
+        assert (await who(scene, 350))[1:] == (21, 7, [])
+
+    run(tmp_path, story)
+
+
+# -- races ----------------------------------------------------------------------------------------------------
+
+
+@WAYS
+@pytest.mark.parametrize("quietly", [False, True], ids=["known", "removing"])
+@pytest.mark.parametrize("offset", [90, 250])
+def test_the_broker_deletes_between_decision_and_relay(
+    tmp_path: Path, with_files: bool, quietly: bool, offset: int
+) -> None:
+    """Decided while the broker had it; when asked, it has only later messages and says so, or gives those."""
+
+    async def story(scene: Scene) -> None:
+        await scene.pull(offset)  # what is known of the queue is remembered
+        scene.views.keep_s = 1e9
+        scene.broker.before = lambda command: command.code == 11 and scene.expire(290, quietly=quietly)
+        assert (await who(scene, offset))[1:3] == (0, offset + 32)
+        scene.broker.before = lambda command: command.code == 11 and scene.expire(399, quietly=quietly)
+        assert (await who(scene, 350))[1:] == (20, 350, []), "not archived: held"
+
+    run(tmp_path, story, with_files=with_files)
+
+
+@WAYS
+@pytest.mark.parametrize("quietly", [False, True], ids=["known", "removing"])
+@pytest.mark.parametrize("tag", ["", "a"], ids=["all", "filtered"])
+def test_what_the_broker_deletes_of_a_queue_on_its_way_into_the_archive_is_held(
+    tmp_path: Path, with_files: bool, quietly: bool, tag: str
+) -> None:
+    """Decided while the broker had it and the archive was not behind; and again before anybody looks anew."""
+
+    async def story(scene: Scene) -> None:
+        for number in range(200):
+            scene.store.put("late", 0, b"%d" % number + b"y" * 900, tags="a")
+        if tag:
+            scene.subscriptions.known, scene.broker.tag = Subscription("late", tag), tag
+        assert scene.numbers(await scene.pull(3, topic="late", count=1), "late") == [3]
+
+        def deletes(command: RemotingCommand) -> None:
+            if command.code == 11:
+                scene.expire(100, quietly=quietly, topic="late")
+
+        scene.broker.before = deletes
+        for _ in range(3):
+            response = await scene.pull(3, topic="late", flags=0)
+            assert (response.code, response.ext["nextBeginOffset"]) == (20, "3")
+
+    run(tmp_path, story, with_files=with_files)
+
+
+@WAYS
+@pytest.mark.parametrize("quietly", [False, True], ids=["known", "removing"])
+def test_filtered_messages_deleted_between_decision_and_relay_are_not_skipped(
+    tmp_path: Path, with_files: bool, quietly: bool
+) -> None:
+    async def story(scene: Scene) -> None:
+        scene.subscriptions.known = Subscription("t", "a")
+        scene.broker.tag = "a"
+        answered, code, _, numbers = await who(scene, 250, count=8)
+        assert (answered, code, numbers) == (BROKER, 0, list(range(250, 266, 2)))
+        scene.views.keep_s = 1e9
+        scene.broker.before = lambda command: command.code == 11 and scene.expire(290, quietly=quietly)
+        _, code, _, numbers = await who(scene, 250, count=8)
+        assert (code, numbers) == (0, list(range(250, 266, 2)))
+        assert scene.line.counters.fallbacks == {"local OFFSET_TOO_SMALL": 1}
+
+    run(tmp_path, story, with_files=with_files, tags=True)
+
+
+def test_proving_that_nothing_was_deleted_lists_no_directory(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.subscriptions.known = Subscription("t", "a")
+        scene.broker.tag = "a"
+        assert scene.hot is not None
+        await scene.pull(250, count=2)
+        scene.hot.expire = lambda: pytest.fail("listed")  # type: ignore[method-assign]
+        assert scene.numbers(await scene.pull(254, count=2)) == [254, 256]
+        assert scene.views.counters.by_files == 1
+
+    run(tmp_path, story, tags=True)
+
+
+@WAYS
+@pytest.mark.parametrize("flags", [SUSPEND, SUSPEND | SUBSCRIPTION])
+@pytest.mark.parametrize("end", [250, 260])
+def test_a_broker_that_comes_back_with_a_shorter_log_moves_nobody_past_the_archive(
+    tmp_path: Path, with_files: bool, flags: int, end: int
+) -> None:
+    """After a power failure, say: what was known of its queues is not true any more."""
+
+    async def story(scene: Scene) -> None:
+        assert (await who(scene, 240))[:2] == (BROKER, 0)
+        records = scene.store.records["t", 0]
+        kept = {number: record for number, record in records.items() if number < end}
+        scene.broker.store = WrittenStore(tmp_path / "cut")
+        scene.broker.store.records["t", 0] = kept
+        assert (await who(scene, 260, flags=flags))[1:] == (0, 292, list(range(260, 292)))
+
+    run(tmp_path, story, with_files=with_files)
+
+
+def test_a_hole_in_the_middle_of_an_answer_ends_it(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        said = await scene.broker._pull(
+            {"topic": "t", "queueId": "0", "queueOffset": "310", "sysFlag": "0", "maxMsgNums": "8"}
+        )
+        records = scene.store.records["t", 0]
+        body = b"".join(records[number] for number in (310, 311, 315, 316))
+
+        async def answer(command: RemotingCommand) -> RemotingCommand:
+            return RemotingCommand(0, 0, remark="FOUND", ext_fields=said.ext_fields, body=body)
+
+        scene.broker._answer = answer  # type: ignore[method-assign]
+        assert (await who(scene, 310))[1:] == (0, 312, [310, 311])
+
+    run(tmp_path, story)
+
+
+def test_the_oldest_file_counts_as_gone_where_the_archive_has_it(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        minimum = scene.expire(100)
+        scene.forget()
+        answers = [(await who(scene, offset, count=1))[0] for offset in range(minimum, ARCHIVED)]
+        kept_from = answers.index(BROKER)
+        assert 30 < kept_from < 90 and answers == [ARCHIVE] * kept_from + [BROKER] * (
+            len(answers) - kept_from
+        )
+
+    run(tmp_path, story)
+
+
+# -- a side is away -------------------------------------------------------------------------------------------
+
+
+@WAYS
+def test_the_archive_goes_on_being_served_without_the_broker(tmp_path: Path, with_files: bool) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        await scene.pull(200)
+        await scene.broker.kill()
+        scene.forget()
+        offset, seen = 0, []
+        while (response := await scene.pull(offset)).code == 0:
+            seen += scene.numbers(response)
+            offset = int(response.ext["nextBeginOffset"])
+        assert seen == list(range(ARCHIVED))
+        assert (response.code, response.ext["nextBeginOffset"]) == (20, str(ARCHIVED))
+        await scene.broker.start(int(scene.broker.address.rpartition(":")[2]))
+        await asyncio.sleep(0.6)  # refused a moment ago
+        scene.forget()
+        assert (await who(scene, ARCHIVED))[1:3] == (0, ARCHIVED + 32)
+
+    run(tmp_path, story, with_files=with_files)
+
+
+def test_a_broker_that_dies_mid_long_poll_moves_nobody(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        held = asyncio.create_task(scene.pull(STORED, hold_ms=1200))
+        await asyncio.sleep(0.1)
+        await scene.broker.kill()
+        response = await held
+        assert (response.code, response.ext["nextBeginOffset"]) == (20, str(STORED))
+
+    run(tmp_path, story)
+
+
+def test_long_polls_are_the_brokers(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        held = asyncio.create_task(scene.pull(STORED, hold_ms=1400))
+        await asyncio.sleep(0.05)
+        assert not held.done()
+        scene.store.put("t", 0, b"new" * 100)
+        scene.broker.grow()
+        assert scene.numbers(await held) == [STORED]
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
+def test_with_the_object_store_away_nothing_is_skipped(tmp_path: Path, policy: str) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        scene.policy(policy)
+        scene.break_archive(UnavailableError("away"))
+        for _ in range(3):
+            with contextlib.suppress(UnavailableError):
+                response = await scene.pull(10)  # where the broker's minimum is not known yet, it is held
+                assert (response.code, response.ext["nextBeginOffset"]) == (20, "10")
+        assert (await who(scene, 250))[1:3] == (0, 282), "the broker has it"
+        assert (await who(scene, 350))[1:3] == (0, 382)
+
+    run(tmp_path, story)
+
+
+def test_a_busy_broker_is_stood_in_for_and_one_that_forbids_is_not(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.broker.refuses[11] = (2, "[PC_SYNCHRONIZED]broker busy")
+        assert (await who(scene, 250))[1] == 0
+        for code, remark in ((16, "no permission"), (1, "AclException: wrong"), (24, "no subscription")):
+            scene.broker.refuses[11] = (code, remark)
+            response = await scene.pull(250)
+            assert (response.code, response.remark, list(response.body)) == (code, remark, [])
+        assert scene.context.counters.relayed_errors == {16: 1, 1: 1, 24: 1}
+
+    run(tmp_path, story)
+
+
+# -- commits and filters --------------------------------------------------------------------------------------
+
+
+def test_commits_reach_the_broker_once_whoever_answers(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        flags = SUSPEND | COMMIT_OFFSET
+        await scene.pull(10, flags=flags, commitOffset=10, AccessKey="k", Signature="s")
+        await asyncio.sleep(0.05)
+        assert scene.broker.commits == [10]
+        command = next(command for command in scene.broker.requests if command.code == 15)
+        assert command.is_oneway and command.ext_fields["Signature"] == "s"
+        await scene.pull(350, flags=flags, commitOffset=350)
+        assert scene.broker.commits == [10, 350] and scene.broker.codes().count(15) == 1
+        await scene.pull(-0, flags=flags, commitOffset=-1)
+        assert scene.broker.commits == [10, 350], "-1 is none"
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_commit_is_not_sent_again_by_a_relay_that_comes_later(tmp_path: Path, signed: bool) -> None:
+    async def story(scene: Scene) -> None:
+        scene.policy("FORCE")
+        scene.break_archive(UnavailableError("away"))
+        fields = {"AccessKey": "k", "Signature": "s"} if signed else {}
+        now_s = [0.0]
+        scene.context.now_s = lambda: now_s.__setitem__(0, now_s[0] + 2.0) or now_s[0]  # type: ignore[func-returns-value]
+        response = await scene.pull(
+            200, flags=SUSPEND | COMMIT_OFFSET, commitOffset=200, hold_ms=20, **fields
+        )
+        await asyncio.sleep(0.05)
+        assert scene.broker.commits == [200]
+        assert (response.code, response.ext["nextBeginOffset"]) == ((20, "200") if signed else (0, "232"))
+
+    run(tmp_path, story)
+
+
+def test_a_pull_that_waited_is_not_relayed(tmp_path: Path) -> None:
+    """Its commit is old by then: the client asks again with a new one."""
+
+    async def story(scene: Scene) -> None:
+        scene.expire(370)
+        scene.forget()
+        held = asyncio.create_task(
+            scene.pull(310, flags=SUSPEND | COMMIT_OFFSET, commitOffset=310, hold_ms=1400)
+        )
+        await asyncio.sleep(0.1)
+        scene.broker.minimum["t", 0] = 0  # as if it had it again
+        scene.views.files = None
+        scene.views._known.forget(1 << 40)
+        response = await held
+        assert (response.code, response.ext["nextBeginOffset"]) == (20, "310")
+        assert 11 not in scene.broker.codes() and scene.broker.commits == [310]
+
+    run(tmp_path, story)
+
+
+def test_filters_hold_on_both_sides(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        scene.subscriptions.known = Subscription("t", "b")
+        scene.broker.tag = "b"
+        offset, seen = 0, []
+        while offset < STORED:
+            response = await scene.pull(offset)
+            seen += scene.numbers(response)
+            offset = int(response.ext["nextBeginOffset"])
+        assert seen == list(range(1, STORED, 2))
+        scene.subscriptions.known = Subscription("t", "TAGS = 'a'", SQL92)
+        assert scene.numbers(await scene.pull(0, expressionType=SQL92, count=4)) == [0, 2, 4, 6]
+
+    run(tmp_path, story, tags=True)
+
+
+@pytest.mark.parametrize("known", [None, Subscription("t", "TAGS = 'a'", SQL92, version=3)])
+def test_sql92_is_never_given_out_unfiltered(tmp_path: Path, known: Subscription | None) -> None:
+    """Also not with an older expression than the pull's."""
+
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        scene.subscriptions.known = known
+        response = await scene.pull(0, expressionType=SQL92, subVersion=4)
+        assert (
+            response.code in (20, 24) and not response.body
+        )  # 20: looking took longer than it was to be held
+        scene.broker.tag = "a"
+        assert (await who(scene, 350, expressionType=SQL92, subVersion=4))[:2] == (BROKER, 0)
+
+    run(tmp_path, story, tags=True)
+
+
+def test_a_bad_expression_is_the_users_error(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        response = await scene.pull(0, flags=SUBSCRIPTION, expressionType=SQL92, subscription="a = = 1")
+        assert response.code == 23
+
+    run(tmp_path, story)
+
+
+# -- who may read ---------------------------------------------------------------------------------------------
+
+
+def test_the_archive_answers_whom_the_broker_lets_pull(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        scene.forget()
+        scene.context.checks_clients = True
+        scene.broker.refuses[11] = (1, "AclException: wrong signature")
+        response = await scene.pull(0)
+        assert (response.code, response.remark, list(response.body)) == (
+            1,
+            "AclException: wrong signature",
+            [],
+        )
+        del scene.broker.refuses[11]
+        assert scene.numbers(await scene.pull(0)) == list(range(32))
+        scene.broker.refuses[11] = (16, "no permission")
+        assert scene.numbers(await scene.pull(32))[0] == 32, "it was let a moment ago"
+        assert (await scene.pull(32, consumerGroup="others")).code == 16
+        scene.context.leaves.clear()
+        assert (await scene.pull(32)).code == 16
+        await scene.broker.kill()
+        with pytest.raises(UnavailableError):
+            await scene.pull(0)
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize("policy", ["NOT_IN_DISK", "FORCE"])
+def test_asking_who_may_read_does_not_hold_a_pull_twice(tmp_path: Path, policy: str) -> None:
+    async def story(scene: Scene) -> None:
+        scene.policy(policy)
+        scene.context.checks_clients = True
+        assert await who(scene, STORED) == (BROKER, 19, STORED, [])
+        assert scene.broker.codes().count(11) == 1
+
+    run(tmp_path, story)
+
+
+def test_a_commit_and_the_question_who_may_read_do_not_commit_twice(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.expire(150)
+        scene.context.checks_clients = True
+        response = await scene.pull(0, flags=SUSPEND | COMMIT_OFFSET, commitOffset=5)
+        await asyncio.sleep(0.05)
+        assert response.code == 0 and scene.broker.commits == [5]
+
+    run(tmp_path, story)

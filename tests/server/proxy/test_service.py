@@ -1,0 +1,474 @@
+"""The façade between real connections: clients on one side, a broker and name servers of the test on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from server.proxy import proxy_service as service_module
+from server.proxy.inflight_limit import FlightGate
+from server.proxy.proxy_handlers import FacadeHandlers, Upstream, relayed
+from server.proxy.proxy_service import FacadePlace, FacadeService
+from server.wire.connection import Connection
+from server.wire.listener import ServerOptions, ServingServer
+from server.wire.request import BadRequestError, HandlerTable, Request, Response
+from tests.server.serving_peer import RecordingPeer, request
+from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
+from tiered.settings.sections import ReadSettings, ServeSettings
+
+ADVERTISED = "127.0.0.1:9876"
+ROUTE = {"brokerDatas": [{"brokerAddrs": {"0": "127.0.0.1:10911"}, "brokerName": "b", "cluster": "C"}]}
+BROKER_VERSION = 479
+
+
+class Client:
+    """A raw client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._decoder = FrameDecoder()
+        self._found: list[RemotingCommand] = []
+
+    async def send(self, command: RemotingCommand) -> None:
+        self.writer.write(encode(command))
+        await self.writer.drain()
+
+    async def receive(self) -> RemotingCommand:
+        while not self._found:
+            async with asyncio.timeout(10):
+                data = await self.reader.read(1 << 16)
+            if not data:
+                raise EOFError
+            self._found += self._decoder.feed(data)
+        return self._found.pop(0)
+
+    async def ask(self, code: int, body: bytes = b"", opaque: int = 7, **fields: str) -> RemotingCommand:
+        await self.send(RemotingCommand(code, opaque, ext_fields=fields, body=body))
+        return await self.receive()
+
+
+@dataclass
+class Peer:
+    """A broker or name server: answers by ``answers``, remembers what came and by whom."""
+
+    answers: dict[int, Response] = field(default_factory=dict)
+    seen: list[RemotingCommand] = field(default_factory=list)
+    connections: list[Connection] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    waits: frozenset[int] = frozenset()
+    server: ServingServer | None = None
+    port: int = 0
+
+    def find(self, code: int) -> Callable[[Request], Awaitable[Response | None]]:
+        return self.handle
+
+    async def handle(self, request: Request) -> Response | None:
+        self.seen.append(request.command)
+        assert isinstance(request.peer, Connection)
+        if request.peer not in self.connections:
+            self.connections.append(request.peer)
+        if request.code in self.waits:
+            await self.gate.wait()
+        known = self.answers.get(request.code)
+        return known or Response(0, {"code": str(request.code)}, (request.command.body,), "said so")
+
+    def codes(self) -> list[int]:
+        return [command.code for command in self.seen]
+
+    async def start(self) -> str:
+        table = HandlerTable()
+        table.find = self.find  # type: ignore[method-assign]
+        self.server = ServingServer(table, ServerOptions(port=self.port, version=BROKER_VERSION))
+        _, self.port = await self.server.start()
+        return f"127.0.0.1:{self.port}"
+
+    async def stop(self) -> None:
+        assert self.server is not None
+        await self.server.close(drain_s=0)
+        await asyncio.sleep(0.02)
+
+
+@dataclass
+class Scene:
+    broker: Peer
+    names: list[Peer]
+    service: FacadeService
+    port: int
+    clients: list[Client] = field(default_factory=list)
+
+    async def client(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.clients.append(client)
+        return client
+
+
+@asynccontextmanager
+async def scene(advertise: str = ADVERTISED, waits: frozenset[int] = frozenset(), name_servers: int = 1,
+                handlers: FacadeHandlers | None = None) -> AsyncIterator[Scene]:  # fmt: skip
+    broker = Peer(waits=waits)
+    route = Response(body=(json.dumps(ROUTE).encode(),))
+    names = [Peer({105: route}) for _ in range(name_servers)]
+    place = FacadePlace("b", await broker.start(), [await name.start() for name in names], advertise)
+    service = FacadeService(place, ServeSettings(bind="127.0.0.1:0"), ReadSettings())
+    _, port = await service.start()
+    if handlers is not None:
+        service.open_archive(handlers)
+    made = Scene(broker, names, service, port)
+    try:
+        yield made
+    finally:
+        for client in made.clients:
+            client.writer.close()
+        await service.close(drain_s=0)
+        for peer in [broker, *names]:
+            await peer.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("did not come true")
+
+
+def addresses(answer: RemotingCommand) -> dict[str, str]:
+    found: dict[str, str] = json.loads(answer.body)["brokerDatas"][0]["brokerAddrs"]
+    return found
+
+
+def run(story: Awaitable[None]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(30):
+            await story
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("kind", list(SerializeType))
+def test_a_relayed_request_arrives_whole_and_its_answer_too(kind: SerializeType) -> None:
+    async def story() -> None:
+        async with scene() as made:
+            client = await made.client()
+            sent = RemotingCommand(310, 4711, language="GO", version=441, ext_fields={"a": "T", "i": "p\x01q"},
+                                   body=b"hello", serialize_type=kind)  # fmt: skip
+            await client.send(sent)
+            answer = await client.receive()
+            assert (answer.code, answer.opaque, answer.flag & 1, answer.serialize_type) == (0, 4711, 1, kind)
+            assert (answer.ext_fields, answer.body, answer.remark) == ({"code": "310"}, b"hello", "said so")
+            assert answer.version == BROKER_VERSION
+            (seen,) = made.broker.seen
+            assert (seen.ext_fields, seen.body, seen.language, seen.version) == (
+                sent.ext_fields, sent.body, "GO", 441,
+            )  # fmt: skip
+
+    run(story())
+
+
+def test_every_client_has_its_own_connection_to_the_broker_and_it_ends_with_it() -> None:
+    async def story() -> None:
+        async with scene() as made:
+            one, two = await made.client(), await made.client()
+            for client in (one, two, one):
+                assert (await client.ask(38, consumerGroup="g")).code == 0
+            assert len(made.broker.connections) == 2
+            assert made.service.status().broker_connections == 2
+            one.writer.close()
+            assert made.broker.server is not None
+            await until(lambda: len(made.broker.server.connections) == 1)  # type: ignore[union-attr]
+            assert (await two.ask(38, consumerGroup="g")).code == 0
+
+    run(story())
+
+
+def test_answers_that_come_out_of_order_reach_who_asked() -> None:
+    async def story() -> None:
+        async with scene(waits=frozenset({400})) as made:
+            client = await made.client()
+            await client.send(RemotingCommand(400, 1, body=b"first"))
+            assert (await client.ask(38, b"second", opaque=2)).body == b"second"
+            made.broker.gate.set()
+            first = await client.receive()
+            assert (first.opaque, first.body) == (1, b"first")
+
+    run(story())
+
+
+def test_one_way_requests_go_up_once_and_unanswered() -> None:
+    async def story() -> None:
+        async with scene() as made:
+            client = await made.client()
+            await client.send(RemotingCommand(15, 3, flag=2, ext_fields={"commitOffset": "5"}))
+            assert (await client.ask(14)).opaque == 7
+            assert made.broker.codes() == [15, 14]
+            assert made.broker.seen[0].is_oneway
+
+    run(story())
+
+
+def test_requests_of_the_broker_go_down_and_their_answers_up() -> None:
+    async def story() -> None:
+        async with scene() as made:
+            one, two = await made.client(), await made.client()
+            for client in (one, two):
+                await client.ask(38)
+            answers: list[RemotingCommand] = []
+            for number, connection in enumerate(made.broker.connections):
+                connection.on_answer = answers.append
+                connection.forward(RemotingCommand(307, 900, ext_fields={"for": str(number)}))
+                connection.push(40, {"consumerGroup": "g"})
+            for number, client in enumerate((one, two)):
+                asked, notice = await client.receive(), await client.receive()
+                assert (asked.code, asked.ext_fields) == (307, {"for": str(number)})
+                assert (notice.code, notice.is_oneway) == (40, True)
+                await client.send(RemotingCommand(0, asked.opaque, flag=1, body=b"%d" % number))
+                await client.send(RemotingCommand(0, asked.opaque + 50, flag=1, body=b"nobody asked"))
+            await until(lambda: len(answers) == 2)
+            assert sorted((answer.opaque, answer.body) for answer in answers) == [(900, b"0"), (900, b"1")]
+
+    run(story())
+
+
+@pytest.mark.parametrize("code", [10, 310, 36, 14, 41])
+def test_a_request_lost_with_the_broker_is_not_repeated_and_its_client_is_cut_off(code: int) -> None:
+    async def story() -> None:
+        async with scene(waits=frozenset({code})) as made:
+            client, other = await made.client(), await made.client()
+            await other.ask(38)
+            await client.send(RemotingCommand(code, 1))
+            await until(lambda: code in made.broker.codes())
+            await made.broker.stop()
+            with pytest.raises((EOFError, ConnectionError)):
+                await client.receive()
+            await made.broker.start()
+            await asyncio.sleep(0.6)
+            assert (await other.ask(38)).code == 0, "nothing of this one was lost: it goes on"
+            assert made.broker.codes().count(code) == 1
+
+    run(story())
+
+
+def test_without_a_broker_clients_are_told_to_ask_again_and_never_an_offset() -> None:
+    async def story() -> None:
+        async with scene() as made:
+            await made.broker.stop()
+            client = await made.client()
+            assert (await client.ask(38)).code == 2
+            assert (await client.ask(310, b"m")).code == 14, "it was not sent: producers send again"
+            await client.send(RemotingCommand(15, 3, flag=2, ext_fields={"commitOffset": "5"}))
+            assert (await client.ask(105)).code == 0
+            await client.send(RemotingCommand(14, 5))
+            with pytest.raises((EOFError, ConnectionError)):
+                await client.receive()
+            assert set(made.service.counters.failed) == {"BUSY", "NOT_AVAILABLE", "HANG_UP"}
+
+    run(story())
+
+
+def test_routes_name_us_until_nothing_is_read_from_the_archive() -> None:
+    async def story() -> None:
+        async with scene() as made:
+            client = await made.client()
+            assert addresses(await client.ask(105, topic="T")) == {"0": ADVERTISED, "1": "127.0.0.1:10911"}
+            made.service.apply(ReadSettings(policy="DISABLE"))
+            assert addresses(await client.ask(105, topic="T")) == {"0": "127.0.0.1:10911"}
+            made.names[0].answers[105] = Response(17, remark="No topic route info")
+            missing = await client.ask(105, topic="U")
+            assert (missing.code, missing.remark, missing.body) == (17, "No topic route info", b"")
+
+    run(story())
+
+
+def test_a_loopback_address_is_not_given_to_other_hosts() -> None:
+    async def story() -> None:
+        settings = ServeSettings(bind="127.0.0.1:0", accept_proxy=True)
+        names = Peer({105: Response(body=(json.dumps(ROUTE).encode(),))})
+        place = FacadePlace("b", "127.0.0.1:1", [await names.start()], ADVERTISED)
+        service = FacadeService(place, settings, ReadSettings())
+        _, port = await service.start()
+        client = Client(*await asyncio.open_connection("127.0.0.1", port))
+        client.writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
+        assert addresses(await client.ask(105, topic="T")) == {"0": "127.0.0.1:10911"}
+        client.writer.close()
+        await service.close(drain_s=0)
+        await names.stop()
+
+    run(story())
+
+
+def test_another_name_server_answers_and_changes_go_to_all() -> None:
+    async def story() -> None:
+        async with scene(name_servers=2) as made:
+            client = await made.client()
+            assert (await client.ask(216, topic="T")).code == 0
+            assert [name.codes() for name in made.names] == [[216], [216]]
+            await made.names[0].stop()
+            assert addresses(await client.ask(105, topic="T"))["0"] == ADVERTISED
+            assert (await client.ask(216, topic="T")).code == 2
+            await made.names[1].stop()
+            assert (await client.ask(105, topic="T")).code == 2
+            await made.names[0].start()
+            await asyncio.sleep(0.6)
+            assert (await client.ask(206)).code == 0
+
+    run(story())
+
+
+def test_name_servers_are_asked_while_the_broker_hangs_with_large_sends_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "FlightGate", lambda: FlightGate(1_000))
+
+    async def story() -> None:
+        async with scene(waits=frozenset({310})) as made:
+            producers = [await made.client() for _ in range(3)]
+            for producer in producers:
+                await producer.send(RemotingCommand(310, 1, body=bytes(600)))
+            await until(lambda: made.broker.codes() == [310])
+            asking = await made.client()
+            async with asyncio.timeout(1):
+                assert addresses(await asking.ask(105, topic="T"))["0"] == ADVERTISED
+                assert (await asking.ask(206, b"of some bytes")).code == 0
+                assert (await asking.ask(38)).code == 0, "of the broker, as it has no body"
+            made.broker.gate.set()
+            assert [(await producer.receive()).code for producer in producers] == [0, 0, 0]
+
+    run(story())
+
+
+def test_nobody_registers_as_a_broker_through_us() -> None:
+    async def story() -> None:
+        async with scene() as made:
+            client = await made.client()
+            for code in (103, 104, 904, 906):
+                assert (await client.ask(code)).code == 16
+            assert made.broker.seen == made.names[0].seen == []
+
+    run(story())
+
+
+def heartbeat(consumers: bool) -> bytes:
+    subscription = {"topic": "T", "subString": "a>1", "expressionType": "SQL92", "subVersion": 5}
+    groups = [{"groupName": "g", "subscriptionDataSet": [subscription]}] if consumers else []
+    return json.dumps(
+        {"clientID": "c1", "consumerDataSet": groups, "producerDataSet": [{"groupName": "p"}]}
+    ).encode()
+
+
+def test_heartbeats_of_consumers_are_noted_those_of_producers_relayed() -> None:
+    async def story() -> None:
+        async with scene() as made:
+            consumer, producer = await made.client(), await made.client()
+            answer = await consumer.ask(34, heartbeat(consumers=True))
+            assert (answer.code, answer.version) == (0, BROKER_VERSION)
+            assert 34 not in made.broker.codes()
+            found = made.service.clients.subscription("g", "T")
+            assert found is not None and (found.expression, found.expression_type) == ("a>1", "SQL92")
+            assert made.service.status().groups == [("g", 1)]
+            assert (await producer.ask(34, heartbeat(consumers=False))).code == 0
+            assert made.broker.codes().count(34) == 1
+            consumer.writer.close()
+            await until(lambda: made.service.status().groups == [])
+            await made.broker.stop()
+            with pytest.raises((EOFError, ConnectionError)):
+                await producer.receive()
+
+    run(story())
+
+
+def test_groups_and_members_have_the_memory_that_is_set() -> None:
+    place = FacadePlace("b", "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED)
+    settings = ServeSettings(session_bytes_max=1_000)
+    clients = FacadeService(place, settings, ReadSettings()).clients
+    body = {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]}
+    with pytest.raises(BadRequestError, match=r"serve\.session_bytes_max"):
+        clients.heartbeat(request(34, RecordingPeer(), body=body))
+
+
+def test_a_consumer_gets_no_second_notice_from_us() -> None:
+    async def story() -> None:
+        async with scene() as made:
+            one, two = await made.client(), await made.client()
+            await one.ask(34, heartbeat(consumers=True))
+            other = heartbeat(consumers=True).replace(b"c1", b"c2")
+            assert (await two.ask(34, other)).is_response
+            assert (await one.ask(38)).is_response, "no 40 came before the answer"
+
+    run(story())
+
+
+def test_merged_codes_wait_for_the_archive_and_are_then_answered_by_their_handlers() -> None:
+    async def pull(request: Request, upstream: Upstream) -> Response:
+        asked = RemotingCommand(31, 99, ext_fields={"topic": request.text("topic")})
+        return relayed(await upstream.call(asked, 5))
+
+    async def story() -> None:
+        async with scene() as made:
+            client = await made.client()
+            assert (await client.ask(11, topic="T")).code == 2
+            assert made.broker.seen == []
+            made.service.open_archive({11: pull})
+            assert (await client.ask(11, topic="T")).ext_fields == {"code": "31"}
+            assert (await client.ask(361, topic="T")).ext_fields == {"code": "361"}, (
+                "relayed: nobody else answers it"
+            )
+            await made.broker.stop()
+            assert (await client.ask(11, topic="T")).code == 2
+
+    run(story())
+
+
+def test_status_tells_what_each_group_reads() -> None:
+    async def pull(request: Request, upstream: Upstream) -> Response:
+        is_archived = request.number("queueOffset") < 100
+        ext = {"nextBeginOffset": "32", "maxOffset": "100", "minOffset": "0", "suggestWhichBrokerId": "0"}
+        return Response(0, ext, (b"m",), version=None if is_archived else BROKER_VERSION)
+
+    async def story() -> None:
+        async with scene(handlers={11: pull}) as made:
+            client = await made.client()
+            await client.ask(34, heartbeat(consumers=True))
+            for offset in ("0", "32", "100"):
+                await client.ask(11, topic="T", consumerGroup="g", queueId="3", queueOffset=offset)
+            (reading,) = made.service.status().readings
+            assert (reading.name, reading.members) == ("g", 1)
+            assert (reading.archive_pulls, reading.broker_pulls, reading.behind_messages) == (2, 1, 68)
+
+    run(story())
+
+
+def test_the_logs_first_message_is_not_sent_back_through_the_broker() -> None:
+    """A broker without its first file takes offset 0 for the first message it has: another one would come again."""
+
+    async def story() -> None:
+        async with scene() as made:
+            client = await made.client()
+            assert (await client.ask(36, group="g", originTopic="T", offset="0")).code == 1
+            assert (await client.ask(36, group="g", originTopic="T", offset="180")).code == 0
+            assert [command.ext_fields["offset"] for command in made.broker.seen] == ["180"]
+
+    run(story())
+
+
+def test_a_client_that_does_not_read_does_not_make_us_read_on_for_it() -> None:
+    """A slow reader's answers stay at the broker: what we hold of them is bounded."""
+
+    async def story() -> None:
+        async with scene(handlers={}) as made:
+            large = bytes(1 << 20)
+            made.broker.answers[11] = Response(body=(large,))
+            slow, quick = await made.client(), await made.client()
+            for number in range(64):
+                await slow.send(RemotingCommand(11, number))
+            await asyncio.sleep(0.5)
+            assert (await quick.ask(38)).code == 0
+            received = [await slow.receive() for _ in range(64)]
+            assert sorted(answer.opaque for answer in received) == list(range(64))
+            assert all(len(answer.body) == 1 << 20 for answer in received)
+
+    run(story())

@@ -1,0 +1,370 @@
+"""Bounds of what is under way to and from the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.proxy.name_servers import NameServers
+from server.proxy.relay_rules import Failure, Way, failure_of, patience_s, way_of
+from server.proxy.upstream import UNTAKEN_BYTES_MAX, FlightGate, RemotingUpstream, TimedOutError
+from server.wire.listener import ServerOptions, ServingServer
+from server.wire.request import HandlerTable, Request, Response
+from tests.remoting.tls_peer import Papers, shows, trusting
+from tiered.errors import ThrottledError, UnansweredError
+from tiered.remoting.command import RemotingCommand
+from tiered.remoting.tls import ClientTls
+
+ANSWER_BYTES = 1 << 20
+
+
+def run(story: Awaitable[None]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(30):
+            await story
+
+    asyncio.run(whole())
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 50))
+def test_the_gate_is_never_overfull_and_everybody_gets_through(
+    requests: list[tuple[int, bool]], limit: int
+) -> None:
+    async def story() -> None:
+        gate = FlightGate(limit)
+        order: list[int] = []
+
+        async def one(number: int, size: int) -> None:
+            await gate.enter(size)
+            order.append(number)
+            assert gate.used_bytes <= max(limit, size)
+            await asyncio.sleep(0)
+            gate.leave(size)
+
+        tasks = [asyncio.create_task(one(n, size)) for n, (size, _) in enumerate(requests)]
+        await asyncio.sleep(0)
+        for task, (_, is_cancelled) in zip(tasks, requests, strict=True):
+            if is_cancelled and len(tasks) > 1:
+                task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(result is None or isinstance(result, asyncio.CancelledError) for result in done)
+        survivors = [n for n, (_, is_cancelled) in enumerate(requests) if not is_cancelled]
+        assert [n for n in order if n in survivors] == survivors, "first come, first served"
+        await gate.enter(limit)
+        # Whoever was cancelled while inside keeps its share: callers leave in a finally.
+
+    if not any(cancelled for _, cancelled in requests):
+        run(story())
+    else:
+        run(_with_finally(requests, limit))
+
+
+async def _with_finally(requests: list[tuple[int, bool]], limit: int) -> None:
+    gate = FlightGate(limit)
+
+    async def one(size: int) -> None:
+        await gate.enter(size)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            gate.leave(size)
+
+    tasks = [asyncio.create_task(one(size)) for size, _ in requests]
+    for task, (_, is_cancelled) in zip(tasks, requests, strict=True):
+        await asyncio.sleep(0)
+        if is_cancelled:
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert gate.used_bytes == 0
+
+
+def test_what_has_no_body_passes_a_gate_that_is_full() -> None:
+    """Routes and the like are asked for while large sends wait for a broker that hangs."""
+
+    async def story() -> None:
+        gate = FlightGate(100)
+        await gate.enter(90)
+        waiting = asyncio.create_task(gate.enter(20))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(1):
+            await gate.enter(0)
+        gate.leave(0)
+        assert not waiting.done() and gate.used_bytes == 90
+        gate.leave(90)
+        await waiting
+        assert gate.used_bytes == 20
+
+    run(story())
+
+
+async def _broker(
+    delay_s: float = 0.0, tls: ssl.SSLContext | None = None
+) -> tuple[ServingServer, str, list[RemotingCommand]]:
+    seen: list[RemotingCommand] = []
+
+    async def answer(request: Request) -> Response:
+        seen.append(request.command)
+        await asyncio.sleep(delay_s)
+        return Response(body=(bytes(ANSWER_BYTES),))
+
+    table = HandlerTable()
+    table.register(11)(answer)
+    server = ServingServer(table, ServerOptions(tls=None if tls is None else lambda: tls))
+    _, port = await server.start()
+    return server, f"127.0.0.1:{port}", seen
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers.made(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_answers_that_nobody_takes_stay_at_the_broker(with_tls: bool, papers: Papers) -> None:
+    async def story() -> None:
+        server, address, _ = await _broker(tls=shows(papers.server) if with_tls else None)
+        tls = ClientTls(trusting(papers.ca)) if with_tls else None
+        upstream = RemotingUpstream(address, FlightGate(), tls=tls)
+        takes = asyncio.Event()
+        arrived: list[int] = []
+
+        async def can_take() -> None:
+            arrived.append(1)
+            await takes.wait()
+
+        calls = [asyncio.create_task(upstream.relay(RemotingCommand(11, n), 20, can_take)) for n in range(40)]
+        await asyncio.sleep(1)
+        held = len(arrived) * ANSWER_BYTES
+        assert UNTAKEN_BYTES_MAX < held <= UNTAKEN_BYTES_MAX + 2 * ANSWER_BYTES
+        takes.set()
+        answers = await asyncio.gather(*calls)
+        assert [(answer.opaque, len(answer.body)) for answer in answers] == [
+            (n, ANSWER_BYTES) for n in range(40)
+        ]
+        upstream.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
+    async def story() -> None:
+        server, address, seen = await _broker(delay_s=0.3)
+        upstream = RemotingUpstream(address, FlightGate())
+        with pytest.raises(TimedOutError):
+            await upstream.call(RemotingCommand(11, 1), 0.05)
+        answer = await upstream.call(RemotingCommand(11, 1), 5)
+        assert answer.opaque == 1 and len(seen) == 2 and seen[0].opaque != seen[1].opaque
+        upstream.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_a_broker_that_reads_nothing_costs_no_more_than_the_time_limit() -> None:
+    """A process that was stopped, with a large message on its way to it: what is asked behind that is not sent."""
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as frozen:
+            gate = FlightGate()
+            upstream = RemotingUpstream(f"127.0.0.1:{frozen.getsockname()[1]}", gate)
+            with pytest.raises(TimedOutError):
+                await upstream.call(RemotingCommand(11, 1, body=bytes(12 << 20)), 0.2)
+            for body in (b"", bytes(1000)):
+                async with asyncio.timeout(5):
+                    with pytest.raises(ThrottledError, match="has not read"):
+                        await upstream.call(RemotingCommand(11, 2, body=body), 0.2)
+            assert gate.used_bytes == 0
+            upstream.close()
+
+    run(story())
+
+
+@contextmanager
+def _unreachable() -> Iterator[str]:
+    """An address whose host lets nobody connect and says nothing, as one that has lost power."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as held:
+        for _ in range(8):
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"
+
+
+def test_connecting_counts_within_the_time_limit() -> None:
+    async def story() -> None:
+        with _unreachable() as address:
+            upstream = RemotingUpstream(address, FlightGate())
+            begun_s = time.monotonic()
+            with pytest.raises(ThrottledError, match="cannot be reached within"):
+                await upstream.call(RemotingCommand(11, 1), 0.3)
+            assert time.monotonic() - begun_s < 2
+            upstream.close()
+
+    run(story())
+
+
+def test_name_servers_whose_hosts_are_gone_cost_less_than_clients_wait() -> None:
+    """Clients hang up after 3 s, and with them what they asked ends: the one that lives would never be asked."""
+
+    async def story() -> None:
+        server, address, _ = await _broker()
+        with _unreachable() as gone, _unreachable() as other:
+            servers = NameServers((gone, other, address), FlightGate())
+            async with asyncio.timeout(2.8):
+                answer = await servers.ask(RemotingCommand(11, 1))
+            assert len(answer.body) == ANSWER_BYTES
+            begun_s = time.monotonic()
+            await servers.ask(RemotingCommand(11, 2))
+            assert time.monotonic() - begun_s < 0.7, "who answered is asked first"
+            servers.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_a_dns_that_does_not_answer_holds_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archives on file:// are read by the event loop's threads."""
+    gives_up = threading.Event()
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, *rest: Any, **named: Any) -> Any:
+        if host != "broker.example":
+            return real(host, *rest, **named)
+        gives_up.wait(30)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+    async def story() -> None:
+        gate = FlightGate()
+        clients = [RemotingUpstream("broker.example:10911", gate) for _ in range(40)]
+        asking = [asyncio.create_task(client.call(RemotingCommand(11, 1), 0.5)) for client in clients]
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(5):
+            await asyncio.to_thread(lambda: None)
+            outcomes = await asyncio.gather(*asking, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {ThrottledError}
+        for client in clients:
+            client.close()
+        gives_up.set()
+
+    run(story())
+
+
+def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.2", "127.0.0.1")]
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *a, **k: found if host == "broker.example" else real(host, *a, **k),
+    )
+
+    async def story() -> None:
+        server, address, _ = await _broker()
+        upstream = RemotingUpstream(f"broker.example:{address.rpartition(':')[2]}", FlightGate())
+        assert (await upstream.call(RemotingCommand(11, 1), 5)).opaque == 1
+        upstream.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_an_answer_that_came_as_its_asker_left_is_taken() -> None:
+    """Of many clients on one connection: else, some such answers later, nothing more is read from it."""
+
+    async def story() -> None:
+        server, address, _ = await _broker()
+        upstream = RemotingUpstream(address, FlightGate())
+        await upstream.call(RemotingCommand(11, 0), 5)
+        link = upstream._link
+        assert link is not None
+        take, calls = link._take, list[asyncio.Task[RemotingCommand]]()
+
+        def take_and_leave(command: RemotingCommand) -> None:
+            take(command)
+            calls[-1].cancel()
+
+        link._take = take_and_leave  # type: ignore[method-assign]
+        for number in range(UNTAKEN_BYTES_MAX // ANSWER_BYTES + 2):
+            calls.append(asyncio.create_task(upstream.call(RemotingCommand(11, number), 5)))
+            with pytest.raises(asyncio.CancelledError):
+                await calls[-1]
+        link._take = take  # type: ignore[method-assign]
+        answer = await upstream.call(RemotingCommand(11, 99), 2)
+        assert len(answer.body) == ANSWER_BYTES
+        upstream.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_what_was_not_sent_and_what_was_not_answered_are_told_apart() -> None:
+    async def story() -> None:
+        server, address, _ = await _broker(delay_s=60)
+        upstream = RemotingUpstream(address, FlightGate())
+        call = asyncio.create_task(upstream.call(RemotingCommand(11, 1), 20))
+        await asyncio.sleep(0.1)
+        await server.close(drain_s=0)
+        with pytest.raises(UnansweredError):
+            await call
+        with pytest.raises(ThrottledError):
+            await upstream.call(RemotingCommand(11, 2), 20)
+        upstream.close()
+        with pytest.raises(ThrottledError):
+            await upstream.call(RemotingCommand(11, 3), 20)
+
+    run(story())
+
+
+def test_many_first_requests_make_one_connection() -> None:
+    async def story() -> None:
+        server, address, seen = await _broker()
+        upstream = RemotingUpstream(address, FlightGate())
+        await asyncio.gather(*(upstream.call(RemotingCommand(11, n), 20) for n in range(20)))
+        assert len(server.connections) == 1 and len(seen) == 20
+        upstream.close()
+        await server.close(drain_s=0)
+
+    run(story())
+
+
+def test_each_kind_of_request_has_its_way() -> None:
+    assert {way_of(code) for code in (101, 105, 106, 206, 224)} == {Way.NAME_SERVER}
+    assert {way_of(code) for code in (100, 102, 205, 216, 327)} == {Way.NAME_SERVERS}
+    assert {way_of(code) for code in (103, 104, 322, 904, 906)} == {Way.REFUSED}
+    broker = (10, 11, 14, 15, 17, 25, 34, 36, 38, 41, 42, 202, 208, 300, 307, 351, 400, 200050, 200151)
+    assert {way_of(code) for code in broker} == {Way.BROKER}
+
+
+@given(st.integers(0, 400_000), st.booleans(), st.booleans())
+def test_no_failure_looks_like_an_answer(code: int, was_sent: bool, timed_out: bool) -> None:
+    """Of the codes that move an offset (0, 19, 20, 21, 22) none is ever told, and a send in doubt gets no code."""
+    failure = failure_of(code, was_sent=was_sent, timed_out=timed_out)
+    assert failure.value not in (0, 19, 20, 21, 22)
+    if code == 14:
+        assert failure in (Failure.HANG_UP, Failure.SILENCE)
+    if was_sent and code in (10, 310, 320, 36):
+        assert failure in (Failure.HANG_UP, Failure.SILENCE)
+
+
+def test_long_polls_may_take_as_long_as_the_client_says() -> None:
+    assert patience_s({"suspendTimeoutMillis": "120000"}) == 130
+    assert patience_s({"pollTime": "90000"}) == 100
+    assert (
+        patience_s({"suspendTimeoutMillis": "15000"})
+        == patience_s({})
+        == patience_s({"pollTime": "-5x"})
+        == 60
+    )

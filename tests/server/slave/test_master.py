@@ -1,0 +1,53 @@
+"""The master beside a slave, where it checks who asks for its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from server.security.signature import is_signed
+from server.slave.master import MasterWatch
+from server.slave.registration import SlavePlace
+from tests.server.slave.master_double import MasterDouble
+from tiered.remoting.command import RemotingCommand, encode
+from tiered.remoting.credentials import Credentials
+
+OWN = Credentials("the-sidecar", "a secret")
+
+
+class GuardedMaster(MasterDouble):
+    """Answers only who signs with the secret of OWN."""
+
+    def asked(self, command: RemotingCommand, writer: asyncio.StreamWriter) -> None:
+        if is_signed(command.ext_fields, command.body, OWN.secret_key):
+            super().asked(command, writer)
+        else:
+            writer.write(encode(replace(RemotingCommand(16, 0), opaque=command.opaque, flag=1)))
+
+
+@pytest.mark.parametrize(
+    ("credentials", "refusal"),
+    [
+        (OWN, None),
+        (None, "broker.credentials_file"),
+        (Credentials(OWN.access_key, "another"), "broker.credentials_file"),
+    ],
+)
+def test_what_it_is_asked_is_signed(credentials: Credentials | None, refusal: str | None) -> None:
+    async def story() -> None:
+        master = GuardedMaster(brokerName="b", slaveReadEnable="true")
+        await master.start()
+        place = SlavePlace("b", master.address, ("127.0.0.1:1",), "127.0.0.1:2", 7)
+        watch = MasterWatch(place, None, credentials)
+        watch.start()
+        async with asyncio.timeout(5):
+            await watch.heard()
+        found = watch.refusal()
+        assert found is None if refusal is None else refusal in str(found)
+        assert watch.redirects() is (True if refusal is None else None)
+        await watch.close()
+        await master.stop()
+
+    asyncio.run(story())

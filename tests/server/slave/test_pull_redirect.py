@@ -1,0 +1,271 @@
+"""Where a client of the slave goes next, and that nobody is led in circles or past a message."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetcher.policy.read_policy import BrokerSide, OffsetRange, ReadPolicy, Situation
+from server.backend.pull_handlers import SUBSCRIPTION, SUSPEND
+from server.slave.pull_redirect import REPEAT_BYTES, REPEAT_S, Repeats, SlavePulls, Surroundings, next_id
+from server.slave.registration import MASTER_ID
+from server.wire.codes import RequestCode
+from server.wire.request import Response
+from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, run
+from tests.server.serving_peer import RecordingPeer, request
+
+OWN = 7
+FORCE, DISABLE = ReadPolicy.FORCE, ReadPolicy.DISABLE
+ranges = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: OffsetRange(min(pair), max(pair)))
+situations = st.builds(
+    Situation, offset=st.integers(0, 60), is_system=st.booleans(), archived=st.none() | ranges,
+    broker=st.sampled_from(BrokerSide), local=st.none() | ranges, is_local_record=st.booleans(),
+    is_archive_behind=st.booleans(), is_leaving=st.booleans(),
+)  # fmt: skip
+
+
+@given(situations, st.sampled_from(ReadPolicy), st.booleans())
+def test_nobody_is_sent_where_he_would_be_moved(
+    situation: Situation, policy: ReadPolicy, is_well: bool
+) -> None:
+    found = next_id(OWN, policy, situation, is_master_well=is_well)
+    assert found in (OWN, MASTER_ID)
+    if found == OWN:
+        return
+    assert is_well and situation.broker not in (BrokerSide.AWAY, BrokerSide.UNREADABLE)
+    if situation.is_system or policy is DISABLE:
+        return  # never ours
+    assert situation.archived is None or situation.offset not in situation.archived
+    assert not (situation.local is not None and situation.offset < situation.local.min_offset)
+    assert not (situation.local is not None and situation.is_leaving)
+    assert not (situation.local is not None and situation.offset > situation.local.max_offset), "moved back"
+
+
+@given(situations)
+def test_what_is_archived_is_read_here(situation: Situation) -> None:
+    if situation.archived is not None and situation.offset in situation.archived and not situation.is_system:
+        assert next_id(OWN, FORCE, situation, is_master_well=True) == OWN
+
+
+def test_a_consumer_goes_back_where_the_archive_ends() -> None:
+    at_end = Situation(50, archived=OffsetRange(0, 50), local=OffsetRange(20, 50))
+    assert next_id(OWN, FORCE, at_end, is_master_well=True) == MASTER_ID
+    behind = Situation(50, archived=OffsetRange(0, 50), local=OffsetRange(60, 90))
+    assert next_id(OWN, FORCE, behind, is_master_well=True) == OWN
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.5), st.integers(0, 1), st.integers(0, 1)), max_size=60))
+def test_the_same_is_told_once_a_second_at_most(asked: list[tuple[float, int, int]]) -> None:
+    repeats, now_s = Repeats(), 0.0
+    told: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
+    for after_s, peer, offset in asked:
+        now_s += after_s
+        now_s += (wait_s := repeats.wait_s((1, f"g{peer}"), "t", 0, offset, now_s))
+        assert 0 <= wait_s <= REPEAT_S
+        told[peer].append((offset, now_s))
+    for answers in told.values():
+        for (before, at_s), (after, then_s) in itertools.pairwise(answers):
+            assert before != after or then_s - at_s >= REPEAT_S - 1e-9
+
+
+def test_what_is_remembered_of_clients_is_bounded() -> None:
+    repeats = Repeats(bytes_max=10 * (REPEAT_BYTES + sys.getsizeof("g") + sys.getsizeof("t")))
+    for number in range(100):
+        repeats.wait_s((number, "g"), "t", 0, 5, 0.0)
+    assert len(repeats._told) == 10
+
+
+@dataclass
+class Sent:
+    """Pulls through the slave. ``slept``: how long answers were put off, all together."""
+
+    scene: Scene
+    pulls: SlavePulls
+    peer: RecordingPeer = field(default_factory=RecordingPeer)
+    is_well: bool = True
+    well_at_s: float = 1e9
+    slept_s: float = 0.0
+    at_s: float = 0.0
+
+    async def pull(
+        self, offset: int, *, flags: int = SUSPEND, hold_ms: int = 50, topic: str = "t"
+    ) -> Response:
+        pulled = request(
+            RequestCode.PULL_MESSAGE, self.peer, topic=topic, queueId=0, queueOffset=offset, consumerGroup="g",
+            maxMsgNums=32, sysFlag=flags, suspendTimeoutMillis=hold_ms, commitOffset=0, subVersion=0, subscription="*",
+        )  # fmt: skip
+        found = await self.pulls.handlers()[RequestCode.PULL_MESSAGE](pulled, self.scene.upstream)
+        assert found is not None
+        return found
+
+
+def sent_to(scene: Scene) -> Sent:
+    async def sleep(seconds: float) -> None:
+        sent.slept_s += seconds
+        sent.at_s += seconds
+        sent.is_well |= sent.at_s >= sent.well_at_s
+        await asyncio.sleep(0)
+
+    scene.policy("FORCE")
+    sent = Sent(scene, None)  # type: ignore[arg-type]
+    around = Surroundings(OWN, lambda: sent.is_well, now_s=lambda: sent.at_s, sleep=sleep)
+    sent.pulls = SlavePulls(scene.pulls.handlers(), scene.line, scene.views, around)
+    return sent
+
+
+def where(response: Response) -> tuple[int, int, int]:
+    """(code, next offset, broker id)."""
+    return response.code, int(response.ext["nextBeginOffset"]), int(response.ext["suggestWhichBrokerId"])
+
+
+@pytest.mark.parametrize("with_files", [True, False])
+def test_a_redirected_consumer_reads_the_archive_here_and_the_rest_at_the_master(
+    tmp_path: Path, with_files: bool
+) -> None:
+    async def story(scene: Scene) -> None:
+        sent, offset, got = sent_to(scene), 100, list[int]()
+        while True:
+            found = await sent.pull(offset)
+            got += scene.numbers(found)
+            code, offset, goes_to = where(found)
+            assert code == 0 and found.version is None, "from the archive"
+            if goes_to == MASTER_ID:
+                break
+        assert got == list(range(100, ARCHIVED)) and offset == ARCHIVED
+        assert RequestCode.PULL_MESSAGE not in scene.broker.codes(), "and the master is left alone"
+
+    run(tmp_path, story, with_files=with_files)
+
+
+def test_a_pinned_consumer_reads_everything_here_and_waits_here(tmp_path: Path) -> None:
+    """It never follows a suggestion: what the archive does not have is the master's own answer, its wait included."""
+
+    async def story(scene: Scene) -> None:
+        sent, offset, got = sent_to(scene), 0, list[int]()
+        while offset < STORED:
+            found = await sent.pull(offset)
+            got += scene.numbers(found)
+            assert where(found)[1] > offset
+            offset = where(found)[1]
+        assert got == list(range(STORED)) and sent.slept_s == 0
+        assert where(await sent.pull(STORED, hold_ms=30)) == (19, STORED, MASTER_ID)
+        before = len(scene.broker.requests)
+        waiting = asyncio.create_task(sent.pull(STORED, hold_ms=20_000))
+        await asyncio.sleep(0.3)
+        assert not waiting.done() and len(scene.broker.requests) - before < 6
+        scene.store.put("t", 0, b"new")
+        scene.broker.grow()
+        assert scene.numbers(await waiting) == [STORED]
+
+    run(tmp_path, story)
+
+
+def test_nobody_goes_back_to_a_master_that_has_deleted_what_comes_next(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        sent = sent_to(scene)
+        scene.broker.minimum["t", 0] = minimum = scene.expire(STORED - 20)
+        assert minimum > ARCHIVED
+        scene.forget()
+        assert where(await sent.pull(ARCHIVED - 10)) == (0, ARCHIVED, OWN)
+        held = await sent.pull(ARCHIVED)
+        assert where(held) == (20, ARCHIVED, OWN), "held at the same offset: it may yet be archived"
+        await scene.commit_archive(scene.store.path)
+
+    run(tmp_path, story)
+
+
+def test_while_the_master_is_away_clients_stay_and_are_held(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        sent = sent_to(scene)
+        await scene.broker.kill()
+        sent.is_well = False
+        assert where(await sent.pull(ARCHIVED - 10)) == (0, ARCHIVED, OWN)
+        sent.at_s = sent.slept_s = 0.0
+        scene.broker.requests.clear()
+        for _ in range(3):
+            assert where(await sent.pull(ARCHIVED, hold_ms=300)) == (19, ARCHIVED, OWN)
+        assert sent.slept_s > 2 * REPEAT_S, "no hot loop, however little the client offered to wait"
+        before_s = sent.slept_s
+        assert where(await sent.pull(ARCHIVED + 5, hold_ms=15_000)) == (19, ARCHIVED + 5, OWN)
+        assert sent.slept_s - before_s == pytest.approx(15)
+        assert where(await sent.pull(7, topic="unknown", hold_ms=2_000)) == (19, 7, OWN)
+
+    run(tmp_path, story)
+
+
+def test_who_waits_for_the_master_is_answered_when_it_is_back(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        sent = sent_to(scene)
+        sent.is_well = False
+        sent.well_at_s = 3.0
+        assert scene.numbers(await sent.pull(ARCHIVED, hold_ms=15_000)) == list(
+            range(ARCHIVED, ARCHIVED + 32)
+        )
+        assert 3.0 <= sent.slept_s < 4.0
+
+    run(tmp_path, story)
+
+
+def test_topics_that_are_the_broker_s_are_handed_back_at_once(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        sent = sent_to(scene)
+        scene.policy("DISABLE")
+        found = await sent.pull(10)
+        assert scene.numbers(found) == list(range(10, 42)) and where(found) == (0, 42, MASTER_ID)
+
+    run(tmp_path, story)
+
+
+def test_who_does_not_offer_to_wait_is_not_made_to(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        sent = sent_to(scene)
+        for _ in range(3):
+            assert where(await sent.pull(STORED, flags=SUBSCRIPTION)) == (19, STORED, MASTER_ID)
+        assert sent.slept_s == 0
+
+    run(tmp_path, story)
+
+
+def test_an_answer_that_names_no_offset_stays_as_it_is(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        sent = sent_to(scene)
+        scene.policy("DISABLE")
+        scene.broker.refuses[RequestCode.PULL_MESSAGE] = 26, "no such group"
+        found = await sent.pull(10)
+        assert found.code == 26 and "suggestWhichBrokerId" not in found.ext
+
+    run(tmp_path, story)
+
+
+def test_nobody_is_handed_to_a_master_whose_log_was_cut_back(tmp_path: Path) -> None:
+    """It would move him back to its end, and give him again what he has."""
+
+    async def story(scene: Scene) -> None:
+        sent = sent_to(scene)
+        for number in range(ARCHIVED - 20, STORED):
+            del scene.store.records["t", 0][number]
+        found = await sent.pull(ARCHIVED - 40)
+        assert where(found)[1:] == (ARCHIVED - 8, OWN)
+        assert where(await sent.pull(ARCHIVED - 8)) == (0, ARCHIVED, OWN)
+        assert where(await sent.pull(ARCHIVED))[1:] == (ARCHIVED, OWN)
+
+    run(tmp_path, story, with_files=False)
+
+
+def test_groups_of_one_client_are_put_off_each_on_its_own() -> None:
+    repeats = Repeats()
+    assert [repeats.wait_s((1, group), "t", 0, offset, 5.0) for group, offset in (("a", 7), ("b", 9))] == [
+        0,
+        0,
+    ]
+    assert [repeats.wait_s((1, group), "t", 0, offset, 5.0) for group, offset in (("a", 7), ("b", 9))] == [
+        REPEAT_S,
+        REPEAT_S,
+    ]

@@ -1,0 +1,351 @@
+"""Registering at name servers that come, go and list others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from server.slave.registrar import Registrar
+from server.slave.registration import SlavePlace, Stand
+from tests.server.slave.name_server_double import BROKER, NameServerDouble
+
+OURS, OTHER = "10.0.0.5:10931", "10.0.0.6:10931"
+
+
+class Told:
+    """What is known of the master. ``is_heard``: its answers go on."""
+
+    why: str | None = None
+    is_well = True
+    is_heard = True
+    answers = 0
+
+    def refusal(self) -> str | None:
+        self.answers += self.is_heard
+        return self.why
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what a real connection did is seen by looking
+            await asyncio.sleep(0.005)
+
+
+def story(
+    tell: Callable[[Registrar, list[NameServerDouble], Told], Awaitable[None]], *servers: NameServerDouble,
+    period_s: float = 0.05,
+) -> None:  # fmt: skip
+    async def whole() -> None:
+        for server in servers:
+            await server.start()
+        addresses = tuple(server.address for server in servers)
+        told = Told()
+        place = SlavePlace(BROKER, "10.0.0.1:10911", addresses, OURS, 7)
+        registrar = Registrar(place, period_s, told)
+        registrar.start()
+        try:
+            async with asyncio.timeout(20):
+                await tell(registrar, list(servers), told)
+        finally:
+            await registrar.leave()
+            for server in servers:
+                await server.stop()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("is_5", [False, True])
+def test_it_is_listed_at_every_name_server_and_unregisters_from_all(is_5: bool) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
+        await until(lambda: all(server.codes().count(103) >= 3 for server in servers))
+        assert {standing.stand for standing in registrar.standings()} == {Stand.REGISTERED}
+        assert all(server.addresses[0] == "10.0.0.1:10911" for server in servers)
+        await registrar.leave()
+        assert all(server.codes()[-1] == 104 and 7 not in server.addresses for server in servers)
+        assert {standing.stand for standing in registrar.standings()} == {Stand.LEFT}
+
+    story(tell, NameServerDouble(is_5=is_5), NameServerDouble(is_5=is_5))
+
+
+def test_a_restarted_name_server_lists_it_again_before_it_knows_the_master() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        port = int(server.address.rpartition(":")[2])
+        await server.stop()
+        await until(lambda: registrar.standings()[0].stand is Stand.UNREACHABLE)
+        server.addresses = {}
+        await server.start(port)
+        await until(lambda: server.addresses == {7: OURS})
+
+    story(tell, NameServerDouble(), period_s=60)
+
+
+def test_one_name_server_away_does_not_keep_it_from_the_others() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        def stand() -> Stand:
+            return next(one.stand for one in registrar.standings() if one.name_server == servers[1].address)
+
+        await until(lambda: stand() is Stand.REGISTERED)
+        assert servers[1].addresses.get(7) == OURS
+
+    away = NameServerDouble()
+    away.is_silent = True
+    story(tell, away, NameServerDouble())
+
+
+def test_an_id_that_is_taken_is_never_registered_until_it_is_free() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert "belongs to" in registrar.standings()[0].why
+        await until(lambda: len(server.seen) > 3)
+        assert server.codes() == [] and server.addresses[7] == OTHER
+        del server.addresses[7]
+        await until(lambda: server.addresses.get(7) == OURS)
+
+    taken = NameServerDouble()
+    taken.addresses[7] = OTHER
+    story(tell, taken)
+
+
+def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one() -> None:
+    """One that has just started has heard of the master, and not yet of its slave."""
+
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        knows, starts = servers
+        await until(lambda: {standing.stand for standing in registrar.standings()} == {Stand.REFUSED})
+        del starts.addresses[7]
+        at = len(starts.seen)
+        await until(lambda: len(starts.seen) > at + 3)
+        assert starts.codes() == [] and "another name server" in registrar.standings()[1].why
+        del knows.addresses[7]
+        await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
+
+    knows, starts = NameServerDouble(), NameServerDouble()
+    knows.addresses[7] = starts.addresses[7] = OTHER
+    story(tell, knows, starts)
+
+
+@pytest.mark.parametrize("is_5", [False, True])
+def test_an_address_of_a_broker_of_another_name_is_not_registered_until_it_is_free(is_5: bool) -> None:
+    """Name servers know who lives by address: that broker's entry would be ours, and end with us."""
+
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert f"{OURS} is listed as id 0 of broker-z" in registrar.standings()[0].why
+        await until(lambda: len(server.seen) > 3)
+        assert server.codes() == [] and server.others == {"broker-z": {0: OURS}}
+        server.others.clear()
+        await until(lambda: server.addresses.get(7) == OURS)
+
+    shared = NameServerDouble(is_5=is_5)
+    shared.others["broker-z"] = {0: OURS}
+    story(tell, shared)
+
+
+@pytest.mark.parametrize("is_5", [False, True])
+def test_when_a_broker_of_another_name_comes_to_its_address_it_goes_and_takes_nothing_along(
+    is_5: bool,
+) -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        server.others["broker-z"] = {0: OURS}
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert server.codes()[-1] == 104 and 7 not in server.addresses
+        await registrar.leave()
+        await asyncio.sleep(0.05)
+        assert server.others == {"broker-z": {0: OURS}}, "it is not listed any more"
+
+    story(tell, NameServerDouble(is_5=is_5))
+
+
+def test_one_that_comes_to_its_address_while_it_registers_is_seen_before_the_next_round() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.codes() == [103])
+        server.others["broker-z"] = {0: OURS}
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert server.codes() == [103, 104] and "id 0 of broker-z" in registrar.standings()[0].why
+
+    slow = NameServerDouble()
+    slow.takes_s = 0.1
+    story(tell, slow, period_s=60)
+
+
+def test_an_address_that_one_name_server_gives_to_another_broker_is_registered_nowhere() -> None:
+    """That broker is on the way to the other one."""
+
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        await until(lambda: {standing.stand for standing in registrar.standings()} == {Stand.REFUSED})
+        assert "broker-z at another name server" in registrar.standings()[1].why
+        assert 7 not in servers[1].addresses
+        servers[0].others.clear()
+        await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
+
+    knows = NameServerDouble()
+    knows.others["broker-z"] = {1: OURS}
+    story(tell, knows, NameServerDouble())
+
+
+def test_a_registration_under_way_when_it_ends_is_taken_back() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.codes() == [103])
+        await registrar.leave()
+        await asyncio.sleep(2 * slow.takes_s)
+        assert server.codes() == [103, 104] and 7 not in server.addresses
+
+    slow = NameServerDouble()
+    slow.takes_s = 0.3
+    story(tell, slow)
+
+
+def test_an_unforeseen_error_ends_a_round_and_not_the_registrar() -> None:
+    async def tell() -> None:
+        server, errors = NameServerDouble(), [RuntimeError("unforeseen")]
+
+        class Failing(Told):
+            def refusal(self) -> str | None:
+                if errors:
+                    raise errors.pop()
+                return None
+
+        await server.start()
+        registrar = Registrar(SlavePlace(BROKER, "m:1", (server.address,), OURS, 7), 0.05, Failing())
+        registrar.start()
+        await until(lambda: server.addresses.get(7) == OURS)
+        await registrar.leave()
+        await server.stop()
+
+    asyncio.run(tell())
+
+
+def test_a_name_that_no_host_can_have_is_a_name_server_out_of_reach() -> None:
+    async def tell() -> None:
+        registrar = Registrar(SlavePlace(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, Told())
+        registrar.start()
+        await until(lambda: registrar.standings()[0].stand is Stand.UNREACHABLE)
+        await registrar.leave()
+
+    asyncio.run(tell())
+
+
+@pytest.mark.parametrize("is_5", [False, True])
+def test_whoever_takes_its_id_keeps_it(is_5: bool) -> None:
+    """Two that register over each other would flap; 4.9 unregisters whoever has the id."""
+
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        server.addresses[7] = OTHER
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        at = len(server.codes())
+        await registrar.leave()
+        assert len(server.codes()) <= at + 1 and 104 not in server.codes()
+        assert server.addresses[7] == OTHER
+
+    story(tell, NameServerDouble(is_5=is_5), period_s=0.05)
+
+
+def test_when_the_master_leaves_no_place_it_goes_and_comes_back() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        told.why = "slaves act as master"
+        registrar.wake()
+        await until(lambda: registrar.standings()[0].why == "slaves act as master")
+        await until(lambda: 7 not in server.addresses)
+        assert server.codes()[-1] == 104
+        told.why = None
+        await until(lambda: server.addresses.get(7) == OURS)
+
+    story(tell, NameServerDouble(), period_s=0.05)
+
+
+def test_without_a_master_it_waits_for_one() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert 103 not in server.codes()
+        server.addresses[0] = "10.0.0.1:10911"
+        await until(lambda: server.addresses.get(7) == OURS)
+        del server.addresses[0]  # it dies: readers go on
+        at = server.codes().count(103)
+        await until(lambda: server.codes().count(103) > at + 1)
+        assert server.addresses == {7: OURS}
+
+    story(tell, NameServerDouble(master=None))
+
+
+def test_success_without_being_listed_is_not_believed() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert "lists nobody as id 7" in registrar.standings()[0].why
+
+    ignoring = NameServerDouble()
+    ignoring.ignores = True
+    story(tell, ignoring)
+
+
+def test_the_zone_stays_the_master_s_and_acting_masters_are_not_switched_off() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        zoned, acting = servers
+        await until(lambda: zoned.addresses.get(7) == OURS)
+        assert zoned.extra["zoneName"] == "z1"
+        await until(lambda: len(acting.seen) > 2)
+        assert acting.extra == {"enableActingMaster": True} and 7 not in acting.addresses
+
+    zoned, acting = NameServerDouble(), NameServerDouble()
+    zoned.extra["zoneName"], acting.extra["enableActingMaster"] = "z1", True
+    story(tell, zoned, acting)
+
+
+def test_beside_a_master_that_was_replaced_it_goes_so_that_clients_find_the_new_one() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        told.is_well = False
+        rounds = server.codes().count(103)
+        await until(lambda: server.codes().count(103) > rounds + 2)  # it may only be starting again
+        server.addresses[0] = OTHER
+        await until(lambda: 7 not in server.addresses and OTHER in registrar.standings()[0].why)
+        told.is_well = True  # it is the same broker at a new address
+        await until(lambda: server.addresses.get(7) == OURS)
+
+    story(tell, NameServerDouble())
+
+
+def test_a_master_that_vanished_without_a_word_is_not_taken_for_the_one_that_replaced_it() -> None:
+    """That it is gone is known only when it does not answer the next question."""
+
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        (server,) = servers
+        await until(lambda: server.addresses.get(7) == OURS)
+        told.is_heard = False
+        server.addresses[0] = OTHER
+        rounds = server.codes().count(103)
+        await until(lambda: server.codes().count(103) > rounds + 2)
+        told.is_well = False
+        await until(lambda: registrar.standings()[0].stand is Stand.REFUSED)
+        assert OTHER in registrar.standings()[0].why and 7 not in server.addresses
+
+    story(tell, NameServerDouble())
+
+
+def test_it_ends_also_when_it_is_woken_at_the_same_moment() -> None:
+    async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
+        await until(lambda: servers[0].addresses.get(7) == OURS)
+        await until(lambda: registrar.standings()[0].stand is Stand.REGISTERED)  # it waits for the next round
+        await asyncio.sleep(0.05)
+        registrar.wake()
+        async with asyncio.timeout(10):
+            await registrar.leave()
+        assert registrar.standings()[0].stand is Stand.LEFT
+
+    story(tell, NameServerDouble(), period_s=60)

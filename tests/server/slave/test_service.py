@@ -1,0 +1,374 @@
+"""The slave's port between clients, a master and a name server: who answers what, and what is said without a master."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from server.backend.backend import Bounds
+from server.backend.pull_handlers import pull_response
+from server.proxy.inflight_limit import FlightGate
+from server.proxy.proxy_handlers import Upstream
+from server.proxy.upstream import LinkEvents, RemotingUpstream
+from server.slave.registration import SlavePlace, Stand
+from server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
+from server.slave.slave_service import MEMBERS_KNOWN_S, SlaveService, SlaveSide
+from server.wire.request import BadRequestError, Request, Response
+from tests.server.serving_peer import RecordingPeer, request
+from tests.server.slave.master_double import VERSION, MasterDouble
+from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDouble
+from tests.server.slave.test_registrar import until
+from tiered.errors import UnansweredError
+from tiered.remoting.command import RemotingCommand
+from tiered.settings.sections import ServeSettings
+
+ADVERTISED = "127.0.0.1:10931"
+HEARTBEAT = {
+    "clientID": "c1", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": "t"}]}],
+    "producerDataSet": [],
+}  # fmt: skip
+
+
+async def pulled(request: Request, upstream: Upstream) -> Response:
+    return pull_response(0, 5, Bounds(0, 9), "FOUND", (b"body",))
+
+
+@dataclass
+class Client:
+    """A connection to the slave; ``told``: what is pushed down it."""
+
+    link: RemotingUpstream
+    told: list[RemotingCommand] = field(default_factory=list)
+
+    async def ask(self, code: int, document: object = None, **fields: str) -> RemotingCommand:
+        body = b"" if document is None else json.dumps(document).encode()
+        return await self.link.call(RemotingCommand(code, 0, ext_fields=fields, body=body), 5)
+
+
+@dataclass
+class Stage:
+    """``at_s``: the service's clock, moved by hand."""
+
+    master: MasterDouble
+    name_server: NameServerDouble
+    service: SlaveService
+    address: str
+    at: list[float]
+    clients: list[Client] = field(default_factory=list)
+
+    def client(self) -> Client:
+        told: list[RemotingCommand] = []
+        made = Client(RemotingUpstream(self.address, FlightGate(), LinkEvents(on_request=told.append)), told)
+        self.clients.append(made)
+        return made
+
+    async def without_master(self) -> None:
+        await until(lambda: self.service.watch.is_well)
+        await self.master.stop()
+        await until(lambda: not self.service.watch.is_well)
+
+
+@asynccontextmanager
+async def on_stage(
+    master: MasterDouble, file: dict[str, str] | None, *, is_open: bool
+) -> AsyncIterator[Stage]:
+    name_server = NameServerDouble()
+    await master.start()
+    await name_server.start()
+    place = SlavePlace(BROKER, master.address, (name_server.address,), ADVERTISED, 7)
+    at = [1000.0]
+    side = SlaveSide(place, CLUSTER, ServeSettings(bind="127.0.0.1:0"), 0.05, file)
+    service = SlaveService(side, lambda: at[0])
+    host, port = await service.start()
+    if is_open:
+        service.open_archive({11: pulled})
+    stage = Stage(master, name_server, service, f"{host}:{port}", at)
+    try:
+        yield stage
+    finally:
+        for client in stage.clients:
+            client.link.close()
+        await service.close(0.1)
+        assert name_server.addresses.get(7) is None
+        await name_server.stop()
+        await master.stop()
+
+
+def story(
+    tell: Callable[[Stage], Awaitable[None]], master: MasterDouble | None = None,
+    file: dict[str, str] | None = None, *, is_open: bool = True,
+) -> None:  # fmt: skip
+    async def whole() -> None:
+        async with on_stage(master or MasterDouble(), file, is_open=is_open) as stage:
+            async with asyncio.timeout(20):
+                await tell(stage)
+
+    asyncio.run(whole())
+
+
+def stand(stage: Stage) -> tuple[Stand, str]:
+    (standing,) = stage.service.status().standings
+    return standing.stand, standing.why
+
+
+def test_it_registers_when_the_archive_is_open_and_not_before() -> None:
+    async def tell(stage: Stage) -> None:
+        await until(lambda: stage.service.watch.is_well)
+        await asyncio.sleep(0.1)
+        assert stage.name_server.seen == []
+        assert (await stage.client().ask(11)).code == 2, "come again"
+        stage.service.open_archive({11: pulled})
+        await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
+
+    story(tell, is_open=False)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_it_stays_out_of_clusters_with_acting_masters(is_told: bool) -> None:
+    """As the master tells, or else its file."""
+
+    async def tell(stage: Stage) -> None:
+        await until(lambda: stand(stage)[0] is Stand.REFUSED)
+        assert "enableSlaveActingMaster" in stand(stage)[1] and stage.name_server.codes() == []
+
+    master = MasterDouble(enableSlaveActingMaster="true")
+    file = None
+    if not is_told:
+        master.answers[26] = RemotingCommand(1, 0, remark="AclException")
+        file = {"enableSlaveActingMaster": "true"}
+    story(tell, master, file)
+
+
+def test_without_any_word_of_the_configuration_it_stays_out_and_says_what_to_do() -> None:
+    async def tell(stage: Stage) -> None:
+        await until(lambda: stand(stage)[0] is Stand.REFUSED)
+        assert "broker.conf_path" in stand(stage)[1]
+
+    master = MasterDouble()
+    master.answers[26] = RemotingCommand(1, 0, remark="AclException")
+    story(tell, master)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_master_that_waits_for_it_as_a_replica_gets_it_out_of_the_way(is_told: bool) -> None:
+    """Where it does not tell its configuration its file may be out of date."""
+
+    async def tell(stage: Stage) -> None:
+        await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
+        if is_told:
+            stage.master.answers[26] = RemotingCommand(0, 0, body=b"enableSlaveActingMaster=true\n")
+        assert (await stage.client().ask(906)).code == 3
+        await until(lambda: 7 not in stage.name_server.addresses)
+        await asyncio.sleep(0.2)
+        assert stand(stage)[0] is Stand.REFUSED and 7 not in stage.name_server.addresses
+
+    master = MasterDouble()
+    if not is_told:
+        master.answers[26] = RemotingCommand(1, 0, remark="AclException")
+    story(tell, master, None if is_told else {"brokerRole": "ASYNC_MASTER"})
+
+
+def test_nobody_but_the_master_ends_slave_mode() -> None:
+    """Whoever reaches the port can send such a request, as often as he likes."""
+
+    async def tell(stage: Stage) -> None:
+        await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
+        client, looks = stage.client(), len(stage.name_server.seen)
+        for _ in range(200):
+            assert (await client.ask(906)).code == 3
+        await until(lambda: sum(command.code == 26 for command in stage.master.seen) >= 2)
+        await asyncio.sleep(0.1)
+        assert stage.service.watch.refusal() is None
+        assert stand(stage)[0] is Stand.REGISTERED and stage.name_server.addresses[7] == ADVERTISED
+        assert sum(command.code == 26 for command in stage.master.seen) <= 4
+        assert len(stage.name_server.seen) - looks < 200, "only what every round asks"
+
+    story(tell)
+
+
+def test_pulls_are_answered_heartbeats_noted_and_neither_reaches_the_master() -> None:
+    async def tell(stage: Stage) -> None:
+        await until(lambda: stage.service.watch.is_well)
+        client = stage.client()
+        found = await client.ask(34, HEARTBEAT)
+        assert (found.code, found.version) == (0, VERSION), "consumers refuse SQL92 to an old version"
+        assert (await client.ask(11, topic="t", queueId="0", consumerGroup="g")).body == b"body"
+        assert stage.service.clients.subscription("g", "t") is not None
+        (reading,) = stage.service.status().readings
+        assert (reading.name, reading.archive_pulls) == ("g", 1)
+        assert (await client.ask(35, clientID="c1", consumerGroup="g")).code == 0
+        assert stage.service.clients.group("g") is None
+        assert stage.master.codes() == [] and client.told == []
+
+    story(tell)
+
+
+@pytest.mark.parametrize("code", sorted(RELAYED))
+def test_what_is_the_master_s_is_its_answer(code: int) -> None:
+    async def tell(stage: Stage) -> None:
+        found = await stage.client().ask(code, consumerGroup="g")
+        assert (found.code, found.ext_fields, found.version) == (0, {"offset": "17"}, VERSION)
+        assert stage.master.codes() == [code]
+
+    master = MasterDouble()
+    master.answers[code] = RemotingCommand(0, 0, ext_fields={"offset": "17"})
+    story(tell, master)
+
+
+def test_a_reset_is_the_master_s_with_an_archive_too() -> None:
+    """Members are told by the master here: what the archive's handlers would say reaches nobody."""
+
+    async def tell(stage: Stage) -> None:
+        stage.service.open_archive({222: pulled})
+        assert (await stage.client().ask(222, group="g", topic="t")).code == 17
+        assert stage.master.codes() == [222]
+
+    master = MasterDouble()
+    master.answers[222] = RemotingCommand(17, 0)
+    story(tell, master, is_open=False)
+
+
+def test_nothing_is_written_through_it() -> None:
+    async def tell(stage: Stage) -> None:
+        client = stage.client()
+        for change in sorted(READ_ONLY):
+            assert (await client.ask(change, {})).code == 16, change
+        for change in sorted(ACKNOWLEDGED):
+            assert (await client.ask(change)).code == 0, "or mqadmin would not go on to the next broker"
+        for code in (41, 42, 60, 103, 104, 105, 106, 400, 401, 907, 200_050, 12_345):
+            assert (await client.ask(code)).code == 3, code
+        assert json.loads((await client.ask(43)).body) == {"offsetTable": {}}
+        assert stage.master.codes() == []
+
+    story(tell)
+
+
+def test_groups_and_members_have_the_memory_that_is_set() -> None:
+    place = SlavePlace(BROKER, "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED, 7)
+    service = SlaveService(SlaveSide(place, CLUSTER, ServeSettings(session_bytes_max=1_000)))
+    with pytest.raises(BadRequestError, match=r"serve\.session_bytes_max"):
+        service.clients.heartbeat(request(34, RecordingPeer(), body=HEARTBEAT))
+
+
+def test_tools_see_a_slave() -> None:
+    async def tell(stage: Stage) -> None:
+        client = stage.client()
+        assert b"brokerRole=SLAVE\n" in (await client.ask(26)).body
+        assert b"brokerId=7\n" in (await client.ask(26)).body
+        assert json.loads((await client.ask(28)).body)["table"]["putTps"] == "0.0 0.0 0.0"
+
+    story(tell)
+
+
+def test_without_the_master_no_offset_is_told_and_none_taken() -> None:
+    """A 4.9 client takes any error code for "no offset yet" and begins anew; a closed connection it does not."""
+
+    async def tell(stage: Stage) -> None:
+        await stage.without_master()
+        client = stage.client()
+        with pytest.raises(UnansweredError):
+            await client.ask(14, consumerGroup="g", topic="t", queueId="0")
+        client = stage.client()
+        commit = RemotingCommand(
+            15,
+            0,
+            flag=2,
+            ext_fields={"consumerGroup": "g", "topic": "t", "queueId": "0", "commitOffset": "5"},
+        )
+        await client.link.send(commit)
+        await until(lambda: stage.service.counters.commits_dropped == 1)
+        assert (await client.ask(351, topic="t")).code == 2
+        port = int(stage.master.address.rpartition(":")[2])
+        await stage.master.start(port)
+        await until(lambda: stage.service.watch.is_well)
+        assert 15 not in stage.master.codes(), "an old offset would move the group back"
+
+    story(tell)
+
+
+def test_without_the_master_members_are_listed_once_all_are_known() -> None:
+    """An incomplete list would give one member the queues of others."""
+
+    async def tell(stage: Stage) -> None:
+        client, other = stage.client(), stage.client()
+        await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
+        await client.ask(34, HEARTBEAT)
+        await stage.without_master()
+        assert (await client.ask(38, consumerGroup="g")).code != 0
+        await until(lambda: stage.service._listed_s is not None, 10)
+        stage.at[0] += MEMBERS_KNOWN_S
+        assert json.loads((await client.ask(38, consumerGroup="g")).body) == {"consumerIdList": ["c1"]}
+        await other.ask(34, {**HEARTBEAT, "clientID": "c2"})
+        await until(lambda: [command.code for command in client.told] == [40])
+        listed = await client.ask(38, consumerGroup="g")
+        assert json.loads(listed.body) == {"consumerIdList": ["c1", "c2"]}
+        assert (await client.ask(38, consumerGroup="nobody")).code == 1
+
+    story(tell)
+
+
+def test_an_unforeseen_error_does_not_end_the_watch() -> None:
+    async def tell(stage: Stage) -> None:
+        watch, errors = stage.service.watch, [RuntimeError("unforeseen")]
+        await until(lambda: watch.is_well)
+
+        def fails() -> None:
+            if errors:
+                raise errors.pop()
+
+        watch.on_refusal = fails
+        stage.master.answers[26] = RemotingCommand(0, 0, body=b"brokerRole=SLAVE\n")
+        watch.suspect("look again")
+        await until(lambda: not watch.is_well)
+        await until(lambda: watch.is_well)
+
+    story(tell)
+
+
+def test_a_master_that_ends_right_behind_its_answer_is_not_taken_for_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of the connection may be seen before the answer that came by it is looked at."""
+
+    async def tell(stage: Stage) -> None:
+        watch = stage.service.watch
+        await until(lambda: watch.is_well)
+        call, is_gone = watch._link.call, asyncio.Event()
+
+        async def answered_and_gone(command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+            answer = await call(command, timeout_s)
+            monkeypatch.undo()
+            await stage.master.stop()
+            await until(lambda: not watch._link.is_connected)
+            is_gone.set()
+            return answer
+
+        monkeypatch.setattr(watch._link, "call", answered_and_gone)
+        watch.suspect("look again")
+        await is_gone.wait()
+        await asyncio.sleep(0.05)
+        assert not watch.is_well and not stage.service.status().is_master_well
+        await stage.master.start(int(stage.master.address.rpartition(":")[2]))
+        await until(lambda: watch.is_well)
+
+    story(tell)
+
+
+def test_a_master_s_restart_is_noticed_and_its_slave_stays_listed() -> None:
+    async def tell(stage: Stage) -> None:
+        await until(lambda: stage.name_server.addresses.get(7) == ADVERTISED)
+        await stage.without_master()
+        before = stage.name_server.codes().count(103)
+        await until(lambda: stage.name_server.codes().count(103) > before + 1)
+        assert stage.name_server.addresses[7] == ADVERTISED
+        assert stage.service.status().redirects is None
+        stage.master.answers[26] = replace(stage.master.answers[26], body=b"slaveReadEnable=true\n")
+        await stage.master.start(int(stage.master.address.rpartition(":")[2]))
+        await until(lambda: stage.service.status().redirects is True)
+
+    story(tell)

@@ -1,0 +1,261 @@
+"""Clients name groups, members and queues as they like: what a server remembers of them is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import sys
+import tracemalloc
+from typing import Any, cast
+
+import pytest
+
+from server.archive_mode.archive_service import ServingService
+from server.backend.pull_handlers import PullService
+from server.backend.route_handlers import RouteTable
+from server.groups.client_table import ClientTable
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import GroupLog
+from server.groups.queue_locks import LOCK_BYTES, LockTable, MessageQueue
+from server.proxy.pull_sources import LEAVE_S, LEAVES_MAX, PullContext, PullSides
+from server.retries.retry_log import RetryLog
+from server.retries.retry_queue import RetryLimits, RetryQueues
+from server.security.audit import Audit
+from server.wire.codes import RequestCode, ResponseCode
+from server.wire.request import NAME_CHARS_MAX, BadRequestError, Response
+from tests.fetcher.reading_fakes import plain_fetcher
+from tests.fetcher.test_message_fetcher import PLAIN
+from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.server.serving_peer import RecordingPeer, request
+from tests.server.test_odd_requests import Archive
+from tiered.errors import TieredError
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import ServeSettings
+
+BYTES_MAX = 1 << 20
+PEER = RecordingPeer()
+
+
+def heartbeat(client: str, group: str, *topics: str, expression: str = "*", version: int = 1) -> Any:
+    data = [
+        {"topic": topic, "subString": expression, "expressionType": "TAG", "subVersion": version}
+        for topic in topics
+    ]
+    document = {"clientID": client, "consumerDataSet": [{"groupName": group, "subscriptionDataSet": data}]}
+    return request(RequestCode.HEART_BEAT, PEER, document)
+
+
+def refused_after(table: ClientTable, heartbeats: Any, most: int = 20_000) -> int:
+    """How many were taken before one was refused."""
+    for number, sent in enumerate(itertools.islice(heartbeats, most)):
+        try:
+            table.heartbeat(sent)
+        except BadRequestError as error:
+            assert "session_bytes_max" in str(error)
+            return number
+    raise AssertionError(f"{most} were taken")
+
+
+@pytest.mark.parametrize("what", ["groups", "members", "subscriptions"])
+def test_heartbeats_fill_no_memory(what: str) -> None:
+    table = ClientTable(lambda: 0.0, bytes_max=BYTES_MAX)
+    numbers = itertools.count()
+    makers = {
+        "groups": (heartbeat("c", f"g{n}", "t") for n in numbers),
+        "members": (heartbeat(f"c{n}", "g", "t") for n in numbers),
+        "subscriptions": (heartbeat("c", "g", *map(str, range(n)), expression="x" * 1000) for n in numbers),
+    }
+    taken = refused_after(table, makers[what])
+    assert taken > 10
+    assert table.held_bytes <= BYTES_MAX
+    table.heartbeat(
+        heartbeat("c0" if what == "members" else "c", "g0" if what == "groups" else "g", "t", version=9)
+    )
+    table.closed(PEER)
+    assert (table.held_bytes, list(table.groups())) == (0, [])
+    table.heartbeat(heartbeat("c", "another", "t"))
+
+
+def test_members_that_come_and_go_cost_nothing() -> None:
+    table = ClientTable(lambda: 0.0, bytes_max=BYTES_MAX)
+    for number in range(3000):
+        table.heartbeat(heartbeat(f"c{number}", f"g{number}", "t", expression="y" * 500))
+        table.heartbeat(heartbeat(f"c{number}", f"g{number}", "t", "u", version=2))
+        table.leave(f"c{number}", f"g{number}", PEER)
+    assert table.held_bytes == 0
+
+
+@pytest.mark.parametrize("sent", [
+    heartbeat("c" * (NAME_CHARS_MAX + 1), "g", "t"), heartbeat("c", "g" * (NAME_CHARS_MAX + 1), "t"),
+    heartbeat("c", "g", "t" * (NAME_CHARS_MAX + 1)), request(34, PEER, {"clientID": "c", "consumerDataSet": [7]}),
+    request(34, PEER, {"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": ["t"]}]}),
+])  # fmt: skip
+def test_what_is_no_heartbeat_is_refused_and_leaves_nothing(sent: Any) -> None:
+    table = ClientTable(lambda: 0.0)
+    with pytest.raises(BadRequestError):
+        table.heartbeat(sent)
+    assert (table.held_bytes, list(table.groups())) == (0, [])
+
+
+def place(what: str, number: int) -> tuple[str, str, int]:
+    """A queue of a group that differs in one respect from others."""
+    return {
+        "groups": (f"g{number}", "t", 0), "topics": ("g", f"t{number}", 0), "queues": ("g", "t", number),
+    }[what]  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["groups", "topics", "queues"])
+def test_commits_fill_no_memory(what: str) -> None:
+    async def run() -> None:
+        store = MemoryStore()
+        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000, bytes_max=BYTES_MAX)
+        await offsets.claim()
+        writing = asyncio.create_task(offsets.run())
+        await offsets.commit(*place(what, 0), 5)
+        for number in range(20_000):  # commits that come with pulls are not acknowledged one by one
+            offsets.note(*place(what, number), 7)
+        assert offsets.find(*place(what, 19_999)) is None
+        with pytest.raises(BadRequestError, match="offsets_bytes_max"):
+            await offsets.commit(*place(what, 19_999), 7)
+        await offsets.commit(*place(what, 0), 8)
+        assert offsets.find(*place(what, 0)) == 8
+        writing.cancel()
+        await offsets.close()
+        again = GroupOffsets(GroupLog(store, "two", lambda: 2), lease_ms=60_000, bytes_max=BYTES_MAX)
+        await again.claim()
+        with pytest.raises(BadRequestError, match="offsets_bytes_max"):
+            await again.commit(*place(what, 19_999), 7)
+
+    asyncio.run(run())
+
+
+def test_locks_fill_no_memory_and_end() -> None:
+    now_s = 0.0
+    lock_bytes = LOCK_BYTES + sum(map(sys.getsizeof, ("g", "c", "b", "t")))
+    locks = LockTable(lambda: now_s, bytes_max=100 * lock_bytes)
+    queues = [MessageQueue("b", "t", number) for number in range(101)]
+    assert locks.lock("g", "c", queues[:100]) == queues[:100]
+    assert locks.lock("g", "c", queues[:100]) == queues[:100]
+    with pytest.raises(BadRequestError, match="100 queues are locked"):
+        locks.lock("g", "c", queues[100:])
+    now_s = 100.0
+    assert locks.lock("other", "c", queues[100:]) == queues[100:]
+    locks.unlock("other", "c", queues)
+    assert locks.held_bytes == 0
+
+
+LONG = "x" * 300_000
+"""A header may have a mebibyte."""
+
+
+def test_what_pulls_repeat_is_remembered_only_where_it_is_short() -> None:
+    def traced(count: int) -> int:
+        for number in range(count):
+            with contextlib.suppress(TieredError):
+                asked = request(
+                    11, PEER, topic="t", consumerGroup=f"{number}{LONG}", queueId=0, queueOffset=0
+                )
+                assert service.pull_in_hand(asked) is None
+                del asked
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    archive: Any = Archive()
+    offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+    service = PullService(archive, RouteTable(archive, "a:1"), ClientTable(lambda: 0.0), offsets)
+    tracemalloc.start()
+    try:
+        assert traced(40) - traced(1) < 2 * len(LONG)
+    finally:
+        tracemalloc.stop()
+
+
+def test_queues_that_are_not_there_are_not_remembered() -> None:
+    builder = ArchiveBuilder(MemoryStore())
+    builder.commit([Sent(PLAIN)])
+    catalog = plain_fetcher(builder.store).catalog
+    assert catalog.view(catalog.state, (PLAIN.topic, PLAIN.queue_id, None)) is not None
+    before = len(catalog._views[1])
+    for number in range(100):
+        assert catalog.view(catalog.state, (f"{number}", 0, None)) is None
+    assert len(catalog._views[1]) == before == 1
+
+
+def test_the_record_of_reads_keeps_no_more_than_names() -> None:
+    audit = Audit(60.0, 0.0)
+    for number in range(100):
+        for _ in range(2):
+            wanted = request(33, PEER, consumerGroup=f"{LONG}{number}", topic=LONG, queueId=LONG)
+            audit.note(wanted, Response(), 100, LONG)
+    (reader,) = audit._sums
+    assert sum(map(len, reader)) < 1_000
+    assert audit._sums[reader].reads == 200
+
+
+def test_leave_to_pull_is_remembered_of_few_names_and_for_its_time() -> None:
+    now_s = 0.0
+    context = PullContext(cast("Any", None), cast("Any", None), ClientTable(lambda: 0.0), True, lambda: now_s)
+    upstream = cast("Any", RecordingPeer())
+
+    def leave(group: str) -> PullSides:
+        wanted = request(11, PEER, topic="t", queueId=0, queueOffset=0, consumerGroup=group)
+        return PullSides(context, wanted, upstream, None)
+
+    for number in range(LEAVES_MAX + 100):
+        leave(f"g{number}")._left()
+    assert len(context.leaves[upstream]) == LEAVES_MAX
+    assert leave(f"g{LEAVES_MAX + 99}")._has_leave() and not leave("g0")._has_leave()
+    now_s = LEAVE_S
+    leave("another")._left()
+    assert len(context.leaves[upstream]) == 1
+
+
+# -- names that no broker would take --------------------------------------------------------------------------------
+
+ILLEGAL = ["g" * 256, "my.group", "a group", "gruppe-ä", "", "g\n"]
+
+
+@pytest.mark.parametrize("group", ILLEGAL)
+@pytest.mark.parametrize("code", [
+    RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.POP_MESSAGE, RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.SET_MESSAGE_REQUEST_MODE,
+])  # fmt: skip
+def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) -> None:
+    async def run() -> None:
+        archive: Any = Archive()
+        store, groups = MemoryStore(), dict[str, dict[str, Any]]()
+        archive.subscription_groups = lambda: groups
+        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
+        retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
+        service = ServingService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0", hold_ms_max=1))
+        await service.start()
+        assert service._server is not None
+        table = service._server._place.handlers
+        fields = {
+            "topic": "t", "consumerGroup": group, "group": group, "queueId": 0, "queueOffset": 0, "offset": 0,
+            "commitOffset": 1, "timestamp": 0, "invisibleTime": 1, "delayLevel": 0,
+        }  # fmt: skip
+        body = {"topic": "t", "consumerGroup": group, "mode": "POP"}
+        handler = table.find(code)
+        assert handler is not None
+        answer = await handler(request(code, PEER, body, **fields))
+        assert answer is not None and answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+        assert "does not exist" in (answer.remark or "") and len(answer.remark or "") < 400
+        groups[group] = {"groupName": group}  # the archived broker had it: its rule was another
+        answer = await handler(request(code, PEER, body, **fields))
+        assert answer is None or answer.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+        await service.close(0.0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("group", "is_there"), [("g" * 255, True), ("a%b|c_D-9", True), *((g, False) for g in ILLEGAL)]
+)
+def test_retry_topics_are_those_of_groups_that_can_be(group: str, is_there: bool) -> None:
+    archive: Any = Archive()
+    routes = RouteTable(archive, "a:1")
+    assert (routes.route(f"%RETRY%{group}") is not None) is is_there

@@ -1,0 +1,91 @@
+"""UPDATE_CONSUMER_OFFSET as members send it: one-way, every few seconds, whatever became of the topic."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from server.backend.offset_handlers import OffsetHandlers
+from server.backend.route_handlers import RouteTable
+from server.groups.client_table import ClientTable
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import GroupLog, load_snapshot
+from server.wire.codes import RequestCode
+from server.wire.connection_limits import ConnectionLimits
+from server.wire.listener import ServerOptions, ServingServer
+from server.wire.request import HandlerTable, Request, Response
+from tests.server.serving_peer import RecordingPeer
+from tests.server.test_connection import Client
+from tests.server.test_group_moves import Archive
+from tests.server.test_group_state import LEASE_MS, Clock, writing
+from tiered.object_store.memory import MemoryStore
+from tiered.remoting.command import RemotingCommand
+
+ONEWAY = 2
+
+
+def commit(offset: int, *, flag: int = 0, group: str = "g", queue_id: int = 0) -> RemotingCommand:
+    fields = {"consumerGroup": group, "topic": "t", "queueId": str(queue_id), "commitOffset": str(offset)}
+    return RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, 7, flag=flag, ext_fields=fields)
+
+
+def handlers_of(offsets: GroupOffsets) -> OffsetHandlers:
+    archive: Any = Archive()
+    return OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
+
+
+def test_a_member_goes_on_pulling_while_its_offsets_cannot_be_written() -> None:
+    """What it commits one-way does not fill its connection: nobody waits for the answer."""
+
+    async def scene() -> None:
+        store, offsets, running = await writing()
+        table = HandlerTable()
+        handlers_of(offsets).register(table)
+
+        @table.register(RequestCode.PULL_MESSAGE)
+        async def pull(request: Request) -> Response:
+            return Response()
+
+        server = ServingServer(table, ServerOptions(limits=ConnectionLimits(requests_max=4)))
+        member = Client(*await asyncio.open_connection(*await server.start()))
+        async with asyncio.timeout(2):
+            await member.send(*(commit(20, flag=ONEWAY, queue_id=queue) for queue in range(20)))
+            assert (await member.ask(RemotingCommand(RequestCode.PULL_MESSAGE, 99))).opaque == 99
+            assert load_snapshot(store).offsets == {}
+            store.go_on.set()
+            await offsets.commit("g", "t", 20, 20)
+        assert load_snapshot(store).offsets == {("g", "t"): dict.fromkeys(range(21), 20)}
+        running.cancel()
+        member.writer.close()
+        await server.close(0)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("flag", [0, ONEWAY])
+def test_what_members_had_of_a_former_life_is_not_taken_for_the_new_one(flag: int) -> None:
+    """Messages of the new one up to there were skipped."""
+
+    async def scene() -> None:
+        life = 0
+        log = GroupLog(MemoryStore(), "one", Clock(), generation_of=lambda *_: life)
+        offsets = GroupOffsets(log, lease_ms=LEASE_MS)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        handlers = handlers_of(offsets)
+
+        async def after(command: RemotingCommand) -> int | None:
+            assert (await handlers.update(Request(command, RecordingPeer()))).code == 0
+            return offsets.find(command.ext_fields["consumerGroup"], "t", 0)
+
+        assert await after(commit(1000, flag=flag)) == 1000
+        life = 1
+        assert await after(commit(1000, flag=flag)) == 0
+        assert await after(commit(1000, flag=flag, group="new")) == 1000, "it had no former one"
+        assert await after(commit(30, flag=flag)) == 30
+        assert await after(commit(31, flag=flag)) == 31, "it has begun: another server may know more by now"
+        running.cancel()
+
+    asyncio.run(scene())

@@ -1,0 +1,447 @@
+"""Real connections on 127.0.0.1: both header types, hostile bytes, PROXY headers, slow readers, many requests."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.security.addresses import host_of
+from server.wire import listener as server_module
+from server.wire.codes import RequestCode
+from server.wire.connection import TURN_REQUESTS
+from server.wire.connection_limits import ConnectionLimits
+from server.wire.frame_reader import Incoming
+from server.wire.listener import ServerOptions, ServingServer
+from server.wire.proxy_header import PROXY_V2
+from server.wire.request import HandlerTable, Request, Response
+from tiered.errors import CorruptionError, ThrottledError
+from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
+
+ECHO, LARGE, BROKEN, BUSY, SILENT, SLOW, WHO, INSTANT = range(1, 9)
+LARGE_BYTES = 1024 * 1024
+
+
+def handlers(gate: asyncio.Event) -> HandlerTable:
+    table = HandlerTable()
+
+    @table.register(ECHO)
+    async def echo(request: Request) -> Response:
+        return Response(
+            ext=request.command.ext_fields, body=(request.command.body[:5], request.command.body[5:])
+        )
+
+    @table.register(LARGE)
+    async def large(request: Request) -> Response:
+        return Response(body=(bytes(LARGE_BYTES),))
+
+    @table.register(BROKEN)
+    async def broken(request: Request) -> Response:
+        raise CorruptionError("data/x.so: block 3 fails its CRC32C")
+
+    @table.register(BUSY)
+    async def busy(request: Request) -> Response:
+        raise ThrottledError("503")
+
+    @table.register(SILENT)
+    async def silent(request: Request) -> None:
+        return None
+
+    @table.register(SLOW)
+    async def slow(request: Request) -> Response:
+        await gate.wait()
+        return Response(ext={"n": str(request.number("n"))})
+
+    @table.register(WHO)
+    async def who(request: Request) -> Response:
+        return Response(ext={"peer": request.peer.address})
+
+    async def later(request: Request) -> None:
+        raise AssertionError("it was answered at once")
+
+    table.register(INSTANT, at_once=lambda request: Response(body=(bytes(200_000),)))(later)
+    return table
+
+
+class Client:
+    """A raw client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._decoder = FrameDecoder()
+        self._found: list[RemotingCommand] = []
+
+    async def send(self, *commands: RemotingCommand) -> None:
+        self.writer.write(b"".join(map(encode, commands)))
+        await self.writer.drain()
+
+    async def receive(self) -> RemotingCommand:
+        while not self._found:
+            async with asyncio.timeout(10):
+                data = await self.reader.read(1 << 16)
+            if not data:
+                raise EOFError
+            self._found += self._decoder.feed(data)
+        return self._found.pop(0)
+
+    async def ask(self, command: RemotingCommand) -> RemotingCommand:
+        await self.send(command)
+        return await self.receive()
+
+
+class Scene:
+    """A server and as many clients as asked for."""
+
+    def __init__(self, server: ServingServer, port: int, gate: asyncio.Event) -> None:
+        self.server, self.port, self.gate = server, port, gate
+        self._clients: list[Client] = []
+
+    async def client(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self._clients.append(client)
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients:
+            client.writer.close()
+        await self.server.close(drain_s=0)
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def scene(options: ServerOptions | None = None) -> AsyncIterator[Scene]:
+    gate = asyncio.Event()
+    server = ServingServer(handlers(gate), options or ServerOptions())
+    _, port = await server.start()
+    made = Scene(server, port, gate)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def play(story: Callable[[Scene], Awaitable[None]], options: ServerOptions | None = None) -> None:
+    async def run() -> None:
+        async with scene(options) as made:
+            await story(made)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", list(SerializeType))
+def test_answers_come_in_the_header_type_of_the_request(kind: SerializeType) -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        asked = RemotingCommand(ECHO, 77, ext_fields={"ä": "1"}, body=b"hello world", serialize_type=kind)
+        answer = await client.ask(asked)
+        assert (answer.code, answer.opaque, answer.flag & 1, answer.serialize_type) == (0, 77, 1, kind)
+        assert (answer.ext_fields, answer.body, answer.version) == ({"ä": "1"}, b"hello world", 409)
+
+    play(story)
+
+
+def test_who_asks_much_at_once_leaves_others_their_turn() -> None:
+    order: list[int] = []
+    table = HandlerTable()
+
+    def at_once(request: Request) -> Response:
+        order.append(request.peer.id)
+        return Response()
+
+    @table.register(ECHO, at_once=at_once)
+    async def never(request: Request) -> Response:
+        raise AssertionError
+
+    async def story() -> None:
+        server = ServingServer(table, ServerOptions())
+        _, port = await server.start()
+        made = Scene(server, port, asyncio.Event())
+        eager, other = await made.client(), await made.client()
+        for client in (eager, other):
+            await client.ask(RemotingCommand(ECHO, 1))
+        order.clear()
+        await eager.send(*(RemotingCommand(ECHO, opaque) for opaque in range(100)))
+        await other.send(RemotingCommand(ECHO, 1))
+        assert [(await eager.receive()).opaque for _ in range(100)] == list(range(100))
+        await other.receive()
+        (others_id,) = (peer for peer in set(order) if order.count(peer) == 1)
+        assert len(order) == 101
+        assert order.index(others_id) <= TURN_REQUESTS
+        await made.close()
+
+    asyncio.run(story())
+
+
+def test_unknown_codes_and_failures_are_answered_and_the_connection_stays() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        assert (await client.ask(RemotingCommand(4711, 1))).code == 3
+        damaged = await client.ask(RemotingCommand(BROKEN, 2))
+        assert (damaged.code, damaged.remark) == (1, "data/x.so: block 3 fails its CRC32C")
+        assert (await client.ask(RemotingCommand(BUSY, 3))).code == 2
+        made.gate.set()
+        lacking = await client.ask(RemotingCommand(SLOW, 4))
+        assert (lacking.code, lacking.remark) == (1, "the request has no field n")
+        assert (await client.ask(RemotingCommand(ECHO, 5))).opaque == 5
+
+    play(story)
+
+
+def test_one_way_requests_get_no_answer() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(
+            RemotingCommand(ECHO, 1, flag=2), RemotingCommand(4711, 2, flag=2), RemotingCommand(SILENT, 3)
+        )
+        assert (await client.ask(RemotingCommand(ECHO, 9))).opaque == 9
+
+    play(story)
+
+
+def test_a_waiting_request_does_not_hold_up_the_next() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(RemotingCommand(SLOW, 1, ext_fields={"n": "1"}))
+        assert (await client.ask(RemotingCommand(ECHO, 2))).opaque == 2
+        made.gate.set()
+        assert (await client.receive()).opaque == 1
+
+    play(story)
+
+
+def test_requests_above_the_limit_are_not_even_read() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(*(RemotingCommand(SLOW, n, ext_fields={"n": str(n)}) for n in range(20)))
+        await asyncio.sleep(0.1)
+        (connection,) = made.server.connections
+        assert len(connection.requests_at_work) == 4
+        made.gate.set()
+        assert sorted([(await client.receive()).opaque for _ in range(20)]) == list(range(20))
+
+    play(story, ServerOptions(limits=ConnectionLimits(requests_max=4)))
+
+
+def test_requests_that_come_one_by_one_are_limited_as_those_that_come_together() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        for n in range(12):
+            await client.send(RemotingCommand(SLOW, n, ext_fields={"n": str(n)}))
+            await asyncio.sleep(0.01)
+        (connection,) = made.server.connections
+        assert len(connection.requests_at_work) == 4
+        made.gate.set()
+        assert sorted([(await client.receive()).opaque for _ in range(12)]) == list(range(12))
+
+    play(story, ServerOptions(limits=ConnectionLimits(requests_max=4)))
+
+
+def test_a_client_that_does_not_read_costs_bounded_memory() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(*(RemotingCommand(LARGE, n) for n in range(200)))
+        await asyncio.sleep(0.3)
+        (connection,) = made.server.connections
+        # Answers wait; the other requests are in the socket.
+        assert 1 <= len(connection.requests_at_work) <= 8
+        assert made.server.ledgers.unread.total_bytes <= 8 * LARGE_BYTES
+        got = [await client.receive() for _ in range(200)]
+        assert {len(answer.body) for answer in got} == {LARGE_BYTES}
+
+    play(story, ServerOptions(limits=ConnectionLimits(requests_max=8)))
+
+
+def test_a_client_that_does_not_read_gets_no_hints_and_what_is_said_once_behind_its_answers() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(*(RemotingCommand(LARGE, n) for n in range(16)))
+        await asyncio.sleep(0.2)
+        (connection,) = made.server.connections
+        held_bytes = made.server.ledgers.unread.total_bytes
+        assert held_bytes
+        told = {"topic": "t", "group": "g"}
+        connection.push(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        assert made.server.ledgers.unread.total_bytes == held_bytes
+        connection.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, b"where")
+        assert made.server.ledgers.unread.total_bytes > held_bytes
+        got = [await client.receive() for _ in range(17)]
+        assert sorted(command.opaque for command in got if command.is_response) == list(range(16))
+        (reset,) = (command for command in got if not command.is_response)
+        assert (reset.code, reset.is_oneway) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, True)
+        assert (reset.ext_fields, reset.body) == (told, b"where")
+        client.writer.close()
+        await asyncio.sleep(0.05)
+        connection.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told)  # nobody is there: nothing happens
+
+    play(story)
+
+
+def test_a_client_that_is_gone_when_its_answers_are_read_is_ended_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(made: Scene) -> None:
+        with socket.create_connection(("127.0.0.1", made.port)) as client:
+            client.sendall(b"".join(encode(RemotingCommand(INSTANT, n)) for n in range(200)))
+            await asyncio.sleep(0.2)
+            assert made.server.ledgers.unread.total_bytes
+            # All the kernel has: then what waits can be sent, and what comes behind it meets a closed socket.
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                while client.recv(1 << 20):
+                    pass
+        await asyncio.sleep(0.2)
+        assert not made.server.connections
+
+    with caplog.at_level(logging.ERROR):
+        play(story)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"\x7f\xff\xff\xff\x00\x00\x00\x00",
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x02\x00\x00",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x00\x00\x08\x00\x00\x00\x04{{{{",
+        b"\x00\x00\x00\x08\x07\x00\x00\x04abcd",
+        b"\x00\x00\x00\x05\x00\xff\xff\xffa",
+    ],
+)
+def test_what_is_no_protocol_closes_the_connection_and_nothing_else(hostile: bytes) -> None:
+    async def story(made: Scene) -> None:
+        good, bad = await made.client(), await made.client()
+        bad.writer.write(hostile)
+        with pytest.raises((EOFError, ConnectionResetError)):
+            await bad.receive()
+        assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
+
+    play(story)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.binary(max_size=200), st.integers(1, 7))
+def test_any_bytes_end_in_an_answer_or_a_close(noise: bytes, cut: int) -> None:
+    frame = encode(RemotingCommand(ECHO, 5, ext_fields={"a": "b"}))
+
+    async def story(made: Scene) -> None:
+        bad = await made.client()
+        for at in range(0, len(noise), cut * 20):
+            bad.writer.write(noise[at : at + cut * 20])
+        good = await made.client()
+        good.writer.write(frame[:cut])
+        await good.writer.drain()
+        good.writer.write(frame[cut:])
+        assert (await good.receive()).opaque == 5
+
+    play(story)
+
+
+def test_a_proxy_header_names_the_real_client() -> None:
+    async def story(made: Scene) -> None:
+        one = await made.client()
+        one.writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
+        assert (await one.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.3:5555"}
+        two = await made.client()
+        address = bytes([10, 0, 0, 7, 10, 0, 0, 8]) + (6000).to_bytes(2, "big") + (9876).to_bytes(2, "big")
+        header = PROXY_V2 + b"\x21\x11" + len(address).to_bytes(2, "big") + address
+        for piece in (header[:3], header[3:14], header[14:]):
+            two.writer.write(piece)
+            await two.writer.drain()
+            await asyncio.sleep(0.01)
+        assert (await two.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.0.0.7:6000"}
+        mapped = await made.client()
+        mapped.writer.write(b"PROXY TCP6 ::ffff:10.1.2.3 ::1 5555 9876\r\n")
+        assert (await mapped.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.3:5555"}
+        own = (
+            await made.client()
+        )  # a health check of the load balancer itself, which names addresses all the same
+        own.writer.write(header.replace(b"\x21\x11", b"\x20\x11"))
+        assert (await own.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
+        plain = await made.client()
+        assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
+
+    play(story, ServerOptions(accepts_proxy=True))
+
+
+@pytest.mark.parametrize(
+    "head", [b"PROXY", PROXY_V2 + b"\x21", b"PROXY TCP4 10.1.2.3 10.9", b"PROXY \r\n" + bytes(99)]
+)
+def test_a_proxy_header_that_does_not_end_keeps_no_connection(
+    head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "FIRST_BYTE_S", 0.3)
+
+    async def story(made: Scene) -> None:
+        slow = await made.client()
+        slow.writer.write(head)
+        with suppress(ConnectionError):
+            for _ in range(20):  # a byte from time to time does not make it better
+                await asyncio.sleep(0.05)
+                slow.writer.write(b"0")
+            async with asyncio.timeout(2):
+                assert await slow.reader.read(1) == b""
+
+    play(story, ServerOptions(accepts_proxy=True))
+
+
+def test_whoever_sends_without_a_pause_is_not_late() -> None:
+    """Producers beside a live broker: what was received never ends where a frame does."""
+    frame = encode(RemotingCommand(ECHO, 5, ext_fields={"a": "b"}, body=bytes(500)))
+    incoming = Incoming(1 << 20)
+    for now_s in range(100):
+        incoming.push(frame[-10:] + frame[:-10] if now_s else frame[:-10])
+        has_taken = incoming.pop() is not None
+        assert incoming.pop() is None
+        incoming.unfinished(float(now_s), is_held_back=False, has_taken=has_taken)
+        assert not incoming.is_late(now_s + 1.0, 30.0)
+    assert incoming.is_late(99.0 + 31.0, 30.0)
+
+
+def test_connections_above_the_limit_are_refused() -> None:
+    async def story(made: Scene) -> None:
+        clients = [await made.client() for _ in range(2)]
+        for client in clients:
+            assert (await client.ask(RemotingCommand(ECHO, 1))).code == 0
+        third = await made.client()
+        with pytest.raises((EOFError, ConnectionResetError)):
+            await third.ask(RemotingCommand(ECHO, 1))
+
+    play(story, replace(ServerOptions(), connections_max=2))
+
+
+@pytest.mark.parametrize(
+    ("bind", "dialled", "host"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("::1", "::1", "::1"),
+        ("::", "127.0.0.1", "127.0.0.1"),
+        ("::", "::1", "::1"),
+    ],
+)
+def test_a_client_has_the_address_that_rules_know_it_by(bind: str, dialled: str, host: str) -> None:
+    """A port of both families sees clients of IPv4 as ::ffff:127.0.0.1."""
+
+    async def story() -> None:
+        server = ServingServer(handlers(asyncio.Event()), ServerOptions(host=bind))
+        try:
+            _, port = await server.start()
+        except OSError:
+            pytest.skip("no IPv6 here")
+        client = Client(*await asyncio.open_connection(dialled, port))
+        seen = (await client.ask(RemotingCommand(WHO, 1))).ext_fields["peer"]
+        assert host_of(seen) == host and seen.rpartition(":")[2].isdecimal()
+        assert ipaddress.ip_address(host_of(seen)) == ipaddress.ip_address(dialled)
+        client.writer.close()
+        await server.close(drain_s=0)
+
+    asyncio.run(story())

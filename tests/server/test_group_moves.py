@@ -1,0 +1,179 @@
+"""INVOKE_BROKER_TO_RESET_OFFSET where there is no broker: where a group begins again, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from server.backend.backend import Bounds, TopicConfig
+from server.backend.offset_handlers import OffsetHandlers
+from server.backend.route_handlers import RouteTable
+from server.groups.bounded_gather import AT_ONCE_MAX, side_by_side
+from server.groups.client_table import ClientTable
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import GroupLog, load_snapshot
+from server.wire.codes import RequestCode
+from tests.server.serving_peer import RecordingPeer, request
+from tiered.formats import fastjson
+from tiered.object_store.memory import MemoryStore
+
+
+class Archive:
+    """Offsets 10 to 29 of the only queue of t, stored at ten times their number; group g was at 15 at its broker."""
+
+    cluster, broker = "c", "b"
+
+    def topics(self) -> dict[str, TopicConfig]:
+        return {"t": TopicConfig("t", 1, 1)}
+
+    def bounds(self, topic: str, queue_id: int) -> Bounds:
+        return Bounds(10, 30)
+
+    def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        return 15 if group == "g" else None
+
+    async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
+        return min(max(store_ms // 10, 10), 30)
+
+
+@pytest.mark.parametrize(
+    ("group", "fields", "expected"),
+    [
+        ("g", {"timestamp": 120}, 12),
+        ("g", {"timestamp": 250}, 25),
+        ("g", {"timestamp": 120, "isForce": "false"}, 12),
+        ("g", {"timestamp": 250, "isForce": "false"}, 15),  # never further on than it is
+        ("g", {"timestamp": -1, "isForce": "false"}, 15),
+        ("g", {"timestamp": -1}, 30),
+        ("new", {"timestamp": 250, "isForce": "false"}, 25),
+        ("g", {"timestamp": 0, "offset": 20, "queueId": 0, "isForce": "false"}, 20),
+        ("g", {"timestamp": 0, "offset": 99, "queueId": 0, "isForce": "false"}, 30),
+    ],
+)
+def test_where_a_group_begins_again(group: str, fields: dict[str, Any], expected: int) -> None:
+    async def scene() -> None:
+        archive: Any = Archive()
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        clients, member = ClientTable(lambda: 0.0), RecordingPeer()
+        clients.heartbeat(request(34, member, {"clientID": "m", "consumerDataSet": [{"groupName": group}]}))
+        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), clients, offsets)
+        sent = {"topic": "t", "group": group, "isForce": "true"} | fields
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        answer = await handlers.reset(request(code, None, None, **sent))
+        assert (answer.code, offsets.find(group, "t", 0)) == (0, expected)
+        told, ext, body = member.pushed[-1]
+        assert (told, ext["isForce"]) == (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, sent["isForce"])
+        for table in (fastjson.loads(body), fastjson.loads(bytes(answer.body[0]))):
+            assert list(table["offsetTable"].values()) == [expected]
+        running.cancel()
+
+    asyncio.run(scene())
+
+
+def test_members_of_each_language_are_told_as_they_read_it() -> None:
+    async def scene() -> None:
+        archive: Any = Archive()
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        clients, members = ClientTable(lambda: 0.0), {}
+        for number, language in enumerate(("JAVA", "CPP", "GO")):
+            members[language] = RecordingPeer(number)
+            body = {"clientID": language, "consumerDataSet": [{"groupName": "g"}]}
+            sent = request(34, members[language], body)
+            clients.heartbeat(replace(sent, command=replace(sent.command, language=language)))
+        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), clients, offsets)
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        await handlers.reset(request(code, topic="t", group="g", timestamp=120))
+        running.cancel()
+        told = {language: member.pushed[-1][2] for language, member in members.items()}
+        queue = {"topic": "t", "brokerName": "b", "queueId": 0}
+        assert json.loads(told["CPP"]) == {"offsetTable": [queue | {"offset": 12}]}
+        assert told["GO"] == told["JAVA"]
+        assert list(fastjson.loads(told["JAVA"])["offsetTable"].values()) == [12]
+
+    asyncio.run(scene())
+
+
+class Wide(Archive):
+    """A topic of 64 queues, in which a time is found in 50 ms. ``most``: queues that were searched at once."""
+
+    at_work, most = 0, 0
+
+    def topics(self) -> dict[str, TopicConfig]:
+        return {"t": TopicConfig("t", 64, 64)}
+
+    async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
+        self.at_work += 1
+        self.most = max(self.most, self.at_work)
+        await asyncio.sleep(0.05)
+        self.at_work -= 1
+        return 10 + queue_id % 20
+
+    async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        await self.offset_by_time(topic, queue_id, 0, upper=False)
+        return 1_000 + queue_id
+
+
+def test_a_group_of_many_queues_is_moved_while_the_tool_waits() -> None:
+    """mqadmin gives up after five seconds: neither a search nor a version of its own for each queue."""
+
+    async def scene() -> None:
+        found = Wide()
+        archive: Any = found
+        store = MemoryStore()
+        offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        async with asyncio.timeout(1.5):
+            answer = await handlers.reset(request(code, topic="t", group="g", timestamp=120))
+        assert answer.code == 0 and found.most <= AT_ONCE_MAX
+        assert load_snapshot(store).offsets["g", "t"] == {queue: 10 + queue % 20 for queue in range(64)}
+        running.cancel()
+
+    asyncio.run(scene())
+
+
+def test_statistics_of_many_queues_are_told_while_the_tool_waits() -> None:
+    async def scene() -> None:
+        found = Wide()
+        archive: Any = found
+        offsets = GroupOffsets(GroupLog(MemoryStore(), "one", lambda: 1), lease_ms=60_000)
+        handlers = OffsetHandlers(archive, RouteTable(archive, "h:1"), ClientTable(lambda: 0.0), offsets)
+        async with asyncio.timeout(1.5):
+            answer = await handlers.stats(
+                request(RequestCode.GET_CONSUME_STATS, consumerGroup="g", topic="t")
+            )
+        assert 1 < found.most <= AT_ONCE_MAX
+        rows = fastjson.loads(b"".join(map(bytes, answer.body)))["offsetTable"].items()
+        times = {fastjson.loads(queue)["queueId"]: row["lastTimestamp"] for queue, row in rows}
+        assert times == {queue: 1_000 + queue for queue in range(64)}
+
+    asyncio.run(scene())
+
+
+def test_the_first_error_ends_what_is_asked_beside_it() -> None:
+    ended: list[int] = []
+
+    async def ask(number: int) -> int:
+        try:
+            await asyncio.sleep(0.01 if number == 3 else 60)
+        finally:
+            ended.append(number)
+        raise ValueError(number)
+
+    async def scene() -> None:
+        with pytest.raises(ValueError, match="3"):
+            await side_by_side(ask, range(9), at_once_max=5)
+        assert sorted(ended) == [0, 1, 2, 3, 4] or sorted(ended) == [0, 1, 2, 3, 4, 5]
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(scene())

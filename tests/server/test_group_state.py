@@ -1,0 +1,436 @@
+"""Group offsets: what was acknowledged is there after any restart, and only one server writes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from bisect import insort
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.groups import group_offsets
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import (
+    VERSIONS_KEPT,
+    GroupLog,
+    GroupSnapshot,
+    decode_snapshot,
+    encode_snapshot,
+    load_snapshot,
+    queue_number,
+    snapshot_key,
+)
+from tiered.errors import CorruptionError, FencedError, UnansweredError, UnsupportedFormatError
+from tiered.formats.keys import SERVE_PREFIX
+from tiered.object_store.memory import MemoryStore
+from tiered.object_store.protocol import Body
+
+LEASE_MS = 60_000
+
+
+class Clock:
+    """Milliseconds set by hand."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class LosesAnswers(MemoryStore):
+    """Every ``every``-th put has its effect and no answer."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self._every, self._puts = every, 0
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        super().put_if_absent(key, body, timeout_s=timeout_s)
+        self._puts += 1
+        if self._puts % self._every == 0:
+            raise UnansweredError(f"{key}: no answer")
+
+
+OFFSETS = st.dictionaries(
+    st.tuples(st.text(min_size=1, max_size=8), st.text(min_size=1, max_size=8)),
+    st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**62), min_size=1, max_size=4),
+    max_size=5,
+)
+
+
+@given(OFFSETS, st.integers(0, 2**40), st.booleans())
+def test_snapshots_come_back(
+    offsets: dict[tuple[str, str], dict[int, int]], now_ms: int, released: bool
+) -> None:
+    snapshot = GroupSnapshot(7, "me", "host:1", now_ms, released, offsets)
+    assert decode_snapshot(encode_snapshot(snapshot), source="s") == snapshot
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10_000), st.integers(0, 7))
+def test_a_flipped_bit_is_noticed(at: int, bit: int) -> None:
+    data = bytearray(encode_snapshot(GroupSnapshot(1, "me", "h", 5, False, {("g", "t"): {0: 5}})))
+    data[at % len(data)] ^= 1 << bit
+    with pytest.raises((CorruptionError, UnsupportedFormatError)):
+        decode_snapshot(bytes(data), source="s")
+
+
+def test_a_restart_finds_everything_and_old_versions_go() -> None:
+    store, clock = MemoryStore(), Clock()
+    log = GroupLog(store, "one", clock)
+    log.claim(LEASE_MS)
+    for offset in range(20):
+        log.write({("g", "t"): {0: offset}})
+    log.write({("g", "t"): {0: 20}}, released=True)
+    assert load_snapshot(store).offsets == {("g", "t"): {0: 20}}
+    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
+    for number in range(5):
+        again = GroupLog(store, f"{number}", clock)
+        again.claim(LEASE_MS)
+        assert again.offsets == {("g", "t"): {0: 20}}
+        for _ in range(number * VERSIONS_KEPT // 2):
+            again.write(again.offsets)
+        again.write(again.offsets, released=True)
+    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT  # whoever gave the groups up does not wake up
+
+
+def test_starts_after_kills_leave_nothing_where_the_killed_one_is_known_to_be_gone() -> None:
+    store, clock, gone = MemoryStore(), Clock(), set[str]()
+    for number in range(30):
+        log = GroupLog(store, f"{number}", clock, is_gone=gone.__contains__)
+        log.claim(LEASE_MS)
+        for _ in range(number % 3):
+            log.write({("g", "t"): {0: number}})
+        gone.add(f"{number}")
+    assert len(list(store.list(SERVE_PREFIX))) <= VERSIONS_KEPT + 2
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_who_was_long_about_a_claim_does_not_own_what_another_one_claimed_meanwhile(is_first: bool) -> None:
+    """His version was there, and is removed."""
+    clock, successors = Clock(), list[GroupLog]()
+
+    class Stalls(MemoryStore):
+        def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+            if successors:
+                other = successors.pop()
+                other.claim(LEASE_MS)
+                for offset in range(3 * VERSIONS_KEPT):
+                    other.write({("g", "t"): {0: offset}})
+            super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    store = Stalls()
+    if not is_first:
+        before = GroupLog(store, "before", clock)
+        before.claim(LEASE_MS)
+        before.write({}, released=True)
+    successors.append(GroupLog(store, "other", clock))
+    with pytest.raises(FencedError):
+        GroupLog(store, "long about it", clock).claim(LEASE_MS)
+    found = load_snapshot(store)
+    assert (found.owner_name, found.offsets) == ("other", {("g", "t"): {0: 3 * VERSIONS_KEPT - 1}})
+    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
+
+
+def test_a_claim_whose_answer_was_lost_is_our_own() -> None:
+    store = LosesAnswers(every=1)
+    log = GroupLog(store, "one", Clock())
+    with pytest.raises(UnansweredError):
+        log.claim(LEASE_MS)
+    store._every = 1 << 40
+    log.claim(LEASE_MS)  # it is ours: nobody else could serve these groups for a minute
+    log.write({("g", "t"): {0: 7}})
+    assert load_snapshot(store).offsets == {("g", "t"): {0: 7}}
+
+
+def test_the_end_waits_for_what_is_being_written() -> None:
+    """Else the one that is late wins: with older offsets, and without giving the groups up."""
+
+    async def scene() -> None:
+        store, offsets, running = await writing()
+        offsets.note("g", "t", 0, 6)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        store.is_overtaken = True
+        closing = asyncio.create_task(offsets.close())
+        await asyncio.sleep(0.2)
+        store.go_on.set()
+        await closing
+        await asyncio.sleep(0.3)
+        found = load_snapshot(store)
+        assert (found.offsets["g", "t"][0], found.released) == (6, True)
+
+    asyncio.run(scene())
+
+
+def test_a_second_server_waits_for_the_lease_and_then_fences_the_first() -> None:
+    store, clock = MemoryStore(), Clock()
+    first, second = GroupLog(store, "one", clock), GroupLog(store, "two", clock)
+    first.claim(LEASE_MS)
+    first.write({("g", "t"): {0: 1}})
+    with pytest.raises(FencedError, match="served by one"):
+        second.claim(LEASE_MS)
+    clock.now_ms += LEASE_MS
+    second.claim(LEASE_MS)
+    with pytest.raises(FencedError, match="two"):
+        first.write({("g", "t"): {0: 99}})
+    assert load_snapshot(store).offsets == {("g", "t"): {0: 1}}
+
+
+def test_an_owner_whose_clock_was_ahead_is_gone_when_nothing_was_heard_of_it_for_a_lease() -> None:
+    store, clock, ahead = MemoryStore(), Clock(), Clock()
+    ahead.now_ms += 60 * LEASE_MS
+    owner, waiting = GroupLog(store, "ahead", ahead), GroupLog(store, "waiting", clock)
+    owner.claim(LEASE_MS)
+    for renewals in range(3):  # as long as it is there
+        owner.write({("g", "t"): {0: renewals}})
+        with pytest.raises(FencedError, match="served by ahead, seen 0 s ago"):
+            waiting.claim(LEASE_MS)
+        clock.now_ms += LEASE_MS - 1
+        with pytest.raises(FencedError, match="served by ahead"):
+            waiting.claim(LEASE_MS)
+    clock.now_ms += 1
+    waiting.claim(LEASE_MS)
+    assert load_snapshot(store).offsets == {("g", "t"): {0: 2}}
+
+
+@pytest.mark.parametrize("foreign", ["", ".DS_Store", "0-notes", "notes"])
+def test_an_object_that_is_no_version_hides_no_offsets_and_fences_nobody(foreign: str) -> None:
+    """Browsers of buckets, and file systems over them, leave one that is called like the folder."""
+    store, clock = MemoryStore(), Clock()
+    store._objects[SERVE_PREFIX + foreign] = (b"", 0)
+    insort(store._keys, SERVE_PREFIX + foreign)
+    assert load_snapshot(store) == GroupSnapshot()
+    for number in range(1, 4):
+        log = GroupLog(store, f"{number}", clock)
+        log.claim(LEASE_MS)
+        log.write({("g", "t"): {0: number}}, released=True)
+        assert load_snapshot(store).offsets == {("g", "t"): {0: number}}
+    assert SERVE_PREFIX + foreign in store._keys, "it is not ours"
+
+
+@pytest.mark.parametrize("versions", [1, VERSIONS_KEPT - 1, VERSIONS_KEPT, 5 * VERSIONS_KEPT])
+@pytest.mark.parametrize("successors", [1, 3])
+def test_a_fenced_server_learns_it_however_far_its_successors_are(versions: int, successors: int) -> None:
+    store, clock = MemoryStore(), Clock()
+    first = GroupLog(store, "one", clock)
+    first.claim(LEASE_MS)
+    for number in range(successors):
+        successor = GroupLog(store, f"successor {number}", clock)
+        successor.claim(LEASE_MS, take_over=True)
+        for offset in range(versions):
+            successor.write({("g", "t"): {0: offset}})
+    with pytest.raises(FencedError, match="successor 0"):
+        first.write({("g", "t"): {0: 99}})
+    assert load_snapshot(store).offsets == {("g", "t"): {0: versions - 1}}
+
+
+def test_a_topic_made_anew_is_begun_at_its_first_message_and_not_where_its_former_life_was_left() -> None:
+    lives = {("t", 0): 0, ("%RETRY%g", 0): 0}
+
+    async def server(store: MemoryStore) -> GroupOffsets:
+        log = GroupLog(store, "one", Clock(), generation_of=lambda *queue: lives.get(queue, 0))
+        offsets = GroupOffsets(log, lease_ms=LEASE_MS, take_over=True)
+        assert await offsets.claim()
+        return offsets
+
+    async def scene() -> None:
+        store = MemoryStore()
+        offsets = await server(store)
+        offsets.note("g", "t", 0, 1000)
+        offsets.note("g", "%RETRY%g", 0, 7)
+        lives["t", 0] = lives["%RETRY%g", 0] = 1
+        assert offsets.find("g", "t", 0) == 0
+        assert offsets.find("g", "t", 1) is None and offsets.find("new", "t", 0) is None
+        assert offsets.find("g", "%RETRY%g", 0) == 7, "it goes on here"
+        await offsets.close()
+        offsets = await server(store)
+        assert offsets.find("g", "t", 0) == 0
+        running = asyncio.create_task(offsets.run())
+        await offsets.commit("g", "t", 0, 0)
+        await offsets.commit("g", "t", 0, 5)
+        running.cancel()
+        offsets = await server(store)
+        assert (offsets.find("g", "t", 0), offsets.durable("g", "t", 0)) == (5, 5)
+        assert offsets.topics_of("g") == ["%RETRY%g", "t"]
+
+    asyncio.run(scene())
+
+
+def test_offsets_of_before_lives_were_told_apart_are_those_of_the_life_that_is_served() -> None:
+    store = MemoryStore()
+    old = GroupSnapshot(1, "o", "one", 5, True, {("g", "t"): {0: 9, 1: 4}}, has_lives=False)
+    store.put_if_absent(snapshot_key(1), [encode_snapshot(old)])
+    log = GroupLog(store, "two", Clock(), generation_of=lambda topic, queue_id: 3 if queue_id == 0 else 0)
+    assert log.read() == {("g", "t"): {queue_number(0, 3): 9, 1: 4}}
+    log.claim(LEASE_MS)
+    assert load_snapshot(store).offsets == log.offsets == {("g", "t"): {queue_number(0, 3): 9, 1: 4}}
+    assert load_snapshot(store).has_lives
+
+
+def test_a_lost_answer_loses_no_offset() -> None:
+    store = LosesAnswers(every=2)
+    log = GroupLog(store, "one", Clock())
+    log.claim(LEASE_MS)
+    for offset in range(1, 30):
+        for _ in range(3):
+            try:
+                log.write({("g", "t"): {0: offset}})
+                break
+            except UnansweredError:
+                continue
+        assert load_snapshot(store).offsets == {("g", "t"): {0: offset}}
+
+
+def test_a_commit_is_acknowledged_only_when_it_is_durable() -> None:
+    async def scene() -> None:
+        store = MemoryStore()
+        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        await asyncio.gather(*(offsets.commit("g", "t", queue, 10 + queue) for queue in range(8)))
+        assert load_snapshot(store).offsets == {("g", "t"): {queue: 10 + queue for queue in range(8)}}
+        offsets.note("g", "t", 0, 50)
+        running.cancel()
+        await offsets.close()
+        found = load_snapshot(store)
+        assert (found.offsets["g", "t"][0], found.released) == (50, True)
+
+    asyncio.run(scene())
+
+
+class Slow(MemoryStore):
+    """Puts wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+        self.is_overtaken = False
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        self.begun.set()
+        if not self.go_on.is_set() and not self.is_overtaken:
+            assert self.go_on.wait(10)
+            time.sleep(0.1 if self.is_overtaken else 0)  # as a request that is sent again
+        super().put_if_absent(key, body, timeout_s=timeout_s)
+
+
+async def writing() -> tuple[Slow, GroupOffsets, asyncio.Task[None]]:
+    """Offset 5 of (g, t) and queue 0 on its way into a store that has not answered, and what writes it."""
+    store = Slow()
+    offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+    assert await offsets.claim()
+    running = asyncio.create_task(offsets.run())
+    store.begun.clear()
+    store.go_on.clear()
+    offsets.note("g", "t", 0, 5)
+    assert await asyncio.to_thread(store.begun.wait, 10)
+    return store, offsets, running
+
+
+def test_the_end_does_not_wait_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away(MemoryStore):
+        is_away = False
+
+        def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+            if self.is_away:
+                raise UnansweredError("away")
+            super().put_if_absent(key, body, timeout_s=timeout_s)
+
+    async def scene() -> None:
+        monkeypatch.setattr(group_offsets, "CLOSE_S", 0.3)
+        store = Away()
+        offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+        assert await offsets.claim()
+        store.is_away = True
+        async with asyncio.timeout(2):
+            await offsets.close()
+
+    asyncio.run(scene())
+
+
+def test_an_offset_that_is_being_written_is_not_acknowledged_yet() -> None:
+    """Also for who commits it again, or came with it in a pull before."""
+
+    async def scene() -> None:
+        store, offsets, running = await writing()
+        again = asyncio.create_task(offsets.commit("g", "t", 0, 5))
+        done, _ = await asyncio.wait({again}, timeout=0.1)
+        assert not done, "acknowledged, and lost if this server ends now"
+        store.go_on.set()
+        await again
+        assert load_snapshot(store).offsets == {("g", "t"): {0: 5}}
+        async with asyncio.timeout(0.1):  # known to be there: nothing is written
+            await offsets.commit("g", "t", 0, 5)
+        running.cancel()
+
+    asyncio.run(scene())
+
+
+def test_once_fenced_commits_are_refused_and_none_hangs() -> None:
+    async def scene() -> None:
+        store, clock = MemoryStore(), Clock()
+        offsets = GroupOffsets(GroupLog(store, "one", clock), lease_ms=LEASE_MS)
+        assert await offsets.claim()
+        running = asyncio.create_task(offsets.run())
+        GroupLog(store, "two", clock).claim(LEASE_MS, take_over=True)
+        with pytest.raises(FencedError):
+            await offsets.commit("g", "t", 0, 5)
+        with pytest.raises(FencedError):
+            await offsets.commit("g", "t", 0, 6)
+        running.cancel()
+
+    asyncio.run(scene())
+
+
+def test_who_commits_while_the_version_that_fences_is_written_is_refused_too() -> None:
+    """That offset is in no version: else it hangs, and is acknowledged when this server owns the groups again."""
+
+    async def scene() -> None:
+        store, offsets, running = await writing()
+        between = asyncio.create_task(offsets.commit("g", "t", 1, 6))
+        await asyncio.sleep(0)
+        store.is_overtaken = True
+        other = GroupLog(store, "two", Clock())
+        other.claim(LEASE_MS, take_over=True)
+        other.write(other.offsets, released=True)
+        store.go_on.set()
+        async with asyncio.timeout(2):
+            with pytest.raises(FencedError):
+                await between
+        for _ in range(100):  # it takes them back at once, as the other one gave them up
+            if offsets.is_owner:
+                break
+            await asyncio.sleep(0.02)
+        await offsets.commit("g", "t", 2, 7)
+        assert load_snapshot(store).offsets == {("g", "t"): {2: 7}}
+        running.cancel()
+
+    asyncio.run(scene())
+
+
+def test_a_server_that_waits_shows_the_offsets_and_owns_them_when_the_other_is_gone() -> None:
+    async def scene() -> None:
+        store, clock, gone = MemoryStore(), Clock(), set[str]()
+        first = GroupLog(store, "one", clock)
+        first.claim(LEASE_MS)
+        first.write({("g", "t"): {0: 7}})
+        waiting = GroupOffsets(GroupLog(store, "two", clock, is_gone=gone.__contains__), lease_ms=30)
+        clock.now_ms += 10
+        assert not await waiting.claim()
+        assert waiting.find("g", "t", 0) == 7
+        waiting.note("g", "t", 0, 1)
+        assert waiting.find("g", "t", 0) == 7
+        gone.add("one")
+        running = asyncio.create_task(waiting.run())
+        await asyncio.sleep(0.5)
+        await waiting.commit("g", "t", 0, 9)
+        assert load_snapshot(store).offsets == {("g", "t"): {0: 9}}
+        running.cancel()
+
+    asyncio.run(scene())

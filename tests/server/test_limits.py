@@ -1,0 +1,417 @@
+"""Hostile clients and a listening server: half frames, giants, garbage, slowloris, readers that do not read, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import resource
+import ssl
+import subprocess
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.listen.options import kept_tls, tls_context
+from server.wire import listener as server_module
+from server.wire.active_requests import LARGE_BYTES_MAX
+from server.wire.buffered_bytes import HeldBytes
+from server.wire.connection_limits import ConnectionLimits
+from server.wire.listener import ServerOptions
+from tests.server.test_connection import ECHO, LARGE, LARGE_BYTES, SLOW, WHO, Client, Scene, play
+from tiered.errors import UsageError
+from tiered.remoting.command import FRAME_BYTES_MAX, FrameDecoder, ProtocolError, RemotingCommand, encode
+from tiered.settings.sections import ServeSettings
+
+FRAME = encode(RemotingCommand(ECHO, 5, ext_fields={"a": "b"}, body=b"x" * 100))
+MIB = 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def short_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SWEEP_S", 0.05)
+
+
+async def is_closed(client: Client) -> bool:
+    """Whether the server hangs up within 3 s."""
+    try:
+        async with asyncio.timeout(3):
+            return await client.reader.read(1) == b""
+    except ConnectionError:
+        return True
+
+
+def story_closing(
+    send: Callable[[Client], Awaitable[None]],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+    limits: ConnectionLimits,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def story(made: Scene) -> None:
+        good, bad = await made.client(), await made.client()
+        await send(bad)
+        assert await is_closed(bad)
+        assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
+        assert made.server.ledgers.unfinished.total_bytes == 0
+
+    play(story, ServerOptions(limits=limits))
+    assert why in caplog.text
+
+
+def test_a_half_frame_is_given_some_time_only(caplog: pytest.LogCaptureFixture) -> None:
+    async def drip(client: Client) -> None:
+        for byte in FRAME[:30]:
+            client.writer.write(bytes([byte]))
+            await asyncio.sleep(0.02)
+
+    story_closing(drip, "a frame is not complete after 0.3 s", caplog, ConnectionLimits(frame_s=0.3))
+
+
+def test_a_silent_client_is_idle(caplog: pytest.LogCaptureFixture) -> None:
+    async def nothing(client: Client) -> None:
+        await client.ask(RemotingCommand(ECHO, 1))
+
+    async def story(made: Scene) -> None:
+        assert await is_closed(await made.client())
+
+    caplog.set_level(logging.INFO)
+    play(story, ServerOptions(limits=ConnectionLimits(idle_s=0.2)))
+    assert "idle for 0.2 s" in caplog.text
+
+
+@pytest.mark.parametrize("claim", [70_000, FRAME_BYTES_MAX, (1 << 31) - 1, -1, 3])
+def test_a_length_beyond_the_limit_closes_at_once(claim: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def giant(client: Client) -> None:
+        client.writer.write(claim.to_bytes(4, "big", signed=True))
+
+    story_closing(giant, f"a frame claims {claim} bytes", caplog, ConnectionLimits(frame_bytes_max=65_536))
+
+
+def test_half_frames_of_many_clients_have_one_budget(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def story(made: Scene) -> None:
+        clients = [await made.client() for _ in range(12)]
+        for number, client in enumerate(clients):
+            client.writer.write((8 * MIB).to_bytes(4, "big") + bytes(MIB))
+            await client.writer.drain()
+            await asyncio.sleep(0.05 if number < 8 else 0)
+        for client in clients[:4]:
+            assert await is_closed(client)
+        assert made.server.ledgers.unfinished.total_bytes <= 8 * MIB + 12 * 65_536
+        good = await made.client()
+        assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
+
+    play(story, ServerOptions(limits=ConnectionLimits(unfinished_bytes_max=8 * MIB)))
+    assert "unfinished frames of all clients" in caplog.text
+
+
+def test_a_client_that_reads_nothing_of_what_waits_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(*(RemotingCommand(LARGE, n) for n in range(20)))
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if not made.server.connections:
+                break
+        assert not made.server.connections
+        assert made.server.ledgers.unread.total_bytes == 0
+
+    play(story, ServerOptions(limits=ConnectionLimits(stall_s=0.3)))
+    assert "have not been read for 0.3 s" in caplog.text
+
+
+def test_a_slow_reader_is_not_closed() -> None:
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        await client.send(*(RemotingCommand(LARGE, n) for n in range(12)))
+        for _ in range(12):
+            assert len((await client.receive()).body) == LARGE_BYTES
+            await asyncio.sleep(0.1)
+
+    play(story, ServerOptions(limits=ConnectionLimits(stall_s=0.5)))
+
+
+def test_unread_answers_of_many_clients_have_one_budget() -> None:
+    async def story(made: Scene) -> None:
+        clients = [await made.client() for _ in range(40)]
+        for client in clients:
+            await client.send(*(RemotingCommand(LARGE, n) for n in range(6)))
+        await asyncio.sleep(0.3)
+        unread = made.server.ledgers.unread
+        assert unread.total_bytes <= 8 * MIB
+        assert unread.peak_bytes <= 8 * MIB + 6 * LARGE_BYTES
+        assert 0 < len(made.server.connections) < 40  # the oldest were closed, for memory
+        good = await made.client()
+        assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
+
+    play(story, ServerOptions(limits=ConnectionLimits(unread_bytes_max=8 * MIB)))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never was so")
+
+
+def slow_request(number: int, body_bytes: int) -> RemotingCommand:
+    return RemotingCommand(SLOW, number, ext_fields={"n": str(number)}, body=bytes(body_bytes))
+
+
+def test_large_requests_that_wait_for_their_answers_are_few() -> None:
+    """As pulls that wait for messages and bring a body that nobody reads."""
+
+    async def story(made: Scene) -> None:
+        client = await made.client()
+        sending = asyncio.create_task(client.send(*(slow_request(number, MIB) for number in range(40))))
+        await until(lambda: made.server.ledgers.requests.total_bytes >= LARGE_BYTES_MAX)
+        await asyncio.sleep(0.2)
+        (connection,) = made.server.connections
+        assert len(connection.requests_at_work) == LARGE_BYTES_MAX // MIB
+        assert LARGE_BYTES_MAX <= made.server.ledgers.requests.total_bytes < LARGE_BYTES_MAX + MIB
+        made.gate.set()
+        await sending
+        assert {(await client.receive()).opaque for _ in range(40)} == set(range(40))
+        await asyncio.sleep(0.05)
+        assert made.server.ledgers.requests.total_bytes == 0
+
+    play(story)
+
+
+def test_large_requests_of_many_clients_have_one_budget_and_small_ones_are_not_in_it() -> None:
+    async def story(made: Scene) -> None:
+        waiting = await made.client()
+        await waiting.send(*(slow_request(number, 100) for number in range(200)))
+        await asyncio.sleep(0.1)
+        assert made.server.ledgers.requests.total_bytes == 0
+        for _ in range(12):
+            await (await made.client()).send(slow_request(1, MIB))
+        requests = made.server.ledgers.requests
+        await until(lambda: len(made.server.connections) < 13 and requests.total_bytes >= 7 * MIB)
+        assert made.server.ledgers.requests.total_bytes <= 8 * MIB
+        assert 1 < len(made.server.connections) < 13
+        made.gate.set()
+        assert {(await waiting.receive()).opaque for _ in range(200)} == set(range(200))
+
+    play(story, ServerOptions(limits=ConnectionLimits(requests_bytes_max=8 * MIB)))
+
+
+def test_a_thousand_connections_that_hold_something(caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("too few descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+
+    async def story(made: Scene) -> None:
+        clients = await asyncio.gather(*(made.client() for _ in range(1000)))
+        for number, client in enumerate(clients):
+            if number % 3 == 0:
+                client.writer.write(FRAME[: 1 + number % 40])
+            elif number % 3 == 1:
+                client.writer.write(random.Random(number).randbytes(50))
+            else:
+                client.writer.write(FRAME)
+        answers = [await client.receive() for client in clients[2::3]]
+        assert {answer.code for answer in answers} == {0}
+        assert made.server.ledgers.unfinished.total_bytes < MIB
+
+    try:
+        play(story)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# -- pure parts -----------------------------------------------------------------------------------------------
+
+
+def test_whoever_has_held_bytes_for_longest_goes_first() -> None:
+    closed: list[str] = []
+    held: HeldBytes[str] = HeldBytes(100, "things", lambda who, why: closed.append(who))
+    held.set("a", 40)
+    held.set("b", 40)
+    held.set("a", 0)
+    held.set("a", 30)  # began again: b's are older now
+    held.set("c", 50)
+    assert closed == ["b"]
+    assert held.total_bytes == 80
+    held.forget("a")
+    assert held.total_bytes == 50
+    held.set("d", 101)
+    assert closed == ["b", "c", "d"]
+    assert held.total_bytes == 0
+
+
+@given(st.binary(max_size=300), st.integers(1, 60))
+def test_no_bytes_cost_more_than_an_error(noise: bytes, piece: int) -> None:
+    decoder = FrameDecoder(frame_bytes_max=4096)
+    stream = FRAME + noise
+    found = []
+    try:
+        for begin in range(0, len(stream), piece):
+            decoder.push(stream[begin : begin + piece])
+            while (command := decoder.pop()) is not None:
+                found.append(command)
+            assert decoder.held_bytes < 4096
+    except ProtocolError:
+        pass
+    assert found[:1] == [RemotingCommand(ECHO, 5, ext_fields={"a": "b"}, body=b"x" * 100)]
+
+
+@given(st.data())
+def test_a_frame_with_changed_bytes_is_a_command_or_an_error(data: st.DataObject) -> None:
+    frame = bytearray(FRAME)
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(4, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        (command,) = FrameDecoder().feed(bytes(frame))
+    except ProtocolError:
+        return
+    assert all(isinstance(value, str) for value in command.ext_fields.values())
+
+
+# -- TLS ------------------------------------------------------------------------------------------------------
+
+
+def certificate(directory: Path) -> ServeSettings:
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
+    subprocess.run(["openssl", *words.split()], cwd=directory, check=True, capture_output=True)
+    return replace(
+        ServeSettings(), tls_certificate=str(directory / "cert.pem"), tls_key=str(directory / "key.pem")
+    )
+
+
+@pytest.mark.parametrize(
+    ("shows_one", "is_required"), [(True, True), (False, True), (False, False), (True, False)]
+)
+def test_client_certificates(tmp_path: Path, shows_one: bool, is_required: bool) -> None:
+    settings = replace(
+        certificate(tmp_path), tls_client_ca=str(tmp_path / "cert.pem"), tls_client_required=is_required
+    )
+
+    async def story(made: Scene) -> None:
+        own = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        own.check_hostname = False
+        if shows_one:
+            own.load_cert_chain(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
+        try:
+            client = Client(*await asyncio.open_connection("127.0.0.1", made.port, ssl=own))
+            body = b"x" * 300_000
+            answer = await client.ask(RemotingCommand(ECHO, 1, body=body))
+        except (ssl.SSLError, EOFError, ConnectionError):
+            assert is_required and not shows_one
+        else:
+            assert answer.body == body
+            assert shows_one or not is_required
+            client.writer.close()
+        plain = await made.client()
+        assert (await plain.ask(RemotingCommand(ECHO, 2))).opaque == 2
+
+    play(story, ServerOptions(tls=kept_tls(settings)))
+
+
+@pytest.mark.parametrize("tls_only", [False, True])
+def test_tls_may_follow_a_proxy_header(tmp_path: Path, tls_only: bool) -> None:
+    """A load balancer that hands TCP on unread puts its header before the handshake."""
+    settings = certificate(tmp_path)
+
+    async def story(made: Scene) -> None:
+        own = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        own.check_hostname = False
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
+        await writer.start_tls(own)
+        client = Client(reader, writer)
+        answer = await client.ask(RemotingCommand(WHO, 1))
+        assert answer.ext_fields == {"peer": "10.1.2.3:5555"}
+        writer.close()
+        await writer.wait_closed()
+        plain = await made.client()
+        plain.writer.write(b"PROXY TCP4 10.1.2.4 10.9.9.9 5555 9876\r\n")
+        if tls_only:
+            plain.writer.write(FRAME)
+            assert await is_closed(plain)
+        else:
+            assert (await plain.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.4:5555"}
+
+    play(story, ServerOptions(tls=kept_tls(settings), tls_only=tls_only, accepts_proxy=True))
+
+
+def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_path: Path) -> None:
+    settings = certificate(tmp_path)
+
+    async def story(made: Scene) -> None:
+        plain = await made.client()
+        plain.writer.write(FRAME)
+        assert await is_closed(plain)
+
+    play(story, ServerOptions(tls=kept_tls(settings), tls_only=True))
+    with pytest.raises(UsageError, match="tls_certificate is not set"):
+        tls_context(replace(ServeSettings(), tls_only=True))
+    with pytest.raises(UsageError, match="does not load"):
+        tls_context(replace(settings, tls_key=str(tmp_path / "none.pem")))
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = certificate(tmp_path)
+
+    async def story(made: Scene) -> None:
+        async def shown() -> bytes:
+            own = ssl.create_default_context(cafile=str(tmp_path / "trusted.pem"))
+            own.check_hostname = False
+            reader, writer = await asyncio.open_connection("127.0.0.1", made.port, ssl=own)
+            client = Client(reader, writer)
+            assert (await client.ask(RemotingCommand(ECHO, 1))).opaque == 1
+            clients.append(client)
+            found: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            return found
+
+        clients: list[Client] = []
+        trusted = tmp_path / "trusted.pem"
+        trusted.write_bytes((tmp_path / "cert.pem").read_bytes())
+        first = await shown()
+        (tmp_path / "cert.pem").write_text("being written")
+        assert await shown() == first
+        certificate(tmp_path)
+        trusted.write_bytes((tmp_path / "cert.pem").read_bytes())
+        assert await shown() != first
+        for client in clients:
+            assert (await client.ask(RemotingCommand(ECHO, 2))).opaque == 2, "who is connected stays so"
+            client.writer.close()
+
+    with caplog.at_level(logging.INFO, "tiered.remoting.tls_context_cache"):
+        play(story, ServerOptions(tls=kept_tls(settings)))
+    assert [text for text in caplog.messages if "certificates" in text] == [
+        "certificates for clients changed and cannot be used: the old ones stay",
+        "certificates for clients read anew",
+    ]
+
+
+def test_an_encrypted_key_needs_its_password_and_nobody_is_asked_for_it(tmp_path: Path) -> None:
+    settings = certificate(tmp_path)
+    words = f"pkcs8 -topk8 -in {settings.tls_key} -out locked.pem -passout pass:word"
+    subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
+    locked = replace(settings, tls_key=str(tmp_path / "locked.pem"))
+    word = tmp_path / "word"
+    word.write_text("word\n")
+    assert tls_context(replace(locked, tls_key_password_file=str(word))) is not None
+    assert tls_context(replace(settings, tls_key_password_file=str(word))) is not None
+    for content in ("", "other"):
+        word.write_text(content)
+        with pytest.raises(UsageError, match="does not load"):
+            tls_context(replace(locked, tls_key_password_file=str(word)))
+    with pytest.raises(UsageError, match="does not load"):
+        tls_context(locked)
+    with pytest.raises(UsageError, match=r"serve.tls_key_password_file = .* cannot be read"):
+        tls_context(replace(locked, tls_key_password_file=str(tmp_path / "none")))

@@ -1,0 +1,95 @@
+"""Routes name an address that clients can dial, whatever the port is bound to."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import socket
+from typing import Any
+
+import pytest
+
+from server.archive_mode.archive_service import ServingService
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import GroupLog
+from server.listen.own_address import advertised_host, is_wildcard, outgoing_address
+from server.retries.retry_log import RetryLog
+from server.retries.retry_queue import RetryLimits, RetryQueues
+from server.wire.codes import RequestCode
+from tests.server.serving_peer import request
+from tests.server.test_odd_requests import Archive
+from tiered.errors import UsageError
+from tiered.object_store.memory import MemoryStore
+from tiered.settings.sections import ServeSettings
+
+
+def service_of(**fields: str) -> ServingService:
+    archive: Any = Archive()
+    store = MemoryStore()
+    offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
+    retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
+    return ServingService(archive, offsets, retries, ServeSettings(**fields))  # type: ignore[arg-type]
+
+
+async def route_address(service: ServingService) -> str:
+    assert service._server is not None
+    handler = service._server._place.handlers.find(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+    assert handler is not None
+    answer = await handler(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="t"))
+    assert answer is not None
+    found: str = json.loads(bytes(answer.body[0]))["brokerDatas"][0]["brokerAddrs"]["0"]
+    return found
+
+
+@pytest.mark.parametrize(("bind", "own", "told"), [
+    ("0.0.0.0:0", "10.1.2.3", "10.1.2.3"), ("[::]:0", "10.1.2.3", "10.1.2.3"), ("127.0.0.1:0", None, "127.0.0.1"),
+    ("[::]:0", "fd00::7", "[fd00::7]"),
+])  # fmt: skip
+def test_routes_never_name_every_address(
+    bind: str, own: str | None, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def known(family: int) -> str | None:
+        is_v6 = own is not None and ":" in own
+        return own if (family == socket.AF_INET6) is is_v6 else None
+
+    monkeypatch.setattr(advertised_host, "__kwdefaults__", {"setting": "serve.advertise", "own": known})
+
+    async def run() -> None:
+        service = service_of(bind=bind)
+        address = await service.start()
+        assert address == await route_address(service)
+        assert address.rpartition(":")[0] == told
+        await service.close(0.0)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    said = [line for line in caplog.records if "serve.advertise is not set" in line.message]
+    assert len(said) == (own is not None)
+
+
+def test_a_port_on_every_address_of_a_machine_without_one_is_refused_before_groups_are_claimed() -> None:
+    with pytest.raises(UsageError, match="every address") as refused:
+        advertised_host("0.0.0.0", own=lambda _: None)
+    assert "--advertise" in (refused.value.hint or "")
+    assert advertised_host("10.0.0.9", own=lambda _: None) == "10.0.0.9"
+
+
+@pytest.mark.parametrize("advertise", ["0.0.0.0:9876", "[::]:9876"])
+def test_nobody_is_told_to_dial_every_address(advertise: str) -> None:
+    async def run() -> None:
+        service = service_of(bind="127.0.0.1:0", advertise=advertise)
+        with pytest.raises(UsageError, match="no address that clients can dial"):
+            await service.start()
+        assert not service.offsets.is_owner
+
+    asyncio.run(run())
+
+
+def test_this_machine_has_an_address_or_none() -> None:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        found = outgoing_address(family)
+        if found is not None:
+            address = ipaddress.ip_address(found)
+            assert not (address.is_loopback or address.is_unspecified) and not is_wildcard(found)

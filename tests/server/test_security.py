@@ -1,0 +1,399 @@
+"""Signatures, ACL 1.0 and 5.x rules, reloading, what is never logged, and the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.security import addresses
+from server.security.authorizer import SecurityDoor
+from server.security.rules import RulesError
+from server.security.rules_file import RulesFile, read_rules
+from server.security.signature import is_signed
+from server.wire.codes import RequestCode as Code
+from server.wire.dispatch import Answerer
+from server.wire.request import BadRequestError, HandlerTable, Request, Response
+from tests.server.serving_peer import RecordingPeer
+from tests.server.test_retry import original
+from tiered.remoting.command import RemotingCommand
+from tiered.remoting.credentials import signature_of
+
+SECRET = "12345678-secret"
+PLAIN: dict[str, Any] = {
+    "globalWhiteRemoteAddresses": ["10.10.*.*", "192.168.0.{7,9}"],
+    "accounts": [
+        {
+            "accessKey": "RocketMQ", "secretKey": SECRET, "whiteRemoteAddress": None, "admin": False,
+            "defaultTopicPerm": "DENY", "defaultGroupPerm": "SUB",
+            "topicPerms": ["t_a=SUB", "t_pub=PUB"], "groupPerms": ["g_no=DENY"],
+        },
+        {"accessKey": "rocketmq2", "secretKey": 987654321, "whiteRemoteAddress": "172.16.0.1-9", "admin": True},
+        {"accessKey": "bound-admin", "secretKey": SECRET, "admin": True, "defaultGroupPerm": "SUB",
+         "topicPerms": ["t_a=SUB"]},
+    ],
+}  # fmt: skip
+USERS: dict[str, Any] = {
+    "users": [
+        {"username": "root", "password": "root-password", "userType": "Super"},
+        {"username": "reader", "password": SECRET, "userType": "Normal", "userStatus": "enable"},
+        {"username": "left", "password": SECRET, "userType": "Normal", "userStatus": "disable"},
+    ],
+    "acls": [{"subject": "User:reader", "policies": [{"policyType": "Custom", "entries": [
+        {"resource": "Topic:*", "actions": ["Sub", "Get"], "decision": "Allow"},
+        {"resource": "Topic:secret*", "actions": ["All"], "decision": "Deny"},
+        {"resource": "Topic:secret-but-open", "actions": ["Sub"], "decision": "Allow"},
+        {"resource": "Topic:no-pulls", "actions": ["Sub"], "decision": "Deny"},
+        {"resource": "Group:g_*", "actions": ["Sub"], "sourceIps": ["127.0.0.0/8"], "decision": "Allow"},
+    ]}]}],
+}  # fmt: skip
+
+
+def asked(
+    code: int,
+    key: str | None,
+    secret: str = "",
+    address: str = "127.0.0.1:5",
+    version: int = 479,
+    **fields: str,
+) -> Request:
+    """A request, signed with ``secret`` when a key is given."""
+    peer = RecordingPeer()
+    peer.address = address
+    if key is not None:
+        fields = {"AccessKey": key, **fields}
+        fields["Signature"] = signature_of(fields, b"", secret)
+    return Request(RemotingCommand(code, 1, version=version, ext_fields=fields), peer)
+
+
+def door_of(tmp_path: Path, document: Any, **options: Any) -> SecurityDoor:
+    path = tmp_path / "acl.yml"
+    path.write_text(yaml.safe_dump(document))
+    return SecurityDoor(RulesFile(path), 60, **options)
+
+
+def test_the_signature_is_what_openssl_makes_of_the_sorted_values() -> None:
+    fields = {"topic": "t_a", "consumerGroup": "g", "queueId": "0", "AccessKey": "RocketMQ"}
+    assert signature_of(fields, b"", SECRET) == signature_of(dict(reversed(fields.items())), b"", SECRET)
+    made = subprocess.run(
+        ["openssl", "dgst", "-sha1", "-hmac", SECRET, "-binary"],
+        input=b"RocketMQg0t_abody",
+        capture_output=True,
+        check=True,
+    ).stdout
+    assert signature_of(fields, b"body", SECRET) == base64.b64encode(made).decode()
+
+
+@given(st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=6), st.binary(max_size=30))
+def test_whatever_changes_breaks_the_signature(fields: dict[str, str], body: bytes) -> None:
+    fields.pop("Signature", None)
+    signed = fields | {"Signature": signature_of(fields, body, SECRET)}
+    assert is_signed(signed, body, SECRET)
+    assert not is_signed(signed, body + b"x", SECRET)
+    assert not is_signed(signed, body, SECRET + "x")
+    assert not is_signed(fields, body, SECRET)
+
+
+def test_old_clients_add_a_field_after_signing() -> None:
+    fields = {"AccessKey": "RocketMQ", "key": "k"}
+    signed = fields | {"Signature": signature_of(fields, b"", SECRET), "_UNIQUE_KEY_QUERY": "true"}
+    assert is_signed(signed, b"", SECRET)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "expected"),
+    [
+        ("", "1.2.3.4", False), ("*", "1.2.3.4", True), ("1.2.3.4", "1.2.3.4", True), ("1.2.*.*", "1.2.9.9", True),
+        ("1.2.*.*", "1.3.9.9", False), ("1.2.3.{4,6}", "1.2.3.6", True), ("1.2.3.{4,6}", "1.2.3.5", False),
+        ("1.2.3.4-9", "1.2.3.7", True), ("1.2.3.4-9", "1.2.3.10", False), ("9.9.9.9,1.2.3.4", "1.2.3.4", True),
+        ("10.0.0.0/8", "10.200.1.1", True), ("10.0.0.0/8", "11.0.0.1", False), ("::1", "::1", True),
+        ("fe80:*:*:*:*:*:*:1-f", "fe80::7", True),
+        ("*.*.*.*", "fe80::7", True), ("*", "no address", True), ("1.2.3.4", "no address", False),
+    ],
+)  # fmt: skip
+def test_address_patterns(pattern: str, host: str, expected: bool) -> None:
+    assert addresses.is_valid(pattern) or pattern == ""
+    assert addresses.matches(pattern, host) is expected
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "refused"),
+    [
+        (Code.PULL_MESSAGE, {"topic": "t_a", "consumerGroup": "g"}, False),
+        (Code.LITE_PULL_MESSAGE, {"topic": "t_b", "consumerGroup": "g"}, True),
+        (Code.PULL_MESSAGE, {"topic": "t_pub", "consumerGroup": "g"}, True),
+        (Code.PULL_MESSAGE, {"topic": "t_a", "consumerGroup": "g_no"}, True),
+        (Code.PULL_MESSAGE, {"topic": "%RETRY%g", "consumerGroup": "g"}, False),
+        (Code.PULL_MESSAGE, {"topic": "%RETRY%g_no", "consumerGroup": "g"}, True),
+        (Code.UPDATE_AND_CREATE_TOPIC, {"topic": "t_a"}, True),
+        (Code.GET_MAX_OFFSET, {"topic": "t_b"}, False),
+        (Code.POP_MESSAGE, {"topic": "t_b", "consumerGroup": "g"}, True),
+    ],
+)  # fmt: skip
+def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, Any], refused: bool) -> None:
+    door = door_of(tmp_path, PLAIN)
+    answer = door.refusal(asked(code, "RocketMQ", SECRET, **fields))
+    assert (answer is not None) is refused
+    if answer is not None:
+        assert answer.code == 16
+        assert SECRET not in (answer.remark or "")
+    assert door.refusal(asked(code, "rocketmq2", "987654321", **fields)) is None  # an administrator
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, True),
+        ("true", True),
+        ("TRUE", True),
+        (1, True),
+        (False, False),
+        ("false", False),
+        (None, False),
+    ],
+)
+def test_an_administrator_is_who_a_broker_takes_for_one(tmp_path: Path, value: Any, expected: bool) -> None:
+    """As the PlainAccessConfig that 4.9.7 makes of the file says."""
+    door = door_of(tmp_path, {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "admin": value}]})
+    fields = {"topic": "t_a", "consumerGroup": "g"}
+    assert (door.refusal(asked(11, "RocketMQ", SECRET, **fields)) is None) is expected
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "refused"),
+    [
+        (Code.UPDATE_AND_CREATE_TOPIC, {"topic": "t_b"}, False),
+        (Code.PULL_MESSAGE, {"topic": "t_a", "consumerGroup": "g"}, False),
+        (Code.PULL_MESSAGE, {"topic": "t_b", "consumerGroup": "g"}, True),
+        (Code.GET_MAX_OFFSET, {"topic": "t_b"}, False),
+    ],
+)
+def test_an_administrator_with_named_resources_is_bound_by_them(
+    tmp_path: Path, code: int, fields: dict[str, Any], refused: bool
+) -> None:
+    """As PlainPermissionManager.checkPerm: only one without any is let in unasked."""
+    door = door_of(tmp_path, PLAIN)
+    assert (door.refusal(asked(code, "bound-admin", SECRET, **fields)) is not None) is refused
+
+
+@pytest.mark.parametrize(
+    ("document", "key", "secret", "address", "topic", "refused"),
+    [
+        (PLAIN, "RocketMQ", SECRET, "127.0.0.1:5", "t_a", False),
+        (PLAIN, "RocketMQ", SECRET, "127.0.0.1:5", "t_b", True),
+        (PLAIN, "RocketMQ", SECRET, "127.0.0.1:5", "%RETRY%g", False),
+        (PLAIN, "RocketMQ", SECRET, "127.0.0.1:5", "%RETRY%g_no", True),
+        (PLAIN, "RocketMQ", SECRET, "10.10.1.1:5", "t_b", False),
+        (PLAIN, "rocketmq2", "987654321", "127.0.0.1:5", "t_b", False),
+        (PLAIN, "bound-admin", SECRET, "127.0.0.1:5", "t_b", True),
+        (PLAIN, None, "", "10.10.1.1:5", "t_b", False),
+        (USERS, "reader", SECRET, "127.0.0.1:5", "open", False),
+        (USERS, "reader", SECRET, "127.0.0.1:5", "secret1", True),
+        (USERS, "root", "root-password", "127.0.0.1:5", "secret1", False),
+    ],
+)
+def test_a_message_named_by_its_place_is_shown_to_who_may_read_its_own_topic(
+    tmp_path: Path, document: Any, key: str | None, secret: str, address: str, topic: str, refused: bool
+) -> None:
+    """Whatever topic is named with it: physical offsets are those of one log of all topics."""
+    door = door_of(tmp_path, document)
+    named = asked(Code.VIEW_MESSAGE_BY_ID, key, secret, address, topic="open", offset="0")
+    assert door.refusal(named) is None
+    found = Response(body=(original(topic=topic.encode()),))
+    answer = door.shown(named, found)
+    assert (answer.code == 16 and not answer.body) if refused else (answer is found)
+    assert (door.refusal_of_message(named, topic) is not None) is refused
+    nothing = Response(1)
+    assert door.shown(named, nothing) is nothing
+
+
+def test_a_message_that_may_not_be_shown_does_not_leave_the_server(tmp_path: Path) -> None:
+    table = HandlerTable()
+
+    async def view(request: Request) -> Response:
+        return Response(body=(memoryview(original(topic=b"secret1")),))
+
+    table.register(Code.VIEW_MESSAGE_BY_ID)(view)
+    answerer = Answerer(table, door_of(tmp_path, USERS))
+    named = asked(Code.VIEW_MESSAGE_BY_ID, "reader", SECRET, topic="open", offset="777")
+    answer = asyncio.run(answerer.answer(named, is_judged=False))
+    assert answer is not None
+    assert (answer.code, answer.body) == (16, ())
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        (34, {"consumerDataSet": [1]}),
+        (34, {"consumerDataSet": 5}),
+        (200151, {"acks": [1]}),
+        (200151, {"acks": 5}),
+    ],
+)
+def test_a_body_that_is_none_of_its_codes_is_an_error_of_the_client(
+    tmp_path: Path, code: int, body: Any
+) -> None:
+    data = json.dumps(body).encode()
+    for document, key in ((PLAIN, "RocketMQ"), (USERS, "reader")):
+        fields = {"AccessKey": key, "Signature": ""}
+        fields["Signature"] = signature_of({"AccessKey": key}, data, SECRET)
+        sent = Request(RemotingCommand(code, 1, ext_fields=fields, body=data), RecordingPeer())
+        if document is USERS or code == 34:
+            with pytest.raises(BadRequestError):
+                door_of(tmp_path, document).refusal(sent)
+
+
+def test_who_is_asked_for_a_signature(tmp_path: Path) -> None:
+    door = door_of(tmp_path, PLAIN)
+    pull: dict[str, Any] = {"topic": "t_a", "consumerGroup": "g"}
+    assert door.refusal(asked(11, None, **pull)) is not None
+    assert door.refusal(asked(11, "RocketMQ", "wrong", **pull)) is not None
+    assert door.refusal(asked(11, "nobody12", SECRET, **pull)) is not None
+    assert door.refusal(asked(11, None, address="10.10.3.4:1", **pull)) is None
+    assert door.refusal(asked(11, None, address="192.168.0.8:1", **pull)) is not None
+    assert door.refusal(asked(11, "rocketmq2", "wrong", address="172.16.0.5:1", **pull)) is None
+    assert door.refused == 4
+
+
+def test_a_heartbeat_needs_every_topic_and_group(tmp_path: Path) -> None:
+    door = door_of(tmp_path, PLAIN)
+    for topics, refused in ((["t_a"], False), (["t_a", "t_b"], True)):
+        subscriptions = [{"topic": topic} for topic in topics]
+        consumer = {"groupName": "g", "subscriptionDataSet": subscriptions}
+        body = json.dumps({"clientID": "c", "consumerDataSet": [consumer]}).encode()
+        fields = {"AccessKey": "RocketMQ"}
+        fields["Signature"] = signature_of(fields, body, SECRET)
+        heartbeat = Request(RemotingCommand(34, 1, ext_fields=fields, body=body), RecordingPeer())
+        assert (door.refusal(heartbeat) is not None) is refused
+
+
+@pytest.mark.parametrize(
+    ("user", "secret", "code", "fields", "refused"),
+    [
+        ("root", "root-password", 11, {"topic": "secret1", "consumerGroup": "x"}, False),
+        ("reader", SECRET, 11, {"topic": "open", "consumerGroup": "g_1"}, False),
+        ("reader", SECRET, 11, {"topic": "secret1", "consumerGroup": "g_1"}, True),
+        ("reader", SECRET, 11, {"topic": "secret-but-open", "consumerGroup": "g_1"}, False),
+        ("reader", SECRET, 11, {"topic": "open", "consumerGroup": "other"}, True),
+        ("reader", SECRET, 361, {"topic": "secret1", "consumerGroup": "g_1"}, True),
+        ("reader", SECRET, 33, {"topic": "secret1"}, True),
+        ("reader", SECRET, 33, {"topic": "no-pulls"}, True),
+        ("reader", SECRET, 14, {"topic": "no-pulls", "consumerGroup": "g_1"}, True),
+        ("reader", SECRET, 105, {"topic": "open"}, False),
+        ("reader", SECRET, 17, {"topic": "open"}, True),
+        ("left", SECRET, 105, {"topic": "open"}, True),
+        ("reader", "no", 105, {"topic": "open"}, True),
+    ],
+)  # fmt: skip
+def test_users_and_policies(
+    tmp_path: Path, user: str, secret: str, code: int, fields: dict[str, Any], refused: bool
+) -> None:
+    door = door_of(tmp_path, USERS)
+    assert (door.refusal(asked(code, user, secret, **fields)) is not None) is refused
+
+
+def test_a_policy_asks_where_from(tmp_path: Path) -> None:
+    door = door_of(tmp_path, USERS)
+    pull: dict[str, Any] = {"topic": "open", "consumerGroup": "g_1"}
+    assert door.refusal(asked(11, "reader", SECRET, **pull)) is None
+    assert door.refusal(asked(11, "reader", SECRET, address="10.0.0.1:9", **pull)) is not None
+
+
+def test_old_clients_get_no_refusal_of_an_offset_query(tmp_path: Path) -> None:
+    door = door_of(tmp_path, USERS)
+    for version, is_withheld in ((407, True), (479, False)):
+        answer = door.refusal(asked(14, "reader", "no", version=version, topic="t", consumerGroup="g"))
+        assert answer is not None
+        assert answer.is_withheld is is_withheld
+
+
+def test_a_changed_file_is_read_and_a_bad_one_is_not_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [0.0]
+    door = door_of(tmp_path, PLAIN, now_s=lambda: clock[0])
+    path = tmp_path / "acl.yml"
+    pull: dict[str, Any] = {"topic": "t_b", "consumerGroup": "g"}
+    caplog.set_level(logging.INFO)
+
+    def write(text: str, step: int) -> None:
+        path.write_text(text)
+        os.utime(path, ns=(step, step))
+        clock[0] += 2
+
+    assert door.refusal(asked(11, "RocketMQ", SECRET, **pull)) is not None
+    changed = yaml.safe_dump(PLAIN).replace("t_a=SUB", "t_b=SUB")
+    write(changed, 1)
+    assert door.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None
+    for step, bad in enumerate((changed.replace("DENY", "DENNY"), f"accounts: [{SECRET}: {{", "{}", ""), 2):
+        write(bad, step)
+        assert door.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None
+        assert "access rules stay as they were" in caplog.text
+    path.unlink()
+    clock[0] += 2
+    assert door.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None
+    assert SECRET not in caplog.text
+    assert SECRET not in repr(read_rules_of(tmp_path).accounts)
+
+
+def read_rules_of(tmp_path: Path) -> Any:
+    path = tmp_path / "again.yml"
+    path.write_text(yaml.safe_dump(PLAIN))
+    return read_rules(path)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"accounts": [{"accessKey": "short", "secretKey": SECRET}]},
+        {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "topicPerms": ["t=READ"]}]},
+        {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "topicPerms": ["t"]}]},
+        {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET}] * 2},
+        {"accounts": {"a": 1}}, {"accounts": [1]}, {"globalWhiteRemoteAddresses": ["1.2.3"]},
+        {"users": [{"username": "u"}]}, {"users": [{"username": "u", "password": "p", "userType": "King"}]},
+        {"users": [], "acls": [{"subject": "User:u", "policies": [{"entries": [{"resource": "Topic"}]}]}]},
+        {"users": [], "acls": [{"subject": "User:u", "policies": [
+            {"entries": [{"resource": "Topic:a", "decision": "Maybe"}]}]}]},
+        {"users": [], "acls": [1]}, {"users": [], "acls": [{"subject": "User:u", "policies": [1]}]},
+        [], 7,
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_an_error_at_the_start(tmp_path: Path, document: Any) -> None:
+    path = tmp_path / "acl.yml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(RulesError) as error:
+        RulesFile(path)
+    assert SECRET not in str(error.value)
+
+
+def test_the_audit_log_sums_pulls(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    door = SecurityDoor(None, 60, now_s=lambda: 0.0)
+    for offset in range(0, 320, 32):
+        pull = asked(11, None, topic="t", consumerGroup="g", queueId="1", queueOffset=str(offset))
+        door.note(pull, Response(0, {"nextBeginOffset": str(offset + 32)}), 1000)
+    door.note(asked(11, None, topic="t", consumerGroup="g", queueId="2"), Response(19), 0)
+    door.tick(59.0)
+    assert caplog.records == []
+    door.tick(60.0)
+    (record,) = caplog.records
+    said = {
+        name: getattr(record, name)
+        for name in ("client", "group", "topic", "queue", "offsets", "reads", "bytes")
+    }
+    assert said == {
+        "client": "127.0.0.1", "group": "g", "topic": "t", "queue": "1", "offsets": "0-320",
+        "reads": 10, "bytes": 10_000,
+    }  # fmt: skip
+    door.close()
+    assert len(caplog.records) == 1

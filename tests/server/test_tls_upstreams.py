@@ -1,0 +1,156 @@
+"""Façade and slave among servers that speak TLS only: what they dial is dialled so, or says why not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from server.proxy.proxy_service import FacadePlace, FacadeService
+from server.slave.registration import SlavePlace, Stand
+from server.slave.slave_service import SlaveService, SlaveSide
+from server.wire.listener import ServerOptions, ServingServer
+from server.wire.request import HandlerTable, Request, Response
+from tests.remoting.tls_peer import Papers, shows, trusting
+from tests.server.proxy.test_service import ADVERTISED, ROUTE, Client
+from tests.server.slave.master_double import MasterDouble
+from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDouble
+from tests.server.slave.test_registrar import until
+from tiered.remoting.command import RemotingCommand
+from tiered.remoting.tls import ClientTls
+from tiered.settings.sections import ReadSettings, ServeSettings
+
+GET_ROUTE, SEND, QUERY_OFFSET, OWN_ID = 105, 10, 14, 7
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers.made(tmp_path_factory.mktemp("papers"))
+
+
+@asynccontextmanager
+async def slave(
+    context: ssl.SSLContext, tls: ClientTls | None
+) -> AsyncIterator[tuple[SlaveService, NameServerDouble, Client]]:
+    """A slave beside a master and a name server that show a certificate, and a plain client of it."""
+    master, name_server = MasterDouble(), NameServerDouble()
+    master.answers[QUERY_OFFSET] = RemotingCommand(0, 0, ext_fields={"offset": "5"})
+    for double in (master, name_server):
+        double.tls = context
+        await double.start()
+    place = SlavePlace(BROKER, master.address, (name_server.address,), ADVERTISED, OWN_ID, tls)
+    service = SlaveService(SlaveSide(place, CLUSTER, ServeSettings(bind="127.0.0.1:0"), 0.05))
+    host, port = await service.start()
+    service.open_archive({})
+    client = Client(*await asyncio.open_connection(host, port))
+    try:
+        async with asyncio.timeout(20):
+            yield service, name_server, client
+    finally:
+        client.writer.close()
+        await service.close(0.1)
+        await name_server.stop()
+        await master.stop()
+        await asyncio.sleep(0.05)
+
+
+def test_a_slave_registers_and_relays_with_tls(papers: Papers) -> None:
+    async def story() -> None:
+        tls = ClientTls(trusting(papers.ca, papers.client))
+        async with slave(shows(papers.server, asks=papers.ca), tls) as (service, name_server, client):
+            await until(lambda: name_server.addresses.get(OWN_ID) == ADVERTISED)
+            answer = await client.ask(QUERY_OFFSET, consumerGroup="g", topic="t", queueId="0")
+            assert (answer.code, answer.ext_fields["offset"]) == (0, "5")
+            await until(lambda: service.status().standings[0].stand is Stand.REGISTERED)
+            assert service.status().is_master_well
+
+    asyncio.run(story())
+
+
+def test_a_slave_without_the_right_ca_says_so_and_stays_out(
+    papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(tls: ClientTls | None, words: str) -> None:
+        async with slave(shows(papers.server), tls) as (service, name_server, _):
+            await until(lambda: any(words in record.__dict__.get("why", "") for record in caplog.records))
+            assert OWN_ID not in name_server.addresses and not service.status().is_master_well
+            assert words in service.status().master_failure
+            caplog.clear()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(story(ClientTls(trusting(papers.other_ca)), "broker.tls_ca"))
+        asyncio.run(story(None, "broker.tls = true"))
+
+
+class Server:
+    """A broker, or a name server, that answers everything over TLS only."""
+
+    def __init__(self, context: ssl.SSLContext, body: bytes = b"") -> None:
+        self.seen: list[int] = []
+        self._body = body
+        table = HandlerTable()
+        table.find = lambda code: self._handle  # type: ignore[method-assign]
+        self._server = ServingServer(table, ServerOptions(tls=lambda: context, tls_only=True))
+
+    async def _handle(self, request: Request) -> Response:
+        self.seen.append(request.code)
+        return Response(body=(self._body,))
+
+    async def start(self) -> str:
+        host, port = await self._server.start()
+        return f"{host}:{port}"
+
+    async def stop(self) -> None:
+        await self._server.close(drain_s=0)
+
+
+async def told_by_a_facade(
+    context: ssl.SSLContext, tls: ClientTls | None
+) -> tuple[RemotingCommand, RemotingCommand | None, list[int]]:
+    """What a plain client hears about a route and about a send (None: it is hung up on), and what the broker saw."""
+    names, broker = Server(context, json.dumps(ROUTE).encode()), Server(context)
+    place = FacadePlace("b", await broker.start(), [await names.start()], ADVERTISED, tls)
+    service = FacadeService(place, ServeSettings(bind="127.0.0.1:0"), ReadSettings())
+    host, port = await service.start()
+    client = Client(*await asyncio.open_connection(host, port))
+    try:
+        route = await client.ask(GET_ROUTE, topic="t")
+        try:
+            sent: RemotingCommand | None = await client.ask(SEND, b"body", topic="t")
+        except EOFError:
+            sent = None
+        return route, sent, broker.seen
+    finally:
+        client.writer.close()
+        await service.close(drain_s=0)
+        for server in (names, broker):
+            await server.stop()
+        await asyncio.sleep(0.05)
+
+
+def test_a_facade_asks_name_servers_and_broker_with_tls(papers: Papers) -> None:
+    tls = ClientTls(trusting(papers.ca, papers.client))
+    route, sent, seen = asyncio.run(told_by_a_facade(shows(papers.server, asks=papers.ca), tls))
+    assert json.loads(route.body)["brokerDatas"][0]["brokerAddrs"] == {
+        "0": ADVERTISED,
+        "1": "127.0.0.1:10911",
+    }
+    assert sent is not None and sent.code == 0 and seen == [SEND]
+
+
+def test_a_facade_that_does_not_trust_them_sends_nothing_and_its_log_says_why(
+    papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = ClientTls(trusting(papers.other_ca))
+    with caplog.at_level(logging.WARNING):
+        route, sent, seen = asyncio.run(told_by_a_facade(shows(papers.server), tls))
+    assert route.code != 0 and "broker.tls_ca" in (route.remark or "")
+    assert (sent is None or sent.code != 0) and not seen
+    told = [record.__dict__["cause"] for record in caplog.records if "with TLS fails" in record.message]
+    assert len(told) == 2, "one line for the name server and one for the broker"
+    assert all("not signed by a CA" in cause for cause in told)

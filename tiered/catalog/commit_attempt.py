@@ -1,0 +1,59 @@
+"""One version of the catalog, put until it is known whether this commit is it.
+
+    PUT version
+      created                  → won
+      refused, busy            → the same bytes again, later
+      no answer                → read the version back: ours → won, another's → lost, absent → the same bytes again
+      exists                   → read what won: our put id → won, else lost
+
+Owns these requests. What is put, and what follows from losing, is protocol.py's.
+"""
+
+from __future__ import annotations
+
+from tiered.catalog.commit import Commit
+from tiered.catalog.commit_deadline import Patience
+from tiered.catalog.limits import CatalogLimits
+from tiered.catalog.reading import read_commit
+from tiered.errors import AlreadyExistsError, NotFoundError, UnansweredError, UnavailableError
+from tiered.formats.keys import catalog_key
+from tiered.object_store.protocol import Body, ObjectStore
+
+
+class VersionRace:
+    """One actor's. Waits out a store that is busy or away as long as ``patience`` does."""
+
+    def __init__(self, store: ObjectStore, limits: CatalogLimits, patience: Patience) -> None:
+        self._store = store
+        self._limits = limits
+        self._patience = patience
+
+    def is_won(self, commit: Commit, body: Body) -> bool:
+        """Whether ``commit``, the object ``body``, is the version it wants to be."""
+        key = catalog_key(commit.version)
+        timeout_s = self._limits.timeout_s(sum(map(len, body)))
+        failures = 0
+        while True:
+            try:
+                self._store.put_if_absent(key, body, timeout_s=timeout_s)
+                self._patience.waits_for = ""
+                return True
+            except AlreadyExistsError:
+                winner = self._patience.answer(lambda: read_commit(self._store, commit.version))
+                return winner.put_id == commit.put_id
+            except UnansweredError as error:
+                found = self._read_back(commit.version)
+                if found is not None:
+                    self._patience.waits_for = ""
+                    return found.put_id == commit.put_id
+                cause: UnavailableError = error
+            except UnavailableError as error:
+                cause = error
+            failures += 1
+            self._patience.back_off(failures, cause)
+
+    def _read_back(self, version: int) -> Commit | None:
+        try:
+            return read_commit(self._store, version)
+        except (NotFoundError, UnavailableError):
+            return None
