@@ -146,11 +146,11 @@ class Worker:
     def _cut_blocks(self, rows_of_run: NDArray[np.int64], size: NDArray[np.int32]) -> NDArray[np.int64]:
         """Raw bytes of every block."""
         first_row = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows_of_run)])
-        is_light = np.zeros(len(rows_of_run), np.uint8)
+        is_lmq = np.zeros(len(rows_of_run), np.uint8)
         raw_bytes, rows = np.empty(len(size), np.int64), np.empty(len(size), np.uint32)
         of_run = np.zeros(len(rows_of_run), np.uint32)
         limits = self._settings.block_bytes, SHARED_BLOCK_BYTES
-        return raw_bytes[: cut_blocks(first_row, is_light, size, *limits, rows, raw_bytes, of_run)]
+        return raw_bytes[: cut_blocks(first_row, is_lmq, size, *limits, rows, raw_bytes, of_run)]
 
     def _compress(self, blocks: NDArray[np.int64]) -> list[bytes]:
         compress, raw = self._compressor.compress, self._gathered.data

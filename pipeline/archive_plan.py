@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pipeline.filled_gaps import Layer
-from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut, light_row_bytes, slices_of_page
+from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut, lmq_row_bytes, slices_of_page
 from pipeline.predicate import Predicate
 from pipeline.source_options import SourceOptions
 from pipeline.superseded_plan import OnExpired, expired, later_layers
@@ -124,7 +124,7 @@ def slices(
     is_header_only: bool,
 ) -> Iterator[Slices]:
     """What of ``wanted`` passes, page of runs after page. Pages without a queue that is wanted are not read."""
-    names, row_bytes = sorted(wanted), light_row_bytes(state.table)
+    names, row_bytes = sorted(wanted), lmq_row_bytes(state.table)
     pages = (
         run_index.living(state, run_index.page(ref))
         for ref in state.pages
@@ -133,7 +133,7 @@ def slices(
     memory = [sorted_page(state.directory.keys, state.memory)] if state.memory_runs else []
     for page in (*pages, *memory):
         found = slices_of_page(
-            archive, page, wanted, predicate, is_header_only=is_header_only, light_row_bytes=row_bytes
+            archive, page, wanted, predicate, is_header_only=is_header_only, lmq_row_bytes=row_bytes
         )
         if found is not None:
             yield found

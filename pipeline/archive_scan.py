@@ -57,7 +57,7 @@ class ArchiveScanner:
 
     def chunks(self, part: Slices) -> Iterator[RowChunk]:
         """All rows of ``part`` that pass, a window at a time."""
-        light = part.table["kind"] == RunKind.LMQ
+        lmq = part.table["kind"] == RunKind.LMQ
         queues = QueueScanner(
             self._store,
             part,
@@ -66,8 +66,8 @@ class ArchiveScanner:
             self._on_corrupt,
             may_have_expired=self._may_have_expired,
         )
-        yield from queues.chunks(part.table[light])
-        table = part.table[~light]
+        yield from queues.chunks(part.table[lmq])
+        table = part.table[~lmq]
         groups = [
             group for group in np.split(table, np.flatnonzero(np.diff(table["object"])) + 1) if len(group)
         ]

@@ -137,8 +137,8 @@ class QueueScanner:
             "commitLogOffset": chunk.phys, "storeSize": chunk.size, "innerNum": chunk.inner_num,
             "tagsCode": chunk.tags_code,
         }  # fmt: skip
-        is_light = int(row["kind"]) == RunKind.LMQ
-        predicate = self._predicate.for_light() if is_light else self._predicate.for_topic(queue.topic)
+        is_lmq = int(row["kind"]) == RunKind.LMQ
+        predicate = self._predicate.for_lmq() if is_lmq else self._predicate.for_topic(queue.topic)
         passing = predicate.mask(columns)
         if passing is not None:
             kept &= passing

@@ -59,8 +59,8 @@ class ObjectRows:
         self._block_raw = _sums(index.blocks["raw_bytes"])
         self._block_offset = _sums(index.blocks["stored_bytes"]) + HEADER_BYTES
         # Rows are numbered here as they lie in blocks: light-queue rows, which have no bytes, do not count.
-        is_light = index.runs["kind"] == RunKind.LMQ
-        self._first_row = _sums(np.where(is_light, 0, index.runs["rows"]))
+        is_lmq = index.runs["kind"] == RunKind.LMQ
+        self._first_row = _sums(np.where(is_lmq, 0, index.runs["rows"]))
         self.queue_of_run = np.zeros(len(index), np.uint32)
         """Number of each wanted run's queue in the partition."""
         inside = table["ordinal"] < len(index)

@@ -19,7 +19,7 @@ from tiered.model.tables import RunKind, Table
 
 ROW_BYTES = 64
 """What a row weighs besides its message."""
-LIGHT_ROW_BYTES = 1024
+LMQ_ROW_BYTES = 1024
 """What a light-queue row weighs at least: its message is somewhere else, of a size not known here."""
 
 SLICE_DTYPE = np.dtype([
@@ -81,7 +81,7 @@ def slices_of_page(
     predicate: Predicate,
     *,
     is_header_only: bool,
-    light_row_bytes: int = LIGHT_ROW_BYTES,
+    lmq_row_bytes: int = LMQ_ROW_BYTES,
 ) -> Slices | None:
     """The runs of ``page`` that can hold messages of ``wanted`` that pass; None when there are none.
 
@@ -104,16 +104,16 @@ def slices_of_page(
         return None
     with_bytes = runs[runs["kind"] != RunKind.LMQ]
     here = int(with_bytes["byte_count"].sum()) // max(int(with_bytes["rows"].sum()), 1)
-    row_bytes = 0 if is_header_only else max(light_row_bytes, here)
+    row_bytes = 0 if is_header_only else max(lmq_row_bytes, here)
     return _sliced(archive, page, np.flatnonzero(kept), begin, end, is_header_only, row_bytes)
 
 
-def light_row_bytes(queues: Table) -> int:
+def lmq_row_bytes(queues: Table) -> int:
     """What a record of an archive of these ``queues`` weighs on average, or less: offsets that were never archived
     count."""
     with_bytes = queues[queues["end_byte"] > 0]
     offsets = int(with_bytes["end_queue_offset"].sum())
-    return max(LIGHT_ROW_BYTES, int(with_bytes["end_byte"].sum()) // max(offsets, 1))
+    return max(LMQ_ROW_BYTES, int(with_bytes["end_byte"].sum()) // max(offsets, 1))
 
 
 def _fits(queue: QueueKey, predicate: Predicate) -> bool:
@@ -131,7 +131,7 @@ def _sliced(
     begin: NDArray[np.int64],
     end: NDArray[np.int64],
     is_header_only: bool,
-    light_row_bytes: int,
+    lmq_row_bytes: int,
 ) -> Slices:
     runs = page.chunk.runs[index]
     table = np.zeros(len(index), SLICE_DTYPE)
@@ -141,7 +141,7 @@ def _sliced(
     table["begin"], table["end"] = begin[index], end[index]
     span = np.maximum(runs["end_queue_offset"] - runs["base_queue_offset"], 1)
     share = (table["end"] - table["begin"]) / span
-    message_bytes = np.where(runs["kind"] == RunKind.LMQ, runs["rows"] * light_row_bytes, runs["byte_count"])
+    message_bytes = np.where(runs["kind"] == RunKind.LMQ, runs["rows"] * lmq_row_bytes, runs["byte_count"])
     whole = runs["rows"] * ROW_BYTES + (0 if is_header_only else message_bytes)
     table["weight"] = np.maximum(whole * share, 1).astype(np.int64)
     places = page.chunk.objects[objects]

@@ -114,7 +114,7 @@ class Predicate:
         """What of it can be judged by the columns of ``topic``: codes of scheduled messages are times."""
         return self.without_tags() if topic == SCHEDULE_TOPIC else self
 
-    def for_light(self) -> Predicate:
+    def for_lmq(self) -> Predicate:
         """What of it can be judged by the columns of light queues: their codes are those of records of any topic, among
         them scheduled messages."""
         return self.without_tags()

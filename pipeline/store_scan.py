@@ -28,11 +28,11 @@ from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.scan import FLAG_BATCH
 from tiered.model.queue import QueueKey, TopicFilter
 from uploader.bound_source import BoundSource, no_word
-from uploader.lmq_dispatch import LightReferences, light_rows
+from uploader.lmq_dispatch import LmqDispatch, resolved_lmq_rows
 from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome
 from uploader.queue_tails import UNKNOWN
-from uploader.store_feed import feed_of, light_rules
+from uploader.store_feed import feed_of, lmq_rules
 
 NO_GENERATION = -1
 OnCorrupt = Callable[[CorruptPlace], None]
@@ -124,7 +124,7 @@ class StoreScanner:
         with _open(self._options) as store:
             table = QueueTable()
             feed = feed_of(store, table, self._filter(part.names), BoundSource(store, no_word))
-            references = LightReferences(table, store.consume_queues, partial(light_rules, store, {}))
+            references = LmqDispatch(table, store.consume_queues, partial(lmq_rules, store, {}))
             batch = LogBatch(self._window_bytes)
             batch.reset(part.begin_phys, 0)
             bound = FeedBound(part.end_phys, min(part.proven_phys, part.end_phys))
@@ -158,7 +158,7 @@ class StoreScanner:
             self._on_corrupt(CorruptPlace(part.names.cluster, part.names.broker, None, message))
 
     def _rows(
-        self, batch: LogBatch, table: QueueTable, references: LightReferences, part: LogRange
+        self, batch: LogBatch, table: QueueTable, references: LmqDispatch, part: LogRange
     ) -> Iterator[RowChunk]:
         columns = batch.columns
         queues = [
@@ -167,14 +167,14 @@ class StoreScanner:
         ]
         every = np.arange(columns.rows)
         word = references.word(columns, lambda ordinals: np.full(len(ordinals), UNKNOWN))
-        light, light_offset = light_rows(columns, word)
+        lmq, lmq_offset = resolved_lmq_rows(columns, word)
         for row, queue, offset, inner in (
             (every, columns.queue[: columns.rows], columns.queue_offset[: columns.rows], columns.inner_num),
-            (columns.lmq_row[light], columns.lmq_queue[light], light_offset, None),
+            (columns.lmq_row[lmq], columns.lmq_queue[lmq], lmq_offset, None),
         ):
             kept = np.flatnonzero(table.admitted[queue] == ADMITTED)
             chunk = self._chunk(batch, part, queues, row[kept], queue[kept], offset[kept], inner)
-            passing = self._passing(chunk, is_light=inner is None)
+            passing = self._passing(chunk, is_lmq=inner is None)
             chunk = chunk if passing is None else chunk.taken(np.flatnonzero(passing))
             if len(chunk):
                 yield chunk
@@ -207,9 +207,9 @@ class StoreScanner:
             source=part.path,
         )
 
-    def _passing(self, chunk: RowChunk, *, is_light: bool) -> NDArray[np.bool_] | None:
+    def _passing(self, chunk: RowChunk, *, is_lmq: bool) -> NDArray[np.bool_] | None:
         topics = {chunk.queues[number].topic for number in np.unique(chunk.queue).tolist()}
-        predicate = self._predicate.for_light() if is_light else self._predicate
+        predicate = self._predicate.for_lmq() if is_lmq else self._predicate
         if any(predicate.for_topic(topic) is not predicate for topic in topics):
             predicate = predicate.without_tags()
         ids = np.array([queue.queue_id for queue in chunk.queues] or [0], np.int64)

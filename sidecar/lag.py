@@ -24,7 +24,7 @@ from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from tiered.model.tables import Table
-from uploader.lmq_dispatch import light_rows
+from uploader.lmq_dispatch import resolved_lmq_rows
 from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
 
@@ -151,10 +151,10 @@ def _count_scanned(
 
 def _count_rows(lag: Lag, batch: LogBatch, table: QueueTable) -> None:
     columns = batch.columns
-    rows, (light, _) = columns.rows, light_rows(columns, {})
-    parent = columns.lmq_row[light]
-    queue = np.concatenate([columns.queue[:rows], columns.lmq_queue[light]])
-    inner = np.concatenate([columns.inner_num[:rows], np.ones(len(light), np.int32)])
+    rows, (lmq, _) = columns.rows, resolved_lmq_rows(columns, {})
+    parent = columns.lmq_row[lmq]
+    queue = np.concatenate([columns.queue[:rows], columns.lmq_queue[lmq]])
+    inner = np.concatenate([columns.inner_num[:rows], np.ones(len(lmq), np.int32)])
     size = np.concatenate([columns.size[:rows], columns.size[parent]])
     stamp = np.concatenate([columns.store_timestamp[:rows], columns.store_timestamp[parent]])
     present, first, group = np.unique(queue, return_index=True, return_inverse=True)

@@ -24,7 +24,7 @@ from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import QueueSelection, distinct
 from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table
-from uploader.lmq_dispatch import LightWord, light_rows
+from uploader.lmq_dispatch import LmqOffsets, resolved_lmq_rows
 from uploader.queue_generations import QueueLives
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
 from uploader.skipped_log import SkippedLog
@@ -129,12 +129,12 @@ class CyclePlanner:
         *,
         gap_reason: GapReason,
         left_out: Sequence[int] = (),
-        light: LightWord = MappingProxyType({}),
+        lmq: LmqOffsets = MappingProxyType({}),
     ) -> CyclePlan:
         """Plan all rows of ``columns`` but ``left_out``. Does not touch the tails: the caller applies
         ``plan.change``."""
         self._tails.grow(len(self._table))
-        rows = self._admitted_rows(columns, left_out, light)
+        rows = self._admitted_rows(columns, left_out, lmq)
         if len(rows.queue) == 0:
             empty = np.empty(0, np.int64)
             change = TailChange(empty, self._tails.of(empty), self._tails.of(empty))
@@ -158,7 +158,7 @@ class CyclePlanner:
         self._tails.grow(len(self._table))
         return self._tails.of(ordinals)[:, 0]
 
-    def _admitted_rows(self, columns: RecordColumns, left_out: Sequence[int], word: LightWord) -> _Rows:
+    def _admitted_rows(self, columns: RecordColumns, left_out: Sequence[int], word: LmqOffsets) -> _Rows:
         count = columns.rows
         admitted = self._table.admitted[: len(self._table)] == 1
         is_in = admitted[columns.queue[:count]]
@@ -169,21 +169,21 @@ class CyclePlanner:
         inner = columns.inner_num[record].astype(np.int64)
         records = len(record)
         if columns.lmq_rows:
-            light, light_offset = light_rows(columns, word)
-            is_in = admitted[columns.lmq_queue[light]] & ~np.isin(columns.lmq_row[light], left_out)
+            lmq, lmq_offset = resolved_lmq_rows(columns, word)
+            is_in = admitted[columns.lmq_queue[lmq]] & ~np.isin(columns.lmq_row[lmq], left_out)
             # A record that names its own queue is in it once, as in the broker's consume queue.
-            is_in &= columns.lmq_queue[light] != columns.queue[columns.lmq_row[light]]
-            light, light_offset = light[is_in], light_offset[is_in]
-            record = np.concatenate([record, columns.lmq_row[light]])
-            queue = np.concatenate([queue, columns.lmq_queue[light]])
-            offset = np.concatenate([offset, light_offset])
-            inner = np.concatenate([inner, np.ones(len(light), np.int64)])
+            is_in &= columns.lmq_queue[lmq] != columns.queue[columns.lmq_row[lmq]]
+            lmq, lmq_offset = lmq[is_in], lmq_offset[is_in]
+            record = np.concatenate([record, columns.lmq_row[lmq]])
+            queue = np.concatenate([queue, columns.lmq_queue[lmq]])
+            offset = np.concatenate([offset, lmq_offset])
+            inner = np.concatenate([inner, np.ones(len(lmq), np.int64)])
         return _Rows(record, queue.astype(np.int32), offset, inner.astype(np.int32), records)
 
     def _order(self, rows: _Rows) -> Ints:
         """Rows queue by queue, each queue's in log order."""
-        stored, light = rows.queue[: rows.records], rows.queue[rows.records :]
-        has_both = len(light) and bool((np.bincount(stored, minlength=len(self._table))[light] > 0).any())
+        stored, lmq = rows.queue[: rows.records], rows.queue[rows.records :]
+        has_both = len(lmq) and bool((np.bincount(stored, minlength=len(self._table))[lmq] > 0).any())
         if has_both:  # someone sends to a light queue's name itself
             both: Ints = np.lexsort((rows.record, rows.queue))
             return both
@@ -200,18 +200,18 @@ class CyclePlanner:
         size = columns.size[record].astype(np.int64)
         stamp = columns.store_timestamp[record]
         phys = columns.phys[record]
-        is_light = np.logical_and.reduceat(order >= rows.records, first)
-        if is_light.any():
+        is_lmq = np.logical_and.reduceat(order >= rows.records, first)
+        if is_lmq.any():
             admitted = self._table.admitted[columns.queue[record]] == 1
-            is_light &= np.logical_and.reduceat(admitted, first)
+            is_lmq &= np.logical_and.reduceat(admitted, first)
         is_batch = np.logical_or.reduceat((columns.flags[record] & FLAG_BATCH) != 0, first)
-        kind = np.where(is_light, RunKind.LMQ, np.where(is_batch, RunKind.BATCH, RunKind.PLAIN))
+        kind = np.where(is_lmq, RunKind.LMQ, np.where(is_batch, RunKind.BATCH, RunKind.PLAIN))
         tails = self._tails.of(ordinal)
-        byte_count = np.where(is_light, 0, np.add.reduceat(size, first))
+        byte_count = np.where(is_lmq, 0, np.add.reduceat(size, first))
         return _Runs(
             ordinal=ordinal, first=first, rows=count, base=base, end=end, kind=kind,
             generation=tails[:, 3].copy(),
-            base_byte=np.where(is_light, 0, tails[:, 1]),
+            base_byte=np.where(is_lmq, 0, tails[:, 1]),
             byte_count=byte_count,
             end_byte=tails[:, 1] + byte_count,
             min_timestamp=np.minimum.reduceat(stamp, first),
@@ -277,7 +277,7 @@ class CyclePlanner:
     ) -> ObjectPlan:
         row = order[_spans(runs.first[group], runs.rows[group])]
         record = rows.record[row]
-        is_light = np.repeat(runs.kind[group] == RunKind.LMQ, runs.rows[group])
+        is_lmq = np.repeat(runs.kind[group] == RunKind.LMQ, runs.rows[group])
         ordinal, generation = runs.ordinal[group], runs.generation[group]
         # Runs of one life of a queue stand together: a queue is new where the one before is another.
         is_new = np.ones(len(group), bool)
@@ -285,17 +285,17 @@ class CyclePlanner:
         numbers = self._lives.numbers(ordinal[is_new], generation[is_new])
         parent = np.full(len(row), -1, np.int32)
         parent_offset = np.full(len(row), -1, np.int64)
-        if is_light.any():
+        if is_lmq.any():
             assert generation_of_row is not None
             row_of_record = np.full(columns.rows, -1, np.int64)
             row_of_record[rows.record[: rows.records]] = np.arange(rows.records)
-            parent_generation = generation_of_row[row_of_record[record[is_light]]]
-            parents = self._lives.numbers(columns.queue[record[is_light]], parent_generation)
-            parent_offset[is_light] = columns.queue_offset[record[is_light]]
+            parent_generation = generation_of_row[row_of_record[record[is_lmq]]]
+            parents = self._lives.numbers(columns.queue[record[is_lmq]], parent_generation)
+            parent_offset[is_lmq] = columns.queue_offset[record[is_lmq]]
             numbers = distinct(np.concatenate([numbers, parents]))
             place = np.empty(len(self._lives.roster), np.int32)
             place[numbers] = np.arange(len(numbers))
-            parent[is_light] = place[parents]
+            parent[is_lmq] = place[parents]
         table = np.zeros(len(group), RUN_DTYPE)
         table["queue"] = np.cumsum(is_new) - 1
         table["ordinal"] = np.arange(len(group))
@@ -316,7 +316,7 @@ class CyclePlanner:
             queues=QueueSelection(self._lives.roster, numbers),
             runs=table,
             rows=RowTable(
-                position=np.where(is_light, -1, columns.position[record]),
+                position=np.where(is_lmq, -1, columns.position[record]),
                 size=columns.size[record],
                 tags_code=columns.tags_code[record],
                 store_timestamp=columns.store_timestamp[record],

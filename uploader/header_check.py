@@ -32,7 +32,7 @@ from tiered.kernels.scan import FLAG_LMQ, RecordColumns
 from tiered.model.queue import LMQ_PREFIX
 from tiered.model.tables import GapReason, Table
 from uploader.cycle_plan import CyclePlan, CyclePlanner, UnusualQueue
-from uploader.lmq_dispatch import LightReferences, LightRules
+from uploader.lmq_dispatch import LmqDispatch, LmqRules
 from uploader.log_batch import DamagedRange, LogBatch
 from uploader.queue_tails import UNKNOWN
 
@@ -60,12 +60,12 @@ class QueueWitness:
         consume_queues: Callable[[], ConsumeQueueIndex | None],
         log: CommitLog,
         *,
-        light_rules: Callable[[], LightRules] = LightRules,
+        lmq_rules: Callable[[], LmqRules] = LmqRules,
     ) -> None:
         self._table = table
         self._consume_queues = consume_queues
         self._log = log
-        self._light = LightReferences(table, consume_queues, light_rules)
+        self._lmq = LmqDispatch(table, consume_queues, lmq_rules)
         self._search_again_s = 0.0
         """On the monotonic clock."""
 
@@ -75,10 +75,10 @@ class QueueWitness:
         """Plan ``batch`` without its contradicted records, which become damage of the batch, and with the references
         to light queues that the broker made."""
         may_search = True
-        batch.light = self._light.word(batch.columns, planner.next_offsets)
+        batch.lmq = self._lmq.word(batch.columns, planner.next_offsets)
         while True:
             plan = planner.plan(
-                batch.columns, gap_reason=gap_reason(batch), left_out=batch.left_out, light=batch.light
+                batch.columns, gap_reason=gap_reason(batch), left_out=batch.left_out, lmq=batch.lmq
             )
             rows = self._contradicted(batch, plan.unusual, may_search=may_search)
             if not len(rows):

@@ -33,7 +33,7 @@ from uploader.queue_tails import UNKNOWN
 logger = logging.getLogger(__name__)
 
 Ints = NDArray[Any]
-LightWord = Mapping[tuple[int, int], int]
+LmqOffsets = Mapping[tuple[int, int], int]
 """(physical offset of the record, ordinal of the queue) → the record's offset there, or LEFT_OUT. References that it
 does not name are made if they are not in doubt."""
 
@@ -49,7 +49,7 @@ _NAMES_FEW = 16
 
 
 @dataclass(frozen=True)
-class LightRules:
+class LmqRules:
     """What is known of the broker. ``in_rocksdb``: where its light queues are; not in files. ``is_off``: it says that
     it dispatches to none now."""
 
@@ -75,7 +75,7 @@ class Claims(NamedTuple):
     said: Sequence[int]
 
 
-def light_rows(columns: RecordColumns, word: LightWord) -> tuple[Ints, Ints]:
+def resolved_lmq_rows(columns: RecordColumns, word: LmqOffsets) -> tuple[Ints, Ints]:
     """(light-queue row, queue offset) of the references to make, in log order; each once."""
     index, _ = _named_once(columns)
     offset = columns.lmq_queue_offset[index]
@@ -113,7 +113,7 @@ def _has_named_twice(queue: Ints, row: Ints) -> bool:
     return True
 
 
-def decide(claims: Claims, begin: Place, rules: LightRules) -> tuple[list[int], Place]:
+def decide(claims: Claims, begin: Place, rules: LmqRules) -> tuple[list[int], Place]:
     """The offset of each reference in its queue, or LEFT_OUT; and where the queue goes on. Pure."""
     offsets, place = [], begin
     for claimed, times, doubt, said in zip(*claims, strict=True):
@@ -127,7 +127,7 @@ def decide(claims: Claims, begin: Place, rules: LightRules) -> tuple[list[int], 
     return offsets, place
 
 
-def _without_units(claimed: int, doubt: int, place: Place, rules: LightRules) -> int:
+def _without_units(claimed: int, doubt: int, place: Place, rules: LmqRules) -> int:
     if doubt & DOUBT_PLAIN:
         return LEFT_OUT
     if rules.in_rocksdb:  # never of the topics in doubt, whatever the name
@@ -151,14 +151,14 @@ class _Records(NamedTuple):
     doubt: Ints
 
 
-class LightReferences:
+class LmqDispatch:
     """Asked about batches of one log, in order. ``rules`` are asked for each time."""
 
     def __init__(
         self,
         table: QueueTable,
         consume_queues: Callable[[], ConsumeQueueIndex | None],
-        rules: Callable[[], LightRules],
+        rules: Callable[[], LmqRules],
     ) -> None:
         self._table = table
         self._consume_queues = consume_queues
@@ -166,7 +166,7 @@ class LightReferences:
         self._claimed: dict[tuple[int, int], int] = {}
         """What is claimed next, by (queue, where it goes on), where that differs."""
 
-    def word(self, columns: RecordColumns, next_offsets: Callable[[Ints], Ints]) -> LightWord:
+    def word(self, columns: RecordColumns, next_offsets: Callable[[Ints], Ints]) -> LmqOffsets:
         """What is unusual. ``next_offsets``: where queues end, by ordinal.
 
         Costs nothing where queues go on as they were; else some reads for each that does not.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tiered.catalog.state import LogCheck
 from tiered.kernels.scan import RecordColumns
-from uploader.lmq_dispatch import LightWord
+from uploader.lmq_dispatch import LmqOffsets
 
 CHECK_BYTES_MAX = 64 * 1024
 
@@ -67,7 +67,7 @@ class LogBatch:
         self.is_wanted = False
         self.damaged: list[DamagedRange] = []
         self.left_out: list[int] = []
-        self.light: LightWord = {}
+        self.lmq: LmqOffsets = {}
         self.lost: list[LostRange] = []
 
     @property

@@ -14,7 +14,7 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from uploader.bound_source import BoundSource
 from uploader.header_check import QueueWitness
-from uploader.lmq_dispatch import LightRules
+from uploader.lmq_dispatch import LmqRules
 from uploader.log_feed import LogFeed
 
 
@@ -40,18 +40,18 @@ def witness_of(
 ) -> QueueWitness:
     """The store's consume queues as far as they are visible: none of a live RocksDB."""
 
-    def rules() -> LightRules:
-        return light_rules(store, {} if bound_source is None else bound_source.config)
+    def rules() -> LmqRules:
+        return lmq_rules(store, {} if bound_source is None else bound_source.config)
 
-    return QueueWitness(table, store.consume_queues, store.commit_log, light_rules=rules)
+    return QueueWitness(table, store.consume_queues, store.commit_log, lmq_rules=rules)
 
 
-def light_rules(store: BrokerStore, said: Mapping[str, str]) -> LightRules:
+def lmq_rules(store: BrokerStore, said: Mapping[str, str]) -> LmqRules:
     """By what the broker ``said`` is its configuration, or by broker.conf; of neither, it may dispatch to light queues.
 
     Files take them with ``enableMultiDispatch``, RocksDB with ``enableLmq``.
     """
-    in_rocksdb = store.has_rocksdb_light_queues
+    in_rocksdb = store.has_rocksdb_lmqs
     known = said or (store.conf.properties if store.conf is not None else None)
     is_off = known is not None and not is_true(known, "enableLmq" if in_rocksdb else "enableMultiDispatch")
-    return LightRules(in_rocksdb, is_off)
+    return LmqRules(in_rocksdb, is_off)

@@ -42,8 +42,8 @@ def read_records(log: CommitLog, units: Table, topic: str, queue_id: int) -> Loc
     Raises AccessDeniedError or UnavailableError naming a file.
     """
     data, starts = _read_spans(log, units["phys"].astype(np.int64), units["size"].astype(np.int64))
-    light = topic.startswith(LMQ_PREFIX)
-    expected = None if light else (queue_id, topic.encode("utf-8"))
+    lmq = topic.startswith(LMQ_PREFIX)
+    expected = None if lmq else (queue_id, topic.encode("utf-8"))
     view, stored = data.data, []
     for start, phys, size, offset in zip(
         starts.tolist(),
@@ -52,7 +52,7 @@ def read_records(log: CommitLog, units: Table, topic: str, queue_id: int) -> Loc
         units["queue_offset"].tolist(),
         strict=True,
     ):
-        stored_ms = checked_timestamp(view[start : start + size], phys, expected, None if light else offset)
+        stored_ms = checked_timestamp(view[start : start + size], phys, expected, None if lmq else offset)
         if stored_ms is None:
             break
         stored.append(stored_ms)

@@ -37,7 +37,7 @@ class _Records(NamedTuple):
     phys: NDArray[np.int64]
 
 
-class LightReader:
+class LmqReader:
     """Reads light rows. Holds no state: threads may share it."""
 
     def __init__(self, catalog: CatalogView) -> None:

@@ -18,7 +18,7 @@ from fetcher.io.request_scheduler import Lane
 from fetcher.rows.batch import EMPTY_BATCH, MessageBatch, joined_batch
 from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, Held, Needed
 from fetcher.rows.catalog_view import CatalogView
-from fetcher.rows.lmq_rows import LightReader
+from fetcher.rows.lmq_rows import LmqReader
 from fetcher.rows.queue_view import QueueView, RunList, RunPlace
 from fetcher.rows.read_plan import NO_END, Limits, Step, Taken, Wish, take
 from fetcher.rows.run_rows import RunRows, rows_of_run
@@ -101,7 +101,7 @@ class RowReader:
     def __init__(self, source: BlockSource, catalog: CatalogView) -> None:
         self._source = source
         self._catalog = catalog
-        self._light = LightReader(catalog)
+        self._lmq = LmqReader(catalog)
 
     def __repr__(self) -> str:
         return f"RowReader({self._source!r})"
@@ -121,7 +121,7 @@ class RowReader:
         while at < end and reply.goes_on_at(at) and view.existing(at) == at:
             places = _places(runs, at, end, reply)
             if places[0].kind == RunKind.LMQ:
-                step = await self._light.step(fetch, view, places[0], at, reply.limits(), wish, after)
+                step = await self._lmq.step(fetch, view, places[0], at, reply.limits(), wish, after)
             else:
                 step = await _stored_step(fetch, places, at, end, reply.limits(), wish, after)
             if step.lost_to is not None:

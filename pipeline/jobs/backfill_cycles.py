@@ -63,9 +63,9 @@ def scan_part(task: ScanTask) -> Scan:
             plan = witness.plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
             ordinals, moves = moves_of(plan, table)
             part = replace(task.part, from_phys=batch.from_phys, to_phys=batch.to_phys, is_cycle=True)
-            light = [
+            lmq = [
                 (phys, table.topic(ordinal), int(table.queue_id[ordinal]), offset)
-                for (phys, ordinal), offset in batch.light.items()
+                for (phys, ordinal), offset in batch.lmq.items()
             ]
             cycles.append(
                 ScannedCycle(
@@ -74,7 +74,7 @@ def scan_part(task: ScanTask) -> Scan:
                     bool(batch.damaged),
                     bool(batch.lost),
                     batch.columns.phys[batch.left_out].tolist(),
-                    light,
+                    lmq,
                     ordinals,
                     moves,
                 )
@@ -142,10 +142,8 @@ def put_cycle(task: PutTask) -> PutCycle:
             was_lost=task.was_lost,
         )
         planner = CyclePlanner(table, tails, split_bytes=task.settings.split_bytes, skipped=task.skipped)
-        light = {
-            (phys, table.ordinal(topic, queue_id)): offset for phys, topic, queue_id, offset in task.light
-        }
-        plan = planner.plan(batch.columns, gap_reason=reason, left_out=batch.left_out, light=light)
+        lmq = {(phys, table.ordinal(topic, queue_id)): offset for phys, topic, queue_id, offset in task.lmq}
+        plan = planner.plan(batch.columns, gap_reason=reason, left_out=batch.left_out, lmq=lmq)
         if plan.rows != task.rows:
             raise _changed(task)
         result = _Putter(task, archive).put(plan, batch)

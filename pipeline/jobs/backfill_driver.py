@@ -188,7 +188,7 @@ class StoreOffload:
                     tails=before,
                     rows=cycle.rows,
                     left_out=cycle.left_out,
-                    light=cycle.light,
+                    lmq=cycle.lmq,
                     was_damaged=self._was_damaged,
                     was_lost=self._was_lost,
                     skipped=self._skipped,

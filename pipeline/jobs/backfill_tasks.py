@@ -28,7 +28,7 @@ from uploader.log_feed import FeedBound
 from uploader.skipped_log import SkippedLog
 
 QueueNames = list[tuple[str, int]]
-LightNames = list[tuple[int, str, int, int]]
+LmqNames = list[tuple[int, str, int, int]]
 """Of references to light queues that are unusual: physical offset of the record, topic and queue id, offset there or
 LEFT_OUT (uploader.lmq_dispatch)."""
 
@@ -105,7 +105,7 @@ class ScannedCycle:
     is_damaged: bool
     is_lost: bool
     left_out: list[int]
-    light: LightNames
+    lmq: LmqNames
     ordinals: NDArray[np.int64]
     moves: NDArray[np.int64]
 
@@ -142,7 +142,7 @@ class PutTask:
     tails: NDArray[np.int64]
     rows: int
     left_out: list[int]
-    light: LightNames
+    lmq: LmqNames
     was_damaged: bool
     was_lost: bool
     skipped: SkippedLog

@@ -19,7 +19,7 @@ from tiered.formats.record import (
     decode_record,
 )
 
-LIGHT_PREFIX: Final = "%LMQ%"
+LMQ_PREFIX: Final = "%LMQ%"
 _QUEUE_OFFSET_AT, _SYS_FLAG_AT, _BORN_HOST_AT = 20, 36, 48
 
 
@@ -65,13 +65,13 @@ def records(body: Sequence[bytes | bytearray | memoryview], topic: str) -> Itera
             raise UsageError(
                 f"{topic} holds inner batches, which cannot be popped", hint="use a push consumer"
             )
-        if topic.startswith(LIGHT_PREFIX):
-            offset = _light_offset(record, topic, offset)
+        if topic.startswith(LMQ_PREFIX):
+            offset = _lmq_offset(record, topic, offset)
         yield Popped(offset, record)
         at += size
 
 
-def _light_offset(record: bytes, topic: str, otherwise: int) -> int:
+def _lmq_offset(record: bytes, topic: str, otherwise: int) -> int:
     properties = decode_record(record).properties
     names = properties.get("INNER_MULTI_DISPATCH", "").split(",")
     offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")

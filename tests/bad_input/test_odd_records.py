@@ -74,7 +74,7 @@ def _message(chance: random.Random, lasts: Lasts) -> Message:
     last = lasts.get((topic, queue_id), -1)
     odd = [last, last + 2, 0, 1, last - 3, last + 1000, OFFSET_MAX - 1, OFFSET_MAX]
     offset = min(max(chance.choice([last + 1] * 12 + odd), 0), OFFSET_MAX)
-    pairs = _light_queues(chance, lasts) if chance.random() < 0.3 else []
+    pairs = _lmq_entries(chance, lasts) if chance.random() < 0.3 else []
     for name, values in (
         (b"TAGS", [b"", b"A", b"\xff", b"A||B"]),
         (b"KEYS", [b"k", b"a b  c ", b" ", b"\xe6\x97", b"k " * 50]),
@@ -95,7 +95,7 @@ def _message(chance: random.Random, lasts: Lasts) -> Message:
     return Message(topic, queue_id, offset, body, properties(*pairs), flag, stored_ms, chance.random() < 0.3)
 
 
-def _light_queues(chance: random.Random, lasts: Lasts) -> list[tuple[bytes, bytes]]:
+def _lmq_entries(chance: random.Random, lasts: Lasts) -> list[tuple[bytes, bytes]]:
     """Names that repeat or are none, and offsets that jump, repeat, or that no queue holds."""
     names = [chance.choice([b"%LMQ%a", b"%LMQ%b", b"%LMQ%c", b"%LMQ%c", b"plain", b""]) for _ in range(3)]
     offsets = []

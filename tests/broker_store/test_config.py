@@ -74,7 +74,7 @@ def test_wrong_shape_is_corruption(config: Path, text: str) -> None:
         state(config)
 
 
-def test_light_queue_offsets(config: Path) -> None:
+def test_lmq_offsets(config: Path) -> None:
     text = '{"lmqOffsetTable":{"%LMQ%a@%LMQ%g":17},"offsetTable":{"t@g":{0:1,3:4}}}'
     (config / "lmqConsumerOffset.json").write_text(text)
     assert state(config).consumer_offsets == {"t@g": {0: 1, 3: 4}, "%LMQ%a@%LMQ%g": {0: 17}}
@@ -152,9 +152,7 @@ def test_a_backup_of_before_the_tables_moved_to_rocksdb_names_nobody(
     assert topic_names_backup(tmp_path) == {"t"}
 
 
-def test_light_queue_offsets_written_after_rocksdb_count(
-    real_store: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_lmq_offsets_written_after_rocksdb_count(real_store: Callable[[str], Path], tmp_path: Path) -> None:
     """A broker that was switched back, with light queues on, writes no consumerOffset.json."""
     shutil.copytree(real_store("C") / "store" / "config", tmp_path / "config")
     for path in (tmp_path / "config" / "consumerOffsets").iterdir():

@@ -187,16 +187,16 @@ def test_inner_num_counts(started: CatalogState) -> None:
     refused(started, replace(draft, runs=runs), "impossible run")
 
 
-def test_a_light_queue_has_no_bytes_of_its_own(started: CatalogState) -> None:
-    light = queue("%LMQ%x")
-    draft = append_draft(started, {A: 2, light: 2})
+def test_an_lmq_has_no_bytes_of_its_own(started: CatalogState) -> None:
+    lmq = queue("%LMQ%x")
+    draft = append_draft(started, {A: 2, lmq: 2})
     refused_runs = draft.runs.copy()
     refused_runs["kind"][1] = RunKind.LMQ
     refused(started, replace(draft, runs=refused_runs), "impossible run")
     runs = refused_runs
     runs["byte_count"][1] = 0
     state = step(started, replace(draft, runs=runs))
-    row = state.queue(light)
+    row = state.queue(lmq)
     assert row is not None
     assert (row["end_byte"], row["end_queue_offset"], row["flags"]) == (0, 2, QUEUE_LMQ)
 

@@ -27,7 +27,7 @@ from tiered.settings.sections import OffloadSettings
 Units = dict[tuple[str, int], list[tuple[int, int]]]
 """(queue offset, physical offset) of each record, by queue."""
 EVERYTHING = TopicFilter(include_system=True, cluster=CLUSTER, broker=BROKER)
-LIGHT_ONLY = TopicFilter(include=("%LMQ%*", "audit"), cluster=CLUSTER, broker=BROKER)
+LMQS_ONLY = TopicFilter(include=("%LMQ%*", "audit"), cluster=CLUSTER, broker=BROKER)
 
 
 def truth_of(directory: Path, topic_filter: TopicFilter) -> Units:
@@ -64,9 +64,9 @@ def read_back(archive: PrefixedStore) -> Iterator[tuple[tuple[str, int], list[tu
         yield key[:2], list(records_of(QueueReader(archive, state, key)))
 
 
-@pytest.mark.parametrize("topic_filter", [EVERYTHING, LIGHT_ONLY], ids=["everything", "light queues only"])
+@pytest.mark.parametrize("topic_filter", [EVERYTHING, LMQS_ONLY], ids=["everything", "light queues only"])
 @pytest.mark.parametrize("name", ["L", "M", "N", "O"])
-def test_light_queues_are_what_the_broker_made_of_them(
+def test_lmqs_are_what_the_broker_made_of_them(
     name: str, topic_filter: TopicFilter, real_store: Callable[[str], Path]
 ) -> None:
     directory = real_store(name)

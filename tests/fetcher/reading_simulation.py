@@ -32,7 +32,7 @@ from tiered.settings.sections import FetchSettings, PrefetchSettings
 BLOCK_BYTES = 8 * 1024
 COUNT = 32
 QUEUES = [QueueKey(f"topic-{number}", number % 3, 0) for number in range(8)]
-LIGHT = QueueKey("%LMQ%light", 0, 0)
+LMQ = QueueKey("%LMQ%light", 0, 0)
 
 FETCH = FetchSettings(
     memory_bytes=4 << 20, cache_bytes=2 << 20, index_cache_bytes=1 << 20, unread_expiry_ms=20_000,
@@ -54,10 +54,10 @@ def archive(*, with_sets: bool = True) -> ArchiveBuilder:
         sent = []
         for number in range(100):
             for queue in QUEUES:
-                light = [LIGHT] if queue == QUEUES[0] and number % 3 == 0 else []
+                lmq = [LMQ] if queue == QUEUES[0] and number % 3 == 0 else []
                 skip = cycle == 6 and number == 0 and queue == QUEUES[1]
                 offset = builder.truth[queue].end + 50 if skip else None
-                sent.append(Sent(queue, rand.randbytes(rand.randrange(40, 200)), offset=offset, light=light))
+                sent.append(Sent(queue, rand.randbytes(rand.randrange(40, 200)), offset=offset, lmq=lmq))
         builder.commit(sent, as_set=with_sets and cycle % 3 == 0)
     return builder
 

@@ -37,7 +37,7 @@ from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 
 PLAIN, OTHER = QueueKey("plain", 0, 0), QueueKey("other", 3, 0)
-BATCHED, LIGHT, LONELY = (
+BATCHED, LMQ, LONELY = (
     QueueKey("batched", 0, 0),
     QueueKey("%LMQ%light", 0, 0),
     QueueKey("%LMQ%lonely", 0, 0),
@@ -207,7 +207,7 @@ def mixed_archive(seed: int) -> ArchiveBuilder:
         sent = []
         for _ in range(rand.randrange(3, 30)):
             queue = rand.choice([PLAIN, PLAIN, OTHER, BATCHED])
-            light = [] if queue == BATCHED else [q for q in (LIGHT, LONELY) if rand.random() < 0.3]
+            lmq = [] if queue == BATCHED else [q for q in (LMQ, LONELY) if rand.random() < 0.3]
             known = builder.truth.get(queue)
             skip = known is not None and rand.random() < 0.03
             sent.append(
@@ -215,7 +215,7 @@ def mixed_archive(seed: int) -> ArchiveBuilder:
                     queue,
                     bytes(rand.randrange(300)),
                     tags=rand.choice(["", "a", "b"]),
-                    light=light,
+                    lmq=lmq,
                     inner_num=rand.randrange(2, 5) if queue == BATCHED else 1,
                     offset=builder.truth[queue].end + 40 + cycle if skip and not sent else None,
                 )
@@ -269,7 +269,7 @@ def test_walks_deliver_every_row_once_in_order(seed: int, count: int, tag: str |
         bounds = run_sync(fetcher.bounds(queue.topic, queue.queue_id))
         assert bounds is not None
         rows = [row for row in truth.rows if row.offset >= bounds[0]]
-        if queue in (LIGHT, LONELY):
+        if queue in (LMQ, LONELY):
             continue  # parents may have expired; the test above compares
         found: list[Stored] = []
         offset = bounds[0]
@@ -633,14 +633,14 @@ def test_what_was_in_hand_is_not_judged_by_the_log_line_of_what_came_in_its_plac
     assert reader.from_hand(view, 2, 2, NO_LIMIT) is not None
 
 
-def test_light_rows_whose_parents_expired_are_passed_like_a_gap() -> None:
+def test_lmq_rows_whose_parents_expired_are_passed_like_a_gap() -> None:
     builder = ArchiveBuilder(MemoryStore())
-    builder.commit([Sent(PLAIN, b"%d" % number, light=[LIGHT]) for number in range(3)])
-    builder.commit([Sent(PLAIN, b"%d" % number, light=[LIGHT]) for number in range(3, 6)])
+    builder.commit([Sent(PLAIN, b"%d" % number, lmq=[LMQ]) for number in range(3)])
+    builder.commit([Sent(PLAIN, b"%d" % number, lmq=[LMQ]) for number in range(3, 6)])
     builder.expire_first_run(PLAIN)
-    result = pull(plain_fetcher(builder.store), LIGHT, 0)
+    result = pull(plain_fetcher(builder.store), LMQ, 0)
     assert (result.gap, result.next_offset) == ((0, 3), 6)
-    assert rows_of(result) == builder.truth[LIGHT].rows[3:]
+    assert rows_of(result) == builder.truth[LMQ].rows[3:]
 
 
 def test_bad_arguments_are_errors() -> None:

@@ -26,7 +26,7 @@ from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import FetchSettings, PrefetchSettings
 
 QUEUES = [QueueKey("topic", number, 0) for number in range(4)]
-BATCHED, LIGHT = QueueKey("batched", 0, 0), QueueKey("%LMQ%light", 0, 0)
+BATCHED, LMQ = QueueKey("batched", 0, 0), QueueKey("%LMQ%light", 0, 0)
 RUNS, ROWS = 6, 300
 KIB = 1024
 
@@ -73,14 +73,12 @@ def test_it_stops_at_a_gap_and_begins_behind_one() -> None:
     assert run_sync(reader.read(view, 10, 40, None)) == (40, 0, ())
 
 
-@pytest.mark.parametrize("queue", [BATCHED, LIGHT])
+@pytest.mark.parametrize("queue", [BATCHED, LMQ])
 def test_rows_that_are_more_than_an_offset_each_are_read_as_a_pull_reads_them(queue: QueueKey) -> None:
     builder = ArchiveBuilder(MemoryStore())
-    light = [LIGHT] if queue == LIGHT else []
+    lmq = [LMQ] if queue == LMQ else []
     for _ in range(3):
-        builder.commit(
-            [Sent(BATCHED, b"y" * 60, inner_num=1 if light else 5, light=light) for _ in range(40)]
-        )
+        builder.commit([Sent(BATCHED, b"y" * 60, inner_num=1 if lmq else 5, lmq=lmq) for _ in range(40)])
     reader, source, catalog = ahead_of(builder)
     view = catalog.view(catalog.state, queue)
     assert view is not None
@@ -178,12 +176,12 @@ def test_many_readers_share_what_is_read_ahead_without_falling_back_to_small_req
 def test_blocks_of_one_object_are_asked_for_together_whatever_run_they_belong_to() -> None:
     builder = ArchiveBuilder(MemoryStore(), codec=BlockCodec(block_bytes=1 * KIB))
     builder.commit([
-        Sent(queue, b"m" * 100, light=[LIGHT]) for _ in range(20) for queue in QUEUES
+        Sent(queue, b"m" * 100, lmq=[LMQ]) for _ in range(20) for queue in QUEUES
     ])  # fmt: skip
     source = PlainSource(builder.store)
     fetcher = plain_fetcher(builder.store, source)
-    result = run_sync(fetcher.get(*LIGHT[:2], 0, count=80, max_bytes=1 << 30))
+    result = run_sync(fetcher.get(*LMQ[:2], 0, count=80, max_bytes=1 << 30))
     assert [bytes(record) for record in result.batch.records()] == [
-        row.record for row in builder.truth[LIGHT].rows
+        row.record for row in builder.truth[LMQ].rows
     ]
     assert len(source.fetched) == len(QUEUES)  # a parent each: these are read side by side

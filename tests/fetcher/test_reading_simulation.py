@@ -11,7 +11,7 @@ from fetcher.prefetch.event_log import EventKind
 from tests.fetcher.reading_simulation import (
     BLOCK_BYTES,
     FETCH,
-    LIGHT,
+    LMQ,
     PREFETCH,
     QUEUES,
     Consumer,
@@ -56,9 +56,9 @@ def test_every_message_is_delivered_once_in_order(seed: int, failing: float) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_light_queue_comes_out_of_its_parents_blocks(seed: int) -> None:
+def test_an_lmq_comes_out_of_its_parents_blocks(seed: int) -> None:
     simulation = Simulation(archive(), seed, failing=0.05)
-    simulation.add(Consumer("light", LIGHT, fast))
+    simulation.add(Consumer("light", LMQ, fast))
     simulation.add(Consumer("parent", QUEUES[0], slow))
     simulation.run()
     assert_all_delivered(simulation)
@@ -154,7 +154,7 @@ def test_many_seeds(seed: int) -> None:
     rand = random.Random(seed)
     simulation = Simulation(archive(), seed, failing=rand.choice([0.0, 0.02, 0.3]))
     for number in range(rand.randrange(1, 20)):
-        queue = rand.choice([*QUEUES, LIGHT])
+        queue = rand.choice([*QUEUES, LMQ])
         think = rand.choice([0.001, 0.02, 0.5, 5.0])
         stall = rand.choice([1 << 30, 7, 20])
         simulation.add(

@@ -36,7 +36,7 @@ class Sent:
     tags: str = ""
     keys: Sequence[str] = ()
     inner_num: int = 1
-    light: Sequence[QueueKey] = ()
+    lmq: Sequence[QueueKey] = ()
     stored_ms: int = NOW_MS
 
 
@@ -124,21 +124,21 @@ class ArchiveBuilder:
         gaps: list[Gap] = []
         for sent in messages:
             offset = self._claim(sent.queue, sent.offset, gaps)
-            light = [(queue, self._claim(queue, None, gaps)) for queue in sent.light]
-            record, tags_code = _record(sent, offset, light, self._phys)
+            lmq = [(queue, self._claim(queue, None, gaps)) for queue in sent.lmq]
+            record, tags_code = _record(sent, offset, lmq, self._phys)
             record = self.doctor(record)
             truth = Stored(offset, sent.inner_num, record, self._phys, tags_code, sent.stored_ms)
             hashes = [xxhash.xxh64_intdigest(f"{sent.queue.topic}#{key}".encode()) for key in sent.keys]
             row = RowSpec(record, tags_code, sent.stored_ms, 0, sent.inner_num, hashes)
             rows.append((sent.queue, row, offset, self._phys))
             self._note(sent.queue, truth)
-            for queue, light_offset in light:
+            for queue, lmq_offset in lmq:
                 parent = replace(
                     row, inner_num=1, keys=(), parent_queue_offset=offset + self.parent_offset_error
                 )
-                rows.append((queue, parent, light_offset, self._phys))
-                self._parents[queue, light_offset] = sent.queue
-                self._note(queue, replace(truth, offset=light_offset, inner_num=1))
+                rows.append((queue, parent, lmq_offset, self._phys))
+                self._parents[queue, lmq_offset] = sent.queue
+                self._note(queue, replace(truth, offset=lmq_offset, inner_num=1))
             self._phys += len(record)
         return rows, gaps
 
@@ -261,7 +261,7 @@ def _number(queues: list[QueueKey], queue: QueueKey) -> int:
     return queues.index(queue)
 
 
-def _record(sent: Sent, offset: int, light: Sequence[tuple[QueueKey, int]], phys: int) -> tuple[bytes, int]:
+def _record(sent: Sent, offset: int, lmq: Sequence[tuple[QueueKey, int]], phys: int) -> tuple[bytes, int]:
     pairs = []
     if sent.tags:
         pairs.append((b"TAGS", sent.tags.encode()))
@@ -269,9 +269,9 @@ def _record(sent: Sent, offset: int, light: Sequence[tuple[QueueKey, int]], phys
         pairs.append((b"KEYS", " ".join(sent.keys).encode()))
     if sent.inner_num > 1:
         pairs += [(b"INNER_BASE", str(offset).encode()), (b"INNER_NUM", str(sent.inner_num).encode())]
-    if light:
-        pairs.append((b"INNER_MULTI_DISPATCH", ",".join(queue.topic for queue, _ in light).encode()))
-        pairs.append((b"INNER_MULTI_QUEUE_OFFSET", ",".join(str(number) for _, number in light).encode()))
+    if lmq:
+        pairs.append((b"INNER_MULTI_DISPATCH", ",".join(queue.topic for queue, _ in lmq).encode()))
+        pairs.append((b"INNER_MULTI_QUEUE_OFFSET", ",".join(str(number) for _, number in lmq).encode()))
     message = Message(
         topic=sent.queue.topic.encode(), queue_id=sent.queue.queue_id, queue_offset=offset, body=sent.body,
         properties=properties(*pairs), sys_flag=0x80 if sent.inner_num > 1 else 0, store_timestamp=sent.stored_ms,

@@ -17,7 +17,7 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 
 ONE, TWO, BATCHED = QueueKey("topic", 0, 0), QueueKey("topic", 1, 0), QueueKey("batched", 0, 0)
-LIGHT, OTHER_LIGHT = QueueKey("%LMQ%a", 0, 0), QueueKey("%LMQ%b", 0, 0)
+LMQ, OTHER_LMQ = QueueKey("%LMQ%a", 0, 0), QueueKey("%LMQ%b", 0, 0)
 
 
 def _records(batch: Batch) -> list[bytes]:
@@ -69,13 +69,13 @@ def cycles(draw: st.DrawFn) -> list[list[tuple[int, int, int, int, int]]]:
 def _sent(builder: ArchiveBuilder, cycle: Sequence[tuple[int, int, int, int, int]]) -> list[Sent]:
     ends = {queue: truth.end for queue, truth in builder.truth.items()}
     sent = []
-    for number, length, missing, inner, light in cycle:
+    for number, length, missing, inner, lmq in cycle:
         queue = (ONE, TWO, BATCHED)[number]
         inner_num = inner if queue == BATCHED else 1
         offset = ends.get(queue, 7) + missing
         ends[queue] = offset + inner_num
-        lights = [name for bit, name in ((1, LIGHT), (2, OTHER_LIGHT)) if light & bit and queue != BATCHED]
-        sent.append(Sent(queue, bytes(length), offset, f"tag{length % 3}", (), inner_num, lights))
+        lmqs = [name for bit, name in ((1, LMQ), (2, OTHER_LMQ)) if lmq & bit and queue != BATCHED]
+        sent.append(Sent(queue, bytes(length), offset, f"tag{length % 3}", (), inner_num, lmqs))
     return sent
 
 
@@ -218,12 +218,12 @@ def test_a_segment_that_is_not_the_one_the_catalog_means_is_a_corruption() -> No
         reader.read(0, max_rows=9, max_bytes=1 << 20)
 
 
-def test_a_light_queue_lives_no_longer_than_its_parent() -> None:
+def test_an_lmq_lives_no_longer_than_its_parent() -> None:
     builder = ArchiveBuilder(MemoryStore())
-    builder.commit([Sent(ONE, b"a", light=[LIGHT]), Sent(ONE, b"b", light=[LIGHT])])
-    builder.commit([Sent(TWO, b"c", light=[LIGHT]), Sent(ONE, b"d", light=[LIGHT])])
+    builder.commit([Sent(ONE, b"a", lmq=[LMQ]), Sent(ONE, b"b", lmq=[LMQ])])
+    builder.commit([Sent(TWO, b"c", lmq=[LMQ]), Sent(ONE, b"d", lmq=[LMQ])])
     builder.expire_first_run(ONE)
-    reader = QueueReader(builder.store, builder.state, LIGHT)
+    reader = QueueReader(builder.store, builder.state, LMQ)
     batch = reader.read(0, max_rows=9, max_bytes=1 << 20)
     assert (batch.gap, batch.queue_offsets.tolist()) == ((0, 2), [2, 3])
-    assert _records(batch) == [row.record for row in builder.truth[LIGHT].rows[2:]]
+    assert _records(batch) == [row.record for row in builder.truth[LMQ].rows[2:]]

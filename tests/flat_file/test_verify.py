@@ -24,7 +24,7 @@ from tiered.model.tables import Table
 from tiered.object_store.memory import MemoryStore
 
 ONE, TWO, BATCHED = QueueKey("topic", 0, 0), QueueKey("topic", 1, 0), QueueKey("batched", 0, 0)
-LIGHT = QueueKey("%LMQ%a", 0, 0)
+LMQ = QueueKey("%LMQ%a", 0, 0)
 
 
 def _archive(cycles: int = 6, carried_bytes_max: int = 4 << 20) -> ArchiveBuilder:
@@ -38,7 +38,7 @@ def _archive(cycles: int = 6, carried_bytes_max: int = 4 << 20) -> ArchiveBuilde
                 None,
                 "Tag",
                 (f"k{number}", "x"),
-                light=[LIGHT] if number % 3 == 0 else [],
+                lmq=[LMQ] if number % 3 == 0 else [],
             )
             for number in range(6)
             for queue in (ONE, TWO)
@@ -253,17 +253,17 @@ def test_record_that_is_not_what_its_row_says(change: str) -> None:
     assert _kinds(report) == {AnomalyKind.RECORD}
 
 
-def test_light_queue_row_whose_parent_is_nowhere() -> None:
+def test_lmq_row_whose_parent_is_nowhere() -> None:
     builder = ArchiveBuilder(MemoryStore())
     builder.parent_offset_error = 50
-    builder.commit([Sent(ONE, light=[LIGHT])])
-    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.LIGHT}
+    builder.commit([Sent(ONE, lmq=[LMQ])])
+    assert _kinds(verify_archive(builder.store)) == {AnomalyKind.LMQ}
 
 
-def test_light_queue_row_whose_parent_expired_is_fine() -> None:
+def test_lmq_row_whose_parent_expired_is_fine() -> None:
     builder = ArchiveBuilder(MemoryStore())
-    builder.commit([Sent(ONE, light=[LIGHT])])
-    builder.commit([Sent(ONE, light=[LIGHT])])
+    builder.commit([Sent(ONE, lmq=[LMQ])])
+    builder.commit([Sent(ONE, lmq=[LMQ])])
     builder.expire_first_run(ONE)
     report = verify_archive(builder.store, full=True)
     assert report.anomalies == []
@@ -300,7 +300,7 @@ def test_runs_in_pages_are_checked_and_a_lost_page_shows(carried_bytes_max: int)
     limits = CatalogLimits(root_every=2, spill_runs=4, page_runs_max=6, carried_bytes_max=carried_bytes_max)
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     for cycle in range(12):
-        builder.commit([Sent(queue, b"%d" % cycle, light=[LIGHT]) for queue in (ONE, TWO)])
+        builder.commit([Sent(queue, b"%d" % cycle, lmq=[LMQ]) for queue in (ONE, TWO)])
     assert len(builder.state.pages) > 1
     assert verify_archive(builder.store, full=True).anomalies == []
     lost = {AnomalyKind.PAGE, AnomalyKind.HOLE}

@@ -62,10 +62,10 @@ def test_passes_change_nothing_that_is_found(monkeypatch: pytest.MonkeyPatch, da
         root_every=4, spill_runs=20, page_runs_max=7, merge_sequences=3, carried_bytes_max=0, pack_bytes_max=1
     )
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
-    light = QueueKey("%LMQ%a", 0, 0)
+    lmq = QueueKey("%LMQ%a", 0, 0)
     for cycle in range(14):
         offset = 50 * cycle if cycle % 4 == 1 else None  # gaps, in several pages
-        builder.commit([Sent(queue, b"%d" % cycle, offset=offset, light=[light]) for queue in QUEUES[:4]])
+        builder.commit([Sent(queue, b"%d" % cycle, offset=offset, lmq=[lmq]) for queue in QUEUES[:4]])
     assert len(builder.state.pages) > 5
     if damage:
         builder.store.delete([object_of(builder.state.pages[1].key), builder.keys[-2]])

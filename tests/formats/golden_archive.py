@@ -28,7 +28,7 @@ STATE_KIND = b"RMQTSTAT"
 STATE_DOCUMENT = {"name": "topics", "document": {"topicConfigTable": {"golden": {"topicName": "golden"}}}}
 
 PLAIN, OTHER = QueueKey("golden", 0, 0), QueueKey("%RETRY%golden/日", 3, 0)
-BATCHED, LIGHT = QueueKey("golden-batch", 1, 0), QueueKey("%LMQ%golden", 0, 0)
+BATCHED, LMQ = QueueKey("golden-batch", 1, 0), QueueKey("%LMQ%golden", 0, 0)
 
 
 def _messages(cycle: int) -> list[Sent]:
@@ -44,7 +44,7 @@ def _messages(cycle: int) -> list[Sent]:
     ]
     return [
         *plain,
-        Sent(PLAIN, b"light", light=[LIGHT]),
+        Sent(PLAIN, b"light", lmq=[LMQ]),
         Sent(OTHER, noise, tags="日志"),
         Sent(OTHER, b"", offset=20 * cycle + 10),
         Sent(BATCHED, b"inner batch", inner_num=3 + cycle),

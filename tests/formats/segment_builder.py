@@ -103,12 +103,12 @@ def build(
 def _add_run(
     run: Table, index: int, spec: RunSpec, place: dict[tuple[int, int], int], lists: dict[str, list[int]]
 ) -> None:
-    is_light = spec.kind == RunKind.LMQ
+    is_lmq = spec.kind == RunKind.LMQ
     offset, phys = spec.base, spec.phys
     first_phys = spec.phys + spec.rows[0].gap_before
     for number, row in enumerate(spec.rows):
         phys += row.gap_before
-        lists["position"].append(-1 if is_light else place[index, number])
+        lists["position"].append(-1 if is_lmq else place[index, number])
         lists["size"].append(len(row.content))
         lists["tags_code"].append(row.tags_code)
         lists["store_timestamp"].append(row.store_timestamp)
@@ -117,15 +117,15 @@ def _add_run(
         lists["inner_num"].append(row.inner_num)
         lists["key_count"].append(len(row.keys))
         lists["key_hashes"].extend(row.keys)
-        lists["parent"].append(row.parent if is_light else -1)
-        lists["parent_queue_offset"].append(row.parent_queue_offset if is_light else -1)
+        lists["parent"].append(row.parent if is_lmq else -1)
+        lists["parent_queue_offset"].append(row.parent_queue_offset if is_lmq else -1)
         offset += row.inner_num
         phys += len(row.content)
     stamps = [row.store_timestamp for row in spec.rows]
     values = {
         "queue": spec.queue, "ordinal": index, "kind": spec.kind, "base_queue_offset": spec.base,
-        "end_queue_offset": offset, "rows": len(spec.rows), "base_byte": 0 if is_light else spec.base_byte,
-        "byte_count": 0 if is_light else sum(len(row.content) for row in spec.rows),
+        "end_queue_offset": offset, "rows": len(spec.rows), "base_byte": 0 if is_lmq else spec.base_byte,
+        "byte_count": 0 if is_lmq else sum(len(row.content) for row in spec.rows),
         "min_store_timestamp": min(stamps), "max_store_timestamp": max(stamps),
         "min_phys": first_phys, "end_phys": phys,
     }  # fmt: skip

@@ -153,7 +153,7 @@ def test_inner_messages_of_a_batch() -> None:
     assert list(inner_messages(decode_record(encode(Message(body=body), 0)))) == []
 
 
-def test_a_light_queue_shows_its_parents_record() -> None:
+def test_an_lmq_shows_its_parents_record() -> None:
     record = decode_record(encode(Message(queue_id=2, queue_offset=9), 0))
     row = record_to_json(record, queue=QueueKey("%LMQ%x", 0, 0), queue_offset=3)
     assert (row["topic"], row["queueId"], row["queueOffset"]) == ("%LMQ%x", 0, 3)

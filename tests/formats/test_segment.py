@@ -171,7 +171,7 @@ def test_a_block_that_does_not_shrink_is_stored_raw() -> None:
     assert index.blocks["codec"].tolist()[1] != CODEC_RAW
 
 
-def test_a_segment_of_light_queues_alone_has_no_blocks() -> None:
+def test_a_segment_of_lmqs_alone_has_no_blocks() -> None:
     segment = build(QUEUES, [RunSpec(2, 0, [RowSpec(b"1234", parent=1, parent_queue_offset=9)], RunKind.LMQ)])
     encoded = segment.encode()
     assert (len(opened(encoded).blocks), encoded.raw_bytes) == (0, 0)

@@ -116,8 +116,8 @@ def test_nothing_reads_the_arena_after_a_failure(monkeypatch: pytest.MonkeyPatch
 
 def test_threads_and_scratch_change_no_byte_of_an_object() -> None:
     rows = [RowSpec(b"%d " % number * 900, keys=(number,)) for number in range(1500)]
-    light = [RowSpec(b"1234", parent=0, parent_queue_offset=at) for at in range(3)]
-    runs = [RunSpec(0, 0, rows), RunSpec(2, 0, light, RunKind.LMQ), RunSpec(1, 5, rows[:700])]
+    lmq = [RowSpec(b"1234", parent=0, parent_queue_offset=at) for at in range(3)]
+    runs = [RunSpec(0, 0, rows), RunSpec(2, 0, lmq, RunKind.LMQ), RunSpec(1, 5, rows[:700])]
     segment = build(QUEUES, runs, shuffle_seed=3)
     once = segment.encode(BlockCodec(block_bytes=100_000, threads=1))
     scratch = SegmentScratch()

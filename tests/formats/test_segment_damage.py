@@ -27,10 +27,10 @@ ROWS = [
     for number in range(60)
 ]
 NOISE = [RowSpec(random.Random(number).randbytes(90), inner_num=number + 1) for number in range(8)]
-LIGHT = [RowSpec(ROWS[number].content, parent=0, parent_queue_offset=5 + number) for number in (1, 4, 30)]
+LMQ = [RowSpec(ROWS[number].content, parent=0, parent_queue_offset=5 + number) for number in (1, 4, 30)]
 SEGMENT = build(
     QUEUES,
-    [RunSpec(0, 5, ROWS), RunSpec(1, 0, NOISE, RunKind.BATCH), RunSpec(2, 7, LIGHT, RunKind.LMQ)],
+    [RunSpec(0, 5, ROWS), RunSpec(1, 0, NOISE, RunKind.BATCH), RunSpec(2, 7, LMQ, RunKind.LMQ)],
     shuffle_seed=1,
 )
 ENCODED = SEGMENT.encode(BlockCodec(block_bytes=400))

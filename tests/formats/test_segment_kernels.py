@@ -128,8 +128,8 @@ def test_blocks_are_cut_as_the_oracle_says(
     first_row = np.cumsum([0, *map(len, run_sizes)])
     rows, raw = np.zeros(len(sizes), np.uint32), np.zeros(len(sizes), np.int64)
     of_run = np.zeros(len(run_sizes), np.uint32)
-    is_light = np.zeros(len(run_sizes), np.uint8)
-    count = cut_blocks(first_row, is_light, sizes, block_bytes, shared_bytes, rows, raw, of_run)
+    is_lmq = np.zeros(len(run_sizes), np.uint8)
+    count = cut_blocks(first_row, is_lmq, sizes, block_bytes, shared_bytes, rows, raw, of_run)
     expected = segment_oracle.cut_blocks(run_sizes, block_bytes, shared_bytes)
     assert rows[:count].tolist() == list(map(len, expected))
     assert raw[:count].tolist() == [sum(size for _, size in block) for block in expected]

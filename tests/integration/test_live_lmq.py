@@ -28,7 +28,7 @@ def send(sidecar: Sidecar, scene: Scene, how: str) -> None:
 
 @pytest.mark.parametrize("dispatches", [True, False])
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3", "5.5.0"])
-def test_light_queues_are_the_brokers_while_it_runs_and_when_it_starts_anew(
+def test_lmqs_are_the_brokers_while_it_runs_and_when_it_starts_anew(
     version: str, dispatches: bool, tmp_path: Path
 ) -> None:
     """No queue that it does not have, none hidden behind another life, no record missing."""

@@ -22,7 +22,7 @@ MODES = ("push", "broadcast", "orderly", "lite", "assign", "pull")
 SENDS, LARGE = 320, 10
 EVERYTHING = "-Dconsume.everything=true"
 BINARY = "-Drocketmq.serialize.type=ROCKETMQ"
-LIGHT_QUEUES = ("%LMQ%one", "%LMQ%0", "%LMQ%1", "%LMQ%2")
+LMQS = ("%LMQ%one", "%LMQ%0", "%LMQ%1", "%LMQ%2")
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Deleted:
 
     facade: Facade
     truth: Counter[str]
-    light: dict[str, Counter[str]]
+    lmq: dict[str, Counter[str]]
     first: int
 
 
@@ -65,8 +65,8 @@ def deleted(facade: Facade, asked: Asked) -> Deleted:
     first = delete_old_files(facade)
     send_odd(facade, QUEUES * 8, 0, first=10**7)
     after = told_by_broker(facade, "after")
-    truth, *lights = [earlier | later for earlier, later in zip(before, after, strict=True)]
-    return Deleted(facade, truth, dict(zip(LIGHT_QUEUES, lights, strict=True)), first)
+    truth, *lmqs = [earlier | later for earlier, later in zip(before, after, strict=True)]
+    return Deleted(facade, truth, dict(zip(LMQS, lmqs, strict=True)), first)
 
 
 def send_odd(facade: Facade, sends: int, large: int, *, first: int = 0) -> None:
@@ -79,11 +79,11 @@ def send_odd(facade: Facade, sends: int, large: int, *, first: int = 0) -> None:
 def told_by_broker(facade: Facade, name: str) -> list[Counter[str]]:
     """Every message of live0 and of the light queues as a client of the real name server gets it."""
     jobs = [Job("pull", f"T-{name}", 10**6, "live0", idle_s=2)]
-    jobs += [_light_job(f"T-{name}-{light[5:]}", light) for light in LIGHT_QUEUES]
+    jobs += [_lmq_job(f"T-{name}-{lmq[5:]}", lmq) for lmq in LMQS]
     return [messages(found) for found in facade.consume_all("5.3.3", jobs, flags=(EVERYTHING,), real=True)]
 
 
-def _light_job(group: str, topic: str) -> Job:
+def _lmq_job(group: str, topic: str) -> Job:
     return Job("light", group, 10**6, topic, expression="live0", idle_s=2)
 
 
@@ -253,9 +253,9 @@ def difference(got: Counter[str], wanted: Counter[str]) -> str:
     return f"missing {missing.total()}: {list(missing)[:1]}; not wanted {extra.total()}: {list(extra)[:1]}"
 
 
-def test_light_queues_too(deleted: Deleted) -> None:
-    jobs = [_light_job(f"G-light-{name[5:]}", name) for name in LIGHT_QUEUES]
+def test_lmqs_too(deleted: Deleted) -> None:
+    jobs = [_lmq_job(f"G-light-{name[5:]}", name) for name in LMQS]
     found = deleted.facade.consume_all("5.3.3", jobs, flags=(EVERYTHING,))
-    for name, got in zip(LIGHT_QUEUES, found, strict=True):
-        assert messages(got) == deleted.light[name], (name, difference(messages(got), deleted.light[name]))
-        assert deleted.light[name].total() > 5
+    for name, got in zip(LMQS, found, strict=True):
+        assert messages(got) == deleted.lmq[name], (name, difference(messages(got), deleted.lmq[name]))
+        assert deleted.lmq[name].total() > 5

@@ -63,14 +63,12 @@ def scan(
 def rows_of(columns: RecordColumns, table: QueueTable) -> list[oracle.Row]:
     """The columns as the oracle's rows, with key hashes in place of key texts."""
     rows, key = [], 0
-    light: dict[int, list[oracle.LightReference]] = {}
+    lmq: dict[int, list[oracle.LmqEntry]] = {}
     for index in range(columns.lmq_rows):
         ordinal = int(columns.lmq_queue[index])
         queue = table.topic(ordinal), int(table.queue_id[ordinal])
-        found = oracle.LightReference(
-            queue, int(columns.lmq_queue_offset[index]), int(columns.lmq_doubt[index])
-        )
-        light.setdefault(int(columns.lmq_row[index]), []).append(found)
+        found = oracle.LmqEntry(queue, int(columns.lmq_queue_offset[index]), int(columns.lmq_doubt[index]))
+        lmq.setdefault(int(columns.lmq_row[index]), []).append(found)
     for row in range(columns.rows):
         count = int(columns.key_count[row])
         ordinal = int(columns.queue[row])
@@ -88,7 +86,7 @@ def rows_of(columns: RecordColumns, table: QueueTable) -> list[oracle.Row]:
                 key_texts=tuple(
                     struct.pack("<Q", int(code)) for code in columns.key_hashes[key : key + count]
                 ),
-                light_queues=tuple(light.get(row, ())),
+                lmq_entries=tuple(lmq.get(row, ())),
             )
         )
         key += count
@@ -306,7 +304,7 @@ LMQ = properties(
 )
 
 
-def test_light_queue_references_follow_the_record() -> None:
+def test_lmq_references_follow_the_record() -> None:
     row = one_row(Message(queue_id=3, properties=LMQ))
     assert sure(row) == [("%LMQ%a", 4), ("%LMQ%b", 6)]
     assert row.flags == FLAG_LMQ
@@ -314,13 +312,13 @@ def test_light_queue_references_follow_the_record() -> None:
 
 def sure(row: oracle.Row) -> list[tuple[str, int]]:
     """(light queue, offset) of references that every broker makes which knows light queues."""
-    assert all(found.queue[1] == 0 for found in row.light_queues if not found.doubt)
-    return [(found.queue[0], found.queue_offset) for found in row.light_queues if not found.doubt]
+    assert all(found.queue[1] == 0 for found in row.lmq_entries if not found.doubt)
+    return [(found.queue[0], found.queue_offset) for found in row.lmq_entries if not found.doubt]
 
 
 def test_what_only_some_brokers_dispatch_is_named_with_its_doubt() -> None:
     """Which of them wrote a record it does not say: 4.9 dispatches plain names too, RocksDB those with a slash."""
-    found = one_row(Message(queue_id=3, properties=LMQ)).light_queues
+    found = one_row(Message(queue_id=3, properties=LMQ)).lmq_entries
     assert found == (
         (("%LMQ%a", 0), 4, 0),
         (("plain", 3), 9, DOUBT_PLAIN),
@@ -333,7 +331,7 @@ def test_what_only_some_brokers_dispatch_is_named_with_its_doubt() -> None:
 def test_what_some_topics_dispatch_is_doubtful(topic: bytes) -> None:
     """Up to 5.1.0 all did, from 5.2 on none of these."""
     row = one_row(Message(topic=topic, properties=LMQ))
-    assert [found.doubt & DOUBT_TOPIC for found in row.light_queues] == [DOUBT_TOPIC] * 4
+    assert [found.doubt & DOUBT_TOPIC for found in row.lmq_entries] == [DOUBT_TOPIC] * 4
     assert row.flags == FLAG_LMQ, "in several queues, perhaps"
 
 
@@ -352,14 +350,14 @@ def test_what_some_topics_dispatch_is_doubtful(topic: bytes) -> None:
         (b"%LMQ%a/b,%LMQ%c", b"z,3", [("%LMQ%c", 3)]),
     ],
 )
-def test_malformed_light_queue_lists_end_where_they_do_in_the_broker(
+def test_malformed_lmq_lists_end_where_they_do_in_the_broker(
     names: bytes, offsets: bytes, expected: list[tuple[str, int]]
 ) -> None:
     text = properties((b"INNER_MULTI_DISPATCH", names), (b"INNER_MULTI_QUEUE_OFFSET", offsets))
     assert sure(one_row(Message(properties=text))) == expected
 
 
-def test_topics_not_admitted_give_no_row_unless_a_light_queue_needs_it() -> None:
+def test_topics_not_admitted_give_no_row_unless_an_lmq_needs_it() -> None:
     table = QueueTable()
     table.ordinal("topic", 0)
     table.admitted[0] = NOT_ADMITTED

@@ -86,7 +86,7 @@ def members(runs: RunCuts, order: np.ndarray, run: int) -> list[int]:
     return rows
 
 
-def test_light_queue_runs_measure_the_records_they_refer_to() -> None:
+def test_lmq_runs_measure_the_records_they_refer_to() -> None:
     messages = []
     for index in range(6):
         names, offsets = b"%LMQ%a,%LMQ%b", b"%d,%d" % (index, index if index < 3 else index + 10)

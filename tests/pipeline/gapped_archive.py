@@ -21,7 +21,7 @@ from tiered.model.tables import OBJECT_DTYPE
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 
-ONE, OTHER, LIGHT = QueueKey("one", 0, 0), QueueKey("other", 1, 0), QueueKey("%LMQ%light", 0, 0)
+ONE, OTHER, LMQ = QueueKey("one", 0, 0), QueueKey("other", 1, 0), QueueKey("%LMQ%light", 0, 0)
 ARCHIVE = "cluster/broker"
 SOON_PAGES = CatalogLimits(
     root_every=3,
@@ -55,9 +55,9 @@ class GappedArchive:
         """Whether the page at ``key`` is no more. Commits carry small ones, and stay."""
         return not key.startswith(CATALOG_PREFIX) and not list(self._store.list(object_of(key), limit=1))
 
-    def put(self, queue: QueueKey, offsets: Sequence[int], light: Sequence[QueueKey] = ()) -> None:
+    def put(self, queue: QueueKey, offsets: Sequence[int], lmq: Sequence[QueueKey] = ()) -> None:
         """One cycle; where ``offsets`` jump a gap is left."""
-        self._builder.commit([Sent(queue, b"%d" % offset, offset, light=light) for offset in offsets])
+        self._builder.commit([Sent(queue, b"%d" % offset, offset, lmq=lmq) for offset in offsets])
 
     def fill(self, queue: QueueKey, offsets: range) -> None:
         """What was lost is found."""

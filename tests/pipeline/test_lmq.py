@@ -13,7 +13,7 @@ from tests.pipeline.test_ground_truth import read_without_spark
 
 
 @pytest.mark.parametrize("name", ["L", "M", "N", "O"])
-def test_a_store_directory_shows_the_light_queues_its_broker_made(
+def test_a_store_directory_shows_the_lmqs_its_broker_made(
     name: str, real_store: Callable[[str], Path]
 ) -> None:
     directory = real_store(name)

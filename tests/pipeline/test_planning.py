@@ -163,13 +163,13 @@ def test_options_are_checked() -> None:
             parse_options(wrong)
 
 
-def test_light_queues_weigh_as_much_as_the_records_they_refer_to(tmp_path: Path) -> None:
+def test_lmqs_weigh_as_much_as_the_records_they_refer_to(tmp_path: Path) -> None:
     """A task holds what it reads of them; an export all of a part."""
-    parent, light = QueueKey("parent", 0, 0), QueueKey("%LMQ%light", 0, 0)
+    parent, lmq = QueueKey("parent", 0, 0), QueueKey("%LMQ%light", 0, 0)
     builder = ArchiveBuilder(PrefixedStore(FileStore(tmp_path), archive_prefix("cluster", "broker")))
     body = b"x" * 300_000
-    builder.commit([Sent(parent, body, offset, light=[light]) for offset in range(20)])
-    for topic in (parent.topic, light.topic):
+    builder.commit([Sent(parent, body, offset, lmq=[lmq]) for offset in range(20)])
+    for topic in (parent.topic, lmq.topic):
         options = parse_options(
             {"path": f"file://{tmp_path}", "topic": topic, "partitionBytes": str(1 << 20)}
         )

@@ -257,7 +257,7 @@ def store_of_scheduled_messages(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("source", ["archive", "store"])
-def test_tags_are_no_codes_where_a_light_queue_holds_scheduled_messages(source: str, tmp_path: Path) -> None:
+def test_tags_are_no_codes_where_an_lmq_holds_scheduled_messages(source: str, tmp_path: Path) -> None:
     store = store_of_scheduled_messages(tmp_path / "store")
     everything = TopicFilter(include_system=True, cluster=CLUSTER, broker=BROKER)
     backfill(store, FileStore(tmp_path / "archive"), topic_filter=everything)

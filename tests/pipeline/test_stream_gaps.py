@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pipeline.archive_plan import pinned_versions, plan
 from pipeline.predicate import Predicate
 from pipeline.source_options import parse_options
-from tests.pipeline.gapped_archive import ARCHIVE, LIGHT, ONE, OTHER, GappedArchive, with_a_gap
+from tests.pipeline.gapped_archive import ARCHIVE, LMQ, ONE, OTHER, GappedArchive, with_a_gap
 from tests.pipeline.test_stream import drained, rows_of, stream_reader
 from tiered.errors import NotFoundError
 
@@ -185,16 +185,16 @@ def test_a_frame_of_an_old_version_is_whole_or_an_error(archive: GappedArchive) 
         plan(options, versions, Predicate(), is_header_only=True)
 
 
-def test_light_queues_are_never_shorter_than_planned(archive: GappedArchive) -> None:
+def test_lmqs_are_never_shorter_than_planned(archive: GappedArchive) -> None:
     """Their messages are read through another queue, which may have expired between plan and read."""
-    archive.put(ONE, range(25, 30), light=[LIGHT])
-    archive.put(ONE, range(30, 35), light=[LIGHT])
+    archive.put(ONE, range(25, 30), lmq=[LMQ])
+    archive.put(ONE, range(30, 35), lmq=[LMQ])
     archive.age()
-    reader = stream_reader(archive.url, topic=LIGHT.topic)
+    reader = stream_reader(archive.url, topic=LMQ.topic)
     start = reader.initialOffset()
     end = json.loads(json.dumps(reader.latestOffset(start, ReadAllAvailable())))
     parts = reader.partitions(start, end)
-    archive.expire(LIGHT)
+    archive.expire(LMQ)
     archive.expire(ONE, 3)
     archive.age()
     with pytest.raises(NotFoundError, match=r"offsets \[0, 5\) have expired"):

@@ -113,10 +113,10 @@ def test_records_that_cannot_be_popped() -> None:
         list(records([message(1, sys_flag=0x80)], "t"))
     with pytest.raises(CorruptionError):
         list(records([message(1)[:-1]], "t"))
-    light = message(
+    lmq = message(
         1, properties=b"INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%b\x02INNER_MULTI_QUEUE_OFFSET\x017,9\x02"
     )
-    assert [one.offset for one in records([light], "%LMQ%b")] == [9]
+    assert [one.offset for one in records([lmq], "%LMQ%b")] == [9]
 
 
 def test_a_repetition_counts() -> None:

@@ -101,9 +101,9 @@ def test_what_does_not_go_on_where_its_queue_ended_is_unusual() -> None:
     assert [(writer.table.topic(ordinal), end) for ordinal, end in second.unusual] == [("a", 2), ("late", 7)]
 
 
-def test_a_row_left_out_leaves_a_gap_in_its_queue_and_in_light_ones() -> None:
+def test_a_row_left_out_leaves_a_gap_in_its_queue_and_in_lmqs() -> None:
     writer = Writer()
-    plan = writer.plan([message(b"p", 0), message(b"p", 1, properties=LIGHT), message(b"p", 2)], left_out=[1])
+    plan = writer.plan([message(b"p", 0), message(b"p", 1, properties=LMQ), message(b"p", 2)], left_out=[1])
     assert runs_of(plan) == {QueueKey("p", 0, 0): [(0, 1), (2, 3)]}
     assert [(gap.begin_queue_offset, gap.end_queue_offset) for gap in plan.gaps] == [(1, 2)]
     assert writer.plan([message(b"p", 0)], left_out=[0]).objects == []
@@ -121,57 +121,57 @@ def test_inner_batches_count_by_inner_num() -> None:
     assert plan.objects[0].runs["rows"].tolist() == [2]
 
 
-LIGHT = properties((b"INNER_MULTI_DISPATCH", b"%LMQ%x,%LMQ%y"), (b"INNER_MULTI_QUEUE_OFFSET", b"3,8"))
+LMQ = properties((b"INNER_MULTI_DISPATCH", b"%LMQ%x,%LMQ%y"), (b"INNER_MULTI_QUEUE_OFFSET", b"3,8"))
 
 
-def test_a_light_queue_refers_to_its_parent_and_stores_no_bytes() -> None:
+def test_an_lmq_refers_to_its_parent_and_stores_no_bytes() -> None:
     writer = Writer()
-    plan = writer.plan_and_apply([message(b"p", 0), message(b"p", 1, properties=LIGHT)])
+    plan = writer.plan_and_apply([message(b"p", 0), message(b"p", 1, properties=LMQ)])
     (item,) = plan.objects
     by_queue = {item.queues[run["queue"]]: run for run in item.runs}
     run = by_queue[QueueKey("%LMQ%x", 0, 0)]
     assert (run["kind"], run["byte_count"], run["base_queue_offset"]) == (RunKind.LMQ, 0, 3)
-    light = np.flatnonzero(item.rows.position == -1)
-    assert len(light) == 2
-    assert [item.queues[i] for i in item.rows.parent[light]] == [QueueKey("p", 0, 0)] * 2
-    assert item.rows.parent_queue_offset[light].tolist() == [1, 1]
-    assert int(item.rows.key_count[light].sum()) == 0
+    lmq = np.flatnonzero(item.rows.position == -1)
+    assert len(lmq) == 2
+    assert [item.queues[i] for i in item.rows.parent[lmq]] == [QueueKey("p", 0, 0)] * 2
+    assert item.rows.parent_queue_offset[lmq].tolist() == [1, 1]
+    assert int(item.rows.key_count[lmq].sum()) == 0
 
 
-def test_a_light_queue_refers_to_the_generation_its_parent_has() -> None:
+def test_an_lmq_refers_to_the_generation_its_parent_has() -> None:
     writer = Writer()
-    plan = writer.plan_and_apply([message(b"p", 5), message(b"p", 0, properties=LIGHT)])
+    plan = writer.plan_and_apply([message(b"p", 5), message(b"p", 0, properties=LMQ)])
     (item,) = plan.objects
-    light = np.flatnonzero(item.rows.position == -1)
-    assert {item.queues[i] for i in item.rows.parent[light]} == {QueueKey("p", 0, 1)}
+    lmq = np.flatnonzero(item.rows.position == -1)
+    assert {item.queues[i] for i in item.rows.parent[lmq]} == {QueueKey("p", 0, 1)}
 
 
-def test_an_excluded_parent_means_the_light_queue_stores_its_own_bytes() -> None:
+def test_an_excluded_parent_means_the_lmq_stores_its_own_bytes() -> None:
     writer = Writer(TopicFilter(exclude=["p"]))
-    plan = writer.plan_and_apply([message(b"p", 1, properties=LIGHT)])
+    plan = writer.plan_and_apply([message(b"p", 1, properties=LMQ)])
     (item,) = plan.objects
     assert set(item.queues) == {QueueKey("%LMQ%x", 0, 0), QueueKey("%LMQ%y", 0, 0)}
     assert item.runs["kind"].tolist() == [RunKind.PLAIN] * 2
     assert item.rows.position.tolist() == [0, 0]
 
 
-def in_light_queue(parent: bytes, parent_offset: int, light_offset: int) -> Message:
-    pairs = (b"INNER_MULTI_DISPATCH", b"%LMQ%x"), (b"INNER_MULTI_QUEUE_OFFSET", b"%d" % light_offset)
+def in_lmq(parent: bytes, parent_offset: int, lmq_offset: int) -> Message:
+    pairs = (b"INNER_MULTI_DISPATCH", b"%LMQ%x"), (b"INNER_MULTI_QUEUE_OFFSET", b"%d" % lmq_offset)
     return message(parent, parent_offset, properties=properties(*pairs))
 
 
 @pytest.mark.parametrize("is_same_cycle", [True, False])
 @pytest.mark.parametrize("reference_at", [5, 1])
-def test_a_reference_neither_adds_to_nor_takes_from_a_light_queues_own_bytes(
+def test_a_reference_neither_adds_to_nor_takes_from_an_lmqs_own_bytes(
     is_same_cycle: bool, reference_at: int
 ) -> None:
     """Its parent was excluded, another one is not; below the tail a new life of the queue begins, at byte 0."""
     writer = Writer(TopicFilter(exclude=["p"]))
-    own, reference = in_light_queue(b"p", 0, 3), in_light_queue(b"q", 0, reference_at)
+    own, reference = in_lmq(b"p", 0, 3), in_lmq(b"q", 0, reference_at)
     cycles = [[own, reference]] if is_same_cycle else [[own], [reference]]
     plans = [writer.plan_and_apply(cycle) for cycle in cycles]
     (own_bytes,) = (int(r["byte_count"]) for r in plans[0].objects[0].runs if r["base_queue_offset"] == 3)
-    (item,) = writer.plan_and_apply([in_light_queue(b"p", 1, reference_at + 1)]).objects
+    (item,) = writer.plan_and_apply([in_lmq(b"p", 1, reference_at + 1)]).objects
     assert own_bytes > 0
     assert item.runs["base_byte"].tolist() == [own_bytes if reference_at == 5 else 0]
 
@@ -181,7 +181,7 @@ def test_a_queue_of_own_records_and_of_references_stays_in_log_order() -> None:
     writer = Writer()
     own = [message(b"%LMQ%x", offset) for offset in (7, 9, 0)]
     plan = writer.plan_and_apply([
-        own[0], in_light_queue(b"p", 0, 8), own[1], in_light_queue(b"p", 1, 10), own[2], in_light_queue(b"p", 2, 1),
+        own[0], in_lmq(b"p", 0, 8), own[1], in_lmq(b"p", 1, 10), own[2], in_lmq(b"p", 2, 1),
     ])  # fmt: skip
     found = runs_of(plan)
     assert found[QueueKey("%LMQ%x", 0, 0)] == [(7, 11)]
@@ -200,7 +200,7 @@ def test_a_record_that_names_a_queue_twice_is_in_it_once(names: bytes, topic: by
     writer = Writer()
     numbers = b",".join([b"5"] * (names.count(b",") + 1))
     pairs = properties((b"INNER_MULTI_DISPATCH", names), (b"INNER_MULTI_QUEUE_OFFSET", numbers))
-    plan = writer.plan_and_apply([message(topic, 5, properties=pairs), in_light_queue(topic, 6, 6)])
+    plan = writer.plan_and_apply([message(topic, 5, properties=pairs), in_lmq(topic, 6, 6)])
     assert runs_of(plan)[QueueKey("%LMQ%x", 0, 0)] == [(5, 7)]
     assert {key.generation for key in runs_of(plan)} == {0}
 
@@ -251,14 +251,14 @@ def test_every_row_lands_in_exactly_one_run_whatever_the_log_says(
     found: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
     for cycle in cycles:
         messages: list[Message] = []
-        for queue, step, is_light in cycle:
+        for queue, step, is_lmq in cycle:
             if step == "jump":
                 following[queue] += 3
             elif step == "reset" and following[queue] > 0:
                 following[queue] = 0
                 generation[queue] += 1 if expected.get((queue, generation[queue])) else 0
             body = f"{queue} {len(messages)} {writer.phys}".encode()
-            text = LIGHT if is_light else b""
+            text = LMQ if is_lmq else b""
             messages.append(message(f"t{queue}".encode(), following[queue], body=body, properties=text))
             expected.setdefault((queue, generation[queue]), []).append((following[queue], body))
             following[queue] += 1

@@ -23,16 +23,16 @@ from uploader.lmq_dispatch import (
     NO_WORD,
     NOT_THERE,
     Claims,
-    LightReferences,
-    LightRules,
+    LmqDispatch,
+    LmqRules,
     Place,
     decide,
-    light_rows,
+    resolved_lmq_rows,
 )
 from uploader.queue_tails import UNKNOWN
-from uploader.store_feed import light_rules
+from uploader.store_feed import lmq_rules
 
-FILES, ROCKSDB, OFF = LightRules(), LightRules(in_rocksdb=True), LightRules(is_off=True)
+FILES, ROCKSDB, OFF = LmqRules(), LmqRules(in_rocksdb=True), LmqRules(is_off=True)
 RETRY = DOUBT_TOPIC
 
 
@@ -43,7 +43,7 @@ def decided(
     times: Sequence[int] | None = None,
     said: Sequence[int] | None = None,
     end: int | Place = UNKNOWN,
-    rules: LightRules = FILES,
+    rules: LmqRules = FILES,
 ) -> tuple[list[int], Place]:
     count = len(offsets)
     claims = Claims(offsets, times or [1] * count, doubts or [0] * count, said or [NO_WORD] * count)
@@ -154,7 +154,7 @@ class Asked:
         queues: Mapping[tuple[str, int], Mapping[int, int]] | None = None,
         *,
         ends: Mapping[str, int] | None = None,
-        rules: LightRules = FILES,
+        rules: LmqRules = FILES,
         is_broken: bool = False,
     ) -> Made:
         index = self.index = PlayedUnits(self.columns, queues or {}, is_broken=is_broken)
@@ -167,8 +167,8 @@ class Asked:
                 [(ends or {}).get(self.table.topic(ordinal), UNKNOWN) for ordinal in ordinals.tolist()]
             )
 
-        references = LightReferences(self.table, consume_queues, lambda: rules)
-        rows, offsets = light_rows(self.columns, references.word(self.columns, next_offsets))
+        references = LmqDispatch(self.table, consume_queues, lambda: rules)
+        rows, offsets = resolved_lmq_rows(self.columns, references.word(self.columns, next_offsets))
         queue = self.columns.lmq_queue[rows].tolist()
         return [
             (record, self.table.topic(ordinal), int(self.table.queue_id[ordinal]), offset)
@@ -240,11 +240,11 @@ def test_consume_queues_that_fail_stop_nothing() -> None:
 
 def test_the_count_that_is_ahead_is_known_in_the_next_batch_and_in_one_planned_again() -> None:
     logs = [Asked(named("t", "%LMQ%a,%LMQ%a", "0,0")), Asked(named("t", "%LMQ%a", "2"))]
-    references = LightReferences(logs[0].table, lambda: None, LightRules)
+    references = LmqDispatch(logs[0].table, lambda: None, LmqRules)
     for _ in range(2):
         for end, log in enumerate(logs):
             word = references.word(log.columns, lambda ordinals, end=end: np.full(len(ordinals), end))  # type: ignore[misc]
-            assert light_rows(log.columns, word)[1].tolist() == [end]
+            assert resolved_lmq_rows(log.columns, word)[1].tolist() == [end]
 
 
 @pytest.mark.parametrize(
@@ -261,15 +261,15 @@ def test_whether_the_broker_dispatches_is_its_configurations_word(
 ) -> None:
     (tmp_path / "commitlog").mkdir()
     with open_broker_store(tmp_path, conf=broker_conf(properties)) as store:
-        assert light_rules(store, {}) == LightRules(in_rocksdb=False, is_off=is_off)
-        assert light_rules(store, {"enableMultiDispatch": "true"}) == FILES, "it says so itself"
+        assert lmq_rules(store, {}) == LmqRules(in_rocksdb=False, is_off=is_off)
+        assert lmq_rules(store, {"enableMultiDispatch": "true"}) == FILES, "it says so itself"
     with open_broker_store(
         tmp_path, conf=broker_conf({**properties, "storeType": "defaultRocksDB"})
     ) as store:
         is_off = properties.get("enableLmq") != "true"
-        assert light_rules(store, {}) == LightRules(in_rocksdb=True, is_off=is_off)
+        assert lmq_rules(store, {}) == LmqRules(in_rocksdb=True, is_off=is_off)
     with open_broker_store(tmp_path) as store:
-        assert light_rules(store, {}) == FILES, "nobody says: it may"
+        assert lmq_rules(store, {}) == FILES, "nobody says: it may"
 
 
 def test_what_the_broker_last_said_of_its_configuration_is_kept(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_what_the_broker_last_said_of_its_configuration_is_kept(tmp_path: Path) 
         known = []
         for _ in said:
             source.ask(0)
-            known.append(light_rules(store, source.config).is_off)
+            known.append(lmq_rules(store, source.config).is_off)
     assert known == [False, True, True, True]
 
 

@@ -74,7 +74,7 @@ class BrokerConf:
         return wanted.lower() == "defaultrocksdb"
 
     @property
-    def keeps_light_queues_in_rocksdb(self) -> bool:
+    def keeps_lmqs_in_rocksdb(self) -> bool:
         """Whether light queues are in RocksDB only, wherever the others are."""
         names = ("rocksdbCQDoubleWriteEnable", "combineCQUseRocksdbForLmq")
         return all(is_true(self.properties, name) for name in names)

@@ -169,8 +169,8 @@ def _consumer_offsets(
     offsets = {
         name: _int_map(table, where) for name, table in _as_map(document.get("offsetTable"), where).items()
     }
-    light = _as_map(document.get("lmqOffsetTable"), where)
-    return offsets | {name: {0: _integer(offset, where)} for name, offset in light.items()}
+    lmq = _as_map(document.get("lmqOffsetTable"), where)
+    return offsets | {name: {0: _integer(offset, where)} for name, offset in lmq.items()}
 
 
 def _rocksdb_of(config: Path, database: str, *files: str) -> tuple[Path, str] | None:

@@ -67,10 +67,10 @@ class BrokerStore:
         return found
 
     @property
-    def has_rocksdb_light_queues(self) -> bool:
+    def has_rocksdb_lmqs(self) -> bool:
         """Whether light queues are in RocksDB, if perhaps they alone (5.5: combineCQUseRocksdbForLmq). Where there are
         no consume queues at all the configuration says."""
-        if self.conf is not None and self.conf.keeps_light_queues_in_rocksdb:
+        if self.conf is not None and self.conf.keeps_lmqs_in_rocksdb:
             return True
         if self._rocksdb_dir() is not None:
             return self.has_rocksdb_queues

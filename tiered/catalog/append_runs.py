@@ -80,11 +80,11 @@ def _in_order(row: Ints, runs: Table) -> tuple[Ints, Table]:
 def _check_runs(draft: CommitDraft) -> None:
     runs = draft.runs
     offsets = runs["end_queue_offset"] - runs["base_queue_offset"]
-    is_light = runs["kind"] == RunKind.LMQ
+    is_lmq = runs["kind"] == RunKind.LMQ
     wrong = (runs["rows"] < 1) | (runs["rows"] > offsets) | (runs["kind"] > RunKind.LMQ)
     wrong |= (runs["base_queue_offset"] < 0) | (runs["min_phys"] >= runs["end_phys"])
-    wrong |= is_light & ((runs["byte_count"] != 0) | (runs["base_byte"] != 0) | (runs["rows"] != offsets))
-    wrong |= ~is_light & (runs["byte_count"] < 1)
+    wrong |= is_lmq & ((runs["byte_count"] != 0) | (runs["base_byte"] != 0) | (runs["rows"] != offsets))
+    wrong |= ~is_lmq & (runs["byte_count"] < 1)
     if wrong.any():
         raise CommitInvalidError(f"impossible run {_show(draft, int(np.flatnonzero(wrong)[0]))}")
     outside = (runs["min_phys"] < draft.from_phys) | (runs["end_phys"] > draft.to_phys)

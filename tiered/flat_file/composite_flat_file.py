@@ -163,7 +163,7 @@ class QueueReader:
                 _sliced(rows, 0, 0), Records(_NO_BYTES, rows.position[:0], rows.size[:0]), offset, True
             )
         if int(reader.runs["kind"][ordinal]) == RunKind.LMQ:
-            return self._read_light(reader.queues, _sliced(rows, first, end), end < len(rows))
+            return self._read_lmq(reader.queues, _sliced(rows, first, end), end < len(rows))
         records = reader.read_blocks(ordinal, first, end)
         return _Part(_sliced(rows, first, end), records, _end_offset(rows, end), end < len(rows))
 
@@ -195,7 +195,7 @@ class QueueReader:
 
     # -- light queues -----------------------------------------------------------------------------------------
 
-    def _read_light(self, queues: list[QueueKey], rows: RowTable, is_cut: bool) -> _Part:
+    def _read_lmq(self, queues: list[QueueKey], rows: RowTable, is_cut: bool) -> _Part:
         """Rows of a light queue with their parents' records, up to the first row whose parent is gone."""
         lost = self._lost(queues, rows)
         if lost[0]:

@@ -48,7 +48,7 @@ class AnomalyKind(StrEnum):
     """Object and catalog are each whole, but say different things."""
     RECORD = "record"
     """A stored record is not the one its row describes."""
-    LIGHT = "light-queue"
+    LMQ = "lmq"
     """A light-queue row refers to a parent row that neither exists nor expired."""
     DOOMED = "doomed"
     """An object is given up for deletion although something needs it."""
@@ -113,7 +113,7 @@ def check_segment(
     columns = _columns(index, result)
     for run, rows in columns.items():
         if int(index.runs["kind"][run]) == RunKind.LMQ:
-            _check_light(state, index, run, rows, result)
+            _check_lmq(state, index, run, rows, result)
     result.counts["rows"] = int(index.first_row[-1])
     if full:
         _FullCheck(store, index, result).run(columns)
@@ -162,7 +162,7 @@ def _columns(index: SegmentIndex, result: SegmentResult) -> dict[int, RowTable]:
     return columns
 
 
-def _check_light(
+def _check_lmq(
     state: CatalogState, index: SegmentIndex, run: int, rows: RowTable, result: SegmentResult
 ) -> None:
     """Parents must be archived, or have expired, or be in a recorded gap."""
@@ -175,7 +175,7 @@ def _check_light(
         beyond = offsets[offsets >= int(row["end_queue_offset"])]
         if len(beyond):
             detail = f"{index.queue_of(run)} refers to {queue} at offset {int(beyond[0])}, beyond its end"
-            result.add(AnomalyKind.LIGHT, index.key, detail)
+            result.add(AnomalyKind.LMQ, index.key, detail)
 
 
 class _FullCheck:

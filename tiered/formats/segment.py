@@ -157,8 +157,8 @@ def encode_segment(
     scratch = scratch or SegmentScratch()
     view = RunView.of(runs)
     _check(queues, runs, view, rows)
-    is_light = runs["kind"] == RunKind.LMQ
-    blocks, blocks_of_run = _cut_blocks(view, is_light, rows.size, codec.block_bytes)
+    is_lmq = runs["kind"] == RunKind.LMQ
+    blocks, blocks_of_run = _cut_blocks(view, is_lmq, rows.size, codec.block_bytes)
     with scratch.packer(codec).packing(blocks, Records(arena, _i8(rows.position), _i4(rows.size))) as packed:
         keys, key_header = _encode_keys(rows)
         pages, page_table = _encode_pages(view, rows, codec.level, scratch)
@@ -220,13 +220,13 @@ def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTabl
 
 
 def _cut_blocks(
-    view: RunView, is_light: NDArray[Any], size: NDArray[Any], block_bytes: int
+    view: RunView, is_lmq: NDArray[Any], size: NDArray[Any], block_bytes: int
 ) -> tuple[Table, NDArray[np.uint32]]:
     """Block table (places and sums still 0), and how many blocks begin in each run."""
     block_rows = np.empty(len(size), np.uint32)
     block_raw = np.empty(len(size), np.int64)
     blocks_of_run = np.zeros(len(view), np.uint32)
-    count = int(cut_blocks(view.first_row, is_light.astype(np.uint8), _i4(size), block_bytes,
+    count = int(cut_blocks(view.first_row, is_lmq.astype(np.uint8), _i4(size), block_bytes,
                            SHARED_BLOCK_BYTES, block_rows, block_raw, blocks_of_run))  # fmt: skip
     blocks = np.zeros(count, BLOCK_DTYPE)
     blocks["rows"] = block_rows[:count]

@@ -142,9 +142,9 @@ class SegmentIndex:
             raise ValueError("impossible numbers of runs or rows")
         self._view = RunView.of(self.runs)
         self.first_row = self._view.first_row
-        is_light = self.runs["kind"] == RunKind.LMQ
-        self._run_row = _sums(np.where(is_light, 0, rows_of_run))
-        self._run_raw = _sums(np.where(is_light, 0, self.runs["byte_count"]))
+        is_lmq = self.runs["kind"] == RunKind.LMQ
+        self._run_row = _sums(np.where(is_lmq, 0, rows_of_run))
+        self._run_raw = _sums(np.where(is_lmq, 0, self.runs["byte_count"]))
         self._block_offset = _sums(self.blocks["stored_bytes"]) + HEADER_BYTES
         self._block_row = _sums(self.blocks["rows"])
         self._block_raw = _sums(self.blocks["raw_bytes"])
@@ -160,16 +160,16 @@ class SegmentIndex:
         page_raw_min = page_rows * _PAGE_ROW_BYTES_MIN + LENGTHS_BYTES
         page_raw_max = page_rows * STREAMS * VARINT_BYTES_MAX + LENGTHS_BYTES
         impossible_page = (pages["raw_bytes"] > page_raw_max) | (pages["raw_bytes"] < page_raw_min)
-        is_light = runs["kind"] == RunKind.LMQ
+        is_lmq = runs["kind"] == RunKind.LMQ
         says = {
             "no runs": len(runs) == 0,
             "unknown run kind": bool((runs["kind"] > RunKind.LMQ).any()),
             "queue index": int(runs["queue"].max(initial=0)) >= len(self.queues),
             "block count": int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
             "bytes of light queues": bool(
-                (is_light & ((runs["byte_count"] != 0) | (runs["blocks"] != 0))).any()
+                (is_lmq & ((runs["byte_count"] != 0) | (runs["blocks"] != 0))).any()
             ),
-            "bytes of runs": bool((~is_light & (runs["byte_count"] < 1)).any()),
+            "bytes of runs": bool((~is_lmq & (runs["byte_count"] < 1)).any()),
             "rows of blocks": int(self._block_row[-1]) != int(self._run_row[-1]),
             "bytes of blocks": int(self._block_raw[-1]) != int(self._run_raw[-1]),
             "codecs": bool((blocks["codec"] > CODEC_ZSTD).any() or (pages["codec"] > CODEC_ZSTD).any()),
@@ -227,14 +227,14 @@ class SegmentIndex:
         spans = inner.astype(np.int64)
         offsets = int(row["base_queue_offset"]) + np.cumsum(spans) - spans
         sizes = size.astype(np.int64)
-        is_light = int(row["kind"]) == RunKind.LMQ
+        is_lmq = int(row["kind"]) == RunKind.LMQ
         if int(row["base_queue_offset"]) + int(spans.sum()) != int(row["end_queue_offset"]):
             raise CorruptionError(f"{self.key}: rows of run {run} do not reach its end offset")
-        if not is_light and int(sizes.sum()) != int(row["byte_count"]):
+        if not is_lmq and int(sizes.sum()) != int(row["byte_count"]):
             raise CorruptionError(f"{self.key}: sizes of run {run} do not add up to its bytes")
-        if is_light and int(parent.max(initial=-1)) >= len(self.queues):
+        if is_lmq and int(parent.max(initial=-1)) >= len(self.queues):
             raise CorruptionError(f"{self.key}: a row of run {run} names a parent that is not there")
-        position = np.full(len(size), -1, np.int64) if is_light else np.cumsum(sizes) - sizes
+        position = np.full(len(size), -1, np.int64) if is_lmq else np.cumsum(sizes) - sizes
         key_count = np.zeros(len(size), np.uint16)
         return RowTable(
             position, size, tags_code, stamp, phys, offsets, inner, key_count, parent, parent_offset

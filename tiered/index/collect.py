@@ -54,8 +54,8 @@ def pieces_of_segment(
 
 
 def _has_keys(index: SegmentIndex, run: int) -> bool:
-    is_light = int(index.runs["kind"][run]) == RunKind.LMQ
-    return not is_light and not index.queue_of(run).topic.startswith(LMQ_PREFIX)
+    is_lmq = int(index.runs["kind"][run]) == RunKind.LMQ
+    return not is_lmq and not index.queue_of(run).topic.startswith(LMQ_PREFIX)
 
 
 def rows_with_hash(index: SegmentIndex, keys: KeySection, runs: Iterable[int], wanted: int) -> Table:

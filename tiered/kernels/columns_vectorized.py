@@ -94,9 +94,9 @@ def decode_page_vectorized(
     bounds = np.clip(first_row[run : last_run + 1], first, end) - first
     rows_of_run = np.diff(bounds)
     kinds = np.repeat(kind[run:last_run], rows_of_run)
-    is_batch, is_light = kinds == _BATCH, kinds == _LMQ
-    batches, lights = int(is_batch.sum()), int(is_light.sum())
-    streams = _streams(data, (*(end - first,) * 4, batches, lights, lights))
+    is_batch, is_lmq = kinds == _BATCH, kinds == _LMQ
+    batches, lmqs = int(is_batch.sum()), int(is_lmq.sum())
+    streams = _streams(data, (*(end - first,) * 4, batches, lmqs, lmqs))
     if streams is None:
         return False
     sizes = _sums(_signed(streams[0]), bounds)
@@ -110,12 +110,12 @@ def decode_page_vectorized(
     phys[:] = np.repeat(min_phys[run:last_run], rows_of_run) - sizes
     phys += _sums(_signed(streams[3]) + sizes, bounds)
     inner_num[:], parent[:], parent_offset[:] = 1, -1, -1
-    inner_num[is_batch], parent[is_light] = counts, parents
-    if lights:
-        light_bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_light)])[bounds]
+    inner_num[is_batch], parent[is_lmq] = counts, parents
+    if lmqs:
+        lmq_bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_lmq)])[bounds]
         # Not np.unique: its first call imports masked arrays, 30 ms that the first reader waits.
-        is_first = np.concatenate([np.ones(1, np.bool_), light_bounds[1:] > light_bounds[:-1]])
-        parent_offset[is_light] = _sums(_signed(streams[6]), light_bounds[is_first])
+        is_first = np.concatenate([np.ones(1, np.bool_), lmq_bounds[1:] > lmq_bounds[:-1]])
+        parent_offset[is_lmq] = _sums(_signed(streams[6]), lmq_bounds[is_first])
     return True
 
 

@@ -37,17 +37,17 @@ def check_rows(
     for run in range(len(kind)):
         expected = base_queue_offset[run]
         total = np.int64(0)
-        is_light = kind[run] == _LMQ
+        is_lmq = kind[run] == _LMQ
         for row in range(first_row[run], first_row[run + 1]):
             if queue_offset[row] != expected or size[row] <= 0 or inner_num[row] < 1:
                 return row
-            if (inner_num[row] != 1 and kind[run] != _BATCH) or (position[row] < 0) != is_light:
+            if (inner_num[row] != 1 and kind[run] != _BATCH) or (position[row] < 0) != is_lmq:
                 return row
-            if is_light and (parent[row] < 0 or parent[row] >= queues):
+            if is_lmq and (parent[row] < 0 or parent[row] >= queues):
                 return row
             expected += inner_num[row]
             total += size[row]
-        if is_light:
+        if is_lmq:
             total = np.int64(0)
         if expected != end_queue_offset[run] or total != byte_count[run]:
             return first_row[run + 1]
@@ -57,7 +57,7 @@ def check_rows(
 @kernel
 def cut_blocks(
     first_row: NDArray[np.int64],
-    is_light: NDArray[np.uint8],
+    is_lmq: NDArray[np.uint8],
     size: NDArray[np.int32],
     block_bytes: Int,
     shared_bytes: Int,
@@ -75,8 +75,8 @@ def cut_blocks(
     rows = 0
     raw = np.int64(0)
     begun_in = -1
-    for run in range(len(is_light)):
-        if is_light[run]:
+    for run in range(len(is_lmq)):
+        if is_lmq[run]:
             continue
         for row in range(first_row[run], first_row[run + 1]):
             limit = block_bytes if begun_in == run else min(block_bytes, shared_bytes)

@@ -34,7 +34,7 @@ def java_hash(text: str) -> int:
     return total - (1 << 32) if total >> 31 else total
 
 
-class LightReference(NamedTuple):
+class LmqEntry(NamedTuple):
     """One queue a record names besides its own, and why not every broker dispatches it there."""
 
     queue: tuple[str, int]
@@ -56,7 +56,7 @@ class Row:
     inner_num: int
     flags: int
     key_texts: tuple[bytes, ...]
-    light_queues: tuple[LightReference, ...] = ()
+    lmq_entries: tuple[LmqEntry, ...] = ()
 
 
 @dataclass
@@ -99,7 +99,7 @@ def scan_log(
             except UnicodeDecodeError:
                 checked = (StopReason.INVALID, InvalidReason.TOPIC)
             else:
-                if row.queue in not_admitted and not row.light_queues:
+                if row.queue in not_admitted and not row.lmq_entries:
                     scan.skipped += 1
                 else:
                     scan.rows.append(row)
@@ -197,7 +197,7 @@ def _row(
 ) -> Row:
     properties = parse_raw_properties(parsed.properties)
     topic = parsed.topic.decode()
-    light_queues = tuple(_light_queues((topic, parsed.queue_id), properties, not_admitted))
+    lmq_entries = tuple(_lmq_entries((topic, parsed.queue_id), properties, not_admitted))
     queue_offset, inner_num = parsed.queue_offset, 1
     if parsed.sys_flag & FLAG_BATCH:
         base, number = _parse_int(properties.get(b"INNER_BASE")), _parse_int(properties.get(b"INNER_NUM"))
@@ -214,9 +214,9 @@ def _row(
         store_timestamp=parsed.store_timestamp,
         tags_code=_tags_code(topic, parsed.store_timestamp, properties, delay_levels_ms),
         inner_num=inner_num,
-        flags=(parsed.sys_flag & 0xFF) | (FLAG_LMQ if light_queues else 0),
+        flags=(parsed.sys_flag & 0xFF) | (FLAG_LMQ if lmq_entries else 0),
         key_texts=tuple(parsed.topic + b"#" + key for key in keys),
-        light_queues=light_queues,
+        lmq_entries=lmq_entries,
     )
 
 
@@ -245,14 +245,14 @@ def _parse_int(text: bytes | None) -> int | None:
     return int(text)
 
 
-def _light_queues(
+def _lmq_entries(
     own: tuple[str, int], properties: Mapping[bytes, bytes], not_admitted: frozenset[tuple[str, int]]
-) -> list[LightReference]:
+) -> list[LmqEntry]:
     topic, queue_id = own
     is_doubtful = topic.startswith(("%RETRY%", "rmq_sys_")) or topic == "SCHEDULE_TOPIC_XXXX"
     names = _split_as_java(properties.get(b"INNER_MULTI_DISPATCH", b""))
     numbers = _split_as_java(properties.get(b"INNER_MULTI_QUEUE_OFFSET", b""))
-    found: list[LightReference] = []
+    found: list[LmqEntry] = []
     if len(names) != len(numbers):
         return found
     for name, number in zip(names, numbers, strict=True):
@@ -269,7 +269,7 @@ def _light_queues(
             except UnicodeDecodeError:
                 continue
             if queue not in not_admitted:
-                found.append(LightReference(queue, offset, doubt))
+                found.append(LmqEntry(queue, offset, doubt))
     return found
 
 

@@ -131,11 +131,11 @@ def emit_record(
     _find_properties(arena, arena_end, out)
     lmq_rows = get_i64(out, LMQ_ROWS)
     if get_i64(out, MULTI_DISPATCH + 1) > 0 and get_i64(out, MULTI_OFFSET + 1) > 0:
-        lmq_rows = _emit_light_queues(arena, queue_id, row, table, out)
+        lmq_rows = _emit_lmq_entries(arena, queue_id, row, table, out)
         if lmq_rows < 0:
             return -lmq_rows
-    has_light_queues = lmq_rows > get_i64(out, LMQ_ROWS)
-    if is_not_admitted(table, queue) and not has_light_queues:
+    has_lmq_entries = lmq_rows > get_i64(out, LMQ_ROWS)
+    if is_not_admitted(table, queue) and not has_lmq_entries:
         put_i64(out, SKIPPED, get_i64(out, SKIPPED) + 1)
         return VALID
     keys = _emit_keys(arena, out)
@@ -150,7 +150,7 @@ def emit_record(
     put_i32(get_i64(out, A_QUEUE), row, queue)
     put_i64(get_i64(out, A_STORE_TIMESTAMP), row, get_i64(out, STORE_TIMESTAMP))
     put_i64(get_i64(out, A_TAGS_CODE), row, _tags_code(arena, out, delay_levels, level_count))
-    put_i32(get_i64(out, A_FLAGS), row, (system_flag & 0xFF) | (FLAG_LMQ if has_light_queues else 0))
+    put_i32(get_i64(out, A_FLAGS), row, (system_flag & 0xFF) | (FLAG_LMQ if has_lmq_entries else 0))
     put_i64(out, ROWS, row + 1)
     put_i64(out, KEYS, keys)
     put_i64(out, LMQ_ROWS, lmq_rows)
@@ -351,7 +351,7 @@ def _put_key_hash(arena: Int, position: Int, length: Int, prefix: Int, index: In
 
 
 @kernel
-def _emit_light_queues(arena: Int, queue_id: Int, row: Int, table: Int, out: Int) -> Int:
+def _emit_lmq_entries(arena: Int, queue_id: Int, row: Int, table: Int, out: Int) -> Int:
     """Append references to light queues, with their DOUBT; the new number of light-queue rows, or minus a GROW code.
 
     As ConsumeQueue.multiDispatchLmqQueue: both lists have the same length (trailing empty items do not
@@ -371,8 +371,8 @@ def _emit_light_queues(arena: Int, queue_id: Int, row: Int, table: Int, out: Int
         if offset < 0 and not has_slash:
             break
         if offset >= 0:
-            is_plain = not _is_light_name(arena, name, name_end - name)
-            queue = _light_queue(arena, name, name_end - name, queue_id if is_plain else 0, table)
+            is_plain = not _is_lmq_name(arena, name, name_end - name)
+            queue = _lmq_ordinal(arena, name, name_end - name, queue_id if is_plain else 0, table)
             if queue >= 0:
                 if count >= get_i64(out, LMQ_ROWS_MAX):
                     return -GROW_LMQ_ROWS
@@ -392,15 +392,15 @@ def _emit_light_queues(arena: Int, queue_id: Int, row: Int, table: Int, out: Int
 
 
 @kernel
-def _is_light_name(arena: Int, name: Int, length: Int) -> Int:
+def _is_lmq_name(arena: Int, name: Int, length: Int) -> Int:
     """MixAll.isLmq."""
     return length >= 5 and load_le32(arena, name) == _LMQ_HEAD and load_le32(arena, name + 1) == _LMQ_TAIL
 
 
 @kernel
-def _light_queue(arena: Int, name: Int, length: Int, queue_id: Int, table: Int) -> Int:
+def _lmq_ordinal(arena: Int, name: Int, length: Int, queue_id: Int, table: Int) -> Int:
     """Ordinal of an admitted queue, a shortage of the table, or TOPIC_INVALID: pass it over."""
-    if length == 0 or (length == 5 and _is_light_name(arena, name, length)):
+    if length == 0 or (length == 5 and _is_lmq_name(arena, name, length)):
         return TOPIC_INVALID
     queue = find_or_insert(arena, name, length, queue_id, table)
     if queue >= 0 and is_not_admitted(table, queue):

@@ -90,7 +90,7 @@ def test_the_archive_is_the_one_that_backfill_makes(name: str, real_store: RealS
 
 @pytest.mark.parametrize("batch_bytes", [SMALL.batch_bytes, 256])
 @pytest.mark.parametrize("name", ["L", "M", "N"])
-def test_light_queues_are_those_that_backfill_makes(
+def test_lmqs_are_those_that_backfill_makes(
     name: str, batch_bytes: int, real_store: RealStore, tmp_path: Path
 ) -> None:
     """Though no cycle knows where its queues ended before."""

@@ -17,7 +17,7 @@ from tiered.model.tables import GapReason
 from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.queue_tails import UNKNOWN, QueueTails
 
-LIGHT = properties((b"INNER_MULTI_DISPATCH", b"%LMQ%x,%LMQ%y"), (b"INNER_MULTI_QUEUE_OFFSET", b"3,8"))
+LMQ = properties((b"INNER_MULTI_DISPATCH", b"%LMQ%x,%LMQ%y"), (b"INNER_MULTI_QUEUE_OFFSET", b"3,8"))
 STEPS = st.sampled_from(["next", "next", "next", "jump", "reset"])
 
 
@@ -46,9 +46,9 @@ def test_moves_compose_to_what_planning_in_order_gives(
     phys = 1000
     for cycle in cycles:
         messages = []
-        for queue, step, is_light in cycle:
+        for queue, step, is_lmq in cycle:
             following[queue] = {"next": following[queue], "jump": following[queue] + 3, "reset": 0}[step]
-            text = LIGHT if is_light else b""
+            text = LMQ if is_lmq else b""
             messages.append(
                 Message(topic=f"t{queue}".encode(), queue_offset=following[queue]).with_(properties=text)
             )
@@ -63,8 +63,8 @@ def test_moves_compose_to_what_planning_in_order_gives(
         phys += 100_000
         every = np.arange(len(table))
         for i in every:
-            is_light = table.topic(int(i)).startswith("%LMQ%")
-            kept = [0, 2, 3] if is_light else [0, 1, 2, 3]  # light queues have no bytes to count
+            is_lmq = table.topic(int(i)).startswith("%LMQ%")
+            kept = [0, 2, 3] if is_lmq else [0, 1, 2, 3]  # light queues have no bytes to count
             assert composed.of(every)[i][kept].tolist() == in_order.of(every)[i][kept].tolist()
 
 
