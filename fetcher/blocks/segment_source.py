@@ -5,7 +5,8 @@ block and tail is fetched once however many want it, also between lanes: a user 
 waits for that, and makes it urgent. Every byte is charged to the budget before it is asked for.
 
 Owns the order of places to look in and who waits. Does not own caches (block_cache.py, disk_cache.py,
-index_cache.py), requests (request_scheduler.py), what is on its way (block_loader.py), waiting for memory (memory_admission.py)
+index_cache.py), requests (request_scheduler.py), what is on its way (block_loader.py), waiting for memory
+(memory_admission.py)
 nor what to read ahead.
 """
 

@@ -1,7 +1,8 @@
 """Ranged GETs as futures: the only way bytes of an archive reach the reading core.
 
 Two kinds: threads over a blocking store (boto3, file://), and one event loop thread over an asynchronous one
-(aioboto3). Owns threads and the loop. Does not own priorities, limits (request_scheduler.py) nor retries (the store's wrappers).
+(aioboto3). Owns threads and the loop. Does not own priorities, limits (request_scheduler.py) nor retries (the store's
+wrappers).
 """
 
 from __future__ import annotations

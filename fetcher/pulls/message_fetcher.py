@@ -5,7 +5,8 @@ whose parents are gone, move the next offset past what is not there. An object t
 newest catalog once before it counts as missing.
 
 Owns the order of these steps. Does not own rows (row_reader.py), readers' state (readers.py), pulls they answer alone
-(memory_pull.py), nor reading ahead (prefetcher.py). Coroutines of the core (waiting.py): a pull that finds all in memory
+(memory_pull.py), nor reading ahead (prefetcher.py). Coroutines of the core (waiting.py): a pull that finds all in
+memory
 never waits.
 """
 

@@ -1,7 +1,8 @@
 """What queries read, as coroutines: parts of index files, tails and key sections of segments, records, catalog pages.
 
 One source serves one query: what is under way is asked once however many want it, and every request is counted. Small
-parts are kept between queries (part_cache.py); with a ``BlockSource`` tails of segments and blocks are its business, so that
+parts are kept between queries (part_cache.py); with a ``BlockSource`` tails of segments and blocks are its business,
+so that
 queries and pulls share them.
 
 Owns requests and their sharing. Does not own what is looked for.

@@ -1,4 +1,5 @@
-"""Ends a block of a bulk back-fill whose object store takes nothing; uploader/outage_limit.py says when. Owns watching."""
+"""Ends a block of a bulk back-fill whose object store takes nothing; uploader/outage_limit.py says when. Owns
+watching."""
 
 from __future__ import annotations
 

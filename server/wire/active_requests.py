@@ -1,6 +1,7 @@
 """Requests of one connection that are being answered: how many, and the bytes of large ones.
 
-Owns that count, and telling what all connections hold (connection_limits.py). Does not own when requests begin (connection.py).
+Owns that count, and telling what all connections hold (connection_limits.py). Does not own when requests begin
+(connection.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ connections together make the server hold (frames half received, large requests 
 ``Ledgers``. A frame that breaks the protocol closes the connection, with a reason. Who has sent many requests begins
 TURN_REQUESTS of them, then others have their turn.
 
-Owns the asyncio protocol and when requests begin. Does not own bytes on their way (frame_reader.py, reply_writer.py), who
+Owns the asyncio protocol and when requests begin. Does not own bytes on their way (frame_reader.py, reply_writer.py),
+who
 answers (dispatch.py), what requests mean (handlers), accepting (listener.py).
 """
 

@@ -1,6 +1,7 @@
 """What a client sends, up to whole commands.
 
-Owns what is half received, and since when. Does not own what all connections hold of that (connection_limits.py) nor what commands
+Owns what is half received, and since when. Does not own what all connections hold of that (connection_limits.py) nor
+what commands
 mean.
 """
 

@@ -1,6 +1,7 @@
 """How a version is won: create-if-absent of the next number, and nothing else (design rules: Commits, Epochs).
 
-    build the commit on the newest state known → check it locally → PUT version + 1 until won or lost (commit_attempt.py)
+    build the commit on the newest state known → check it locally → PUT version + 1 until won or lost
+    (commit_attempt.py)
     lost: catch up with the head; a higher epoch → FencedError; else build anew on the newer state
 
 An unanswered commit is settled before other content is tried, even across calls that gave up. One writer object per
