@@ -11,6 +11,7 @@ COPY fetcher fetcher
 COPY server server
 COPY sidecar sidecar
 COPY pipeline pipeline
+COPY rocketmq_tiered rocketmq_tiered
 RUN /opt/tiered/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
 
 FROM python:3.11-slim

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-import fetcher
+import rocketmq_tiered
 from benchmarks.cold_read_checks import WrongAnswerError, check_body, check_offsets, consecutive
 from benchmarks.cold_read_parts import PIECE_BYTES, all_pieces, drop_directory
 from benchmarks.report import Row
@@ -311,7 +311,9 @@ def main() -> None:
     options = parser.parse_args()
     settings: Settings = settings_of(options).settings
     print(
-        json.dumps(measure(options.read, lambda: fetcher.open(options.url, settings=settings), options.drop))
+        json.dumps(
+            measure(options.read, lambda: rocketmq_tiered.open(options.url, settings=settings), options.drop)
+        )
     )
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-import fetcher
+import rocketmq_tiered
 
 
-async def count_messages(queue: fetcher.AsyncQueue) -> tuple[int, int]:
+async def count_messages(queue: rocketmq_tiered.AsyncQueue) -> tuple[int, int]:
     """(messages, bytes of their bodies) of one queue."""
     messages = body_bytes = 0
     async for message in queue.messages():
@@ -24,7 +24,7 @@ async def count_messages(queue: fetcher.AsyncQueue) -> tuple[int, int]:
 
 async def read_topic(url: str, topic: str) -> None:
     """Print a line for each queue of ``topic``."""
-    async with fetcher.open_async(url) as archive:
+    async with rocketmq_tiered.open_async(url) as archive:
         queues = [archive.queue(topic, listing.queue_id) for listing in archive.queues(topic)]
         counts = await asyncio.gather(*map(count_messages, queues))
         for queue, (messages, body_bytes) in zip(queues, counts, strict=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 
-import fetcher
+import rocketmq_tiered
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("topic")
     parser.add_argument("queue_id", type=int)
     options = parser.parse_args()
-    with fetcher.open(options.url) as archive:
+    with rocketmq_tiered.open(options.url) as archive:
         queue = archive.queue(options.topic, options.queue_id)
         print(f"{queue.topic}/{queue.queue_id}: offsets {queue.min_offset} to {queue.max_offset - 1}")
 

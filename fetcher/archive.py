@@ -1,6 +1,6 @@
 """Reading an archive from Python, blocking.
 
-    with fetcher.open("s3://bucket/prefix") as archive:
+    with rocketmq_tiered.open("s3://bucket/prefix") as archive:
         for message in archive.queue("orders", 0).messages(start_time=datetime(2026, 11, 21, tzinfo=UTC)):
             print(message.queue_offset, message.body)
 

@@ -1,6 +1,6 @@
 """Reading an archive from Python in an event loop.
 
-    async with fetcher.open_async("s3://bucket/prefix") as archive:
+    async with rocketmq_tiered.open_async("s3://bucket/prefix") as archive:
         async for message in archive.queue("orders", 0).messages():
             print(message.queue_offset, message.body)
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 def open_async(
     url: str | PathLike[str], *, cluster: str = "", broker: str = "", settings: Settings | None = None
 ) -> AsyncArchive:
-    """The archive at ``url`` or a path, to be entered with ``async with``, which raises what ``fetcher.open`` does."""
+    """The archive at ``url`` or a path, entered with ``async with``, which raises what ``open_archive`` raises."""
     return AsyncArchive(url_of(url), cluster, broker, settings or Settings())
 
 
@@ -60,7 +60,9 @@ class AsyncArchive:
         import asyncio  # 0.07 s, needed by no command
 
         if self._is_entered:
-            raise UsageError(f"{self!r} was entered before", hint="open another: fetcher.open_async(…)")
+            raise UsageError(
+                f"{self!r} was entered before", hint="open another: rocketmq_tiered.open_async(…)"
+            )
         self._is_entered = True
         opening = asyncio.get_running_loop().run_in_executor(None, self._open)
         try:
@@ -96,7 +98,7 @@ class AsyncArchive:
     def access(self) -> ArchiveAccess:
         """What it is made of. Raises UsageError before the archive is entered."""
         if self._access is None:
-            raise UsageError("the archive is not open", hint="use `async with fetcher.open_async(…)`")
+            raise UsageError("the archive is not open", hint="use `async with rocketmq_tiered.open_async(…)`")
         return self._access
 
     @property

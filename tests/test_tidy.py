@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PRODUCT = ("tiered", "uploader", "fetcher", "server", "sidecar", "pipeline")
+PRODUCT = ("tiered", "uploader", "fetcher", "server", "sidecar", "pipeline", "rocketmq_tiered")
 LINES_PER_FUNCTION_MAX = 70
 LINES_PER_MODULE_MAX = 600
 ARGUMENTS_MAX = 12

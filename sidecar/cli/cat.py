@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-import fetcher
-from fetcher.archive import Archive
+from fetcher.archive import Archive, open_archive
 from fetcher.io.waiting import run_sync
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.rows.batch import MessageBatch
@@ -64,7 +63,7 @@ def execute(options: argparse.Namespace) -> int:
     message_filter = _checked(options)
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
-    with fetcher.open(options.url, settings=settings) as archive:
+    with open_archive(options.url, settings=settings) as archive:
         printer = _Printer(archive, options, message_filter)
         chosen = _chosen(archive, options)
         if options.follow:

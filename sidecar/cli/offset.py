@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-import fetcher
-from fetcher.archive import Queue
+from fetcher.archive import Queue, open_archive
 from fetcher.queries.time_search import Boundary
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.cli.instant import instant
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Print one offset, or one for each queue of the topic."""
     settings = settings_of(options).settings
-    with fetcher.open(options.url, settings=settings) as archive:
+    with open_archive(options.url, settings=settings) as archive:
         if options.queue is not None:
             queues = [archive.queue(options.topic, options.queue, generation=options.generation)]
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-import fetcher
+from fetcher.archive import open_archive
 from server.groups.group_state import GroupLog
 from sidecar.broker_side import credentials_of, tls_of
 from sidecar.cli.arguments import NAME_FLAGS, STORE_FLAGS, add_json, add_setting_flags, settings_of
@@ -96,7 +96,7 @@ def _at_server(options: argparse.Namespace, start: Start) -> list[QueueMove]:
 
 def _in_archive(options: argparse.Namespace, start: Start) -> list[QueueMove]:
     settings = settings_of(options).settings
-    with fetcher.open(
+    with open_archive(
         options.url, cluster=settings.archive.cluster, broker=settings.archive.broker, settings=settings
     ) as archive:
         log = GroupLog(

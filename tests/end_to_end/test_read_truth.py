@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.io.request_scheduler import Lane
 from fetcher.io.waiting import run_sync
@@ -68,7 +68,7 @@ def archived(directory: Path) -> Iterator[Searched]:
     url = f"memory://truth-{directory.name}"
     root = open_store(url)
     backfill(directory / "store", root)
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         yield Searched(archive)
 
 

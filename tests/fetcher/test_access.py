@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from fetcher.access import decode_threads
 from fetcher.io.waiting import run_sync
 from fetcher.prefetch.event_log import EventKind
@@ -35,7 +35,7 @@ def test_blocks_that_leave_the_cache_unread_halve_the_window_of_who_had_them_fet
         fetch=FetchSettings(cache_bytes=512 * KIB),
         prefetch=PrefetchSettings(window_first_bytes=128 * KIB, window_max_bytes=256 * KIB),
     )
-    with fetcher.open(f"file://{tmp_path}", cluster="c", broker="b", settings=settings) as archive:
+    with rocketmq_tiered.open(f"file://{tmp_path}", cluster="c", broker="b", settings=settings) as archive:
         access = archive.access
         offset = 0
         for _ in range(4):
@@ -62,7 +62,7 @@ def test_files_are_read_by_threads_for_an_event_loop_too(tmp_path: Path) -> None
     builder.commit([Sent(QUEUE, b"%d" % number) for number in range(9)])
 
     async def offsets() -> list[int]:
-        async with fetcher.open_async(f"file://{tmp_path}", cluster="c", broker="b") as archive:
+        async with rocketmq_tiered.open_async(f"file://{tmp_path}", cluster="c", broker="b") as archive:
             found = [message.queue_offset async for message in archive.queue(*QUEUE[:2]).messages()]
             names = {thread.name.rpartition("_")[0] or thread.name for thread in threading.enumerate()}
             assert "range-reader" in names and "range-reader-loop" not in names

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.io.waiting import run_sync
 from fetcher.rows.tag_filter import TagFilter
@@ -71,7 +71,7 @@ def truth(real_store: Callable[[str], Path]) -> Queues:
 @pytest.fixture
 def archive(directory: Path) -> Any:
     """Open."""
-    with fetcher.open(f"file://{directory}") as opened:
+    with rocketmq_tiered.open(f"file://{directory}") as opened:
         yield opened
 
 
@@ -150,7 +150,7 @@ def test_times(archive: Archive, truth: Queues) -> None:
     assert queue.earliest_time() == lines[0]["storeTimestamp"]
     assert queue.timestamp_of(7) == lines[7]["storeTimestamp"]
     assert queue.timestamp_of(queue.max_offset) is None
-    assert queue.offset_by_time(0, fetcher.Boundary.UPPER) == queue.min_offset
+    assert queue.offset_by_time(0, rocketmq_tiered.Boundary.UPPER) == queue.min_offset
 
 
 def test_keys_and_ids_are_found(archive: Archive, truth: Queues) -> None:
@@ -191,9 +191,9 @@ def test_what_does_not_exist_and_what_is_wrong(archive: Archive, directory: Path
     with pytest.raises(UsageError, match="offsetMsgId"):
         archive.find_by_id("what")
     with pytest.raises(NotFoundError, match="holds no archive"):
-        fetcher.open(f"file://{directory}/nothing")
+        rocketmq_tiered.open(f"file://{directory}/nothing")
     with pytest.raises(NotFoundError, match="no archive of"):
-        fetcher.open(f"file://{directory}", broker="other")
+        rocketmq_tiered.open(f"file://{directory}", broker="other")
 
 
 def test_a_damaged_object_is_an_error_that_names_it_and_hurts_nobody_else(
@@ -201,7 +201,7 @@ def test_a_damaged_object_is_an_error_that_names_it_and_hurts_nobody_else(
 ) -> None:
     copy = tmp_path / "archive"
     shutil.copytree(directory, copy)
-    with fetcher.open(f"file://{copy}") as archive:
+    with rocketmq_tiered.open(f"file://{copy}") as archive:
         chunk = run_sync(archive.access.catalog.runs_of(_view(archive, "t_one"))).chunk
         (place, *_) = chunk.objects
         key = chunk.object_keys[int(place["key"])]
@@ -210,7 +210,7 @@ def test_a_damaged_object_is_an_error_that_names_it_and_hurts_nobody_else(
     content[len(content) // 3] ^= 1
     victim.chmod(0o644)
     victim.write_bytes(content)
-    with fetcher.open(f"file://{copy}") as archive:
+    with rocketmq_tiered.open(f"file://{copy}") as archive:
         names = [listing.key for listing in archive.queues()]
         outcomes: dict[QueueKey, object] = {}
         for name in names:
@@ -247,7 +247,7 @@ def test_a_walk_goes_on_where_it_stood_when_the_store_is_back(
 ) -> None:
     monkeypatch.setattr("tiered.object_store.url.FileStore", AwayStore)
     small = Settings(fetch=FetchSettings(cache_bytes=0))
-    with fetcher.open(f"file://{directory}", settings=small) as archive:
+    with rocketmq_tiered.open(f"file://{directory}", settings=small) as archive:
         walk = archive.queue("t_one", 0).walk(Span(batch_messages=50))
         offsets: list[int] = []
         failures = 0
@@ -268,11 +268,13 @@ def test_a_boundary_may_be_its_text_and_nothing_else() -> None:
     url = "memory://boundaries"
     builder = ArchiveBuilder(PrefixedStore(open_store(url), "cluster/broker"))
     builder.commit([Sent(QueueKey("t", 0, 0), stored_ms=stamp) for stamp in (1000, 1010, 1020)])
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         queue = archive.queue("t", 0)
         for text in ("lower", "upper"):
             side: Any = text
-            assert queue.offset_by_time(1005, side) == queue.offset_by_time(1005, fetcher.Boundary(text))
+            assert queue.offset_by_time(1005, side) == queue.offset_by_time(
+                1005, rocketmq_tiered.Boundary(text)
+            )
         odd: Any = "last"
         with pytest.raises(UsageError, match="boundary 'last' is neither 'lower' nor 'upper'"):
             queue.offset_by_time(1005, odd)
@@ -284,7 +286,7 @@ def test_gaps_are_passed_and_said(caplog: pytest.LogCaptureFixture) -> None:
     builder = ArchiveBuilder(PrefixedStore(store, "cluster/broker"))
     queue = QueueKey("t", 0, 0)
     builder.commit([Sent(queue), Sent(queue, offset=5), Sent(queue)])
-    with fetcher.open(url) as archive, caplog.at_level(logging.WARNING):
+    with rocketmq_tiered.open(url) as archive, caplog.at_level(logging.WARNING):
         assert [m.queue_offset for m in archive.queue("t", 0).messages()] == [0, 5, 6]
     assert "offsets 1 to 4 are not there" in caplog.text
 
@@ -295,7 +297,7 @@ def test_an_archive_that_grows_is_seen_after_a_refresh() -> None:
     builder = ArchiveBuilder(PrefixedStore(store, "cluster/broker"))
     queue = QueueKey("t", 0, 0)
     builder.commit([Sent(queue)])
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         walk = archive.queue("t", 0).walk(Span())
         first = run_sync(walk.next_batch())
         assert first is not None and first.queue_offsets.tolist() == [0]
@@ -316,7 +318,7 @@ class Grown:
         builder = ArchiveBuilder(PrefixedStore(open_store(url), "cluster/broker"))
         queue = QueueKey("t", 0, 0)
         builder.commit([Sent(queue, stored_ms=1000 + number, keys=["k"]) for number in range(3)])
-        self.archive = fetcher.open(url)
+        self.archive = rocketmq_tiered.open(url)
         builder.commit([Sent(queue, stored_ms=2000 + number, keys=["k"]) for number in range(3)])
         self.record = builder.truth[queue].rows[4].record
         # As after an hour in which nobody asked; and reading on takes a while, as from a store far away.
@@ -345,14 +347,14 @@ def test_an_id_is_found_in_what_was_archived_since_anybody_looked(monkeypatch: p
     ("ask", "expected"),
     [
         (lambda queue: queue.offset_by_time(2001), 4),
-        (lambda queue: queue.offset_by_time(9999, fetcher.Boundary.UPPER), 5),
-        (lambda queue: queue.offset_by_time(1002, fetcher.Boundary.UPPER), 2),
+        (lambda queue: queue.offset_by_time(9999, rocketmq_tiered.Boundary.UPPER), 5),
+        (lambda queue: queue.offset_by_time(1002, rocketmq_tiered.Boundary.UPPER), 2),
         (lambda queue: queue.timestamp_of(4), 2001),
         (lambda queue: [m.store_timestamp for m in queue.messages(start_time=2001)], [2001, 2002]),
     ],
 )
 def test_a_time_at_the_end_is_answered_by_what_was_archived_since_anybody_looked(
-    ask: Callable[[fetcher.Queue], object], expected: object, monkeypatch: pytest.MonkeyPatch
+    ask: Callable[[rocketmq_tiered.Queue], object], expected: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Grown(f"grown-time-{next(_numbers)}", monkeypatch).archive as archive:
         assert ask(archive.queue("t", 0)) == expected
@@ -387,7 +389,7 @@ def test_a_walk_from_a_time_ahead_begins_with_the_first_message_of_that_time() -
     builder = ArchiveBuilder(PrefixedStore(open_store(url), "cluster/broker"))
     queue = QueueKey("t", 0, 0)
     builder.commit([Sent(queue, stored_ms=1000)])
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         walk = archive.queue("t", 0).walk(Span(start_ms=2000))
         assert run_sync(walk.next_batch()) is None
         builder.commit([Sent(queue, stored_ms=1500), Sent(queue, stored_ms=1999)])
@@ -411,7 +413,7 @@ def test_a_queue_that_is_gone_ends_its_walk_with_an_error(archive: Archive) -> N
 def test_a_child_process_is_told_that_it_has_none_of_the_threads(directory: Path) -> None:
     """Nothing would ever come: a fork copies pools, but not their threads."""
     idle = Settings(prefetch=PrefetchSettings(enabled=False))  # nobody holds a lock meanwhile
-    with fetcher.open(f"file://{directory}", settings=idle) as archive:
+    with rocketmq_tiered.open(f"file://{directory}", settings=idle) as archive:
         assert len(list(archive.queue("t_one", 0).messages(count=1))) == 1
         assert "before a fork" in _told_by_a_child(archive)
 
@@ -445,7 +447,7 @@ def test_a_path_is_a_local_directory(
     (tmp_path / name).symlink_to(directory)
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path / name, Path(name), Path("..", tmp_path.name, name)):
-        with fetcher.open(path) as archive:
+        with rocketmq_tiered.open(path) as archive:
             assert "t_one" in archive.topics()
 
 
@@ -461,8 +463,8 @@ def test_a_negative_number_of_messages_is_refused(archive: Archive) -> None:
 @pytest.mark.asyncio
 async def test_the_asynchronous_form_answers_the_same(directory: Path, truth: Queues) -> None:
     url = f"file://{directory}"
-    with fetcher.open(url) as blocking:
-        async with fetcher.open_async(url) as archive:
+    with rocketmq_tiered.open(url) as blocking:
+        async with rocketmq_tiered.open_async(url) as archive:
             assert archive.title == blocking.title and archive.version == blocking.version
             assert archive.topics() == blocking.topics()
             assert archive.queues("t_four") == blocking.queues("t_four")
@@ -474,7 +476,7 @@ async def test_the_asynchronous_form_answers_the_same(directory: Path, truth: Qu
             assert await queue.earliest_time() == twin.earliest_time()
             stamp = truth["t_one", 0][9]["storeTimestamp"]
             assert await queue.timestamp_of(9) == stamp
-            for boundary in fetcher.Boundary:
+            for boundary in rocketmq_tiered.Boundary:
                 assert await queue.offset_by_time(stamp, boundary) == twin.offset_by_time(stamp, boundary)
             line = next(line for line in truth["t_keys", 0] if line["keys"] and line.get("uniqKey"))
             key = line["keys"].split(" ")[0]
@@ -511,7 +513,7 @@ def _little_memory(wait_ms: int) -> Settings:
 @pytest.mark.asyncio
 async def test_walks_side_by_side_hold_no_batch_while_they_wait_for_the_next(four_long_queues: str) -> None:
     """Else all would wait for each other's memory, until none gets any."""
-    async with fetcher.open_async(four_long_queues, settings=_little_memory(60_000)) as archive:
+    async with rocketmq_tiered.open_async(four_long_queues, settings=_little_memory(60_000)) as archive:
 
         async def count(queue_id: int) -> int:
             return len([message.queue_offset async for message in archive.queue("t", queue_id).messages()])
@@ -524,7 +526,7 @@ def test_threads_that_walk_side_by_side_hold_no_batch_while_they_wait_for_the_ne
     four_long_queues: str,
 ) -> None:
     with (
-        fetcher.open(four_long_queues, settings=_little_memory(20_000)) as archive,
+        rocketmq_tiered.open(four_long_queues, settings=_little_memory(20_000)) as archive,
         ThreadPoolExecutor(4) as threads,
     ):
         queues = [archive.queue("t", queue_id) for queue_id in range(4)]
@@ -534,7 +536,7 @@ def test_threads_that_walk_side_by_side_hold_no_batch_while_they_wait_for_the_ne
 @pytest.mark.asyncio
 async def test_batches_get_smaller_where_memory_has_no_room_for_large_ones(four_long_queues: str) -> None:
     """A program has its last batch in hand while it waits for the next."""
-    async with fetcher.open_async(four_long_queues, settings=_little_memory(200)) as archive:
+    async with rocketmq_tiered.open_async(four_long_queues, settings=_little_memory(200)) as archive:
 
         async def count(queue_id: int) -> int:
             return sum([len(batch) async for batch in archive.queue("t", queue_id).batches()])
@@ -565,7 +567,7 @@ async def test_who_gives_up_opening_leaves_nothing_open(monkeypatch: pytest.Monk
     monkeypatch.setattr("fetcher.async_archive.open_async_access", slowly)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            async with fetcher.open_async("memory://slow"):
+            async with rocketmq_tiered.open_async("memory://slow"):
                 pass
     may_go_on.set()
     assert await asyncio.to_thread(opened.is_closed.wait, 20)
@@ -573,9 +575,9 @@ async def test_who_gives_up_opening_leaves_nothing_open(monkeypatch: pytest.Monk
 
 @pytest.mark.asyncio
 async def test_queues_are_read_side_by_side(directory: Path, truth: Queues) -> None:
-    async with fetcher.open_async(f"file://{directory}") as archive:
+    async with rocketmq_tiered.open_async(f"file://{directory}") as archive:
 
-        async def count(queue: fetcher.AsyncQueue) -> int:
+        async def count(queue: rocketmq_tiered.AsyncQueue) -> int:
             return len([message async for message in queue.messages()])
 
         names = [listing.key for listing in archive.queues()]
@@ -586,16 +588,16 @@ async def test_queues_are_read_side_by_side(directory: Path, truth: Queues) -> N
 @pytest.mark.asyncio
 async def test_the_asynchronous_form_must_be_entered_and_says_what_does_not_exist(directory: Path) -> None:
     with pytest.raises(UsageError, match="not open"):
-        fetcher.open_async(f"file://{directory}").topics()
+        rocketmq_tiered.open_async(f"file://{directory}").topics()
     with pytest.raises(NotFoundError, match="holds no archive"):
-        async with fetcher.open_async(f"file://{directory}/nothing"):
+        async with rocketmq_tiered.open_async(f"file://{directory}/nothing"):
             pass
 
 
 @pytest.mark.asyncio
 async def test_the_asynchronous_form_is_entered_once(directory: Path) -> None:
     """A second time would leave what the first opened to nobody: threads, connections."""
-    async with fetcher.open_async(directory) as archive:
+    async with rocketmq_tiered.open_async(directory) as archive:
         with pytest.raises(UsageError, match="entered before"):
             await archive.__aenter__()
         assert "t_one" in archive.topics()
@@ -607,7 +609,7 @@ async def test_the_asynchronous_form_is_entered_once(directory: Path) -> None:
 async def test_the_asynchronous_form_may_be_entered_again_when_it_did_not_open(
     directory: Path, tmp_path: Path
 ) -> None:
-    archive = fetcher.open_async(tmp_path / "later")
+    archive = rocketmq_tiered.open_async(tmp_path / "later")
     with pytest.raises(NotFoundError, match="holds no archive"):
         await archive.__aenter__()
     (tmp_path / "later").symlink_to(directory)
@@ -617,7 +619,7 @@ async def test_the_asynchronous_form_may_be_entered_again_when_it_did_not_open(
 
 @pytest.mark.asyncio
 async def test_a_path_is_a_local_directory_in_an_event_loop_too(directory: Path) -> None:
-    async with fetcher.open_async(directory) as archive:
+    async with rocketmq_tiered.open_async(directory) as archive:
         assert "t_one" in archive.topics()
 
 

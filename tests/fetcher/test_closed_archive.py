@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.io.waiting import run_async, run_sync
 from fetcher.queries.by_key import KeyKind
@@ -67,7 +67,7 @@ READS: list[Callable[[Archive], object]] = [
 def test_a_closed_archive_says_so_to_every_read_wherever_the_answer_lies(
     url: str, is_in_memory: bool
 ) -> None:
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         for read in READS if is_in_memory else []:
             read(archive)
     for read in READS:
@@ -77,7 +77,7 @@ def test_a_closed_archive_says_so_to_every_read_wherever_the_answer_lies(
 
 
 def test_a_walk_begun_before_says_so_too(url: str) -> None:
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         queue = archive.queue("t", 0)
         walk, messages = queue.walk(Span(batch_messages=7)), queue.messages()
         later, batches = queue.walk(Span(start_ms=1 << 50)), queue.batches(batch_messages=7)
@@ -95,7 +95,7 @@ def test_a_walk_begun_before_says_so_too(url: str) -> None:
 
 @pytest.mark.asyncio
 async def test_the_asynchronous_form_says_the_same(url: str) -> None:
-    async with fetcher.open_async(url) as archive:
+    async with rocketmq_tiered.open_async(url) as archive:
         queue = archive.queue("t", 0)
         messages, batches = queue.messages(), queue.batches(batch_messages=7)
         walk = await queue.walk(Span())
@@ -120,7 +120,7 @@ async def test_the_asynchronous_form_says_the_same(url: str) -> None:
 
 def test_what_serves_clients_is_told_to_have_them_ask_again(url: str) -> None:
     """Their broker ends, and another takes its place: no client may learn that its request was wrong."""
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         access = archive.access
     with pytest.raises(UnavailableError):
         run_sync(access.fetcher.get("t", 0, 0, count=1, max_bytes=1))
@@ -159,9 +159,9 @@ class Reading:
 
 @pytest.mark.parametrize("settings", [PACED, LITTLE_MEMORY], ids=["for-its-turn", "for-memory"])
 def test_who_waits_while_it_is_closed_is_told(large_url: str, settings: Settings) -> None:
-    archive = fetcher.open(large_url, settings=settings)
+    archive = rocketmq_tiered.open(large_url, settings=settings)
     access = archive.access
-    kept: list[fetcher.Message] = []  # their memory is not given back
+    kept: list[rocketmq_tiered.Message] = []  # their memory is not given back
     reading = Reading(lambda: kept.extend(archive.queue("t", 0).messages()))
     _until(lambda: access.budget.waits > 0 or sum(access.source._lanes.queued.values()) > 0)
     archive.close()
@@ -170,7 +170,7 @@ def test_who_waits_while_it_is_closed_is_told(large_url: str, settings: Settings
 
 def test_who_asks_for_memory_when_it_is_closed_does_not_wait_either(large_url: str) -> None:
     """As a reader between two blocks: it did not wait when the others were told."""
-    archive = fetcher.open(large_url, settings=LITTLE_MEMORY)
+    archive = rocketmq_tiered.open(large_url, settings=LITTLE_MEMORY)
     access = archive.access
     everything = access.budget.charge(access.budget.total_bytes, 0)
     archive.close()
@@ -181,9 +181,9 @@ def test_who_asks_for_memory_when_it_is_closed_does_not_wait_either(large_url: s
 
 @pytest.mark.asyncio
 async def test_tasks_that_wait_while_it_is_closed_are_told(large_url: str) -> None:
-    async with fetcher.open_async(large_url, settings=LITTLE_MEMORY) as archive:
+    async with rocketmq_tiered.open_async(large_url, settings=LITTLE_MEMORY) as archive:
 
-        async def keep() -> list[fetcher.Message]:
+        async def keep() -> list[rocketmq_tiered.Message]:
             return [message async for message in archive.queue("t", 0).messages()]
 
         task = asyncio.create_task(keep())

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.queries.time_search import Boundary
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
@@ -103,7 +103,7 @@ def scene(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
         for run in page.chunk.runs:
             key = page.chunk.object_keys[int(page.chunk.objects["key"][run["object"]])]
             queues_of.setdefault(key, set()).add(page.queues[int(run["queue"])].topic)
-    with fetcher.open(f"file://{directory}") as archive:
+    with rocketmq_tiered.open(f"file://{directory}") as archive:
         questions = questions_about(archive)
         answers = {name: ask(archive) for name, ask in questions.items()}
     assert len(answers) > 30 and all(answers.values())
@@ -179,7 +179,7 @@ def ask_all(scene: Scene, directory: Path) -> dict[str, TieredError]:
     """Every question of a damaged archive: right answers are passed over, errors are returned."""
     errors: dict[str, TieredError] = {}
     try:
-        archive = fetcher.open(f"file://{directory}")
+        archive = rocketmq_tiered.open(f"file://{directory}")
     except TieredError as error:
         return {"open": error}
     with archive:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fetcher
+import rocketmq_tiered
 from fetcher.blocks.block_cache import BlockKey
 from fetcher.blocks.disk_cache import DiskCache, directory_of
 from tests.end_to_end.offloading import SMALL, backfill
@@ -179,7 +179,7 @@ def test_archives_of_the_same_names_share_no_directory(
             real_store("F") / "store", FileStore(place), settings=replace(SMALL, batch_bytes=batch_bytes)
         )
         for url in (f"file://{place}", f"file://{place}/"):
-            with fetcher.open(url, settings=settings) as archive:
+            with rocketmq_tiered.open(url, settings=settings) as archive:
                 topic = archive.topics()[0]
                 bodies.append([message.body for message in archive.queue(topic, 0).messages()])
                 assert archive.access.source.statistics().corrupt_disk == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.errors import UnavailableError, UsageError
 from tiered.formats.segment import BlockCodec
@@ -70,7 +70,7 @@ def test_who_asks_again_after_an_outage_gets_the_next(
 ) -> None:
     offsets: list[int] = []
     failures = 0
-    with fetcher.open(url, settings=EVERY_READ_ASKS) as archive:
+    with rocketmq_tiered.open(url, settings=EVERY_READ_ASKS) as archive:
         queue = archive.queue("t", 0)
         messages, batches = queue.messages(), queue.batches()
         monkeypatch.setattr(RestlessStore, "refuses", True)
@@ -93,12 +93,14 @@ async def test_who_asks_again_after_a_time_limit_gets_the_next(
     url: str, is_decoded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offsets: list[int] = []
-    async with fetcher.open_async(url, settings=EVERY_READ_ASKS) as archive:
+    async with rocketmq_tiered.open_async(url, settings=EVERY_READ_ASKS) as archive:
         queue = archive.queue("t", 0)
         messages, batches = queue.messages(), queue.batches()
         first = await (anext(messages) if is_decoded else anext(batches))
         offsets += (
-            [first.queue_offset] if isinstance(first, fetcher.Message) else first.queue_offsets.tolist()
+            [first.queue_offset]
+            if isinstance(first, rocketmq_tiered.Message)
+            else first.queue_offsets.tolist()
         )
         gate = threading.Event()
         monkeypatch.setattr(RestlessStore, "gate", gate)
@@ -119,7 +121,7 @@ async def test_who_asks_again_after_a_time_limit_gets_the_next(
 
 
 def test_what_has_ended_stays_so_when_the_archive_grows(url: str, builder: ArchiveBuilder) -> None:
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         queue = archive.queue("t", 0)
         messages, batches = queue.messages(), queue.batches()
         assert len(list(messages)) == sum(map(len, batches)) == MESSAGES
@@ -131,12 +133,12 @@ def test_what_has_ended_stays_so_when_the_archive_grows(url: str, builder: Archi
 
 @pytest.mark.asyncio
 async def test_closing_ends_them(url: str) -> None:
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         for iterator in (archive.queue("t", 0).messages(), archive.queue("t", 0).batches()):
             with closing(iterator) as begun:  # type: ignore[type-var]
                 next(begun)
             assert list(iterator) == []
-    async with fetcher.open_async(url) as other:
+    async with rocketmq_tiered.open_async(url) as other:
         async with aclosing(other.queue("t", 0).messages()) as messages:  # type: ignore[type-var]
             await anext(messages)
         assert [message async for message in messages] == []
@@ -145,7 +147,7 @@ async def test_closing_ends_them(url: str) -> None:
 def test_two_threads_that_ask_one_walk_are_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would get some of the messages, in no order, and some of them both."""
     gate = threading.Event()
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         messages = archive.queue("t", 0).messages()
         monkeypatch.setattr(RestlessStore, "gate", gate)
         reads = RestlessStore.reads

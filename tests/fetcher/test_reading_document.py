@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.model.queue import QueueKey
 from tiered.object_store.prefixed import PrefixedStore
@@ -21,7 +21,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "READING.md"
 PROGRAMS = [
     re.sub("^    ", "", block, flags=re.MULTILINE)
     for block in re.findall(r"(?:^    .*\n|^\n)+", DOCUMENT.read_text(), flags=re.MULTILINE)
-    if "import fetcher" in block
+    if "import rocketmq_tiered" in block
 ]
 
 
@@ -49,7 +49,10 @@ def test_programs_run_as_they_are_written(
 
 
 def test_filters_are_where_the_document_says() -> None:
-    with fetcher.open(URL) as archive:
+    with rocketmq_tiered.open(URL) as archive:
         queue = archive.queue("orders", 0)
-        for wanted in (fetcher.tag_filter("paid || odd"), fetcher.Sql92Filter("TAGS = 'paid'")):
+        for wanted in (
+            rocketmq_tiered.tag_filter("paid || odd"),
+            rocketmq_tiered.Sql92Filter("TAGS = 'paid'"),
+        ):
             assert [message.body for message in queue.messages(message_filter=wanted)] == [b"one"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from tests.end_to_end.offloading import backfill
 from tests.servers.running_store import RunningStore
 from tiered.object_store.url import open_store
@@ -28,7 +28,7 @@ async def test_both_forms_read_what_the_store_holds(
     root.close()
     store = ObjectStoreSettings(endpoint_url=minio_url.endpoint, region="us-east-1")
     settings = Settings(object_store=store)
-    with fetcher.open(url, settings=settings) as archive:
+    with rocketmq_tiered.open(url, settings=settings) as archive:
         listings = archive.queues(hidden=True)
         read = {}
         for found in listings:
@@ -36,7 +36,7 @@ async def test_both_forms_read_what_the_store_holds(
             read[found.key] = [bytes(message.data) for message in queue.messages()]
             assert found.kind == "batch" or len(read[found.key]) == found.messages
     assert sum(map(len, read.values())) > 7000
-    async with fetcher.open_async(url, settings=settings) as archive:
+    async with rocketmq_tiered.open_async(url, settings=settings) as archive:
         for key, records in read.items():
             messages = archive.queue(key.topic, key.queue_id, generation=key.generation).messages()
             assert [bytes(message.data) async for message in messages] == records

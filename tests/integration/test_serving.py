@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from sidecar.cli import main
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.child import ChildServer
@@ -55,10 +55,10 @@ class Served:
     server: ChildServer
 
     def expected(
-        self, topic: str, wanted: Callable[[fetcher.Message], bool] = lambda _: True
+        self, topic: str, wanted: Callable[[rocketmq_tiered.Message], bool] = lambda _: True
     ) -> Counter[Line]:
         """What a consumer of all of ``topic`` gets."""
-        with fetcher.open(self.url) as archive:
+        with rocketmq_tiered.open(self.url) as archive:
             return Counter(
                 (message.queue_id, message.queue_offset, zlib.crc32(message.body), len(message.body))
                 for queue in archive.queues(topic)
@@ -205,7 +205,7 @@ def test_what_is_sent_back_comes_again_and_ends_as_dead_letters_over_kill_9(serv
     done = [fields for fields in lines if fields[8] == "ok"]
     assert {(int(f[2]), int(f[3])) for f in done} == {line[2:] for line in expected}
     assert all(int(fields[7]) >= 2 and fields[9] == "t_props" for fields in done)
-    with fetcher.open(served.url) as archive:
+    with rocketmq_tiered.open(served.url) as archive:
         origins = {
             message.offset_msg_id: (zlib.crc32(message.body), len(message.body))
             for queue in archive.queues("t_props")
@@ -231,7 +231,7 @@ def _written(served: Served, number: int) -> list[list[str]]:
 
 
 def test_mqadmin_reads_everything_it_asks_for(served: Served) -> None:
-    with fetcher.open(served.url) as archive:
+    with rocketmq_tiered.open(served.url) as archive:
         messages = list(archive.queue("t_keys", 0).messages())
         per_queue = [queue.max_offset for queue in archive.queues("t_one")]
     counts = Counter(key for message in messages for key in message.keys)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from tests.end_to_end.offloading import BROKER, backfill
 from tests.servers.go_client import go_consumer
 from tests.servers.install import NotInstallableError
@@ -33,7 +33,7 @@ class Served:
     def consume(self, mode: str, topic: str, wanted: int, group: str) -> list[tuple[str, ...]]:
         """What one consumer got, in order of arrival: the fields that main.go writes."""
         output = self.directory / f"{group}.txt"
-        with fetcher.open(self.url) as archive:
+        with rocketmq_tiered.open(self.url) as archive:
             queues = str(1 + max(queue.queue_id for queue in archive.queues(topic)))
         command = [
             str(self.program), mode, self.address, group, topic, str(wanted), "15", str(output), BROKER, queues,
@@ -44,7 +44,7 @@ class Served:
 
     def expected(self, topic: str) -> Counter[tuple[str, ...]]:
         """The same of every archived message."""
-        with fetcher.open(self.url) as archive:
+        with rocketmq_tiered.open(self.url) as archive:
             return Counter(
                 _line(message)
                 for queue in archive.queues(topic)
@@ -52,7 +52,7 @@ class Served:
             )
 
 
-def _line(message: fetcher.Message) -> tuple[str, ...]:
+def _line(message: rocketmq_tiered.Message) -> tuple[str, ...]:
     pairs = sorted(f"{name}={value}".encode() for name, value in message.properties.items())
     numbers = (
         message.queue_id, message.queue_offset, zlib.crc32(message.body), len(message.body),

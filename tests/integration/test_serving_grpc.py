@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from tests.end_to_end.offloading import CLUSTER, backfill
 from tests.servers.child import ChildServer
 from tests.servers.install import NotInstallableError
@@ -41,10 +41,10 @@ class Served:
         return [line.split(" ") for line in output.read_text("utf-8").splitlines()]
 
     def expected(
-        self, topic: str, wanted: Callable[[fetcher.Message], bool] = lambda _: True
+        self, topic: str, wanted: Callable[[rocketmq_tiered.Message], bool] = lambda _: True
     ) -> Counter[tuple[str, str, str | None]]:
         """Body's CRC-32, length and message id of every archived message."""
-        with fetcher.open(self.url) as archive:
+        with rocketmq_tiered.open(self.url) as archive:
             return Counter(
                 (str(zlib.crc32(message.body)), str(len(message.body)), message.unique_key)
                 for queue in archive.queues(topic)

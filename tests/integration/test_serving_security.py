@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from tests.end_to_end.offloading import backfill
 from tests.servers.child import ChildServer, free_port
 from tests.servers.install import NotInstallableError
@@ -73,7 +73,7 @@ def guarded(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     directory = tmp_path_factory.mktemp("guarded")
     backfill(real_store("A") / "store", FileStore(directory / "archive"))
     url = f"file://{directory}/archive"
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         messages = sum(queue.max_offset - queue.min_offset for queue in archive.queues(TOPIC))
     make_certificates(directory)
     port = free_port()

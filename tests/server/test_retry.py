@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fetcher
+import rocketmq_tiered
 from server.archive_mode.archive_service import ServingService
 from server.backend.backend import Bounds, PullFound, PullStatus, PullWish, TopicConfig
 from server.backend.route_handlers import RouteTable
@@ -102,7 +102,7 @@ def test_delay_levels() -> None:
 
 def test_every_stored_form_comes_again(real_store: Callable[[str], Path], tmp_path: Path) -> None:
     backfill(real_store("A") / "store", FileStore(tmp_path / "a"))
-    with fetcher.open(f"file://{tmp_path}/a") as archive:
+    with rocketmq_tiered.open(f"file://{tmp_path}/a") as archive:
         for topic in ("t_sizes", "t_props", "t_batch", "%LMQ%t_all"):
             for message in list(archive.queue(topic, 0).messages())[:40]:
                 source = decode_record(message.data)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from sidecar.cli import main
 from tests.end_to_end.offloading import SMALL, backfill
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
@@ -220,5 +220,5 @@ def test_messages_whose_time_is_damaged_hide_no_others_and_are_found(
     assert "9223372036854775807 ms" in capsys.readouterr().out
     for offset in range(len(times)):
         assert main(["cat", url, "topic", "--queue", "0", "--from", str(offset), "--count", "1"]) == 0
-    with fetcher.open(url) as archive:
+    with rocketmq_tiered.open(url) as archive:
         assert all(len(archive.find_by_key("topic", key)) == 1 for key in times)

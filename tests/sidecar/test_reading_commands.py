@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-import fetcher
+import rocketmq_tiered
 from fetcher.io.waiting import run_sync
 from fetcher.span import Span
 from sidecar.cli import main
@@ -295,7 +295,7 @@ def test_follow_says_once_that_its_topic_was_deleted(
 
 
 def test_a_walk_beyond_the_end_says_so_once(archive: str, caplog: pytest.LogCaptureFixture) -> None:
-    with fetcher.open(archive) as opened:
+    with rocketmq_tiered.open(archive) as opened:
         walk = opened.queue("t_one", 0).walk(Span(1 << 40))
         for _ in range(3):
             assert run_sync(walk.next_batch()) is None

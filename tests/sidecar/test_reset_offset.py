@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fetcher
+import rocketmq_tiered
 from fetcher.access import open_async_access
 from server.archive_mode.archive_service import ServingService
 from server.backend.served_archive import ServedArchive
@@ -100,7 +100,7 @@ def replay(
 
 
 def bounds(url: str) -> dict[int, tuple[int, int]]:
-    with fetcher.open(url) as found:
+    with rocketmq_tiered.open(url) as found:
         return {
             queue.key[1]: (found.queue(*queue.key[:2]).min_offset, found.queue(*queue.key[:2]).max_offset)
             for queue in found.queues(TOPIC)
@@ -108,7 +108,7 @@ def bounds(url: str) -> dict[int, tuple[int, int]]:
 
 
 def by_time(url: str, time_ms: int) -> dict[int, int]:
-    with fetcher.open(url) as found:
+    with rocketmq_tiered.open(url) as found:
         return {
             queue.key[1]: found.queue(*queue.key[:2]).offset_by_time(time_ms) for queue in found.queues(TOPIC)
         }

@@ -14,7 +14,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import fetcher
+import rocketmq_tiered
 from fetcher.archive import Archive
 from tests.soak.told_to_stop import idle, told_to_stop
 from tiered.settings.load import load_settings
@@ -45,7 +45,10 @@ def main() -> None:
     threads, bytes_per_s = map(int, sys.argv[2:])
     idle()
     gone = threading.Event()
-    with fetcher.open(url, settings=settings(bytes_per_s)) as archive, ThreadPoolExecutor(threads) as pool:
+    with (
+        rocketmq_tiered.open(url, settings=settings(bytes_per_s)) as archive,
+        ThreadPoolExecutor(threads) as pool,
+    ):
         before = archive.access.source.statistics().bytes_fetched
         sums = [pool.submit(read_share, archive, gone, share, threads) for share in range(threads)]
         elapsed_s = told_to_stop()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fetcher
+import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.blocks.budget import ByteBudget
 from fetcher.io.request_scheduler import Lane
@@ -51,7 +51,7 @@ def url(
 @pytest.fixture
 def archive(url: str) -> Iterator[Archive]:
     # Without a cache of blocks by time, so that only what is kept can make a query warm.
-    with fetcher.open(url) as opened:
+    with rocketmq_tiered.open(url) as opened:
         yield opened
 
 
@@ -86,7 +86,7 @@ def by_id(archive: Archive, message: Message) -> list[str]:
 def test_a_warm_query_asks_for_nothing(archive: Archive, url: str) -> None:
     state = archive.access.state
     messages = with_rare_keys(archive)[:40]
-    with fetcher.open(url) as cold:
+    with rocketmq_tiered.open(url) as cold:
         assert cold.find_by_key("t_keys", "none has this", begin=0) == []
         assert requests(cold) <= 2 * len(state.indexes) + len(state.memory.objects) + len(state.pages)
         for message in messages:
@@ -128,7 +128,7 @@ def test_a_cold_query_takes_two_requests_an_overlapping_index_file_and_two_a_mes
 
 def test_nothing_is_kept_where_there_is_no_room(url: str, archive: Archive) -> None:
     message = with_rare_keys(archive)[0]
-    with fetcher.open(url, settings=Settings(fetch=FetchSettings(query_cache_bytes=0))) as bare:
+    with rocketmq_tiered.open(url, settings=Settings(fetch=FetchSettings(query_cache_bytes=0))) as bare:
         for _ in range(2):
             before = requests(bare)
             assert message.offset_msg_id in [

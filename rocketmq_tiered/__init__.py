@@ -1,0 +1,61 @@
+"""Reads archives of RocketMQ messages (docs/READING.md).
+
+    import rocketmq_tiered
+
+    with rocketmq_tiered.open("s3://bucket/prefix") as archive:
+        for message in archive.queue("orders", 0).messages():
+            print(message.queue_offset, message.body)
+
+``open_async`` is the form for an event loop, ``rocketmq_tiered.spark`` the one for Spark.
+"""
+
+from fetcher.archive import Archive, Queue
+from fetcher.archive import open_archive as open
+from fetcher.async_archive import AsyncArchive, AsyncQueue, open_async
+from fetcher.queries.by_key import KeyKind
+from fetcher.queries.queue_listing import QueueListing
+from fetcher.queries.time_search import Boundary
+from fetcher.rows.batch import MessageBatch
+from fetcher.rows.message import Message
+from fetcher.rows.tag_filter import MessageFilter, TagFilter, tag_filter
+from fetcher.sql92.message_filter import Sql92Filter
+from tiered.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    NotFoundError,
+    TieredError,
+    UnavailableError,
+    UnsupportedFormatError,
+    UsageError,
+)
+from tiered.formats.record import InnerMessage
+from tiered.settings.load import load_settings
+from tiered.settings.sections import Settings
+
+__all__ = [
+    "AccessDeniedError",
+    "Archive",
+    "AsyncArchive",
+    "AsyncQueue",
+    "Boundary",
+    "CorruptionError",
+    "InnerMessage",
+    "KeyKind",
+    "Message",
+    "MessageBatch",
+    "MessageFilter",
+    "NotFoundError",
+    "Queue",
+    "QueueListing",
+    "Settings",
+    "Sql92Filter",
+    "TagFilter",
+    "TieredError",
+    "UnavailableError",
+    "UnsupportedFormatError",
+    "UsageError",
+    "load_settings",
+    "open",
+    "open_async",
+    "tag_filter",
+]
