@@ -13,6 +13,7 @@ import fastcrc
 import pytest
 
 from tests.formats.golden_archive import GOLDEN, STATE_DOCUMENT, STATE_KIND, write
+from tests.formats.golden_bytes import assert_same_files, needs_golden_zstd
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
 from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, decode_page
@@ -29,7 +30,7 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
 
-VERSIONS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+VERSIONS = sorted(path.name for path in GOLDEN.glob("[0-9].[0-9]"))
 
 
 def _newer(container: bytes, major: int = 2) -> bytes:
@@ -96,15 +97,12 @@ def test_a_golden_archive_has_every_kind_of_object(version: str) -> None:
 
 
 def test_the_newest_golden_archive_is_what_is_written_today(tmp_path: Path) -> None:
-    """Fails when the format changes without a new version: objects, keys and truth must be the same."""
+    """Commits, roots, pages, segments, index files and states have the golden bytes: a format change needs a version.
+
+    Compressed bytes depend on the zstd library. It is locked; another one is skipped."""
+    needs_golden_zstd()
     write(tmp_path)
-    golden = GOLDEN / VERSIONS[-1]
-    assert (tmp_path / "expected.json").read_text() == (golden / "expected.json").read_text()
-    old, new = FileStore(golden / "archive"), FileStore(tmp_path / "archive")
-    assert [info.key for info in new.list("")] == [info.key for info in old.list("")]
-    for key in _keys(VERSIONS[-1], "data/") + _keys(VERSIONS[-1], "sets/"):
-        one, other = (SegmentReader.open_unknown(store, key).index for store in (old, new))
-        assert (one.meta, one.runs.tolist(), one.queues) == (other.meta, other.runs.tolist(), other.queues)
+    assert_same_files(tmp_path, GOLDEN / VERSIONS[-1])
 
 
 def test_a_newer_segment_is_refused_by_name() -> None:
