@@ -1,0 +1,218 @@
+"""Retired words, listed in docs/GLOSSARY.md, do not come back: neither in text nor in names.
+
+`python -m tests.test_language [PATH …]` prints each occurrence, and the number in each package.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tiered.settings.sections import SECTIONS
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ("docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+DEPLOYMENT = (
+    "deploy",
+    "localstack",
+    "docker-compose.yml",
+    "Dockerfile",
+    "Makefile",
+    "pyproject.toml",
+    ".ci",
+    ".github",
+)
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "docs": DOCUMENTS,
+    "deploy": DEPLOYMENT,
+    **{name: (name,) for name in ("examples", "benchmarks", "tiered", "uploader", "fetcher", "server")},
+    **{name: (name,) for name in ("sidecar", "pipeline", "rocketmq_tiered", "tests")},
+}
+FINISHED: tuple[str, ...] = ()
+"""Packages without retired words. A package stays in this list once it is in it."""
+
+TEXT_SUFFIXES = {"", ".md", ".yml", ".yaml", ".toml", ".conf", ".json", ".service", ".timer", ".sh"}
+EXEMPT_FILES = {"docs/GLOSSARY.md", "tests/test_language.py"}
+WORD_BREAK = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_+")
+
+
+class Found(NamedTuple):
+    """One occurrence of a retired word."""
+
+    path: str
+    line: int
+    word: str
+    text: str
+
+
+def section(document: str, title: str) -> str:
+    """The text below the heading ``title`` of a document in docs/."""
+    text = (ROOT / "docs" / document).read_text("utf-8")
+    found = re.search(rf"^#+ {title}\n(.*?)(?=^#+ |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"docs/{document} has no section {title}"
+    return found[1]
+
+
+def pattern(phrase: str) -> str:
+    """The regular expression of a phrase: `*` is any ending, words may be on two lines."""
+    expression = re.escape(phrase).replace(r"\*", r"\w*").replace(r"\ ", r"\s+(?:#\s+)?")
+    return rf"(?<!\w){expression}(?!\w)"
+
+
+@functools.cache
+def retired() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What is retired, and the phrases that are allowed although they contain a retired word."""
+    words: list[str] = []
+    allowed: list[str] = []
+    for row in re.findall(r"^\| (`.*) \|$", section("GLOSSARY.md", "Retired words"), re.MULTILINE):
+        cells = row.split(" |")
+        words += re.findall(r"`([^`]+)`", cells[0])
+        allowed += re.findall(r"`([^`]+)`", cells[2])
+    assert words and allowed
+    return tuple(re.compile("|".join(map(pattern, phrases)), re.IGNORECASE) for phrases in (words, allowed))  # type: ignore[return-value]
+
+
+@functools.cache
+def exempt_names() -> frozenset[str]:
+    """Names in stored objects and on the wire, which keep their old words."""
+    table = re.findall(
+        r"^\| (`.*?) \|", section("FORMATS.md", "Field names kept from earlier versions"), re.MULTILINE
+    )
+    stored = re.findall(r"`(\w+)`", " ".join(table))
+    settings = [setting.name for section_type in SECTIONS.values() for setting in fields(section_type)]
+    return frozenset([*stored, *settings])
+
+
+def found_in(text: str) -> Iterator[tuple[int, str]]:
+    """(position, word) of each retired word in prose."""
+    words, allowed = retired()
+    quoted = "|".join(sorted(exempt_names()))
+    text = re.sub(rf"(?<=[`'\"])(?:{quoted})(?=[`'\"])", lambda hit: " " * len(hit[0]), text)
+    text = allowed.sub(lambda hit: "·" * len(hit[0]), text)
+    for hit in words.finditer(text):
+        yield hit.start(), hit[0]
+
+
+def found_in_name(name: str) -> str | None:
+    """The retired word in an identifier, if any."""
+    if name in exempt_names():
+        return None
+    return next((word for _, word in found_in(WORD_BREAK.sub(" ", name).strip().lower())), None)
+
+
+def names_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name) of everything that a module gives a name."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.lineno, node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.lineno, node.attr
+            case ast.alias(asname=str()):
+                yield 1, node.asname
+            case _:
+                pass
+
+
+def found_in_python(path: Path) -> Iterator[Found]:
+    """Retired words in names, strings, docstrings and comments of a module."""
+    source, relative = path.read_text("utf-8"), path.relative_to(ROOT).as_posix()
+    tree = ast.parse(source)
+    if word := found_in_name(path.stem):
+        yield Found(relative, 0, word, path.name)
+    for line, name in sorted(set(names_in(tree))):
+        if word := found_in_name(name):
+            yield Found(relative, line, word, name)
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value not in exempt_names()
+        ):
+            for position, word in found_in(node.value):
+                line = node.lineno + node.value[:position].count("\n")
+                yield Found(relative, line, word, _around(node.value, position))
+    comments = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    text = "\n".join(token.string for token in comments)
+    for position, word in found_in(text):
+        yield Found(relative, comments[text[:position].count("\n")].start[0], word, _around(text, position))
+
+
+def found_in_text(path: Path) -> Iterator[Found]:
+    """Retired words in a document or a configuration file."""
+    text = path.read_text("utf-8")
+    for position, word in found_in(text):
+        yield Found(
+            path.relative_to(ROOT).as_posix(), text[:position].count("\n") + 1, word, _around(text, position)
+        )
+
+
+def _around(text: str, position: int) -> str:
+    return " ".join(text[max(0, position - 40) : position + 50].split())
+
+
+def found_below(*places: str) -> list[Found]:
+    """Retired words in files and directories."""
+    found: list[Found] = []
+    for place in places:
+        start = ROOT / place
+        for path in sorted(start.rglob("*")) if start.is_dir() else [start]:
+            if (
+                not path.is_file()
+                or path.relative_to(ROOT).as_posix() in EXEMPT_FILES
+                or "data" in path.parts
+            ):
+                continue
+            if path.suffix == ".py":
+                found += found_in_python(path)
+            elif path.suffix in TEXT_SUFFIXES:
+                found += found_in_text(path)
+    return found
+
+
+@pytest.mark.parametrize("package", FINISHED)
+def test_no_retired_words(package: str) -> None:
+    found = [
+        f"{item.path}:{item.line} '{item.word}': {item.text}" for item in found_below(*PACKAGES[package])
+    ]
+    assert not found, "see docs/GLOSSARY.md:\n" + "\n".join(found)
+
+
+def test_text_and_names_are_searched() -> None:
+    assert [word for _, word in found_in("The Light\nqueues were read anew; `index_left_out` stays")] == [
+        "Light\nqueues", "anew",
+    ]  # fmt: skip
+    assert found_in_name("BeyondHand") == "beyond hand"
+    assert found_in_name("light_queue_names") == "light queue"
+    assert found_in_name("by_hand") is None
+    assert not list(found_in("no more than ten, newer, renewed, handle"))
+
+
+if __name__ == "__main__":
+    everything = {package: found_below(*(sys.argv[1:] or places)) for package, places in PACKAGES.items()}
+    for package, found in everything.items():
+        for item in found if package in FINISHED or sys.argv[1:] else ():
+            print(f"{item.path}:{item.line} '{item.word}': {item.text}")
+        if sys.argv[1:]:
+            break
+    for package, found in everything.items():
+        print(f"{len(found):5} {package}", dict(Counter(item.word.lower() for item in found).most_common(12)))
