@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
-import pipeline
 from benchmarks.machine import busy_core_s, others_cores
 from benchmarks.spark_processes import WorkerWatch, all_core_s, jvm_core_s
 from benchmarks.spark_range import BROKER, CLUSTER, Archived, range_bytes
@@ -46,12 +45,13 @@ from benchmarks.spark_report import (
     targets,
 )
 from benchmarks.stores import StoreProfile, ensure_store
-from pipeline.archive_plan import pinned_versions, plan
-from pipeline.columns import chosen
-from pipeline.partition_reader import read_partition
-from pipeline.predicate import Predicate
-from pipeline.source_options import SOURCE_NAME, parse_options
-from pipeline.spark_types import schema_of
+from pipeline.options.columns import chosen
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import SOURCE_NAME, parse_options
+from pipeline.options.spark_types import schema_of
+from pipeline.plan.archive_plan import pinned_versions, plan
+from pipeline.source.partition_reader import read_partition
+from rocketmq_tiered.spark import read, session
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import load
@@ -81,7 +81,7 @@ def main() -> int:
     options = _arguments()
     options.dir.mkdir(parents=True, exist_ok=True)
     readers = ProcessPoolExecutor(CORES, get_context("spawn"))
-    spark = pipeline.session("benchmark", **_session_settings(options.dir))
+    spark = session("benchmark", **_session_settings(options.dir))
     rows: list[Row] = []
     try:
         for profile in PROFILES:
@@ -158,17 +158,15 @@ def _archived(directory: Path, profile: StoreProfile) -> Archived:
 def _measured(
     spark: SparkSession, readers: Executor, archived: Archived, directory: Path, runs: int
 ) -> list[Row]:
-    whole = pipeline.read(spark, archived.url)
+    whole = read(spark, archived.url)
     of_source = spark.read.format(SOURCE_NAME).load(archived.url)
-    headers = pipeline.read(spark, archived.url, columns=HEADERS)
-    bodies = pipeline.read(spark, archived.url, columns=BODY_COLUMNS)
+    headers = read(spark, archived.url, columns=HEADERS)
+    bodies = read(spark, archived.url, columns=BODY_COLUMNS)
     begin, end = _one_percent(archived)
-    few = pipeline.read(spark, archived.url, pushFilters="true").where(
+    few = read(spark, archived.url, pushFilters="true").where(
         f"storeTimestamp >= {begin} and storeTimestamp < {end}"
     )
-    none = pipeline.read(spark, archived.url, pushFilters="true").where(
-        f"storeTimestamp < {archived.first_ms}"
-    )
+    none = read(spark, archived.url, pushFilters="true").where(f"storeTimestamp < {archived.first_ms}")
     parquet = directory / f"parquet-{archived.profile.name}-{archived.profile.messages}"
     if not (parquet / "_SUCCESS").exists():
         whole.write.mode("overwrite").parquet(str(parquet))

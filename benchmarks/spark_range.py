@@ -13,10 +13,10 @@ from benchmarks.spark_report import (
     Row,
 )
 from benchmarks.stores import StoreProfile
-from pipeline.archive_plan import pinned_versions, plan
-from pipeline.archive_scan import ArchiveScanner
-from pipeline.predicate import Allowed, Predicate
-from pipeline.source_options import parse_options
+from pipeline.options.predicate import Allowed, Predicate
+from pipeline.options.source_options import parse_options
+from pipeline.plan.archive_plan import pinned_versions, plan
+from pipeline.scan.archive_scan import ArchiveScanner
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore

@@ -14,23 +14,19 @@ import tempfile
 
 from pyspark.sql import functions
 
-import pipeline
 from pipeline.jobs.export import export
 from pipeline.jobs.search import Question, search
 from pipeline.jobs.stats import stats
-from pipeline.source_options import SourceOptions
+from pipeline.options.source_options import SourceOptions
+from rocketmq_tiered.spark import read, session
 
 URL, TOPIC = sys.argv[1:3]
 
 # %% A session of this machine; on a cluster, spark-submit says where
-spark = pipeline.session(
-    "notebook", **{"spark.sql.shuffle.partitions": "4", "spark.ui.showConsoleProgress": "false"}
-)
+spark = session("notebook", **{"spark.sql.shuffle.partitions": "4", "spark.ui.showConsoleProgress": "false"})
 
 # %% The topic as a DataFrame. Only these columns are read: bodies stay in the archive
-messages = pipeline.read(
-    spark, URL, topic=TOPIC, columns=["queueId", "queueOffset", "storeTimestamp", "storeSize"]
-)
+messages = read(spark, URL, topic=TOPIC, columns=["queueId", "queueOffset", "storeTimestamp", "storeSize"])
 messages.printSchema()
 
 # %% How is it spread over its queues?

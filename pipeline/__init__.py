@@ -1,9 +1,1 @@
-"""Spark over archives and broker stores: the data source ``rocketmq-tiered`` and jobs on top of it.
-
-Never imported by the sidecar. Importing starts no session and loads no Spark.
-"""
-
-from pipeline.reading import read
-from pipeline.session import register, session
-
-__all__ = ["read", "register", "session"]
+"""Spark data source and jobs over archives and broker stores. Users import ``rocketmq_tiered.spark``."""

@@ -69,6 +69,7 @@ TIERED_ORDER = {
 """Inside tiered: a subpackage imports only ones of a lower rank, or those named in TIERED_SIDEWAYS."""
 
 FOLDER_ORDER = {
+    "pipeline": ("options", "plan", "scan", "batches", "source", "jobs", "cli"),
     "fetcher": ("io", "blocks", "rows", "prefetch", "pulls", "policy", "queries", "sql92"),
     "server": (
         "wire", "security", "listen", "groups", "backend", "retries", "pop", "archive_mode", "proxy", "slave",

@@ -120,7 +120,7 @@ def _does_nothing(body: list[ast.stmt]) -> bool:
     return all(isinstance(statement, ast.Pass | ast.Continue) for statement in body)
 
 
-COMMAND_LINE = ("sidecar/cli/", "pipeline/jobs/commands_", "tiered/console.py")
+COMMAND_LINE = ("sidecar/cli/", "pipeline/cli/", "tiered/console.py")
 
 
 def test_product_code_does_not_print_except_the_command_line() -> None:

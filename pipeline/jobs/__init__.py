@@ -1,6 +1,6 @@
-"""Jobs over archives and broker stores, each a function and a verb of ``python -m pipeline``.
+"""Jobs over archives and broker stores. Each is a function and a verb of ``tiered-spark``.
 
-offload    bulk back-fill of store directories        export   Parquet files or a Delta table, incrementally
-audit      every byte of an archive checked           stats    what is in an archive, as numbers and a page
-diff       archive against store, message by message  search   SQL over headers and bodies
+backfill   archives store directories in parallel     export   writes Parquet files or a Delta table, incrementally
+verify     checks every byte of an archive            stats    counts, sizes and rates, as numbers and a page
+diff       compares an archive with a store           search   SQL over headers and bodies
 """

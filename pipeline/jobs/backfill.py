@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.jobs.backfill_driver import StoreOffload
-from pipeline.jobs.backfill_options import OffloadOptions, Report, StoreReport, StoreToOffload
+from pipeline.jobs.backfill_driver import StoreBackfill
+from pipeline.jobs.backfill_options import BackfillOptions, BackfillReport, Report, StoreToBackfill
 from pipeline.jobs.backfill_tasks import StoreSource
 from pipeline.jobs.tasks import SparkTasks, TaskRunner
 from tiered.broker_store.conf import read_broker_conf
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
 STORES_AT_ONCE = 4
 
 
-def offload(
+def backfill(
     spark: SparkSession,
-    stores: Sequence[StoreToOffload | str],
+    stores: Sequence[StoreToBackfill | str],
     url: str,
     *,
-    options: OffloadOptions | None = None,
+    options: BackfillOptions | None = None,
     report: Report = lambda path, done, total: None,
     tasks: TaskRunner | None = None,
-) -> list[StoreReport]:
+) -> list[BackfillReport]:
     """Archive ``stores`` below ``url``, several at a time. Every executor must see the directories at their paths.
 
     Raises UsageError for stores of one broker name, FencedError when another writer owns an archive, UnavailableError
     when a broker runs or the object store stayed away. Other stores are finished before the first error is raised;
     what is committed stays.
     """
-    options = options or OffloadOptions()
-    sources = [_source(StoreToOffload(one) if isinstance(one, str) else one, options) for one in stores]
+    options = options or BackfillOptions()
+    sources = [_source(StoreToBackfill(one) if isinstance(one, str) else one, options) for one in stores]
     names = [(source.cluster, source.broker) for source in sources]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
                 f"two stores of broker {name[0]}/{name[1]}", hint="an archive has one writer: one at a time"
             )
-    with ThreadPoolExecutor(STORES_AT_ONCE, thread_name_prefix="offload") as pool:
+    with ThreadPoolExecutor(STORES_AT_ONCE, thread_name_prefix="backfill") as pool:
         jobs = [
             # Each with tasks of its own: who fails cancels his, not those of the others.
-            pool.submit(StoreOffload(source, url, options, tasks or SparkTasks(spark), report).run)
+            pool.submit(StoreBackfill(source, url, options, tasks or SparkTasks(spark), report).run)
             for source in sources
         ]
         errors = [job.exception() for job in jobs]
@@ -63,7 +63,7 @@ def offload(
     return [job.result() for job in jobs]
 
 
-def _source(store: StoreToOffload, options: OffloadOptions) -> StoreSource:
+def _source(store: StoreToBackfill, options: BackfillOptions) -> StoreSource:
     path = str(Path(store.path).absolute())
     conf = read_broker_conf(Path(store.conf_path)) if store.conf_path else None
     with open_broker_store(Path(path), conf=conf) as opened:

@@ -117,7 +117,7 @@ def put_cycle(task: PutTask) -> PutCycle:
     """Read the cycle again, plan it from its queues' ends, encode it, and put its objects under keys of this attempt.
 
     Raises CorruptionError when the log is no longer what was scanned, UnavailableError when the store took nothing for
-    ``patience_s``, and what repeating cannot help.
+    ``outage_limit_s``, and what repeating cannot help.
     """
     table, tails = QueueTable(), QueueTails()
     for (topic, queue_id), tail in zip(task.queues, task.tails.tolist(), strict=True):
@@ -184,9 +184,9 @@ class _Putter:
             step = after_failure(self._policy, error, failures, random.random())
             if isinstance(step, Stop):
                 raise error
-            patience_s = self._task.patience_s
-            if time.monotonic() - refused_since_s >= patience_s or failures >= ATTEMPTS_MAX:
-                raise nothing_stored(patience_s, str(error)) from error
+            outage_limit_s = self._task.outage_limit_s
+            if time.monotonic() - refused_since_s >= outage_limit_s or failures >= ATTEMPTS_MAX:
+                raise nothing_stored(outage_limit_s, str(error)) from error
             logger.warning("upload attempt abandoned: %s", error)
             time.sleep(step.delay_ms / 1000)
         task = self._task

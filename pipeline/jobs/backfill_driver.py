@@ -28,7 +28,7 @@ from typing import TypeVar
 import numpy as np
 
 from pipeline.jobs.backfill_cycles import put_cycle, scan_part
-from pipeline.jobs.backfill_options import OffloadOptions, Report, StoreReport
+from pipeline.jobs.backfill_options import BackfillOptions, BackfillReport, Report
 from pipeline.jobs.backfill_outage import bounded
 from pipeline.jobs.backfill_parts import grouped, log_parts
 from pipeline.jobs.backfill_tails import move
@@ -68,11 +68,11 @@ SIGN_OF_LIFE_S = 20.0
 T = TypeVar("T")
 
 
-class StoreOffload:
+class StoreBackfill:
     """One store directory into its archive."""
 
     def __init__(
-        self, source: StoreSource, url: str, options: OffloadOptions, runner: TaskRunner, report: Report
+        self, source: StoreSource, url: str, options: BackfillOptions, runner: TaskRunner, report: Report
     ) -> None:
         self._source = source
         self._target = ArchiveTarget(url, options.store)
@@ -86,9 +86,9 @@ class StoreOffload:
         self._was_damaged = self._was_lost = False
         self._skipped = SkippedLog()
         self._doomed: list[str] = []
-        self._result = StoreReport(source.path, source.cluster, source.broker)
+        self._result = BackfillReport(source.path, source.cluster, source.broker)
 
-    def run(self) -> StoreReport:
+    def run(self) -> BackfillReport:
         """All steps."""
         started_s = time.monotonic()
         with self._source.open() as store:
@@ -113,7 +113,7 @@ class StoreOffload:
             said_end_phys=self._bound_source.said_end_phys,
         )
         writer = owner.writer
-        with bounded(self._options.patience_s, lambda: writer.waits_for, lambda _: writer.abort()):
+        with bounded(self._options.outage_limit_s, lambda: writer.waits_for, lambda _: writer.abort()):
             self._ship_as(owner, store, archive)
 
     def _ship_as(self, owner: ArchiveOwner, store: BrokerStore, archive: ObjectStore) -> None:
@@ -152,7 +152,7 @@ class StoreOffload:
         with ThreadPoolExecutor(STAGES_AHEAD, thread_name_prefix="put-stage") as pool:
             try:
                 for tasks in grouped(self._put_tasks(writer, parts), self._stage_cycles):
-                    stages.append(pool.submit(self._runner.run, put_cycle, tasks, "offload: put"))
+                    stages.append(pool.submit(self._runner.run, put_cycle, tasks, "backfill: put"))
                     if len(stages) > STAGES_AHEAD:
                         self._commit(writer, _awaited(stages.popleft(), writer), first, total)
                 while stages:
@@ -192,7 +192,7 @@ class StoreOffload:
                     was_damaged=self._was_damaged,
                     was_lost=self._was_lost,
                     skipped=self._skipped,
-                    patience_s=self._options.patience_s,
+                    outage_limit_s=self._options.outage_limit_s,
                 )
                 self._was_damaged |= cycle.is_damaged
                 self._was_lost |= cycle.is_lost
@@ -206,7 +206,7 @@ class StoreOffload:
             ahead: deque[Future[list[Scan]]] = deque()
             try:
                 for tasks in grouped(iter(scans), self._runner.parallelism):
-                    ahead.append(pool.submit(self._runner.run, scan_part, tasks, "offload: scan"))
+                    ahead.append(pool.submit(self._runner.run, scan_part, tasks, "backfill: scan"))
                     if len(ahead) > 1:
                         yield from _awaited(ahead.popleft(), writer)
                 while ahead:
@@ -254,7 +254,7 @@ class StoreOffload:
                 index_settings=self._options.index,
             )
             with bounded(
-                self._options.patience_s, lambda: offloader.waits_for, offloader.give_up, offloader.status
+                self._options.outage_limit_s, lambda: offloader.waits_for, offloader.give_up, offloader.status
             ):
                 last = offloader.run(threading.Event(), follow=False)
         finally:

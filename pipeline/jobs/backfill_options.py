@@ -14,7 +14,7 @@ Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class StoreToOffload:
+class StoreToBackfill:
     """A store directory and, where the store does not tell, whose it is."""
 
     path: str
@@ -24,21 +24,21 @@ class StoreToOffload:
 
 
 @dataclass(frozen=True)
-class OffloadOptions:
+class BackfillOptions:
     """What holds for all stores. ``topics``: include, exclude and system topics; names are filled in."""
 
     topics: TopicFilter = field(default_factory=TopicFilter)
     settings: OffloadSettings = field(default_factory=OffloadSettings)
     index: IndexSettings = field(default_factory=IndexSettings)
     store: StoreOptions = field(default_factory=StoreOptions)
-    patience_s: float = ProcessSettings.patience_ms / 1000
+    outage_limit_s: float = ProcessSettings.patience_ms / 1000
     """How long the object store may refuse everything."""
     take_over: bool = False
     replace_log: bool = False
 
 
 @dataclass(frozen=True)
-class StoreReport:
+class BackfillReport:
     """What became of one store directory. Offsets are physical commitlog ones."""
 
     path: str

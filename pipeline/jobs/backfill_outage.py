@@ -1,5 +1,4 @@
-"""Ends a block of a bulk back-fill whose object store takes nothing; uploader/outage_limit.py says when. Owns
-watching."""
+"""Ends a bulk backfill whose object store refuses every request, by the rule of uploader/outage_limit.py."""
 
 from __future__ import annotations
 
@@ -17,19 +16,19 @@ POLL_S = 0.2
 
 @contextmanager
 def bounded(
-    patience_s: float,
+    outage_limit_s: float,
     waits_for: Callable[[], str],
     give_up: Callable[[UnavailableError], None],
     status: Callable[[], OffloadStatus | None] = lambda: None,
 ) -> Iterator[None]:
-    """Run the block, but not longer than ``patience_s`` after the object store began to refuse everything.
+    """Run the block, but not longer than ``outage_limit_s`` after the object store began to refuse everything.
 
     ``waits_for``: why a commit of the block is tried again, empty if none is. ``give_up`` makes the block end. Raises
     UnavailableError when it did.
     """
     over = threading.Event()
     given_up: list[UnavailableError] = []
-    patience = Patience(patience_s, drain_s_max=0.0)
+    patience = Patience(outage_limit_s, drain_s_max=0.0)
 
     def watch() -> None:
         while not over.wait(POLL_S):

@@ -126,9 +126,10 @@ class Scan:
 
 @dataclass(frozen=True)
 class PutTask:
-    """Make one cycle durable in ``epoch``. ``tails`` (TAIL_FIELDS) are of ``queues``, as they were before it.
-    ``skipped``: what was left out before this back-fill; ``was_…``: by its own cycles. ``patience_s``: how long a store
-    may refuse everything."""
+    """Encode one cycle and make it durable in ``epoch``.
+
+    ``tails`` (TAIL_FIELDS) are those of ``queues`` before the cycle. ``skipped``: ranges excluded before this backfill;
+    ``was_…``: by its own earlier cycles. ``outage_limit_s``: how long the store may refuse every request."""
 
     source: StoreSource
     settings: OffloadSettings
@@ -146,7 +147,7 @@ class PutTask:
     was_damaged: bool
     was_lost: bool
     skipped: SkippedLog
-    patience_s: float
+    outage_limit_s: float
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.planned_frame import frame_of
-from pipeline.source_options import Mode, Source, SourceOptions
-from pipeline.store_scan import store_path
+from pipeline.options.source_options import Mode, Source, SourceOptions
+from pipeline.scan.store_scan import store_path
+from pipeline.source.planned_frame import frame_of
 from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.store import open_broker_store
 

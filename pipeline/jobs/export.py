@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from pipeline.archive_plan import opened, pinned_versions
-from pipeline.columns import chosen
 from pipeline.jobs.delta_table import DeltaTable, table_address
 from pipeline.jobs.export_plan import BatchPlan, plan_batch
 from pipeline.jobs.export_plan_record import plan_document, plan_of, without_expired
 from pipeline.jobs.export_progress import ArchiveVersion, Choices, Done, ExportProgress, Intent, PartDone
 from pipeline.jobs.parquet_parts import DAY_MS, FIRST_DAY, LAST_DAY, PartTask, write_part
 from pipeline.jobs.tasks import SparkTasks, TaskRunner
-from pipeline.partitions import Slices
-from pipeline.planned_frame import frame_of_parts
-from pipeline.source_options import Source, SourceOptions
+from pipeline.options.columns import chosen
+from pipeline.options.source_options import Source, SourceOptions
+from pipeline.plan.archive_plan import opened, pinned_versions
+from pipeline.plan.partitions import Slices
+from pipeline.source.planned_frame import frame_of_parts
 from tiered.catalog.reading import load
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.archive_plan import opened, slices, wanted_queues
-from pipeline.filled_gaps import Gaps, Layer, by_queue, filled, gaps_in
 from pipeline.jobs.export_progress import ArchiveEnds, Intent
-from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut
-from pipeline.predicate import Predicate
-from pipeline.source_options import SourceOptions
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import SourceOptions
+from pipeline.plan.archive_plan import opened, slices, wanted_queues
+from pipeline.plan.filled_gaps import Gaps, Layer, by_queue, filled, gaps_in
+from pipeline.plan.partitions import ArchiveRef, OffsetRange, Slices, cut
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import load
 from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState

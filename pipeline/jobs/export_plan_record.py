@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.archive_plan import opened
 from pipeline.jobs.export_plan import BatchPlan
 from pipeline.jobs.export_progress import ends_of
-from pipeline.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices
-from pipeline.source_options import SourceOptions
+from pipeline.options.source_options import SourceOptions
+from pipeline.plan.archive_plan import opened
+from pipeline.plan.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices
 from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState
 from tiered.formats.keys import archive_prefix

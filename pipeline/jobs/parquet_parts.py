@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pipeline.columns import chosen
 from pipeline.jobs.export_progress import ExportProgress, PartDone
-from pipeline.partition_reader import read_partition
-from pipeline.partitions import Slices
-from pipeline.predicate import Predicate
-from pipeline.source_options import SourceOptions
-from pipeline.spark_types import schema_of
+from pipeline.options.columns import chosen
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import SourceOptions
+from pipeline.options.spark_types import schema_of
+from pipeline.plan.partitions import Slices
+from pipeline.source.partition_reader import read_partition
 from tiered.errors import UnavailableError
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 from tiered.object_store.options import StoreOptions

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pipeline.columns import COLUMNS, DEFAULT_NAMES
-from pipeline.planned_frame import frame_of
-from pipeline.source_options import SourceOptions
+from pipeline.options.columns import COLUMNS, DEFAULT_NAMES
+from pipeline.options.source_options import SourceOptions
+from pipeline.source.planned_frame import frame_of
 from tiered.errors import UsageError
 
 if TYPE_CHECKING:

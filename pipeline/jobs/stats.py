@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.archive_plan import Names, opened, pinned_versions, wanted_queues
-from pipeline.planned_frame import frame_of
-from pipeline.source_options import Source, SourceOptions
+from pipeline.options.source_options import Source, SourceOptions
+from pipeline.plan.archive_plan import Names, opened, pinned_versions, wanted_queues
+from pipeline.source.planned_frame import frame_of
 from tiered.catalog.pages import Page, RunIndex
 from tiered.catalog.reading import load
 from tiered.formats.keys import archive_prefix

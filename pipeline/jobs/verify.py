@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from pipeline.archive_plan import archives, opened
 from pipeline.jobs.tasks import SparkTasks, TaskRunner
-from pipeline.source_options import SourceOptions
+from pipeline.options.source_options import SourceOptions
+from pipeline.plan.archive_plan import archives, opened
 from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
@@ -32,7 +32,7 @@ TASKS_PER_STAGE = 16
 
 
 @dataclass(frozen=True)
-class AuditTask:
+class VerifyTask:
     """Check these objects of one archive at one catalog version."""
 
     source: SourceOptions
@@ -44,7 +44,7 @@ class AuditTask:
 
 
 @dataclass(frozen=True)
-class AuditReport:
+class ArchiveReport:
     """What was found in one archive."""
 
     cluster: str
@@ -52,14 +52,14 @@ class AuditReport:
     report: VerifyReport
 
 
-def audit(
+def verify(
     spark: SparkSession,
     source: SourceOptions,
     *,
     full: bool = True,
     tasks: TaskRunner | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> list[AuditReport]:
+) -> list[ArchiveReport]:
     """Every archive that ``source`` names. ``report(bytes done, all)`` for each archive in turn.
 
     Raises NotFoundError when there is none, and UnavailableError and the like when the store cannot be asked.
@@ -72,7 +72,7 @@ def audit(
         for archive in archives(store, source):
             distributed = _Distributed(source, archive.cluster, archive.broker, full, runner)
             checked = verify_archive(archive.store, full=full, progress=report, segments=distributed)
-            found.append(AuditReport(archive.cluster, archive.broker, checked))
+            found.append(ArchiveReport(archive.cluster, archive.broker, checked))
     return found
 
 
@@ -90,12 +90,12 @@ class _Distributed:
         self, state: CatalogState, checks: Mapping[str, SegmentCheck]
     ) -> Iterator[tuple[str, SegmentResult]]:
         tasks = [
-            AuditTask(self._source, self._cluster, self._broker, state.version, group, self._full)
+            VerifyTask(self._source, self._cluster, self._broker, state.version, group, self._full)
             for group in _groups(checks, self._full)
         ]
         step = TASKS_PER_STAGE * self._runner.parallelism
         for first in range(0, len(tasks), step):
-            for found in self._runner.run(check_objects, tasks[first : first + step], "audit"):
+            for found in self._runner.run(check_objects, tasks[first : first + step], "verify"):
                 yield from found
 
 
@@ -114,7 +114,7 @@ def _groups(checks: Mapping[str, SegmentCheck], full: bool) -> Iterator[list[Seg
         yield group
 
 
-def check_objects(task: AuditTask) -> list[tuple[str, SegmentResult]]:
+def check_objects(task: VerifyTask) -> list[tuple[str, SegmentResult]]:
     """In a worker: each object's key with what was found in it."""
     with opened(task.source) as store:
         archive = PrefixedStore(store, archive_prefix(task.cluster, task.broker))

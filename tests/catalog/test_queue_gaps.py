@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.rows.queue_view import QueueView
-from pipeline.filled_gaps import filled, gaps_in
-from pipeline.partitions import OffsetRange
+from pipeline.plan.filled_gaps import filled, gaps_in
+from pipeline.plan.partitions import OffsetRange
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState

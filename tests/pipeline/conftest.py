@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import pipeline
+from rocketmq_tiered.spark import session
 from tests.end_to_end.offloading import CLUSTER, FILTER, SMALL
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.file import FileStore
@@ -37,9 +37,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session with the data source registered. Tests of one xdist group share it."""
     work = tmp_path_factory.mktemp("spark")
     places = {"spark.local.dir": str(work / "local"), "spark.sql.warehouse.dir": str(work / "warehouse")}
-    session = pipeline.session("tests", **(LOCAL | places))
-    yield session
-    session.stop()
+    started = session("tests", **(LOCAL | places))
+    yield started
+    started.stop()
 
 
 def archive_store(store: Path, archive: Path, broker: str) -> None:

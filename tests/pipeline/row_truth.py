@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.columns import COLUMNS, CORRUPT_RECORD
+from pipeline.options.columns import COLUMNS, CORRUPT_RECORD
 
 EVERY_COLUMN = [name for name in COLUMNS if name != CORRUPT_RECORD]
 

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-import pipeline
-from pipeline.archive_plan import pinned_versions, plan
-from pipeline.columns import CORRUPT_RECORD, chosen
-from pipeline.partition_reader import read_partition
-from pipeline.predicate import Predicate
-from pipeline.source_options import Mode, SourceOptions, parse_options
-from pipeline.spark_types import schema_of
-from pipeline.store_scan import plan_ranges
+from pipeline.options.columns import CORRUPT_RECORD, chosen
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import Mode, SourceOptions, parse_options
+from pipeline.options.spark_types import schema_of
+from pipeline.plan.archive_plan import pinned_versions, plan
+from pipeline.scan.store_scan import plan_ranges
+from pipeline.source.partition_reader import read_partition
+from rocketmq_tiered.spark import read
 from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tiered.errors import CorruptionError
@@ -51,7 +51,7 @@ def damaged(small_archive: Path, tmp_path: Path) -> tuple[Path, str, int, int]:
     return archive, key, begin, end
 
 
-def read(options: SourceOptions, columns: list[str] = COLUMNS) -> list[dict[str, Any]]:
+def rows_of(options: SourceOptions, columns: list[str] = COLUMNS) -> list[dict[str, Any]]:
     wanted = chosen(columns)
     schema: pa.Schema = to_arrow_schema(schema_of(wanted), timezone="UTC")
     parts = plan(options, pinned_versions(options), Predicate(), is_header_only=False)
@@ -68,7 +68,7 @@ def options_of(archive: Path, mode: Mode) -> SourceOptions:
 def test_failfast_names_object_and_range(damaged: tuple[Path, str, int, int]) -> None:
     archive, key, begin, end = damaged
     with pytest.raises(CorruptionError, match=rf"{key}: block 1 \[{begin}, {end}\) fails its CRC32C"):
-        read(options_of(archive, Mode.FAILFAST))
+        rows_of(options_of(archive, Mode.FAILFAST))
 
 
 def test_permissive_skips_the_block_and_says_so(
@@ -76,12 +76,12 @@ def test_permissive_skips_the_block_and_says_so(
 ) -> None:
     archive, key, begin, end = damaged
     with caplog.at_level(logging.WARNING):
-        rows = read(options_of(archive, Mode.PERMISSIVE))
+        rows = rows_of(options_of(archive, Mode.PERMISSIVE))
     reports = [row for row in rows if row[CORRUPT_RECORD] is not None]
     assert len(reports) == 1
     assert f"{key}: block 1 [{begin}, {end})" in reports[0][CORRUPT_RECORD]
     assert f"{key}: block 1 [{begin}, {end})" in caplog.text
-    whole = read(options_of(small_archive, Mode.FAILFAST))
+    whole = rows_of(options_of(small_archive, Mode.FAILFAST))
     kept = [row for row in rows if row[CORRUPT_RECORD] is None]
     # The rows of one block are gone, and the light-queue rows that point into it.
     lost = SegmentReader.open_unknown(FileStore(archive), key).index.blocks["rows"][1]
@@ -93,8 +93,8 @@ def test_permissive_skips_the_block_and_says_so(
 
 def test_header_only_reads_do_not_notice(damaged: tuple[Path, str, int, int], small_archive: Path) -> None:
     columns = ["topic", "queueOffset"]
-    assert len(read(options_of(damaged[0], Mode.FAILFAST), columns)) == len(
-        read(options_of(small_archive, Mode.FAILFAST), columns)
+    assert len(rows_of(options_of(damaged[0], Mode.FAILFAST), columns)) == len(
+        rows_of(options_of(small_archive, Mode.FAILFAST), columns)
     )
 
 
@@ -103,8 +103,8 @@ def test_a_damaged_tail_loses_the_object_only(damaged: tuple[Path, str, int, int
     path = archive / key
     path.write_bytes(path.read_bytes()[:-30] + bytes(30))
     with pytest.raises(CorruptionError, match=key):
-        read(options_of(archive, Mode.FAILFAST))
-    rows = read(options_of(archive, Mode.PERMISSIVE))
+        rows_of(options_of(archive, Mode.FAILFAST))
+    rows = rows_of(options_of(archive, Mode.PERMISSIVE))
     assert len([row for row in rows if row[CORRUPT_RECORD] is not None and key in row[CORRUPT_RECORD]]) >= 1
     assert len(rows) > 1000
 
@@ -113,7 +113,7 @@ def test_an_object_that_is_missing_is_no_empty_answer(damaged: tuple[Path, str, 
     archive, key, _, _ = damaged
     (archive / key).unlink()
     with pytest.raises(CorruptionError, match=r"catalog version \d+ names what is not there"):
-        read(options_of(archive, Mode.FAILFAST))
+        rows_of(options_of(archive, Mode.FAILFAST))
 
 
 def test_a_broker_store_is_read_as_it_is_archived_stale_checksums_and_all(
@@ -143,7 +143,7 @@ def test_a_job_fails_with_the_range_or_goes_on(
 
     def rows(root: Path, **options: str) -> int:
         if way == "pipeline.read":
-            return pipeline.read(spark, f"file://{root}", columns=columns, **options).count()
+            return read(spark, f"file://{root}", columns=columns, **options).count()
         reader = spark.read.format("rocketmq-tiered").options(columns=",".join(columns), **options)
         return reader.load(f"file://{root}").count()
 

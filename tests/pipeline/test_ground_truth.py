@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-import pipeline
-from pipeline.archive_plan import pinned_versions, plan
-from pipeline.columns import chosen
-from pipeline.partition_reader import read_partition
-from pipeline.predicate import Predicate
-from pipeline.source_options import parse_options
-from pipeline.spark_types import schema_of
-from pipeline.store_scan import plan_ranges
+from pipeline.options.columns import chosen
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import parse_options
+from pipeline.options.spark_types import schema_of
+from pipeline.plan.archive_plan import pinned_versions, plan
+from pipeline.scan.store_scan import plan_ranges
+from pipeline.source.partition_reader import read_partition
+from rocketmq_tiered.spark import read
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import FILTER
 from tests.pipeline.conftest import STORES
@@ -93,7 +93,7 @@ def test_the_dataframe_of_all_stores_equals_the_truth(
     spark: SparkSession, all_archives: Path, real_store: Callable[[str], Path], way: str
 ) -> None:
     if way == "pipeline.read":
-        frame = pipeline.read(spark, f"file://{all_archives}", columns=SPARK_COLUMNS)
+        frame = read(spark, f"file://{all_archives}", columns=SPARK_COLUMNS)
     else:
         reader = spark.read.format("rocketmq-tiered").option("columns", ",".join(SPARK_COLUMNS))
         frame = reader.load(f"file://{all_archives}")
@@ -132,7 +132,5 @@ def test_a_schema_chooses_columns(spark: SparkSession, small_archive: Path) -> N
 
 def test_a_store_directory_as_a_dataframe(spark: SparkSession, real_store: Callable[[str], Path]) -> None:
     store = real_store("K") / "store"
-    frame = pipeline.read(
-        spark, str(store), source="store", topic="t_sizes", columns=["queueId", "bodyCrcOk"]
-    )
+    frame = read(spark, str(store), source="store", topic="t_sizes", columns=["queueId", "bodyCrcOk"])
     assert frame.where("bodyCrcOk").groupBy("queueId").count().count() > 1

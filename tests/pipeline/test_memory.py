@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import pipeline
 from benchmarks.spark_processes import WorkerWatch
 from benchmarks.synthetic_store import StoreSpec, write_store
+from rocketmq_tiered.spark import read
 from tests.soak.results import knob, limits, publish
 from tiered.broker_store.store import open_broker_store
 from tiered.model.queue import TopicFilter
@@ -53,12 +53,12 @@ def test_workers_stay_small_however_large_the_archive(spark: SparkSession, tmp_p
     watch.start()
     began = time.monotonic()
     try:
-        whole = pipeline.read(spark, f"file://{archive}")
+        whole = read(spark, f"file://{archive}")
         whole.write.format("noop").mode("overwrite").save()
         scan_s = time.monotonic() - began
-        bodies = pipeline.read(spark, f"file://{archive}", columns=["body"])
+        bodies = read(spark, f"file://{archive}", columns=["body"])
         (row,) = bodies.selectExpr("count(*) AS rows", "sum(length(body)) AS bytes").collect()
-        counted = pipeline.read(spark, f"file://{archive}", columns=["queueOffset"]).count()
+        counted = read(spark, f"file://{archive}", columns=["queueOffset"]).count()
     finally:
         watch.stop()
     peaks = sorted(watch.peaks_bytes.values(), reverse=True)

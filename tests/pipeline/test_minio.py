@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import pipeline
+from rocketmq_tiered.spark import read
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import FILTER
 from tests.pipeline.conftest import STORES
@@ -57,8 +57,8 @@ def test_every_store_reads_the_same_from_minio(
     spark: SparkSession, all_archives: Path, minio_url: RunningStore
 ) -> None:
     url = uploaded(all_archives, minio_url)
-    remote = pipeline.read(spark, url, columns=COLUMNS, **access(minio_url))
-    local = pipeline.read(spark, f"file://{all_archives}", columns=COLUMNS)
+    remote = read(spark, url, columns=COLUMNS, **access(minio_url))
+    local = read(spark, f"file://{all_archives}", columns=COLUMNS)
     keys = ["brokerName", "topic", "queueId", "queueOffset"]
     found, expected = (
         frame.selectExpr(*keys, "tags", "bodyCrcOk", "recCrc32", "sha2(body, 256)", "to_json(properties)")
@@ -86,7 +86,7 @@ def test_every_field_of_the_dataframe_equals_the_truth_of_every_store(
         url, options = uploaded(all_archives, server), access(server)
     compared = 0
     for name in STORES:
-        frame = pipeline.read(spark, url, columns=EVERY_COLUMN, broker=name, **options)
+        frame = read(spark, url, columns=EVERY_COLUMN, broker=name, **options)
         rows = rows_by_place(frame.toArrow().to_batches())
         truth = load_truth(real_store(name), name, FILTER)
         for (topic, queue_id), lines in truth.queues.items():

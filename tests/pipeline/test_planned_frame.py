@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import pipeline
-from pipeline.archive_plan import pinned_versions, plan
-from pipeline.columns import chosen
-from pipeline.planned_frame import frame_of_parts
-from pipeline.predicate import Predicate
-from pipeline.source_options import parse_options
+from pipeline.options.columns import chosen
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import parse_options
+from pipeline.plan.archive_plan import pinned_versions, plan
+from pipeline.source.planned_frame import frame_of_parts
+from rocketmq_tiered.spark import read
 from tests.end_to_end.offloading import CLUSTER
 from tiered.errors import NotFoundError, UsageError
 
@@ -28,7 +28,7 @@ def _plan_text(frame: DataFrame) -> str:
 
 
 def test_nothing_copies_rows_behind_the_reader(spark: SparkSession, small_archive: Path) -> None:
-    frame = pipeline.read(spark, f"file://{small_archive}")
+    frame = read(spark, f"file://{small_archive}")
     assert "MapInArrow ReadParts" in _plan_text(frame)
     assert "Project" not in _plan_text(frame)
     source = spark.read.format("rocketmq-tiered").load(f"file://{small_archive}")
@@ -40,27 +40,27 @@ def test_options_and_names_that_are_wrong_are_said_by_the_call(
     spark: SparkSession, small_archive: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="no option 'topics'"):
-        pipeline.read(spark, f"file://{small_archive}", topics="t_sizes")
+        read(spark, f"file://{small_archive}", topics="t_sizes")
     for wrong in ({"startingOffsets": "latest"}, {"maxRowsPerTrigger": 5}, {"maxBytesPerTrigger": 5}):
         with pytest.raises(UsageError, match="of a stream"):
-            pipeline.read(spark, f"file://{small_archive}", **wrong)
+            read(spark, f"file://{small_archive}", **wrong)
         with pytest.raises(Exception, match="of a stream"):
             spark.read.format("rocketmq-tiered").options(**wrong).load(f"file://{small_archive}").count()
     with pytest.raises(NotFoundError, match="has no topic 'nobody'"):
-        pipeline.read(spark, f"file://{small_archive}", topic="nobody")
+        read(spark, f"file://{small_archive}", topic="nobody")
     with pytest.raises(NotFoundError):
-        pipeline.read(spark, f"file://{tmp_path}")
+        read(spark, f"file://{tmp_path}")
 
 
 def test_a_choice_of_nothing_is_an_empty_frame(spark: SparkSession, small_archive: Path) -> None:
-    nothing = pipeline.read(spark, f"file://{small_archive}", topic="nobody*", columns=COLUMNS)
+    nothing = read(spark, f"file://{small_archive}", topic="nobody*", columns=COLUMNS)
     assert nothing.columns == COLUMNS
     assert nothing.count() == 0
 
 
 def test_keys_show_nowhere(spark: SparkSession, small_archive: Path) -> None:
     keys = {"accessKey": "AKIA-shown-nowhere", "secretKey": "secret-shown-nowhere"}
-    frame = pipeline.read(spark, f"file://{small_archive}", columns=COLUMNS, **keys)
+    frame = read(spark, f"file://{small_archive}", columns=COLUMNS, **keys)
     frame.createOrReplaceTempView("with_keys")
     shown = spark.sql("EXPLAIN EXTENDED SELECT * FROM with_keys").collect()[0][0]
     assert "ReadParts" in shown

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline
 from benchmarks.synthetic_store import StoreSpec, write_store
-from pipeline.archive_plan import pinned_versions, plan
-from pipeline.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices, cut
-from pipeline.predicate import Predicate
-from pipeline.source_options import MIB, Mode, Source, Starting, parse_options
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import MIB, Mode, Source, Starting, parse_options
+from pipeline.plan.archive_plan import pinned_versions, plan
+from pipeline.plan.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices, cut
+from rocketmq_tiered.spark import read
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.pipeline.conftest import archive_store
 from tiered.errors import NotFoundError, UsageError
@@ -95,7 +95,7 @@ def test_a_queue_that_holds_almost_everything_is_read_by_many_tasks(
     archive_store(store, archive, "skewed")
     write_store(tmp_path / "small", StoreSpec(2, 8, 512), messages=160)
     archive_store(tmp_path / "small", archive, "small")
-    frame = pipeline.read(
+    frame = read(
         spark,
         f"file://{archive}",
         columns=["brokerName", "queueId", "queueOffset", "recCrc32"],
@@ -125,12 +125,12 @@ def test_actions_on_one_dataframe_see_one_version(
     kept = [(path, path.read_bytes()) for path in commits[:4]]
     for path, _ in kept:
         path.unlink()
-    frame = pipeline.read(spark, f"file://{archive}", columns=["topic", "queueOffset"])
+    frame = read(spark, f"file://{archive}", columns=["topic", "queueOffset"])
     before = frame.count()
     for path, data in reversed(kept):
         path.write_bytes(data)
     assert frame.count() == before
-    assert pipeline.read(spark, f"file://{archive}", columns=["queueOffset"]).count() > before
+    assert read(spark, f"file://{archive}", columns=["queueOffset"]).count() > before
 
 
 def test_options_are_checked() -> None:

@@ -26,17 +26,17 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
-import pipeline
-from pipeline.archive_plan import pinned_versions, plan
-from pipeline.archive_scan import ArchiveScanner
-from pipeline.columns import chosen
-from pipeline.partition_reader import read_partition
-from pipeline.partitions import Slices
-from pipeline.predicate import Allowed, Predicate, push_down
-from pipeline.row_chunk import RowChunk
-from pipeline.source_options import parse_options
-from pipeline.spark_types import schema_of
-from pipeline.store_scan import plan_ranges
+from pipeline.options.columns import chosen
+from pipeline.options.predicate import Allowed, Predicate, push_down
+from pipeline.options.source_options import parse_options
+from pipeline.options.spark_types import schema_of
+from pipeline.plan.archive_plan import pinned_versions, plan
+from pipeline.plan.partitions import Slices
+from pipeline.scan.archive_scan import ArchiveScanner
+from pipeline.scan.row_chunk import RowChunk
+from pipeline.scan.store_scan import plan_ranges
+from pipeline.source.partition_reader import read_partition
+from rocketmq_tiered.spark import read
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.kernels.record_builder import Message, encode, properties
@@ -281,7 +281,7 @@ def test_tags_are_no_codes_where_an_lmq_holds_scheduled_messages(source: str, tm
 
 def test_spark_hands_filters_over_and_gets_the_same_rows(spark: SparkSession, small_archive: Path) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
-    frame = pipeline.read(spark, f"file://{small_archive}", columns=COLUMNS, pushFilters="true")
+    frame = read(spark, f"file://{small_archive}", columns=COLUMNS, pushFilters="true")
     where = "queueId in (1, 2) and queueOffset > 3 and tags = 'text' and topic like 't_s%'"
     pushed = frame.where(where)
     plan_text = pushed._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
@@ -298,7 +298,7 @@ def test_spark_hands_filters_over_and_gets_the_same_rows(spark: SparkSession, sm
 
 def test_a_dataframe_used_again_is_whole_again(spark: SparkSession, small_archive: Path) -> None:
     """Spark keeps what was pushed for one scan and applies it to every other scan of the DataFrame."""
-    frame = pipeline.read(spark, f"file://{small_archive}", columns=["queueOffset", "queueId"])
+    frame = read(spark, f"file://{small_archive}", columns=["queueOffset", "queueId"])
     everything = frame.count()
     few = frame.where("queueOffset >= 10").count()
     assert 0 < few < everything == frame.count()

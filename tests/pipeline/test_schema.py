@@ -8,12 +8,12 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from pipeline.archive_plan import pinned_versions, plan
-from pipeline.columns import COLUMNS, CORRUPT_RECORD, NEVER_NULL, chosen
-from pipeline.partition_reader import read_partition
-from pipeline.predicate import Predicate
-from pipeline.source_options import parse_options
-from pipeline.spark_types import columns_of, schema_of
+from pipeline.options.columns import COLUMNS, CORRUPT_RECORD, NEVER_NULL, chosen
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import parse_options
+from pipeline.options.spark_types import columns_of, schema_of
+from pipeline.plan.archive_plan import pinned_versions, plan
+from pipeline.source.partition_reader import read_partition
 from tiered.errors import UsageError
 
 

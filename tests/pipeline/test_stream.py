@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from pipeline.columns import chosen
-from pipeline.source_options import parse_options
-from pipeline.spark_types import schema_of
-from pipeline.stream_offsets import (
+from pipeline.options.columns import chosen
+from pipeline.options.source_options import parse_options
+from pipeline.options.spark_types import schema_of
+from pipeline.source.stream_offsets import (
     ArchiveOffset,
     bytes_between,
     from_json,
@@ -26,7 +26,7 @@ from pipeline.stream_offsets import (
     share,
     to_json,
 )
-from pipeline.stream_reader import MessageStreamReader
+from pipeline.source.stream_reader import MessageStreamReader
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.growing_archive import GrowingArchive

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from pipeline.archive_plan import pinned_versions, plan
-from pipeline.predicate import Predicate
-from pipeline.source_options import parse_options
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import parse_options
+from pipeline.plan.archive_plan import pinned_versions, plan
 from tests.pipeline.gapped_archive import ARCHIVE, LMQ, ONE, OTHER, GappedArchive, with_a_gap
 from tests.pipeline.test_stream import drained, rows_of, stream_reader
 from tiered.errors import NotFoundError

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 QUERY = """
 import sys, time
-import pipeline
+from rocketmq_tiered.spark import session
 from tests.pipeline.conftest import LOCAL
 url, checkpoint, out, local = sys.argv[1:]
-spark = pipeline.session("killed", **(LOCAL | {"spark.local.dir": local}))
+spark = session("killed", **(LOCAL | {"spark.local.dir": local}))
 stream = (
     spark.readStream.format("rocketmq-tiered")
     .option("columns", "topic,generation,queueId,queueOffset,bodyCRC")

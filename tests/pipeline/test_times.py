@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline
-from pipeline.archive_plan import pinned_versions, plan
 from pipeline.jobs.export import export
 from pipeline.jobs.stats import stats
-from pipeline.predicate import Allowed, Predicate
-from pipeline.source_options import parse_options
+from pipeline.options.predicate import Allowed, Predicate
+from pipeline.options.source_options import parse_options
+from pipeline.plan.archive_plan import pinned_versions, plan
+from rocketmq_tiered.spark import read
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tiered.errors import UsageError
 
@@ -38,20 +38,20 @@ def _middle(rows: list[Row]) -> tuple[int, int]:
 
 def test_every_way_of_reading_has_the_same_messages(spark: SparkSession, small_archive: Path) -> None:
     url = f"file://{small_archive}"
-    every = _rows(pipeline.read(spark, url, columns=COLUMNS))
+    every = _rows(read(spark, url, columns=COLUMNS))
     since, until = _middle(every)
     wanted = [row for row in every if since <= row[3] < until]
     assert 0 < len(wanted) < len(every) / 2
     source = spark.read.format("rocketmq-tiered").options(columns=",".join(COLUMNS), since=since, until=until)
     begin = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=since)
     for frame in (
-        pipeline.read(spark, url, columns=COLUMNS, since=since, until=until),
-        pipeline.read(spark, url, columns=[*COLUMNS, "bodyCRC"], since=begin, until=until),
-        pipeline.read(spark, url, columns=COLUMNS, since=begin.isoformat(), until=until, pushFilters=True),
+        read(spark, url, columns=COLUMNS, since=since, until=until),
+        read(spark, url, columns=[*COLUMNS, "bodyCRC"], since=begin, until=until),
+        read(spark, url, columns=COLUMNS, since=begin.isoformat(), until=until, pushFilters=True),
         source.load(url),
     ):
         assert _rows(frame) == wanted
-    pushed = pipeline.read(spark, url, columns=COLUMNS, since=since, until=until, pushFilters=True)
+    pushed = read(spark, url, columns=COLUMNS, since=since, until=until, pushFilters=True)
     assert _rows(pushed.where(f"storeTimestamp >= {since + 1} and queueId = 0")) == [
         row for row in wanted if row[3] > since and row[1] == 0
     ]
@@ -62,9 +62,9 @@ def test_every_way_of_reading_has_the_same_messages(spark: SparkSession, small_a
 
 def test_a_store_directory_too(spark: SparkSession, real_store: Callable[[str], Path]) -> None:
     options = {"source": "store", "cluster": CLUSTER, "broker": BROKER, "columns": COLUMNS}
-    every = _rows(pipeline.read(spark, str(real_store("B") / "store"), **options))
+    every = _rows(read(spark, str(real_store("B") / "store"), **options))
     since, until = _middle(every)
-    found = _rows(pipeline.read(spark, str(real_store("B") / "store"), since=since, until=until, **options))
+    found = _rows(read(spark, str(real_store("B") / "store"), since=since, until=until, **options))
     assert found == [row for row in every if since <= row[3] < until] != []
 
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
-from pipeline.jobs.backfill import offload
-from pipeline.jobs.backfill_options import OffloadOptions, StoreReport, StoreToOffload
+from pipeline.jobs.backfill import backfill
+from pipeline.jobs.backfill_options import BackfillOptions, BackfillReport, StoreToBackfill
 from pipeline.jobs.backfill_tasks import PutTask, ScanTask
 from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
 from tests.broker_store.record_bytes import BLANK_MAGIC, log_file, queue_file, record, unit
 from tests.end_to_end.ground_truth import load_truth
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
+from tests.end_to_end.offloading import backfill as backfill_alone
 from tests.end_to_end.test_ground_truth import check_against_truth
 from tests.pipeline.jobs.inline_tasks import InlineTasks
 from tests.uploader.test_broker_starts_during_backfill import halved_log
@@ -42,16 +43,16 @@ if TYPE_CHECKING:
 
 NO_SPARK = cast("SparkSession", None)
 LOG_FILE_BYTES = 4096
-OPTIONS = OffloadOptions(settings=SMALL)
+OPTIONS = BackfillOptions(settings=SMALL)
 RealStore = Callable[[str], Path]
 
 
 def run(
-    store: Path, archive: Path, tasks: InlineTasks | None = None, options: OffloadOptions = OPTIONS
-) -> StoreReport:
+    store: Path, archive: Path, tasks: InlineTasks | None = None, options: BackfillOptions = OPTIONS
+) -> BackfillReport:
     """Offload one store without Spark."""
-    stores = [StoreToOffload(str(store), CLUSTER, BROKER)]
-    (report,) = offload(NO_SPARK, stores, f"file://{archive}", options=options, tasks=tasks or InlineTasks())
+    stores = [StoreToBackfill(str(store), CLUSTER, BROKER)]
+    (report,) = backfill(NO_SPARK, stores, f"file://{archive}", options=options, tasks=tasks or InlineTasks())
     return report
 
 
@@ -76,7 +77,7 @@ def truth_of(root: Path) -> dict[Any, Any]:
 def test_the_archive_is_the_one_that_backfill_makes(name: str, real_store: RealStore, tmp_path: Path) -> None:
     directory = real_store(name)
     report = run(directory / "store", tmp_path / "bulk")
-    single = backfill(directory / "store", FileStore(tmp_path / "single"))
+    single = backfill_alone(directory / "store", FileStore(tmp_path / "single"))
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
     assert (report.messages, report.raw_bytes, report.hidden) == (
         single.messages, single.raw_bytes, single.hidden,
@@ -96,8 +97,8 @@ def test_lmqs_are_those_that_backfill_makes(
     """Though no cycle knows where its queues ended before."""
     store, topics = real_store(name) / "store", TopicFilter(include_system=True)
     settings = replace(SMALL, batch_bytes=batch_bytes)
-    run(store, tmp_path / "bulk", options=OffloadOptions(settings=settings, topics=topics))
-    backfill(store, FileStore(tmp_path / "single"), topic_filter=topics, settings=settings)
+    run(store, tmp_path / "bulk", options=BackfillOptions(settings=settings, topics=topics))
+    backfill_alone(store, FileStore(tmp_path / "single"), topic_filter=topics, settings=settings)
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
     assert verify_archive(own_archive(tmp_path / "bulk"), full=True).anomalies == []
 
@@ -108,7 +109,7 @@ def test_a_record_with_a_stale_checksum_is_no_damage_here_either(
     copy_with_stale_checksum(real_store("B"), tmp_path / "store")
     report = run(tmp_path / "store", tmp_path / "bulk")
     assert report.damaged == 0
-    backfill(tmp_path / "store", FileStore(tmp_path / "single"))
+    backfill_alone(tmp_path / "store", FileStore(tmp_path / "single"))
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
 
 
@@ -131,7 +132,7 @@ def test_records_that_their_consume_queue_has_elsewhere_are_damage_here_too(
 ) -> None:
     store, _ = copy_with_flips(real_store, tmp_path, [(20, QUEUE_ID[0] + 3), (50, QUEUE_OFFSET[0] + 7)])
     report = run(store, tmp_path / "bulk")
-    backfill(store, FileStore(tmp_path / "single"))
+    backfill_alone(store, FileStore(tmp_path / "single"))
     assert report.damaged == 2
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
 
@@ -144,7 +145,7 @@ def test_records_left_out_are_the_same_where_topics_are_not_archived(
     store, topic = copy_with_flips(real_store, tmp_path, flips)
     topics = TopicFilter(include=(topic,))
     report = run(store, tmp_path / "bulk", options=replace(OPTIONS, topics=topics))
-    backfill(store, FileStore(tmp_path / "single"), topic_filter=topics, settings=SMALL)
+    backfill_alone(store, FileStore(tmp_path / "single"), topic_filter=topics, settings=SMALL)
     assert report.damaged == 3
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
     assert verify_archive(own_archive(tmp_path / "bulk"), full=True).anomalies == []
@@ -194,7 +195,7 @@ def test_a_driver_that_dies_anywhere_is_continued(
         run(store, tmp_path / "bulk", InlineTasks(die, parallelism=1))
     report = run(store, tmp_path / "bulk")
     assert report.messages > 0
-    backfill(store, FileStore(tmp_path / "single"))
+    backfill_alone(store, FileStore(tmp_path / "single"))
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
     found = verify_archive(own_archive(tmp_path / "bulk"), full=True)
     assert found.anomalies == []
@@ -215,7 +216,7 @@ def test_a_task_run_twice_puts_nothing_under_a_name_that_is_taken(
             return super().run(work, tasks, label)
 
     run(real_store("B") / "store", tmp_path / "bulk", Twice())
-    backfill(real_store("B") / "store", FileStore(tmp_path / "single"))
+    backfill_alone(real_store("B") / "store", FileStore(tmp_path / "single"))
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
     found = verify_archive(own_archive(tmp_path / "bulk"), full=True)
     assert found.anomalies == []
@@ -270,7 +271,7 @@ def test_damage_and_a_missing_file_become_the_gaps_that_backfill_records(
         file.write(b"\xa5" * 5_000)
     files[3].unlink()
     report = run(store, tmp_path / "bulk")
-    single = backfill(store, FileStore(tmp_path / "single"))
+    single = backfill_alone(store, FileStore(tmp_path / "single"))
     assert (report.damaged, report.lost, report.gaps) == (single.damaged, single.lost, single.gaps)
     assert report.damaged == 1
     assert report.lost == 1
@@ -294,8 +295,8 @@ def test_a_cycle_that_ends_with_a_damaged_size_is_read_alike_both_times(tmp_path
     struct.pack_into(">i", damaged, len(record(0, bodies[0])), 1000)
     log_file(store / "commitlog", 0, bytes(damaged), 2 * LOG_FILE_BYTES)
     queue_file(store, "t", 0, units)
-    report = run(store, tmp_path / "bulk", options=OffloadOptions(settings=settings))
-    single = backfill(store, FileStore(tmp_path / "single"), settings=settings)
+    report = run(store, tmp_path / "bulk", options=BackfillOptions(settings=settings))
+    single = backfill_alone(store, FileStore(tmp_path / "single"), settings=settings)
     assert (report.messages, report.damaged) == (single.messages, single.damaged) == (3, 1)
     bulk, one = truth_of(tmp_path / "bulk"), truth_of(tmp_path / "single")
     assert {**bulk, "tables": one["tables"]} == one
@@ -323,7 +324,7 @@ def test_why_messages_are_missing_is_known_to_who_goes_on(
         if is_bulk:
             run(store, tmp_path / "archive")
         else:
-            backfill(store, FileStore(tmp_path / "archive"), instance="another process")
+            backfill_alone(store, FileStore(tmp_path / "archive"), instance="another process")
         return load(own_archive(tmp_path / "archive"))
 
     write_log_file(store, 0, [("often", 0), ("rare", 0)])
@@ -363,7 +364,7 @@ def test_a_copy_without_its_tables_leaves_those_that_are_archived(
     if first_is_bulk:
         run(store, tmp_path / "bulk")
     else:
-        backfill(store, FileStore(tmp_path / "bulk"), instance="another process")
+        backfill_alone(store, FileStore(tmp_path / "bulk"), instance="another process")
     tables = load(own_archive(tmp_path / "bulk")).state_objects
     assert len(tables) == 5
     shutil.rmtree(store)
@@ -394,11 +395,11 @@ def test_stores_of_one_broker_a_missing_one_and_a_running_broker_are_refused(
     real_store: RealStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = str(real_store("B") / "store")
-    one = StoreToOffload(store, CLUSTER, BROKER)
+    one = StoreToBackfill(store, CLUSTER, BROKER)
     with pytest.raises(UsageError, match="two stores"):
-        offload(NO_SPARK, [one, one], f"file://{tmp_path}", tasks=InlineTasks())
+        backfill(NO_SPARK, [one, one], f"file://{tmp_path}", tasks=InlineTasks())
     with pytest.raises(NotFoundError):
-        offload(NO_SPARK, [str(tmp_path / "nothing")], f"file://{tmp_path}", tasks=InlineTasks())
+        backfill(NO_SPARK, [str(tmp_path / "nothing")], f"file://{tmp_path}", tasks=InlineTasks())
     shutil.copytree(store, tmp_path / "store")
     (tmp_path / "store" / "lock").unlink(missing_ok=True)
     (tmp_path / "store" / "abort").touch()
@@ -408,9 +409,9 @@ def test_stores_of_one_broker_a_missing_one_and_a_running_broker_are_refused(
 
 def test_several_stores_at_a_time(real_store: RealStore, tmp_path: Path) -> None:
     names = ["B", "F", "K"]
-    stores = [StoreToOffload(str(real_store(name) / "store"), CLUSTER, name) for name in names]
+    stores = [StoreToBackfill(str(real_store(name) / "store"), CLUSTER, name) for name in names]
     done: dict[str, tuple[int, int]] = {}
-    reports = offload(
+    reports = backfill(
         NO_SPARK, stores, f"file://{tmp_path}", options=OPTIONS, tasks=InlineTasks(),
         report=lambda path, so_far, total: done.__setitem__(path, (so_far, total)),
     )  # fmt: skip

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.jobs import backfill as offload_module
+from pipeline.jobs import backfill as backfill_module
 from pipeline.jobs import backfill_driver, backfill_tasks
-from pipeline.jobs.backfill import offload
-from pipeline.jobs.backfill_options import StoreToOffload
+from pipeline.jobs.backfill import backfill
+from pipeline.jobs.backfill_options import StoreToBackfill
 from pipeline.jobs.backfill_tasks import PutTask, ScanTask
-from tests.end_to_end.offloading import CLUSTER, backfill
+from tests.end_to_end.offloading import CLUSTER
+from tests.end_to_end.offloading import backfill as backfill_alone
 from tests.pipeline.jobs.inline_tasks import InlineTasks
 from tests.pipeline.jobs.test_backfill import NO_SPARK, OPTIONS, own_archive, run, truth_of
 from tiered.catalog.reading import head_version, load
@@ -26,7 +27,7 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 
 RealStore = Callable[[str], Path]
-IMPATIENT = replace(OPTIONS, patience_s=0.5)
+IMPATIENT = replace(OPTIONS, outage_limit_s=0.5)
 
 
 class Refusing(FileStore):
@@ -67,7 +68,7 @@ def test_a_store_that_takes_no_more_is_given_up_and_the_same_command_goes_on(
     folder: str, admitted: int, refuse: Callable[[str, int], None], real_store: RealStore, tmp_path: Path
 ) -> None:
     store = real_store("B") / "store"
-    backfill(store, FileStore(tmp_path / "single"))
+    backfill_alone(store, FileStore(tmp_path / "single"))
     if admitted < 0:  # the last commit of all
         run(store, tmp_path / "whole")
         admitted += head_version(own_archive(tmp_path / "whole"))
@@ -100,7 +101,7 @@ def test_a_writer_that_waits_for_tasks_is_seen_to_be_alive(
 
     run(real_store("F") / "store", tmp_path / "bulk", InlineTasks(wait))
     assert waited == [ScanTask, PutTask]
-    backfill(real_store("F") / "store", FileStore(tmp_path / "single"))
+    backfill_alone(real_store("F") / "store", FileStore(tmp_path / "single"))
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
 
 
@@ -129,10 +130,10 @@ def test_what_fails_for_one_store_ends_no_task_of_another(
             super().cancel()
             cancelled.set()
 
-    monkeypatch.setattr(offload_module, "SparkTasks", Tasks)
-    stores = [StoreToOffload(str(real_store(name) / "store"), CLUSTER, name) for name in ("B", "K")]
+    monkeypatch.setattr(backfill_module, "SparkTasks", Tasks)
+    stores = [StoreToBackfill(str(real_store(name) / "store"), CLUSTER, name) for name in ("B", "K")]
     with pytest.raises(AccessDeniedError, match="keys are refused"):
-        offload(NO_SPARK, stores, f"file://{tmp_path / 'bulk'}", options=OPTIONS)
-    backfill(real_store("K") / "store", FileStore(tmp_path / "single"))
+        backfill(NO_SPARK, stores, f"file://{tmp_path / 'bulk'}", options=OPTIONS)
+    backfill_alone(real_store("K") / "store", FileStore(tmp_path / "single"))
     found = PrefixedStore(FileStore(tmp_path / "bulk"), archive_prefix(CLUSTER, "K"))
     assert load(found).cursor.phys == load(own_archive(tmp_path / "single")).cursor.phys > 0

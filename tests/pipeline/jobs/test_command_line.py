@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.__main__ import VERBS, main
-from pipeline.jobs import stage_progress as subject
-from pipeline.jobs.arguments import settings_of, source_of
+from pipeline.cli import stage_progress as subject
+from pipeline.cli.arguments import settings_of, source_of
+from pipeline.cli.main import VERBS, main
 from pipeline.jobs.search import fault_of_the_question
-from pipeline.source_options import Mode, Source, SourceOptions
+from pipeline.options.source_options import Mode, Source, SourceOptions
 
 URL = "s3://bucket/archives"
 SECRET = "c2VjcmV0LWtleQ"
@@ -49,7 +49,7 @@ def test_flags_and_options_become_those_of_the_data_source() -> None:
 
 def test_every_verb_reaches_stores_that_are_not_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIERED_CONFIG", raising=False)
-    places = {"offload": ["/store", URL], "export": [URL, URL], "diff": [URL, "/store"]}
+    places = {"backfill": ["/store", URL], "export": [URL, URL], "diff": [URL, "/store"]}
     for verb in VERBS:
         options = parsed(
             verb, *places.get(verb, [URL]), "--endpoint-url", "http://minio:9000", "--region", "r"
@@ -81,7 +81,7 @@ def test_every_verb_reaches_stores_that_are_not_aws(monkeypatch: pytest.MonkeyPa
 def test_wrong_usage_is_one_line_and_starts_no_spark(
     arguments: list[str], word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.jobs.arguments.session", lambda *_, **__: pytest.fail("Spark was started"))
+    monkeypatch.setattr("pipeline.cli.arguments.session", lambda *_, **__: pytest.fail("Spark was started"))
     assert main(["stats", URL, *arguments]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -140,7 +140,7 @@ def test_tasks_are_counted_while_a_query_runs(
     quiet: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subject, "PROGRESS_S", 0.001)
-    monkeypatch.setattr("pipeline.jobs.progress.PROGRESS_S", 0.0)
+    monkeypatch.setattr("pipeline.cli.progress.PROGRESS_S", 0.0)
     tracker = Tracker(enough=threading.Event())
     spark: Any = SimpleNamespace(_jsc=1, sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
     with subject.stage_progress(spark, "stats", quiet=quiet):

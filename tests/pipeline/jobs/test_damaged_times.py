@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.archive_plan import pinned_versions, plan
 from pipeline.jobs.export import batch_frame
 from pipeline.jobs.stats import stats
 from pipeline.jobs.stats_report import page
+from pipeline.plan.archive_plan import pinned_versions, plan
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.jobs.test_export import exported, run, source

@@ -18,7 +18,7 @@ import pytest
 from pipeline.jobs.export import ExportReport, export
 from pipeline.jobs.export_progress import DIRECTORY, ExportProgress
 from pipeline.jobs.parquet_parts import PartTask, partition_directory
-from pipeline.source_options import SourceOptions
+from pipeline.options.source_options import SourceOptions
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore

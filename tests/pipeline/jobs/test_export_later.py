@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.jobs.export import ExportReport
-from pipeline.source_options import SourceOptions
+from pipeline.options.source_options import SourceOptions
 from tests.pipeline.gapped_archive import ONE, OTHER, GappedArchive, with_a_gap
 from tests.pipeline.jobs.inline_tasks import InlineTasks
 from tests.pipeline.jobs.test_export import exported, run

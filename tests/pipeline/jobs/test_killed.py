@@ -31,10 +31,10 @@ def start(*arguments: object, master: str = "local[2]") -> subprocess.Popen[byte
     return subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
 
 
-def offload_arguments(directory: Path, target: Path) -> tuple[object, ...]:
+def backfill_arguments(directory: Path, target: Path) -> tuple[object, ...]:
     """Small cycles, so that there are many commits to be killed between."""
     return (
-        "offload", directory / "store", f"file://{target / 'bulk'}", "--cluster", CLUSTER, "--broker", BROKER,
+        "backfill", directory / "store", f"file://{target / 'bulk'}", "--cluster", CLUSTER, "--broker", BROKER,
         "--set", "offload.batch_bytes=1048576", "--set", "offload.split_bytes=262144",
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ def kill_workers(process: subprocess.Popen[bytes]) -> int:
 def test_tasks_that_are_killed_are_repeated_and_nothing_is_twice(
     real_store: RealStore, tmp_path: Path
 ) -> None:
-    arguments = offload_arguments(real_store("A"), tmp_path)
+    arguments = backfill_arguments(real_store("A"), tmp_path)
     archive = own_archive(tmp_path / "bulk")
     process = start(*arguments, master="local[2,8]")
     killed = 0
@@ -89,7 +89,7 @@ def test_an_offload_killed_again_and_again_makes_the_archive_of_its_store(
     real_store: RealStore, tmp_path: Path
 ) -> None:
     directory = real_store("A")
-    arguments = offload_arguments(directory, tmp_path)
+    arguments = backfill_arguments(directory, tmp_path)
     archive = own_archive(tmp_path / "bulk")
     kills = 0
     for more in (1, 6, 11):

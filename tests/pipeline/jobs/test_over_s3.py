@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipeline.jobs.backfill import offload
-from pipeline.jobs.backfill_options import OffloadOptions, StoreToOffload
+from pipeline.jobs.backfill import backfill
+from pipeline.jobs.backfill_options import BackfillOptions, StoreToBackfill
 from pipeline.jobs.diff import diff
 from pipeline.jobs.export import export
 from pipeline.jobs.search import Question, search
 from pipeline.jobs.stats import stats
-from pipeline.jobs.verify import audit
-from pipeline.source_options import Source, SourceOptions
+from pipeline.jobs.verify import verify
+from pipeline.options.source_options import Source, SourceOptions
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import CLUSTER, FILTER
 from tests.pipeline.jobs.test_export import exported
@@ -62,17 +62,17 @@ def test_every_job_works_over_s3(
     truth = [line for lines in load_truth(directory, "K", FILTER).queues.values() for line in lines]
     bucket = minio_url.fresh_bucket()
     url = f"{bucket}/archives"
-    options = OffloadOptions(topics=FILTER, store=minio_url.options())
-    store = StoreToOffload(str(directory / "store"), CLUSTER, "K")
+    options = BackfillOptions(topics=FILTER, store=minio_url.options())
+    store = StoreToBackfill(str(directory / "store"), CLUSTER, "K")
 
-    (moved,) = offload(spark, [store], url, options=options)
+    (moved,) = backfill(spark, [store], url, options=options)
     assert (moved.damaged, moved.lost) == (0, 0)
     assert moved.messages > 5000
-    (again,) = offload(spark, [store], url, options=options)
+    (again,) = backfill(spark, [store], url, options=options)
     assert (again.messages, again.commits) == (0, 0)
 
     archive = source_of(minio_url, url)
-    (audited,) = audit(spark, archive)
+    (audited,) = verify(spark, archive)
     assert audited.report.anomalies == []
 
     counted = {one.topic: one.messages for one in stats(spark, archive).topics if one.topic != "t_compact"}
@@ -106,7 +106,7 @@ def test_every_job_works_over_s3(
     assert minio_url.secret_key not in repr(archive)
     wrong = replace(archive, credentials=S3Credentials(minio_url.access_key, "wrong"))
     with pytest.raises(Exception, match=r"(?i)access|forbidden|signature|credential") as refused:
-        audit(spark, wrong)
+        verify(spark, wrong)
     assert minio_url.secret_key not in str(refused.value)
     check_delta_export(minio_url, url, tmp_path, f"file://{tmp_path / 'delta'}", written.rows)
     check_delta_export(minio_url, url, tmp_path, f"{bucket}/delta", written.rows)

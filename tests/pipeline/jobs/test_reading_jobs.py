@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.__main__ import main
+from pipeline.cli.main import main
 from pipeline.jobs.diff import DifferenceKind, diff
 from pipeline.jobs.search import Question, columns_of, search
 from pipeline.jobs.stats import Stats, bucket_width_ms, stats
 from pipeline.jobs.stats_report import page
-from pipeline.jobs.verify import audit
-from pipeline.source_options import Source, SourceOptions
+from pipeline.jobs.verify import verify
+from pipeline.options.source_options import Source, SourceOptions
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
 from tests.fetcher.broker_store_writer import WrittenStore
@@ -62,14 +62,14 @@ def damaged_copy(archive: Path, target: Path) -> str:
 
 
 def test_an_audit_finds_what_verify_finds(spark: SparkSession, small_archive: Path, tmp_path: Path) -> None:
-    (clean,) = audit(spark, SourceOptions(f"file://{small_archive}"))
+    (clean,) = verify(spark, SourceOptions(f"file://{small_archive}"))
     archive = PrefixedStore(FileStore(small_archive), archive_prefix(CLUSTER, "K"))
     assert clean.report == verify_archive(archive, full=True)
     assert clean.report.anomalies == []
     name = damaged_copy(small_archive, tmp_path / "damaged")
     (missing, *_) = sorted((tmp_path / "damaged").rglob("*.so"))
     missing.unlink()
-    (found,) = audit(spark, SourceOptions(f"file://{tmp_path / 'damaged'}"))
+    (found,) = verify(spark, SourceOptions(f"file://{tmp_path / 'damaged'}"))
     damaged = PrefixedStore(FileStore(tmp_path / "damaged"), archive_prefix(CLUSTER, "K"))
     assert found.report == verify_archive(damaged, full=True)
     kinds = {anomaly.kind for anomaly in found.report.anomalies}
@@ -79,7 +79,7 @@ def test_an_audit_finds_what_verify_finds(spark: SparkSession, small_archive: Pa
 
 def test_an_audit_reports_progress_in_bytes(small_archive: Path) -> None:
     seen: list[tuple[int, int]] = []
-    audit(
+    verify(
         None,  # type: ignore[arg-type]
         SourceOptions(f"file://{small_archive}"), tasks=InlineTasks(),
         report=lambda done, total: seen.append((done, total)),
@@ -294,10 +294,10 @@ def test_verbs_and_exit_codes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     url, store = f"file://{small_archive}", real_store("K") / "store"
-    code, out, _ = run(capsys, "audit", url, "--json", "--quick")
+    code, out, _ = run(capsys, "verify", url, "--json", "--quick")
     assert (code, json.loads(out)[0]["ok"]) == (0, True)
     damaged_copy(small_archive, tmp_path / "damaged")
-    code, out, _ = run(capsys, "audit", f"file://{tmp_path / 'damaged'}")
+    code, out, _ = run(capsys, "verify", f"file://{tmp_path / 'damaged'}")
     assert code == 1
     assert "anomaly: damaged" in out
     code, out, _ = run(capsys, "diff", url, store, "--cluster", CLUSTER, "--broker", "K", "--topic", "t_one")
@@ -318,8 +318,8 @@ def test_verbs_and_exit_codes(
         (("search", url, "--sql", "SELEC"), 2, "SYNTAX_ERROR"),
         (("search", url, "--where", "queueId / 0 = 1", "--json"), 2, "DIVIDE_BY_ZERO"),
         (("search", url, "--body", "[", "--json"), 2, "Unclosed character class"),
-        (("offload", url), 2, "which store"),
-        (("audit", "nonsense://"), 2, "nonsense"),
+        (("backfill", url), 2, "which store"),
+        (("verify", "nonsense://"), 2, "nonsense"),
     ):
         code, out, err = run(capsys, *wrong)
         assert (code, out) == (expected, ""), wrong
@@ -331,7 +331,7 @@ def test_an_offload_on_spark_is_the_archive_of_its_store(
     spark: SparkSession, real_store: RealStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = real_store("K") / "store"
-    arguments = ("offload", store, f"file://{tmp_path}", "--cluster", CLUSTER, "--broker", "K",
+    arguments = ("backfill", store, f"file://{tmp_path}", "--cluster", CLUSTER, "--broker", "K",
                  "--set", "offload.batch_bytes=1048576", "--json")  # fmt: skip
     code, out, _ = run(capsys, *arguments)
     (report,) = json.loads(out)

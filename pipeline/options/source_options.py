@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-from pipeline.predicate import Predicate, stored_between
+from pipeline.options.predicate import Predicate, stored_between
 from tiered.errors import UsageError
 from tiered.instant import parse_instant
 from tiered.object_store.options import S3Credentials, StoreOptions

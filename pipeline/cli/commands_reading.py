@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.jobs.arguments import (
+from pipeline.cli.arguments import (
     add_names,
     add_source,
     add_spark,
@@ -19,14 +19,14 @@ from pipeline.jobs.arguments import (
     source_of,
     whole_number,
 )
+from pipeline.cli.progress import Progress
+from pipeline.cli.stage_progress import stage_progress
 from pipeline.jobs.diff import DiffReport, diff
-from pipeline.jobs.progress import Progress
 from pipeline.jobs.search import SHOWN, Question, fault_of_the_question, search
-from pipeline.jobs.stage_progress import stage_progress
 from pipeline.jobs.stats import Stats, stats
 from pipeline.jobs.stats_report import page
-from pipeline.jobs.verify import AuditReport, audit
-from pipeline.source_options import Source, SourceOptions
+from pipeline.jobs.verify import ArchiveReport, verify
+from pipeline.options.source_options import Source, SourceOptions
 from tiered.console import print_json, print_json_line, print_table, size_text, time_text
 from tiered.errors import UsageError
 
@@ -34,7 +34,7 @@ EXIT_ANOMALIES = 1
 _ARCHIVE = "file:///directory or s3://bucket/prefix"
 
 
-def add_audit(parser: argparse.ArgumentParser) -> None:
+def add_verify(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, how deep, how strict."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help=_ARCHIVE)
     parser.add_argument(
@@ -45,12 +45,12 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
     add_spark(parser)
 
 
-def run_audit(options: argparse.Namespace) -> int:
+def run_verify(options: argparse.Namespace) -> int:
     """Print anomalies; exit 1 when there is something wrong."""
     source = source_of(options, options.url, settings_of(options).object_store)
-    progress = Progress("audit", as_text=size_text, quiet=options.json)
-    found = audit(
-        session_of(options, "audit"),
+    progress = Progress("verify", as_text=size_text, quiet=options.json)
+    found = verify(
+        session_of(options, "verify"),
         source,
         full=not options.quick,
         report=progress.update,
@@ -63,11 +63,11 @@ def run_audit(options: argparse.Namespace) -> int:
         ])  # fmt: skip
     else:
         for one in found:
-            _print_audit(options.url, one)
+            _print_archive(options.url, one)
     return EXIT_ANOMALIES if any(failed) else 0
 
 
-def _print_audit(url: str, found: AuditReport) -> None:
+def _print_archive(url: str, found: ArchiveReport) -> None:
     report = found.report
     for anomaly in report.anomalies:
         print(f"anomaly: {anomaly}")

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pipeline.archive_plan import Names, pinned_versions, plan
-from pipeline.columns import Column, Cost, chosen, cost_of
-from pipeline.partition_reader import read_in_worker
-from pipeline.partitions import Slices
-from pipeline.source_options import Source, SourceOptions
-from pipeline.spark_types import columns_of, schema_of
-from pipeline.store_scan import LogRange, plan_ranges
+from pipeline.options.columns import Column, Cost, chosen, cost_of
+from pipeline.options.source_options import Source, SourceOptions
+from pipeline.options.spark_types import columns_of, schema_of
+from pipeline.plan.archive_plan import Names, pinned_versions, plan
+from pipeline.plan.partitions import Slices
+from pipeline.scan.store_scan import LogRange, plan_ranges
+from pipeline.source.partition_reader import read_in_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from pipeline.planned_frame import frame_of
-from pipeline.session import register
-from pipeline.source_options import SOURCE_NAME, parse_options
+from pipeline.options.source_options import SOURCE_NAME, parse_options
+from pipeline.source.planned_frame import frame_of
+from pipeline.source.session import register
 from tiered.instant import milliseconds
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.lmq_scan import QueueScanner
-from pipeline.object_rows import ObjectRows, Window
-from pipeline.partitions import ObjectRef, Slices
-from pipeline.predicate import Predicate
-from pipeline.row_chunk import NO_BYTES, CorruptPlace, RowChunk
-from pipeline.row_prefetch import ahead, ahead_with
+from pipeline.options.predicate import Predicate
+from pipeline.plan.partitions import ObjectRef, Slices
+from pipeline.scan.object_rows import ObjectRows, Window
+from pipeline.scan.queue_scan import QueueScanner
+from pipeline.scan.row_chunk import NO_BYTES, CorruptPlace, RowChunk
+from pipeline.scan.row_prefetch import ahead, ahead_with
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.segment_index import BlockSpan, SegmentIndex

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.bodies import Bodies, BodyReader
-from pipeline.columns import CORRUPT_RECORD, Column, Cost, cost_of
-from pipeline.record_columns import RecordText, host_strings, ids, inner_lists, other_topics
-from pipeline.row_chunk import CorruptPlace, RowChunk
+from pipeline.batches.bodies import Bodies, BodyReader
+from pipeline.batches.record_columns import RecordText, host_strings, ids, inner_lists, other_topics
+from pipeline.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
+from pipeline.scan.row_chunk import CorruptPlace, RowChunk
 from tiered.formats.record import MAGIC_V1, SYS_COMPRESSED
 from tiered.kernels.record_fields import Number, RecordFields, record_fields, slice_crc32
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.predicate import Predicate
+from pipeline.options.predicate import Predicate
 from tiered.catalog.pages import Page
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table

@@ -18,12 +18,12 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from pipeline.archive_plan import ArchivePlanner, archives, opened, wanted_queues
-from pipeline.filled_gaps import GapsByVersion, Layer, filled, without
-from pipeline.partitions import OffsetRange, Slices
-from pipeline.predicate import Predicate
-from pipeline.source_options import SourceOptions, Starting
-from pipeline.stream_offsets import (
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import SourceOptions, Starting
+from pipeline.plan.archive_plan import ArchivePlanner, archives, opened, wanted_queues
+from pipeline.plan.filled_gaps import GapsByVersion, Layer, filled, without
+from pipeline.plan.partitions import OffsetRange, Slices
+from pipeline.source.stream_offsets import (
     ArchiveOffset,
     Names,
     StreamOffset,

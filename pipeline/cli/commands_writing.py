@@ -9,12 +9,12 @@ from typing import Any
 
 import orjson
 
-from pipeline.jobs.arguments import add_source, add_spark, add_topics, session_of, settings_of, source_of
-from pipeline.jobs.backfill import offload
-from pipeline.jobs.backfill_options import OffloadOptions, StoreToOffload
+from pipeline.cli.arguments import add_source, add_spark, add_topics, session_of, settings_of, source_of
+from pipeline.cli.progress import Progress
+from pipeline.jobs.backfill import backfill
+from pipeline.jobs.backfill_options import BackfillOptions, StoreToBackfill
 from pipeline.jobs.delta_table import delta_conf
 from pipeline.jobs.export import DELTA, FORMATS, PARQUET, export
-from pipeline.jobs.progress import Progress
 from tiered.console import print_json, size_text
 from tiered.errors import UsageError
 from tiered.object_store.options import StoreOptions
@@ -23,7 +23,7 @@ from uploader.outcome_text import outcome_text
 EXIT_ANOMALIES = 1
 
 
-def add_offload(parser: argparse.ArgumentParser) -> None:
+def add_backfill(parser: argparse.ArgumentParser) -> None:
     """STORE …, ARCHIVE_URL."""
     parser.add_argument(
         "stores", metavar="STORE", nargs="*", help="store directories of stopped brokers, or copies"
@@ -54,22 +54,22 @@ def add_offload(parser: argparse.ArgumentParser) -> None:
     add_spark(parser)
 
 
-def run_offload(options: argparse.Namespace) -> int:
+def run_backfill(options: argparse.Namespace) -> int:
     """Archive all stores; damage is exit code 1."""
     stores = _stores(options)
     settings = settings_of(options)
-    given = OffloadOptions(
+    given = BackfillOptions(
         topics=settings.topics.topic_filter("", ""),
         settings=settings.offload,
         index=settings.index,
         store=StoreOptions(settings.object_store),
-        patience_s=settings.process.patience_ms / 1000,
+        outage_limit_s=settings.process.patience_ms / 1000,
         take_over=options.take_over or settings.archive.take_over,
         replace_log=options.replace_log or settings.archive.replace_log,
     )
-    progress = Progress("offload", as_text=size_text, quiet=options.json)
-    reports = offload(
-        session_of(options, "offload"),
+    progress = Progress("backfill", as_text=size_text, quiet=options.json)
+    reports = backfill(
+        session_of(options, "backfill"),
         stores,
         options.url,
         options=given,
@@ -83,7 +83,7 @@ def run_offload(options: argparse.Namespace) -> int:
     return EXIT_ANOMALIES if any(report.damaged or report.lost for report in reports) else 0
 
 
-def _stores(options: argparse.Namespace) -> list[StoreToOffload]:
+def _stores(options: argparse.Namespace) -> list[StoreToBackfill]:
     named = bool(options.cluster or options.broker or options.broker_conf)
     listed = _listed(Path(options.list)) if options.list else []
     if named and len(options.stores) + len(listed) > 1:
@@ -91,19 +91,19 @@ def _stores(options: argparse.Namespace) -> list[StoreToOffload]:
             "--cluster, --broker and --broker-conf are of one store", hint="use --list for several"
         )
     stores = [
-        StoreToOffload(path, options.cluster, options.broker, options.broker_conf) for path in options.stores
+        StoreToBackfill(path, options.cluster, options.broker, options.broker_conf) for path in options.stores
     ]
     if not stores and not listed:
         raise UsageError("which store? none is given", hint="STORE … ARCHIVE_URL, or --list FILE")
     return stores + listed
 
 
-def _listed(path: Path) -> list[StoreToOffload]:
+def _listed(path: Path) -> list[StoreToBackfill]:
     names = {"store": "path", "cluster": "cluster", "broker": "broker", "brokerConf": "conf_path"}
     try:
         entries: Any = orjson.loads(path.read_bytes())
         return [
-            StoreToOffload(**{names[name]: str(value) for name, value in entry.items()}) for entry in entries
+            StoreToBackfill(**{names[name]: str(value) for name, value in entry.items()}) for entry in entries
         ]
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pipeline.filled_gaps import Layer, gaps_in, layers, without
-from pipeline.partitions import OffsetRange
+from pipeline.plan.filled_gaps import Layer, gaps_in, layers, without
+from pipeline.plan.partitions import OffsetRange
 from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from pipeline.partitions import OffsetRange
+from pipeline.plan.partitions import OffsetRange
 from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.predicate import Predicate
-from pipeline.row_chunk import CorruptPlace, RowChunk
-from pipeline.source_options import SourceOptions
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import SourceOptions
+from pipeline.scan.row_chunk import CorruptPlace, RowChunk
 from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.store import BrokerStore, open_broker_store

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.record_columns import validity
-from pipeline.row_chunk import RowChunk
+from pipeline.batches.record_columns import validity
+from pipeline.scan.row_chunk import RowChunk
 from tiered.errors import CorruptionError
 from tiered.formats.record import BODY_BYTES_MAX, SYS_COMPRESSED, decompress_body
 from tiered.kernels.record_fields import Number, RecordFields, copy_to

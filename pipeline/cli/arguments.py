@@ -10,8 +10,8 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from pipeline.session import session
-from pipeline.source_options import Mode, Source, SourceOptions, parse_options
+from pipeline.options.source_options import Mode, Source, SourceOptions, parse_options
+from pipeline.source.session import session
 from tiered.errors import UsageError
 from tiered.settings.load import flag_assignments, load_settings
 from tiered.settings.sections import ObjectStoreSettings, Settings

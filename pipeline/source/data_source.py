@@ -14,14 +14,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pipeline.archive_plan import Names, pinned_versions, plan
-from pipeline.columns import CORRUPT_RECORD, Cost, chosen, cost_of
-from pipeline.partition_reader import read_in_worker
-from pipeline.predicate import NUMBER_COLUMNS, push_down
-from pipeline.source_options import SOURCE_NAME, Source, SourceOptions, parse_options
-from pipeline.spark_types import columns_of, schema_of
-from pipeline.store_scan import plan_ranges
-from pipeline.stream_reader import MessageStreamReader
+from pipeline.options.columns import CORRUPT_RECORD, Cost, chosen, cost_of
+from pipeline.options.predicate import NUMBER_COLUMNS, push_down
+from pipeline.options.source_options import SOURCE_NAME, Source, SourceOptions, parse_options
+from pipeline.options.spark_types import columns_of, schema_of
+from pipeline.plan.archive_plan import Names, pinned_versions, plan
+from pipeline.scan.store_scan import plan_ranges
+from pipeline.source.partition_reader import read_in_worker
+from pipeline.source.stream_reader import MessageStreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.row_chunk import RowChunk
+from pipeline.scan.row_chunk import RowChunk
 from tiered.formats.fields import INNER_FIELD_TABLE
 from tiered.formats.record import (
     SYS_INNER_BATCH,

@@ -13,7 +13,7 @@ import tempfile
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from pipeline.data_source import RocketmqTieredSource
+from pipeline.source.data_source import RocketmqTieredSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

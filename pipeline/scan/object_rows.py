@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.partitions import Slices
-from pipeline.predicate import Predicate
+from pipeline.options.predicate import Predicate
+from pipeline.plan.partitions import Slices
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.formats.segment_layout import HEADER_BYTES

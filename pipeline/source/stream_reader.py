@@ -20,14 +20,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pipeline.archive_follower import ArchiveFollower
-from pipeline.columns import Cost, cost_of
-from pipeline.partition_reader import read_in_worker
-from pipeline.partitions import cut
-from pipeline.predicate import Predicate
-from pipeline.source_options import Source, SourceOptions
-from pipeline.spark_types import columns_of
-from pipeline.stream_offsets import (
+from pipeline.options.columns import Cost, cost_of
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import Source, SourceOptions
+from pipeline.options.spark_types import columns_of
+from pipeline.plan.partitions import cut
+from pipeline.source.archive_follower import ArchiveFollower
+from pipeline.source.partition_reader import read_in_worker
+from pipeline.source.stream_offsets import (
     StreamOffset,
     from_json,
     to_json,

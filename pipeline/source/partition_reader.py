@@ -11,16 +11,16 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pipeline.archive_plan import opened
-from pipeline.archive_scan import ArchiveScanner
-from pipeline.columns import CORRUPT_RECORD, Column, Cost, cost_of
-from pipeline.message_batches import BatchBuilder
-from pipeline.partitions import Slices
-from pipeline.predicate import Predicate
-from pipeline.row_chunk import CorruptPlace, RowChunk
-from pipeline.source_options import Mode, SourceOptions
-from pipeline.store_scan import LogRange, StoreScanner
-from pipeline.worker_memory import keep_freed_memory
+from pipeline.batches.message_batches import BatchBuilder
+from pipeline.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import Mode, SourceOptions
+from pipeline.plan.archive_plan import opened
+from pipeline.plan.partitions import Slices
+from pipeline.scan.archive_scan import ArchiveScanner
+from pipeline.scan.row_chunk import CorruptPlace, RowChunk
+from pipeline.scan.store_scan import LogRange, StoreScanner
+from pipeline.source.worker_memory import keep_freed_memory
 from tiered.errors import CorruptionError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.prefixed import PrefixedStore

@@ -9,11 +9,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from pipeline.filled_gaps import Layer
-from pipeline.partitions import ArchiveRef, OffsetRange, Slices, cut, lmq_row_bytes, slices_of_page
-from pipeline.predicate import Predicate
-from pipeline.source_options import SourceOptions
-from pipeline.superseded_plan import OnExpired, expired, later_layers
+from pipeline.options.predicate import Predicate
+from pipeline.options.source_options import SourceOptions
+from pipeline.plan.filled_gaps import Layer
+from pipeline.plan.partitions import ArchiveRef, OffsetRange, Slices, cut, lmq_row_bytes, slices_of_page
+from pipeline.plan.superseded_plan import OnExpired, expired, later_layers
 from tiered.catalog.archives import Archive, list_archives, open_archive
 from tiered.catalog.pages import RunIndex, sorted_page
 from tiered.catalog.reading import head_version, load

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pipeline.partitions import OffsetRange, Slices
-from pipeline.predicate import Predicate
-from pipeline.row_chunk import CorruptPlace, RowChunk
-from pipeline.superseded_plan import KeptEnds, expired, taken_back
+from pipeline.options.predicate import Predicate
+from pipeline.plan.partitions import OffsetRange, Slices
+from pipeline.plan.superseded_plan import KeptEnds, expired, taken_back
+from pipeline.scan.row_chunk import CorruptPlace, RowChunk
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState

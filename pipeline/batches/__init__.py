@@ -1,0 +1,1 @@
+"""Chunks of rows as Arrow record batches."""

@@ -1,0 +1,1 @@
+"""The ``tiered-spark`` command line: verbs, arguments, output, progress."""

@@ -1,0 +1,81 @@
+"""``tiered-spark VERB …``: the verbs, the shape of an error, and the exit codes, which are those of ``tiered``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pipeline.cli import commands_reading as reading
+from pipeline.cli import commands_writing as writing
+from pipeline.jobs.tasks import typed
+from tiered.errors import TieredError
+
+EXIT_INTERRUPTED = 130
+EXIT_INTERNAL = 70
+EXIT_CODES = (
+    "exit codes: 0 ok, 1 anomalies or differences found, 2 wrong usage or configuration, 3 does not exist, "
+    "4 temporarily unavailable, 5 fenced by another writer"
+)
+
+
+class Verb(NamedTuple):
+    """One verb."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+VERBS = {
+    "backfill": Verb("archive store directories, in parallel", writing.add_backfill, writing.run_backfill),
+    "export": Verb("write new messages as Parquet or Delta", writing.add_export, writing.run_export),
+    "verify": Verb("check every byte of an archive", reading.add_verify, reading.run_verify),
+    "stats": Verb("what is in an archive, in numbers", reading.add_stats, reading.run_stats),
+    "diff": Verb("compare an archive with a store directory", reading.add_diff, reading.run_diff),
+    "search": Verb("find messages with SQL and patterns", reading.add_search, reading.run_search),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="tiered-spark",
+        description="Spark jobs over archives of RocketMQ messages.",
+        epilog=EXIT_CODES,
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, verb in VERBS.items():
+        verb.add_arguments(verbs.add_parser(name, help=verb.help, description=verb.help, allow_abbrev=False))
+    options = parser.parse_args(arguments)
+    return _execute(VERBS[options.verb], options)
+
+
+def _execute(verb: Verb, options: argparse.Namespace) -> int:
+    try:
+        code = verb.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output has gone (`… search … | head`): no complaint, also none at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return _report(options, "interrupted; the same command continues where it stopped", EXIT_INTERRUPTED)
+    except Exception as error:
+        known = error if isinstance(error, TieredError) else typed(error)
+        if known is not None:
+            return _report(options, " ".join(str(known).split()), known.exit_code)
+        message = f"internal error, {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        return _report(options, f"{message}; please report it with the output of --debug", EXIT_INTERNAL)
+    return code
+
+
+def _report(options: argparse.Namespace, message: str, code: int) -> int:
+    if options.debug:
+        traceback.print_exc()
+    sys.stderr.write(f"tiered-spark: {message}\n")
+    return code

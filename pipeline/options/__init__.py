@@ -1,0 +1,1 @@
+"""Options, columns and predicates of the data source."""

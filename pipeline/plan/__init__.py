@@ -1,0 +1,1 @@
+"""Which slices of which objects a DataFrame or a batch reads. Reads catalogs only."""

@@ -1,0 +1,1 @@
+"""Rows of archives and of broker stores, as chunks of columns."""

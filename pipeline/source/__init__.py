@@ -1,0 +1,1 @@
+"""DataFrames and streams: the Spark session, the data source, and the reader in a worker."""
