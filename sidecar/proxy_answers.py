@@ -1,4 +1,4 @@
-"""What the façade answers from archive and broker together: the handlers and what they read, wired.
+"""What the proxy answers from archive and broker together: the handlers and what they read, wired.
 
 Owns opening and closing the broker's files for them and waking pulls that wait for commits. Does not own the answers.
 """
@@ -19,8 +19,8 @@ from server.proxy.broker_view import BrokerViews
 from server.proxy.group_resets import GroupResets
 from server.proxy.merged_lookups import MergedLookups
 from server.proxy.merged_offsets import MergedOffsets
-from server.proxy.proxy_handlers import FacadeHandlers
-from server.proxy.proxy_pull import FacadePulls
+from server.proxy.proxy_handlers import ProxyHandlers
+from server.proxy.proxy_pull import ProxyPulls
 from server.proxy.pull_sources import PullContext, PullCounters
 from sidecar.broker_side import open_store_of, topic_filter_of
 from tiered.broker_store.conf import BrokerConf
@@ -55,8 +55,8 @@ class MergedAnswers:
         self.reads: ReadCounters = self.line.counters
         self.pulls: PullCounters = context.counters
         offsets = MergedOffsets(self.line, archive, views)
-        self.handlers: FacadeHandlers = {
-            **FacadePulls(self.line, context, limits).handlers(),
+        self.handlers: ProxyHandlers = {
+            **ProxyPulls(self.line, context, limits).handlers(),
             **offsets.handlers(),
             **GroupResets(self.line, offsets, clients, checks_clients=checks_clients).handlers(),
             **MergedLookups(self.line, archive, checks_clients=checks_clients).handlers(),

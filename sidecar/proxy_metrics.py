@@ -1,4 +1,4 @@
-"""The façade in metrics and status: who is connected, what was relayed, answered and refused. Owns names and labels."""
+"""The proxy in metrics and status: who is connected, what was relayed, answered and refused. Owns names and labels."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from server.proxy.group_reads import GroupReading
-from server.proxy.proxy_status import FacadeCounters, FacadeStatus
+from server.proxy.proxy_status import ProxyCounters, ProxyStatus
 from sidecar.metrics import PREFIX
-from sidecar.report import GroupReport, ServingReport
+from sidecar.report import GroupReport, ProxyReport
 
 
-class FacadeCollector(Collector):
-    """Reads the façade at each scrape."""
+class ProxyCollector(Collector):
+    """Reads the proxy at each scrape."""
 
-    def __init__(self, status: Callable[[], FacadeStatus], counters: FacadeCounters) -> None:
+    def __init__(self, status: Callable[[], ProxyStatus], counters: ProxyCounters) -> None:
         self._status, self._counters = status, counters
 
     def describe(self) -> Iterable[Metric]:
@@ -59,10 +59,10 @@ def group_reports(readings: Sequence[GroupReading]) -> tuple[GroupReport, ...]:
     )
 
 
-def serving_report(status: FacadeStatus) -> ServingReport:
+def serving_report(status: ProxyStatus) -> ProxyReport:
     """The part of the status document about clients."""
     groups = group_reports(status.readings)
-    return ServingReport(
+    return ProxyReport(
         status.address, status.connections, status.broker_connections, status.is_archive_open, groups
     )
 

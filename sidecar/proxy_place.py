@@ -9,17 +9,17 @@ import re
 
 from server.listen.options import parse_address
 from server.listen.own_address import check_advertised
-from server.proxy.proxy_service import FacadePlace
+from server.proxy.proxy_service import ProxyConfig
 from sidecar.broker_side import address_of, tls_of
 from tiered.broker_store.conf import BrokerConf
 from tiered.errors import UsageError
 from tiered.settings.sections import Settings
 
 
-def facade_place(settings: Settings, conf: BrokerConf | None, broker: str) -> FacadePlace:
-    """The place of the façade of ``broker``. Raises UsageError naming what is missing or impossible."""
+def proxy_config(settings: Settings, conf: BrokerConf | None, broker: str) -> ProxyConfig:
+    """The place of the proxy of ``broker``. Raises UsageError naming what is missing or impossible."""
     advertise, (address, name_servers) = settings.serve.advertise, neighbours(settings, conf, "serve")
-    return FacadePlace(broker, address, name_servers, advertise, tls_of(settings))
+    return ProxyConfig(broker, address, name_servers, advertise, tls_of(settings))
 
 
 def neighbours(settings: Settings, conf: BrokerConf | None, section: str) -> tuple[str, tuple[str, ...]]:

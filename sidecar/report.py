@@ -36,8 +36,8 @@ class GroupReport:
 
 
 @dataclass(frozen=True)
-class ServingReport:
-    """Clients of the façade."""
+class ProxyReport:
+    """Clients of the proxy."""
 
     address: str
     connections: int
@@ -105,7 +105,7 @@ class StatusReport:
     """Objects that were given up and that `gc` has not deleted."""
     oldest_doomed_seconds: float = 0.0
     """How long ago the first of them was given up; 0 where there is none."""
-    serving: ServingReport | None = None
+    serving: ProxyReport | None = None
     """None where no clients are served."""
     slave: SlaveReport | None = None
     """None where slave mode is off."""
@@ -138,7 +138,7 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
     known["queues"] = tuple(QueueReport(**queue) for queue in document.get("queues", ()))
     if (serving := document.get("serving")) is not None:
         groups = tuple(GroupReport(**group) for group in serving["groups"])
-        known["serving"] = ServingReport(**{**serving, "groups": groups})
+        known["serving"] = ProxyReport(**{**serving, "groups": groups})
     if (slave := document.get("slave")) is not None:
         groups = tuple(GroupReport(**group) for group in slave["groups"])
         servers = tuple((str(address), str(stand)) for address, stand in slave["name_servers"])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fetcher.access import ArchiveAccess, open_async_access
-from server.proxy.proxy_handlers import FacadeHandlers
+from server.proxy.proxy_handlers import ProxyHandlers
 from tiered.broker_store.names import BrokerNames
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, TieredError, UnavailableError, UsageError
@@ -41,7 +41,7 @@ class Answers(Protocol):
     """What answers from archive and broker together, once the archive is open."""
 
     @property
-    def handlers(self) -> FacadeHandlers:
+    def handlers(self) -> ProxyHandlers:
         """Who answers which code."""
         ...
 
@@ -65,7 +65,7 @@ class PortService(Protocol):
         """Listen; the address bound. Raises OSError when the port is taken, UsageError for bad settings."""
         ...
 
-    def open_archive(self, handlers: FacadeHandlers) -> None:
+    def open_archive(self, handlers: ProxyHandlers) -> None:
         """From now on these answer their codes."""
         ...
 

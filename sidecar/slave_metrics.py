@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.slave.registration import Stand
+from server.slave.registration import RegistrationState
 from server.slave.slave_status import SlaveCounters, SlaveStatus
 from sidecar.metrics import PREFIX
 from sidecar.proxy_metrics import counted, group_reports
@@ -34,7 +34,7 @@ class SlaveCollector(Collector):
             f"{PREFIX}_slave_registered", "1 where the name server lists this process", labels=["name_server"]
         )
         for standing in status.standings:
-            registered.add_metric([standing.name_server], int(standing.stand is Stand.REGISTERED))
+            registered.add_metric([standing.name_server], int(standing.stand is RegistrationState.REGISTERED))
         yield registered
         yield GaugeMetricFamily(
             f"{PREFIX}_slave_connections", "clients connected to the slave", value=status.connections

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from fetcher.access import ArchiveAccess
 from server.listen.options import parse_address
-from server.proxy.proxy_handlers import FacadeHandlers
-from server.slave.pull_redirect import SlavePulls, Surroundings
-from server.slave.registration import SlavePlace
-from server.slave.slave_service import SlaveService, SlaveSide
+from server.proxy.proxy_handlers import ProxyHandlers
+from server.slave.pull_redirect import RedirectContext, SlavePulls
+from server.slave.registration import SlaveConfig
+from server.slave.slave_service import SlaveOptions, SlaveService
 from sidecar.broker_side import credentials_of, tls_of
 from sidecar.proxy_answers import MergedAnswers
 from sidecar.proxy_place import neighbours
@@ -27,7 +27,7 @@ from tiered.settings.sections import ReadSettings, Settings
 DISABLE, FORCE = "DISABLE", "FORCE"
 
 
-def slave_place(settings: Settings, conf: BrokerConf | None, broker: str) -> SlavePlace:
+def slave_config(settings: Settings, conf: BrokerConf | None, broker: str) -> SlaveConfig:
     """The place of the slave of ``broker``. Raises UsageError naming what is missing or impossible."""
     slave = settings.slave
     address, name_servers = neighbours(settings, conf, "slave")
@@ -45,7 +45,7 @@ def slave_place(settings: Settings, conf: BrokerConf | None, broker: str) -> Sla
             f"slave.advertise = {slave.advertise!r} would lead every client to its own host",
             hint="name this host as clients see it",
         )
-    return SlavePlace(broker, address, name_servers, slave.advertise, slave.broker_id, tls_of(settings))
+    return SlaveConfig(broker, address, name_servers, slave.advertise, slave.broker_id, tls_of(settings))
 
 
 def slave_policies(read: ReadSettings) -> ReadSettings:
@@ -59,12 +59,12 @@ def slave_policies(read: ReadSettings) -> ReadSettings:
 
 
 class SlaveAnswers:
-    """See serving_thread.Answers: the façade's answers under a slave's policies, and where clients go next."""
+    """See serving_thread.Answers: the proxy's answers under a slave's policies, and where clients go next."""
 
-    def __init__(self, merged: MergedAnswers, around: Surroundings) -> None:
+    def __init__(self, merged: MergedAnswers, around: RedirectContext) -> None:
         self._merged = merged
         pulls = SlavePulls(merged.handlers, merged.line, merged.views, around)
-        self.handlers: FacadeHandlers = {**merged.handlers, **pulls.handlers()}
+        self.handlers: ProxyHandlers = {**merged.handlers, **pulls.handlers()}
 
     def apply(self, settings: Settings) -> None:
         """See Answers."""
@@ -81,18 +81,18 @@ class SlaveAnswers:
 
 def slave_port(settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> tuple[SlaveService, Port]:
     """The slave and its port, not started. Raises UsageError."""
-    place = slave_place(settings, conf, names.broker)
+    place = slave_config(settings, conf, names.broker)
     bind = settings.slave.bind
     host, _ = parse_address(bind, "slave.bind")
     if _is_loopback(host) and not _is_loopback(parse_address(place.advertise, "slave.advertise")[0]):
-        # Listed, but out of reach: consumers that are sent here would wait for ever.
+        # Listing, but out of reach: consumers that are sent here would wait for ever.
         raise UsageError(
             f"nobody reaches slave.advertise = {place.advertise!r} while slave.bind is {bind!r}",
             hint="bind to an address of the host, such as 0.0.0.0:10931",
         )
     serve = replace(settings.serve, bind=bind)
     file = conf.properties if conf is not None else None
-    side = SlaveSide(
+    side = SlaveOptions(
         place, names.cluster, serve, settings.slave.register_ms / 1000, file, credentials_of(settings)
     )
     service = SlaveService(side)
@@ -100,7 +100,7 @@ def slave_port(settings: Settings, conf: BrokerConf | None, names: BrokerNames) 
     async def answers(access: ArchiveAccess) -> SlaveAnswers:
         as_slave = replace(settings, read=slave_policies(settings.read))
         merged = await MergedAnswers.opened(access, service.clients, as_slave, conf)
-        around = Surroundings(
+        around = RedirectContext(
             place.broker_id,
             lambda: service.watch.is_well,
             settings.serve.hold_ms_max / 1000,

@@ -1,7 +1,7 @@
 """From a pull to its answer, whoever reads: look at both sides, decide, ask the kernel, read, fall back, join.
 
 The one place that puts archive and broker together (read_policy.py decides, purely). Two use it: PolicyReader, whose
-broker side are the broker's own files, and the façade, whose broker side is the broker itself.
+broker side are the broker's own files, and the proxy, whose broker side is the broker itself.
 
 Owns the order of these steps and their counters. Knows neither what the catalog has (archived_queues.py), how a side is
 read nor what drives the coroutines.

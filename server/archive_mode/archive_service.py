@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.backend.backend import ArchiveSide, TopicConfig
+from server.backend.backend import Backend, TopicConfig
 from server.backend.lookup_handlers import LookupHandlers
 from server.backend.offset_handlers import OffsetHandlers
 from server.backend.pull_handlers import PullLimits, PullService
 from server.backend.route_handlers import RouteHandlers, RouteTable
-from server.groups.client_table import ClientTable, register_session_handlers
+from server.groups.client_table import ClientTable, register_client_handlers
 from server.groups.group_offsets import GroupOffsets
 from server.groups.queue_locks import LockTable, register_lock_handlers
 from server.listen.options import server_options
@@ -27,8 +27,8 @@ from server.retries.proxy_topic import ProxyTopic
 from server.retries.retry_handlers import RetryHandlers
 from server.retries.retry_queue import RetryQueues
 from server.retries.retry_topics import ArchiveWithRetries
-from server.security.authorizer import SecurityDoor
-from server.wire.listener import ServingServer
+from server.security.authorizer import RulesAuthorizer
+from server.wire.listener import Listener
 from server.wire.request import HandlerTable
 from tiered.errors import TieredError
 from tiered.settings.sections import ServeSettings
@@ -39,7 +39,7 @@ EXPIRE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
-class ServingStatus:
+class ArchiveStatus:
     """A moment's view. ``groups``: (name, members)."""
 
     address: str
@@ -48,11 +48,11 @@ class ServingStatus:
     groups: list[tuple[str, int]]
 
 
-class ServingService:
+class ArchiveService:
     """Serves ``archive`` from ``start`` to ``close``, on the running event loop."""
 
     def __init__(
-        self, archive: ArchiveSide, offsets: GroupOffsets, retries: RetryQueues, settings: ServeSettings
+        self, archive: Backend, offsets: GroupOffsets, retries: RetryQueues, settings: ServeSettings
     ) -> None:
         self._made: dict[str, TopicConfig] = {}
         self._proxy_topic = ProxyTopic(self._made, lambda: time.time_ns() // 1_000_000)
@@ -61,7 +61,7 @@ class ServingService:
         self.locks = LockTable(time.monotonic)
         self.offsets, self.retries = offsets, retries
         self._expiring: list[Callable[[], None]] = [self.clients.expire, self.locks.expire]
-        self._server: ServingServer | None = None
+        self._server: Listener | None = None
         self._address = ""
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -79,8 +79,8 @@ class ServingService:
         except TieredError as error:  # asked for again every second; the archive can be read without
             logger.error("messages sent back are not there: %s", error)
         table = HandlerTable()
-        assert isinstance(options.door, SecurityDoor)
-        self._server = ServingServer(table, options, on_close=self.clients.closed)
+        assert isinstance(options.authorizer, RulesAuthorizer)
+        self._server = Listener(table, options, on_close=self.clients.closed)
         bound_host, bound_port = await self._server.start()
         host = advertised if is_wildcard(bound_host) else bound_host
         shown = f"[{host}]" if ":" in host else host
@@ -90,12 +90,12 @@ class ServingService:
                 "serve.advertise is not set: clients are told to dial this machine's address",
                 extra={"address": self._address, "bound": bound_host},
             )
-        self._register(table, RouteTable(self._archive, self._address, made=self._made), options.door)
+        self._register(table, RouteTable(self._archive, self._address, made=self._made), options.authorizer)
         work = (self.offsets.run(), self.retries.run(), self._expire())
         self._tasks = [asyncio.create_task(one) for one in work]
         return self._address
 
-    def _register(self, table: HandlerTable, routes: RouteTable, door: SecurityDoor) -> None:
+    def _register(self, table: HandlerTable, routes: RouteTable, authorizer: RulesAuthorizer) -> None:
         settings = self._settings
         limits = PullLimits(
             count_max=settings.pull_messages_max,
@@ -104,12 +104,12 @@ class ServingService:
             stale_s=settings.refresh_ms / 1000 + 0.2,
         )
         RouteHandlers(routes).register(table)
-        register_session_handlers(table, self.clients)
+        register_client_handlers(table, self.clients)
         register_lock_handlers(table, self.locks)
         OffsetHandlers(self._archive, routes, self.clients, self.offsets).register(table)
         PullService(self._archive, routes, self.clients, self.offsets, limits).register(table)
         LookupHandlers(self._archive, routes).register(table)
-        RetryHandlers(self._archive, routes, self.retries, door.refusal_of_message).register(table)
+        RetryHandlers(self._archive, routes, self.retries, authorizer.refusal_of_message).register(table)
         pop = PopHandlers(
             self._archive,
             routes,
@@ -138,8 +138,8 @@ class ServingService:
         await self.retries.close()
         await self.offsets.close()
 
-    def status(self) -> ServingStatus:
+    def status(self) -> ArchiveStatus:
         """Who is connected."""
         groups = sorted((group.name, len(group.members)) for group in self.clients.groups())
         connections = len(self._server.connections) if self._server is not None else 0
-        return ServingStatus(self._address, connections, self.offsets.is_owner, groups)
+        return ArchiveStatus(self._address, connections, self.offsets.is_owner, groups)

@@ -87,7 +87,7 @@ class TopicConfig:
         }  # fmt: skip
 
 
-class ArchiveSide(Protocol):
+class Backend(Protocol):
     """One archive being served. Coroutines run on the server's event loop; they raise tiered.errors."""
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.backend.backend import ArchiveSide
+from server.backend.backend import Backend
 from server.backend.route_handlers import RouteTable
 from server.groups.client_table import TAG
 from server.groups.fastjson_text import queue_map
@@ -31,7 +31,7 @@ REFUSED = (
 class LookupHandlers:
     """Requests answered by one look into the archive."""
 
-    def __init__(self, archive: ArchiveSide, routes: RouteTable) -> None:
+    def __init__(self, archive: Backend, routes: RouteTable) -> None:
         self._archive, self._routes = archive, routes
 
     def register(self, table: HandlerTable) -> None:

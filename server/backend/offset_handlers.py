@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from server.backend.backend import ArchiveSide
+from server.backend.backend import Backend
 from server.backend.route_handlers import RouteTable
-from server.groups.bounded_gather import side_by_side
+from server.groups.bounded_gather import bounded_gather
 from server.groups.client_table import ClientTable
 from server.groups.fastjson_text import offsets_for, queue_map
 from server.groups.group_offsets import GroupOffsets
@@ -24,7 +24,7 @@ class OffsetHandlers:
     """Requests about group offsets."""
 
     def __init__(
-        self, archive: ArchiveSide, routes: RouteTable, clients: ClientTable, offsets: GroupOffsets
+        self, archive: Backend, routes: RouteTable, clients: ClientTable, offsets: GroupOffsets
     ) -> None:
         self._archive, self._routes, self._clients, self._offsets = archive, routes, clients, offsets
 
@@ -59,7 +59,7 @@ class OffsetHandlers:
         if (refusal := self._routes.group_refusal(place[0])) is not None:
             return refusal
         bounds = self._archive.bounds(*place[1:])
-        if bounds is not None and self._offsets.is_of_former_life(*place, offset, bounds.maximum):
+        if bounds is not None and self._offsets.is_earlier_generation(*place, offset, bounds.maximum):
             return Response()
         if request.command.is_oneway:
             # Nobody is told, so nobody waits: with the store away such requests would fill their connection.
@@ -89,7 +89,7 @@ class OffsetHandlers:
         async def lag(queue: MessageQueue) -> dict[str, int]:
             return await self._lag(group, queue.topic, queue.queue_id)
 
-        table: dict[MessageQueue, Any] = dict(zip(queues, await side_by_side(lag, queues), strict=True))
+        table: dict[MessageQueue, Any] = dict(zip(queues, await bounded_gather(lag, queues), strict=True))
         return Response(body=(queue_map("offsetTable", table, {"consumeTps": 0.0}),))
 
     async def _lag(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
@@ -134,7 +134,7 @@ class OffsetHandlers:
             return await self._wanted(request, group, topic, number)
 
         # Who asks waits five seconds, for offsets by time and for a version that is written with all.
-        found = await side_by_side(wanted, queues)
+        found = await bounded_gather(wanted, queues)
         moved = {
             MessageQueue(self._archive.broker, topic, number): offset
             for number, offset in zip(queues, found, strict=True)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from fetcher.rows.tag_filter import ANY_TAG
-from server.backend.backend import ArchiveSide, Bounds, PullFound, PullStatus, PullWish
+from server.backend.backend import Backend, Bounds, PullFound, PullStatus, PullWish
 from server.backend.route_handlers import RouteTable
 from server.groups.client_table import TAG, ClientTable, Subscription
 from server.groups.group_names import is_legal_group
@@ -70,7 +70,7 @@ class PullService:
 
     def __init__(
         self,
-        archive: ArchiveSide,
+        archive: Backend,
         routes: RouteTable,
         clients: ClientTable,
         offsets: GroupOffsets,
@@ -119,7 +119,7 @@ class PullService:
             return None
         if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
             place = group, topic, queue_id
-            if not self._offsets.is_of_former_life(*place, committed, found.bounds.maximum):
+            if not self._offsets.is_earlier_generation(*place, committed, found.bounds.maximum):
                 self._offsets.note(*place, committed)
         return pull_response(SUCCESS, found.next_offset, found.bounds, _FOUND_NAME, found.body)
 
@@ -133,17 +133,17 @@ class PullService:
         if wish is None:
             return unsubscribed()
         place = wish.group, wish.topic, wish.queue_id
-        was_anew = self._offsets.begins_anew(*place)
+        was_anew = self._offsets.is_new_generation(*place)
         if flags & COMMIT_OFFSET and (committed := request.number("commitOffset", -1)) >= 0:
             bounds = self._archive.bounds(*place[1:]) if was_anew else None
-            if bounds is None or not self._offsets.is_of_former_life(*place, committed, bounds.maximum):
+            if bounds is None or not self._offsets.is_earlier_generation(*place, committed, bounds.maximum):
                 self._offsets.note(*place, committed)
         is_pull_api = bool(flags & SUBSCRIPTION)
         try:
             found = await self._archive.pull(wish)
         except UsageError as error:
             return Response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
-        is_moved = is_pull_api or self._offsets.begins_anew(*place)
+        is_moved = is_pull_api or self._offsets.is_new_generation(*place)
         if is_moved and found.status is PullStatus.OFFSET_OVERFLOW_BADLY:
             # Behind a balancer the client may have read so far at the other one: it is not moved back yet.
             await self._archive.changed(self._limits.stale_s)
@@ -170,7 +170,7 @@ class PullService:
         """To who asks on in a life of the queue that is over: where the new one begins, or its messages were skipped.
         That of an offset it has, too, is known where the new life came while the pull waited (not ``was_anew``)."""
         is_over = not was_anew or found.status is PullStatus.OFFSET_OVERFLOW_BADLY
-        if not is_over or not self._offsets.begins_anew(wish.group, wish.topic, wish.queue_id):
+        if not is_over or not self._offsets.is_new_generation(wish.group, wish.topic, wish.queue_id):
             return None
         bounds = self._archive.bounds(wish.topic, wish.queue_id) or found.bounds
         remark = "the topic was made anew"

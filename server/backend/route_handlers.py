@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.backend.backend import ArchiveSide, TopicConfig
+from server.backend.backend import Backend, TopicConfig
 from server.groups.group_names import GROUP_CHARS_MAX, is_legal_group
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import HandlerTable, Request, Response, json_response
@@ -29,7 +29,7 @@ VERSION_TEXT = "V4_9_8"
 class RouteTable:
     """Routes of one archive. ``address`` is what clients dial."""
 
-    archive: ArchiveSide
+    archive: Backend
     address: str
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     made: dict[str, TopicConfig] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""ArchiveSide over a real archive: the fetcher's coroutines on the server's event loop, tables from ``state/``.
+"""Backend over a real archive: the fetcher's coroutines on the server's event loop, tables from ``state/``.
 
 Topics are those the broker's table named when it was archived, and every queue that holds messages, whatever the table
 says of it. Tables are read when the server starts and again when the catalog names new ones.
@@ -87,7 +87,7 @@ class BrokerTables:
 
 
 class ServedArchive:
-    """See ArchiveSide. ``access`` is the caller's to close."""
+    """See Backend. ``access`` is the caller's to close."""
 
     def __init__(self, access: ArchiveAccess) -> None:
         self.cluster, self.broker = access.cluster, access.broker
@@ -129,13 +129,13 @@ class ServedArchive:
         grown.set()
 
     def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
-        """See ArchiveSide. Not ``async``: what comes between the call and its first step counts."""
+        """See Backend. Not ``async``: what comes between the call and its first step counts."""
         return _happened(self._grown, timeout_s)
 
     # -- tables -----------------------------------------------------------------------------------------------
 
     def topics(self) -> dict[str, TopicConfig]:
-        """See ArchiveSide."""
+        """See Backend."""
         state = self._catalog.state
         made_of = state.version, self._tables.readings
         if self._topics[0] != made_of:
@@ -163,7 +163,7 @@ class ServedArchive:
         return found
 
     def subscription_groups(self) -> dict[str, dict[str, Any]]:
-        """See ArchiveSide."""
+        """See Backend."""
         return {
             str(name): config
             for name, config in self._tables.table("subscription_groups").items()
@@ -171,7 +171,7 @@ class ServedArchive:
         }
 
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """See ArchiveSide."""
+        """See Backend."""
         found = _offset_in(self._tables.table("consumer_offsets").get(f"{topic}@{group}"), queue_id)
         view = None if found is None else self._view(topic, queue_id)
         if found is None or view is None or found <= view.max_offset:
@@ -187,18 +187,18 @@ class ServedArchive:
         return any(life is not None and offset <= life.max_offset for life in former)
 
     def consumed_end(self, topic: str, queue_id: int) -> int:
-        """See ArchiveSide."""
+        """See Backend."""
         table = self._tables.table("consumer_offsets")
         offsets = (_offset_in(table[name], queue_id) for name in table if name.startswith(f"{topic}@"))
         return max((offset for offset in offsets if offset is not None), default=0)
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """See ArchiveSide."""
+        """See Backend."""
         view = self._view(topic, queue_id)
         return None if view is None else Bounds(view.min_offset, view.max_offset)
 
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
-        """See ArchiveSide."""
+        """See Backend."""
         queue = self._queue(topic, queue_id)
         row = None if queue is None else self._catalog.state.queue(queue)
         return 0 if row is None else int(row["max_store_timestamp"])
@@ -219,7 +219,7 @@ class ServedArchive:
     # -- messages ---------------------------------------------------------------------------------------------
 
     async def pull(self, wish: PullWish) -> PullFound:
-        """See ArchiveSide."""
+        """See Backend."""
         if self._is_hidden(wish.topic, wish.queue_id):
             return PullFound(PullStatus.NO_MATCHED_LOGIC_QUEUE, wish.offset, Bounds(0, 0))
         result = await run_async(
@@ -236,7 +236,7 @@ class ServedArchive:
         return found_of(result)
 
     def pull_in_hand(self, wish: PullWish) -> PullFound | None:
-        """See ArchiveSide: slices of the blocks the group has in hand."""
+        """See Backend: slices of the blocks the group has in hand."""
         if wish.expression != ANY_TAG:
             return None
         found = self._access.fetcher.in_hand(
@@ -248,7 +248,7 @@ class ServedArchive:
         return PullFound(_FOUND, next_offset, Bounds(minimum, maximum), body, records)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
-        """See ArchiveSide."""
+        """See Backend."""
         queue = self._queue(topic, queue_id)
         if queue is None:
             return 0
@@ -256,13 +256,13 @@ class ServedArchive:
         return await run_async(self._access.offset_by_time(queue, store_ms, boundary))
 
     async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """See ArchiveSide."""
+        """See Backend."""
         queue = self._queue(topic, queue_id)
         found = None if queue is None else await run_async(self._access.timestamp_of(queue, offset))
         return -1 if found is None else found
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
-        """See ArchiveSide."""
+        """See Backend."""
         if self._is_hidden(topic, queue_id):
             return []
         result = await run_async(
@@ -277,14 +277,14 @@ class ServedArchive:
         ]
 
     async def message_at_phys(self, phys: int) -> bytes | None:
-        """See ArchiveSide."""
+        """See Backend."""
         found = await run_async(self._access.find_at_phys(phys))
         return None if found is None else bytes(found.data)
 
     async def messages_by_key(
         self, topic: str, key: str, *, is_unique: bool, count: int, begin_ms: int, end_ms: int
     ) -> list[bytes]:
-        """See ArchiveSide."""
+        """See Backend."""
         kind = KeyKind.UNIQUE if is_unique else KeyKind.ANY
         async with self._queries:
             found = await run_async(

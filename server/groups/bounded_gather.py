@@ -15,7 +15,7 @@ R = TypeVar("R")
 AT_ONCE_MAX = 16
 
 
-async def side_by_side(
+async def bounded_gather(
     ask: Callable[[T], Awaitable[R]], items: Iterable[T], at_once_max: int = AT_ONCE_MAX
 ) -> list[R]:
     """What ``ask`` says of each, in order. The first error ends all that is left, and is raised."""

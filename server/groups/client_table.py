@@ -254,7 +254,7 @@ def _bytes_of(subscriptions: dict[str, Subscription]) -> int:
     return sum(one.nbytes for one in subscriptions.values())
 
 
-def register_session_handlers(table: HandlerTable, clients: ClientTable) -> None:
+def register_client_handlers(table: HandlerTable, clients: ClientTable) -> None:
     """Heartbeat, leaving, member lists."""
 
     @table.register(RequestCode.HEART_BEAT)

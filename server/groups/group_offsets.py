@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from server.groups.group_state import GroupLog, Offsets, is_life_of
+from server.groups.group_state import GroupLog, Offsets, is_generation_of
 from server.wire.request import BadRequestError
 from tiered.errors import AccessDeniedError, FencedError, TieredError
 
@@ -71,22 +71,28 @@ class GroupOffsets:
             return None
         number = self._log.number(topic, queue_id)
         found = queues.get(number)
-        if found is None and number != queue_id and any(is_life_of(known, queue_id) for known in queues):
+        if (
+            found is None
+            and number != queue_id
+            and any(is_generation_of(known, queue_id) for known in queues)
+        ):
             return 0
         return found
 
-    def begins_anew(self, group: str, topic: str, queue_id: int) -> bool:
+    def is_new_generation(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether the group consumed a former life of the queue, and has no offset of the one that is served."""
         queues = self._offsets.get((group, topic))
         if queues is None:
             return False
         number = self._log.number(topic, queue_id)
-        return number not in queues and number != queue_id and any(is_life_of(n, queue_id) for n in queues)
+        return (
+            number not in queues and number != queue_id and any(is_generation_of(n, queue_id) for n in queues)
+        )
 
-    def is_of_former_life(self, group: str, topic: str, queue_id: int, offset: int, end: int) -> bool:
+    def is_earlier_generation(self, group: str, topic: str, queue_id: int, offset: int, end: int) -> bool:
         """Whether ``offset``, which a member commits, is of a life of the queue that is over: beyond the ``end`` of the
         new one, of which the group has none yet. Members commit what they have every few seconds."""
-        return offset > end and self.begins_anew(group, topic, queue_id)
+        return offset > end and self.is_new_generation(group, topic, queue_id)
 
     def durable(self, group: str, topic: str, queue_id: int) -> int:
         """The group's offset as last written, 0 without any: what may be relied on after any end of this server."""

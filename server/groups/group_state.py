@@ -41,7 +41,7 @@ def queue_number(queue_id: int, generation: int) -> int:
     return queue_id + (generation << LIFE_BITS)
 
 
-def is_life_of(number: int, queue_id: int) -> bool:
+def is_generation_of(number: int, queue_id: int) -> bool:
     """Whether ``number`` names some life of the queue."""
     return number & ((1 << LIFE_BITS) - 1) == queue_id
 

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from server.security.authorizer import SecurityDoor
+from server.security.authorizer import RulesAuthorizer
 from server.security.rules_file import RulesFile
 from server.wire.connection_limits import ConnectionLimits
 from server.wire.listener import ServerOptions
@@ -32,7 +32,7 @@ def server_options(settings: ServeSettings) -> ServerOptions:
         tls=kept_tls(settings),
         tls_only=settings.tls_only,
         accepts_proxy=settings.accept_proxy,
-        door=SecurityDoor(rules, settings.audit_interval_ms / 1000),
+        authorizer=RulesAuthorizer(rules, settings.audit_interval_ms / 1000),
     )
 
 

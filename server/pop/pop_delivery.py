@@ -9,19 +9,19 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.backend.backend import ArchiveSide, PullStatus, PullWish
+from server.backend.backend import Backend, PullStatus, PullWish
 from server.groups.client_table import TAG
-from server.pop.pop_messages import given_again, records
+from server.pop.pop_messages import records, redelivered
 from server.pop.pop_queues import PlaceKey, PopPlace, PopPlaces
 
-IN_HAND_MAX = 2_000
+UNACKED_MAX = 2_000
 """Messages of a queue that a group may have in hand; more are given out when some are acknowledged."""
 EMPTY_STEPS_MAX = 64
 """Steps over messages that the filter does not want, in one request and queue."""
 
 
 @dataclass(frozen=True)
-class PopWish:
+class PopRequest:
     """What one request asks for. ``in_order``: nothing of a queue while something of it is in hand."""
 
     group: str
@@ -49,16 +49,16 @@ class Given:
         self.size += len(data)
 
 
-class PopGiving:
+class PopDelivery:
     """Reads ``archive`` for groups. ``clock_ms``: the time of day."""
 
     def __init__(
-        self, archive: ArchiveSide, places: PopPlaces, bytes_max: int, clock_ms: Callable[[], int]
+        self, archive: Backend, places: PopPlaces, bytes_max: int, clock_ms: Callable[[], int]
     ) -> None:
         self._archive, self._places = archive, places
         self._bytes_max, self._clock_ms = bytes_max, clock_ms
 
-    async def given(self, wish: PopWish, queues: list[int]) -> Given:
+    async def given(self, wish: PopRequest, queues: list[int]) -> Given:
         """What of ``queues``, in their order, goes out now. Raises UsageError for a filter or messages that cannot be
         popped, and what reading raises."""
         answer = Given()
@@ -76,10 +76,10 @@ class PopGiving:
                 answer.rest += max(0, bounds.maximum - place.state.next_offset)
         return answer
 
-    async def _repeat(self, wish: PopWish, queue_id: int, place: PopPlace, answer: Given) -> None:
+    async def _repeat(self, wish: PopRequest, queue_id: int, place: PopPlace, answer: Given) -> None:
         """What was not acknowledged in time."""
         visible = place.state.visible(self._clock_ms())
-        if wish.in_order and len(visible) < len(place.state.in_hand):
+        if wish.in_order and len(visible) < len(place.state.unacked):
             return
         for offset in visible:
             if len(answer.body) >= wish.count or answer.size >= self._bytes_max:
@@ -93,16 +93,16 @@ class PopGiving:
             if popped is None or popped.offset != offset:
                 place.state.acknowledge(offset)  # it is gone: nobody can get it any more
                 continue
-            in_hand = place.state.give(offset, self._clock_ms(), wish.invisible_ms)
-            answer.add(queue_id, offset, given_again(popped.data, in_hand.times))
+            unacked = place.state.give(offset, self._clock_ms(), wish.invisible_ms)
+            answer.add(queue_id, offset, redelivered(popped.data, unacked.times))
 
-    async def _give(self, wish: PopWish, key: PlaceKey, place: PopPlace, answer: Given) -> None:
+    async def _give(self, wish: PopRequest, key: PlaceKey, place: PopPlace, answer: Given) -> None:
         """What nobody had yet."""
         state, queue_id = place.state, key[2]
         for _ in range(EMPTY_STEPS_MAX):
-            room = min(IN_HAND_MAX - len(state.in_hand), self._places.room())
+            room = min(UNACKED_MAX - len(state.unacked), self._places.room())
             count = min(wish.count - len(answer.body), room)
-            if count <= 0 or answer.size >= self._bytes_max or (wish.in_order and state.in_hand):
+            if count <= 0 or answer.size >= self._bytes_max or (wish.in_order and state.unacked):
                 return
             pull = self._pull(wish, queue_id, state.next_offset, count, wish.expression, wish.expression_type)
             found = await self._archive.pull(pull)
@@ -122,6 +122,6 @@ class PopGiving:
             state.skip_to(found.next_offset)
 
     def _pull(
-        self, wish: PopWish, queue_id: int, offset: int, count: int, expression: str, kind: str
+        self, wish: PopRequest, queue_id: int, offset: int, count: int, expression: str, kind: str
     ) -> PullWish:
         return PullWish(wish.topic, queue_id, offset, count, self._bytes_max, wish.group, expression, kind)

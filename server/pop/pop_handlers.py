@@ -13,11 +13,11 @@ import base64
 import time
 from collections.abc import Callable, Iterable
 
-from server.backend.backend import ArchiveSide
+from server.backend.backend import Backend
 from server.backend.route_handlers import RouteTable
 from server.groups.client_table import TAG
 from server.groups.group_offsets import GroupOffsets
-from server.pop.pop_delivery import IN_HAND_MAX, Given, PopGiving, PopWish
+from server.pop.pop_delivery import UNACKED_MAX, Given, PopDelivery, PopRequest
 from server.pop.pop_messages import handle_of, offset_fields
 from server.pop.pop_queues import BYTES_MAX as POP_BYTES_MAX
 from server.pop.pop_queues import PlaceKey, PopPlaces
@@ -35,7 +35,7 @@ class PopHandlers:
 
     def __init__(
         self,
-        archive: ArchiveSide,
+        archive: Backend,
         routes: RouteTable,
         offsets: GroupOffsets,
         *,
@@ -46,7 +46,7 @@ class PopHandlers:
         self._archive, self._routes, self._offsets = archive, routes, offsets
         self._clock_ms = clock_ms
         self._places = PopPlaces(archive, offsets, bytes_max=held_bytes_max)
-        self._giving = PopGiving(archive, self._places, bytes_max, clock_ms)
+        self._giving = PopDelivery(archive, self._places, bytes_max, clock_ms)
         self._first_queue = 0
         self._freed = asyncio.Event()
 
@@ -90,7 +90,7 @@ class PopHandlers:
         self._first_queue += 1
         return [(self._first_queue + number) % count for number in range(count)]
 
-    async def _changed(self, wish: PopWish, queues: list[int], left_s: float) -> None:
+    async def _changed(self, wish: PopRequest, queues: list[int], left_s: float) -> None:
         due = (
             place.state.next_visible_ms()
             for queue_id in queues
@@ -110,7 +110,7 @@ class PopHandlers:
             for wait in waits:
                 wait.cancel()
 
-    def _response(self, wish: PopWish, answer: Given) -> Response:
+    def _response(self, wish: PopRequest, answer: Given) -> Response:
         ext = {
             "popTime": str(self._popped_ms(wish, answer)), "invisibleTime": str(wish.invisible_ms), "reviveQid": "0",
             "restNum": str(answer.rest), **offset_fields(answer.offsets),
@@ -118,15 +118,15 @@ class PopHandlers:
         code = ResponseCode.SUCCESS if answer.body else ResponseCode.POLLING_TIMEOUT
         return Response(code, ext, answer.body)
 
-    def _popped_ms(self, wish: PopWish, answer: Given) -> int:
+    def _popped_ms(self, wish: PopRequest, answer: Given) -> int:
         """One time for all of an answer: receipts name it."""
         now_ms = self._clock_ms()
         for queue_id, offsets in answer.offsets.items():
             place = self._places.find((wish.group, wish.topic, queue_id))
-            in_hand = place.state.in_hand if place is not None else {}
+            unacked = place.state.unacked if place is not None else {}
             for offset in offsets:
-                if offset in in_hand:
-                    in_hand[offset].popped_ms = now_ms
+                if offset in unacked:
+                    unacked[offset].popped_ms = now_ms
         return now_ms
 
     # -- acknowledging ----------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ class PopHandlers:
         place = self._places.find(key)
         last = 8 * (len(bits) - 1) + bits[-1].bit_length() - 1
         numbers: Iterable[int] = range(last)
-        if last > IN_HAND_MAX:
-            in_hand = place.state.in_hand if place is not None else {}
-            numbers = (offset - start for offset in in_hand if 0 <= offset - start < last)
+        if last > UNACKED_MAX:
+            unacked = place.state.unacked if place is not None else {}
+            numbers = (offset - start for offset in unacked if 0 <= offset - start < last)
         return [start + n for n in (*numbers, last) if bits[n // 8] >> n % 8 & 1]
 
     def _acknowledged(self, key: PlaceKey, offsets: list[int]) -> Response:
@@ -204,8 +204,8 @@ async def _event(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def _wish(request: Request) -> PopWish:
-    return PopWish(
+def _wish(request: Request) -> PopRequest:
+    return PopRequest(
         group=request.name("consumerGroup"),
         topic=request.text("topic"),
         count=max(1, min(request.number("maxMsgNums", COUNT_MAX), COUNT_MAX)),

@@ -79,7 +79,7 @@ def _lmq_offset(record: bytes, topic: str, otherwise: int) -> int:
     return int(found) if found is not None and found.isdecimal() else otherwise
 
 
-def given_again(data: bytes, times: int) -> bytes:
+def redelivered(data: bytes, times: int) -> bytes:
     """A record that says it was consumed ``times`` times more, as its repetition from a retry topic would."""
     (sys_flag,) = struct.unpack_from(">i", data, _SYS_FLAG_AT)
     at = (

@@ -16,7 +16,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from server.backend.backend import ArchiveSide
+from server.backend.backend import Backend
 from server.groups.group_offsets import GroupOffsets
 from server.pop.pop_state import PopQueue
 from server.wire.request import BadRequestError
@@ -44,13 +44,13 @@ class PopPlace:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is in anybody's hands, and nobody is about it: its group goes on from its offset."""
-        return not self.state.in_hand and not self.lock.locked()
+        return not self.state.unacked and not self.lock.locked()
 
 
 class PopPlaces:
     """All of them. Belongs to one event loop."""
 
-    def __init__(self, archive: ArchiveSide, offsets: GroupOffsets, *, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, archive: Backend, offsets: GroupOffsets, *, bytes_max: int = BYTES_MAX) -> None:
         self._archive, self._offsets = archive, offsets
         self._bytes_max = bytes_max
         self._places: dict[PlaceKey, PopPlace] = {}
@@ -102,7 +102,7 @@ class PopPlaces:
     def count(self, key: PlaceKey, place: PopPlace) -> None:
         """What is in hand of the queue may have changed."""
         if self._places.get(key) is place:
-            now_bytes = _bytes_of(key, len(place.state.in_hand))
+            now_bytes = _bytes_of(key, len(place.state.unacked))
             self.held_bytes += now_bytes - place.counted_bytes
             place.counted_bytes = now_bytes
 
@@ -123,5 +123,5 @@ class PopPlaces:
         self.held_bytes = sum(place.counted_bytes for place in self._places.values())
 
 
-def _bytes_of(key: PlaceKey, in_hand: int) -> int:
-    return PLACE_BYTES + sys.getsizeof(key[0]) + IN_HAND_BYTES * in_hand
+def _bytes_of(key: PlaceKey, unacked: int) -> int:
+    return PLACE_BYTES + sys.getsizeof(key[0]) + IN_HAND_BYTES * unacked

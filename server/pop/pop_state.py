@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class InHand:
+class Unacked:
     """A message given out and not acknowledged. ``times``: how often it was given out before."""
 
     popped_ms: int
@@ -23,23 +23,23 @@ class InHand:
 
 @dataclass
 class PopQueue:
-    """``next_offset``: the first never given out. ``in_hand`` is in order of offsets."""
+    """``next_offset``: the first never given out. ``unacked`` is in order of offsets."""
 
     next_offset: int
-    in_hand: dict[int, InHand] = field(default_factory=dict)
+    unacked: dict[int, Unacked] = field(default_factory=dict)
 
     @property
     def done_offset(self) -> int:
         """Every message before it is acknowledged or was not wanted."""
-        return next(iter(self.in_hand), self.next_offset)
+        return next(iter(self.unacked), self.next_offset)
 
-    def give(self, offset: int, now_ms: int, invisible_ms: int) -> InHand:
+    def give(self, offset: int, now_ms: int, invisible_ms: int) -> Unacked:
         """``offset`` goes into somebody's hands: a new one, or one whose time is over."""
-        found = self.in_hand.get(offset)
+        found = self.unacked.get(offset)
         if found is None:
             if offset < self.next_offset:
                 raise ValueError(f"offset {offset} was given out before")
-            found = self.in_hand[offset] = InHand(now_ms, now_ms + invisible_ms)
+            found = self.unacked[offset] = Unacked(now_ms, now_ms + invisible_ms)
             self.next_offset = offset + 1
         else:
             found.popped_ms, found.visible_ms, found.times = now_ms, now_ms + invisible_ms, found.times + 1
@@ -51,11 +51,11 @@ class PopQueue:
 
     def acknowledge(self, offset: int) -> bool:
         """Whether it was in somebody's hands. Whose does not matter: it was consumed."""
-        return self.in_hand.pop(offset, None) is not None
+        return self.unacked.pop(offset, None) is not None
 
     def hide(self, offset: int, popped_ms: int, now_ms: int, invisible_ms: int) -> bool:
         """Keep it invisible for ``invisible_ms`` from now on; only for who popped it last, at ``popped_ms``."""
-        found = self.in_hand.get(offset)
+        found = self.unacked.get(offset)
         if found is None or found.popped_ms != popped_ms or found.visible_ms <= now_ms:
             return False
         found.popped_ms, found.visible_ms = now_ms, now_ms + invisible_ms
@@ -63,8 +63,8 @@ class PopQueue:
 
     def visible(self, now_ms: int) -> list[int]:
         """Offsets to be given out again, in order."""
-        return [offset for offset, found in self.in_hand.items() if found.visible_ms <= now_ms]
+        return [offset for offset, found in self.unacked.items() if found.visible_ms <= now_ms]
 
     def next_visible_ms(self) -> int | None:
         """When the next one is to be given out again."""
-        return min((found.visible_ms for found in self.in_hand.values()), default=None)
+        return min((found.visible_ms for found in self.unacked.values()), default=None)

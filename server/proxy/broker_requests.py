@@ -21,7 +21,7 @@ GONE_PHYS = -2
 SIGNATURE = "Signature"
 
 
-async def told_oldest(command: RemotingCommand, upstream: Upstream) -> int:
+async def query_log_begin(command: RemotingCommand, upstream: Upstream) -> int:
     """Where the broker's log begins; UNKNOWN_PHYS where it does not say."""
     try:
         answer = await upstream.call(_ask(command, RequestCode.GET_BROKER_RUNTIME_INFO), ASK_TIMEOUT_S)
@@ -38,7 +38,7 @@ def _ask(command: RemotingCommand, code: RequestCode, **fields: object) -> Remot
     return replace(command, code=int(code), ext_fields={**command.ext_fields, **others}, body=b"")
 
 
-async def told_number(command: RemotingCommand, upstream: Upstream, code: RequestCode) -> int | None:
+async def query_offset(command: RemotingCommand, upstream: Upstream, code: RequestCode) -> int | None:
     """The offset answered; None when the broker refuses to tell."""
     answer = await upstream.call(_ask(command, code), ASK_TIMEOUT_S)
     text = answer.ext_fields.get("offset", "")
@@ -47,7 +47,7 @@ async def told_number(command: RemotingCommand, upstream: Upstream, code: Reques
     return int(text) if answer.code == ResponseCode.SUCCESS and text.lstrip("-").isdecimal() else None
 
 
-async def told_phys(command: RemotingCommand, upstream: Upstream, offset: int) -> int:
+async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) -> int:
     """Physical offset of the record at ``offset``, GONE_PHYS without one, -1 where it is not told."""
     if SIGNATURE in command.ext_fields:
         return -1  # two more fields would break the signature

@@ -24,7 +24,7 @@ from pathlib import Path
 from fetcher.blocks.segmented_lru import Remembered
 from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
-from server.proxy.broker_requests import GONE_PHYS, told_number, told_oldest, told_phys
+from server.proxy.broker_requests import GONE_PHYS, query_log_begin, query_offset, query_phys
 from server.proxy.offset_merge import is_leaving, next_margin
 from server.proxy.proxy_handlers import Upstream
 from server.wire.codes import RequestCode
@@ -187,8 +187,8 @@ class BrokerViews:
     async def _by_word(self, command: RemotingCommand, upstream: Upstream) -> _Known:
         now_s = self.clock_s()
         try:
-            minimum = await told_number(command, upstream, RequestCode.GET_MIN_OFFSET)
-            maximum = await told_number(command, upstream, RequestCode.GET_MAX_OFFSET)
+            minimum = await query_offset(command, upstream, RequestCode.GET_MIN_OFFSET)
+            maximum = await query_offset(command, upstream, RequestCode.GET_MAX_OFFSET)
             self._oldest = None  # never older than the minimum
             oldest = await self._oldest_phys(command, upstream)
             if minimum is None or maximum is None:
@@ -196,8 +196,8 @@ class BrokerViews:
             if minimum < 0 or maximum <= 0:
                 return _Known(BrokerSide.READABLE, now_s, now_s, oldest_phys=oldest)
             queue = OffsetRange(min(minimum, maximum), maximum)
-            first = await told_phys(command, upstream, queue.min_offset)
-            last = await told_phys(command, upstream, maximum - 1)
+            first = await query_phys(command, upstream, queue.min_offset)
+            last = await query_phys(command, upstream, maximum - 1)
         except UnavailableError:
             return _Known(BrokerSide.AWAY, now_s, now_s)
         return _Known(BrokerSide.READABLE, now_s, now_s, queue, first, last, oldest)
@@ -213,7 +213,7 @@ class BrokerViews:
             file = await loop.run_in_executor(self.executor, self.files.oldest_file)
             oldest = file.begin_phys if file is not None else None
         if oldest is None:
-            oldest = await told_oldest(command, upstream)
+            oldest = await query_log_begin(command, upstream)
         self._oldest = now_s, oldest
         return oldest
 

@@ -40,7 +40,7 @@ class _Queue:
     behind: int = 0
 
 
-class GroupReads:
+class GroupReadStats:
     """Counts since the start."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:

@@ -20,12 +20,12 @@ from typing import Final, NamedTuple
 
 from fetcher.policy.read_policy import ReadPolicy
 from fetcher.policy.read_router import PolicyLine
-from server.groups.bounded_gather import side_by_side
+from server.groups.bounded_gather import bounded_gather
 from server.groups.client_table import ClientTable, Member
 from server.groups.fastjson_text import offsets_for, queue_map
 from server.groups.queue_locks import MessageQueue
 from server.proxy.merged_offsets import ANSWER_S, MergedOffsets, named_number, offset_table
-from server.proxy.proxy_handlers import FacadeHandlers, Upstream, relayed
+from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Request, Response
 from tiered.errors import CorruptionError, UnavailableError
@@ -55,7 +55,7 @@ class GroupResets:
         self._line, self._offsets, self._clients = line, offsets, clients
         self._checks_clients = checks_clients
 
-    def handlers(self) -> FacadeHandlers:
+    def handlers(self) -> ProxyHandlers:
         """By request code."""
         return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
 
@@ -106,7 +106,7 @@ class GroupResets:
             queue, low, high = one
             return _Move(queue, await self._offset(request, upstream, queue, high), low)
 
-        return await side_by_side(move, told)
+        return await bounded_gather(move, told)
 
     async def _offset(self, request: Request, upstream: Upstream, queue: MessageQueue, high: int) -> int:
         place = {"topic": queue.topic, "queueId": queue.queue_id}
@@ -152,7 +152,7 @@ class GroupResets:
             code = RequestCode.UPDATE_CONSUMER_OFFSET
             return await upstream.call(_asking(command, code, consumerGroup=group, **fields), ANSWER_S)
 
-        answers = await side_by_side(commit, moves)
+        answers = await bounded_gather(commit, moves)
         return next((answer for answer in answers if answer.code != ResponseCode.SUCCESS), None)
 
 

@@ -14,7 +14,7 @@ together that most handshakes ran into their time limit, with their work done fo
 LOOKUPS_MAX = 4
 
 
-class FlightGate:
+class InflightLimit:
     """Bytes of requests under way, all clients together; first come, first served. Belongs to one event loop.
     ``handshakes``: to be held during one. ``lookups``: threads that ask for the addresses of names."""
 

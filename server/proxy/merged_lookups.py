@@ -15,9 +15,9 @@ from typing import Final
 from fetcher.policy.read_policy import ReadPolicy
 from fetcher.policy.read_router import PolicyLine
 from fetcher.queries.found import count_within
-from server.backend.backend import ArchiveSide
+from server.backend.backend import Backend
 from server.backend.lookup_handlers import KEY_COUNT_MAX, UNIQUE_KEY_COUNT
-from server.proxy.proxy_handlers import FacadeHandlers, Upstream, relayed
+from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Buffer, Request, Response
 from tiered.errors import TieredError, UnavailableError
@@ -38,12 +38,12 @@ RECORD_BYTES_MIN: Final = 91
 class MergedLookups:
     """Handlers. Belongs to one event loop."""
 
-    def __init__(self, line: PolicyLine, archive: ArchiveSide, *, checks_clients: bool = False) -> None:
+    def __init__(self, line: PolicyLine, archive: Backend, *, checks_clients: bool = False) -> None:
         """``checks_clients``: the broker checks who asks; while it is away nobody may know what it would say."""
         self._line, self._archive = line, archive
         self._checks_clients = checks_clients
 
-    def handlers(self) -> FacadeHandlers:
+    def handlers(self) -> ProxyHandlers:
         """By request code."""
         return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.by_key}
 

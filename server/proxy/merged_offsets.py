@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 from fetcher.policy.query_policy import earliest_time
 from fetcher.policy.read_policy import OffsetRange, Situation
 from fetcher.policy.read_router import PolicyLine
-from server.backend.backend import ArchiveSide
-from server.groups.bounded_gather import side_by_side
+from server.backend.backend import Backend
+from server.groups.bounded_gather import bounded_gather
 from server.groups.fastjson_text import queue_map
 from server.groups.queue_locks import MessageQueue
 from server.proxy.broker_queue import QueueLook
 from server.proxy.broker_view import BrokerViews
 from server.proxy.offset_merge import joined_min, lower_by_time
-from server.proxy.proxy_handlers import FacadeHandlers, Upstream, relayed
+from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Request, Response
 from tiered.errors import CorruptionError, UnavailableError
@@ -54,10 +54,10 @@ class _First(NamedTuple):
 class MergedOffsets:
     """Handlers. Belongs to one event loop."""
 
-    def __init__(self, line: PolicyLine, archive: ArchiveSide, views: BrokerViews) -> None:
+    def __init__(self, line: PolicyLine, archive: Backend, views: BrokerViews) -> None:
         self._line, self._archive, self._views = line, archive, views
 
-    def handlers(self) -> FacadeHandlers:
+    def handlers(self) -> ProxyHandlers:
         """By request code."""
         return {
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
@@ -167,7 +167,7 @@ class MergedOffsets:
             if archived is not None and isinstance(low, int):
                 table[queue]["minOffset"] = joined_min(archived, low)
 
-        await side_by_side(join, table)
+        await bounded_gather(join, table)
         return _with_table(answer, table, others)
 
     async def consume_stats(self, request: Request, upstream: Upstream) -> Response:
@@ -188,7 +188,7 @@ class MergedOffsets:
                 stored_ms = await self._archive.stored_ms(queue.topic, queue.queue_id, offset - 1)
                 row["lastTimestamp"] = max(stored_ms, time_ms)
 
-        await side_by_side(look_up, table)
+        await bounded_gather(look_up, table)
         return _with_table(answer, table, others)
 
     async def _situation(self, command: RemotingCommand, upstream: Upstream) -> Situation:

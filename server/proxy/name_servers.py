@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.proxy.inflight_limit import FlightGate
+from server.proxy.inflight_limit import InflightLimit
 from server.proxy.upstream import RemotingUpstream
 from server.wire.codes import ResponseCode
 from tiered.errors import UnavailableError
@@ -22,7 +22,7 @@ TOTAL_S = 2.4
 class NameServers:
     """``addresses``: at least one, as host:port; without ``tls`` they are dialled plain."""
 
-    def __init__(self, addresses: Sequence[str], gate: FlightGate, tls: ClientTls | None = None) -> None:
+    def __init__(self, addresses: Sequence[str], gate: InflightLimit, tls: ClientTls | None = None) -> None:
         if not addresses:
             raise ValueError("no name server")
         self._servers = [RemotingUpstream(address, gate, tls=tls) for address in addresses]
@@ -58,4 +58,4 @@ class NameServers:
     def close(self) -> None:
         """Hang up."""
         for server in self._servers:
-            server.close("the façade stops")
+            server.close("the proxy stops")

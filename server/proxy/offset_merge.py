@@ -1,4 +1,4 @@
-"""One line of offsets from archive and broker, as a client of the façade sees it. Pure.
+"""One line of offsets from archive and broker, as a client of the proxy sees it. Pure.
 
 What a pull is answered is decided by read_policy.py and read_router.py, the same as for the broker's own files. Here is
 what the wire adds: what a broker's answer means (``judged``), which code a client is told (``reply_code``), how far

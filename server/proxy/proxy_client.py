@@ -1,4 +1,4 @@
-"""One client of the façade: its connection to us, its own to the broker, and what goes down from there.
+"""One client of the proxy: its connection to us, its own to the broker, and what goes down from there.
 
 Owns the numbering of the broker's requests to a client (notices, resets, status, transaction checks) and what becomes
 of the client when its broker connection is lost. Does not own what is relayed (service.py).
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from server.proxy.inflight_limit import FlightGate
+from server.proxy.inflight_limit import InflightLimit
 from server.proxy.upstream import LinkEvents, RemotingUpstream, as_answer
 from server.wire.codes import RequestCode
 from server.wire.connection import Connection
@@ -28,7 +28,7 @@ ASKED_MAX = 256
 """Requests of the broker that a client has not answered yet; older ones are given up."""
 
 
-class QuietPeer:
+class FilteredPeer:
     """A client as a table of members knows it, who is told only what ``tells`` says by the notice's code: the rest is
     its broker's to tell."""
 
@@ -51,14 +51,14 @@ class QuietPeer:
             self._connection.push(code, ext, body)
 
 
-class FacadeClient:
+class ProxyClient:
     """``connection`` and what belongs to it."""
 
     def __init__(
-        self, connection: Connection, broker_address: str, gate: FlightGate, tls: ClientTls | None = None
+        self, connection: Connection, broker_address: str, gate: InflightLimit, tls: ClientTls | None = None
     ) -> None:
         self.connection = connection
-        self.quiet = QuietPeer(connection, lambda code: code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+        self.quiet = FilteredPeer(connection, lambda code: code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
         self.upstream = RemotingUpstream(broker_address, gate, LinkEvents(self._down, self._lost), tls)
         self.is_registered = False
         """Whether the broker knows this client by our connection to it."""

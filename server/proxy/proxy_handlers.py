@@ -1,4 +1,4 @@
-"""What the façade's parts agree on: the way to the real broker, and what a handler beside it looks like.
+"""What the proxy's parts agree on: the way to the real broker, and what a handler beside it looks like.
 
 Owns interfaces and the two broker ids of a published route; no behaviour.
 """
@@ -34,11 +34,11 @@ class Upstream(Protocol):
         ...
 
 
-FacadeHandler = Callable[[Request, Upstream], Awaitable[Response | None]]
+ProxyHandler = Callable[[Request, Upstream], Awaitable[Response | None]]
 """As request.Handler, with the way to the broker of the client that asks. UnavailableError raised from it becomes an
 answer that makes the client ask again (service.py), never one that moves an offset."""
 
-FacadeHandlers = Mapping[int, FacadeHandler]
+ProxyHandlers = Mapping[int, ProxyHandler]
 """Request code to who answers it instead of the broker. Codes that are not in it are relayed."""
 
 

@@ -30,7 +30,7 @@ from server.backend.pull_handlers import (
     wish_of,
 )
 from server.proxy.offset_merge import reply_code
-from server.proxy.proxy_handlers import FacadeHandlers, Upstream, relayed
+from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from server.proxy.pull_sources import (
     Answered,
     PullContext,
@@ -48,14 +48,14 @@ LOOK_AGAIN_S: Final = 1.0
 """How often a held pull is decided anew, and how long one is held that did not offer to wait."""
 
 
-class FacadePulls:
+class ProxyPulls:
     """Answers pulls. Belongs to one event loop."""
 
     def __init__(self, line: PolicyLine, context: PullContext, limits: PullLimits | None = None) -> None:
         self._line, self._context = line, context
         self._limits = limits or PullLimits()
 
-    def handlers(self) -> FacadeHandlers:
+    def handlers(self) -> ProxyHandlers:
         """By request code."""
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from server.proxy.proxy_client import FacadeClient
+from server.proxy.proxy_client import ProxyClient
 from server.proxy.proxy_handlers import relayed
-from server.proxy.proxy_status import FacadeCounters
-from server.proxy.relay_rules import Failure, failure_of, patience_s
+from server.proxy.proxy_status import ProxyCounters
+from server.proxy.relay_rules import Failure, failure_of, relay_timeout_s
 from server.proxy.upstream import TimedOutError
 from server.wire.codes import RequestCode
 from server.wire.request import Request, Response
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 class Relay:
     """To one broker, for all clients. Belongs to one event loop."""
 
-    def __init__(self, counters: FacadeCounters) -> None:
+    def __init__(self, counters: ProxyCounters) -> None:
         self._counters = counters
         self._version: int | None = None
         self._told_away = False
 
-    async def version(self, client: FacadeClient) -> int | None:
+    async def version(self, client: ProxyClient) -> int | None:
         """The broker's version, which consumers learn from heartbeats: they refuse SQL92 to an old one."""
         if self._version is None:
             with_nothing = RemotingCommand(
@@ -41,7 +41,7 @@ class Relay:
                 return None
         return self._version
 
-    async def relay(self, request: Request, client: FacadeClient) -> Response | None:
+    async def relay(self, request: Request, client: ProxyClient) -> Response | None:
         """The broker's answer, or what there is to say instead; None for nothing."""
         command = request.command
         self._counters.relayed[request.code] += 1
@@ -50,7 +50,7 @@ class Relay:
                 await client.upstream.send(command)
                 return None
             answer = await client.upstream.relay(
-                command, patience_s(command.ext_fields), client.connection.writable
+                command, relay_timeout_s(command.ext_fields), client.connection.writable
             )
         except UnavailableError as error:
             return self._failed(request, client, error)
@@ -60,7 +60,7 @@ class Relay:
             logger.info("requests are relayed to the broker again")
         return relayed(answer)
 
-    def _failed(self, request: Request, client: FacadeClient, error: UnavailableError) -> Response | None:
+    def _failed(self, request: Request, client: ProxyClient, error: UnavailableError) -> Response | None:
         failure = failure_of(
             request.code,
             was_sent=not isinstance(error, ThrottledError),

@@ -1,4 +1,4 @@
-"""What a real name server says, as clients of the façade see it: our address at id 0, the real master behind it.
+"""What a real name server says, as clients of the proxy see it: our address at id 0, the real master behind it.
 
 Clients ask id 0 first and keep one address table per broker name, the last route wins: so every route that names our
 broker is rewritten alike, or none is. Pure: documents in, documents out.

@@ -1,4 +1,4 @@
-"""The façade on one port: who answers which request, and the end of clients and their broker connections.
+"""The proxy on one port: who answers which request, and the end of clients and their broker connections.
 
     105, 106                  the name server's answer with us in it (routes.py)
     name-server codes         relayed to a name server
@@ -22,18 +22,18 @@ from dataclasses import dataclass
 
 from server.groups.client_table import ClientTable
 from server.listen.options import parse_address, server_options
-from server.proxy.group_reads import GroupReads
-from server.proxy.inflight_limit import FlightGate
+from server.proxy.group_reads import GroupReadStats
+from server.proxy.inflight_limit import InflightLimit
 from server.proxy.name_servers import NameServers
-from server.proxy.proxy_client import FacadeClient
-from server.proxy.proxy_handlers import FacadeHandler, FacadeHandlers, relayed
+from server.proxy.proxy_client import ProxyClient
+from server.proxy.proxy_handlers import ProxyHandler, ProxyHandlers, relayed
 from server.proxy.proxy_relay import Relay
 from server.proxy.proxy_routes import Published, may_dial, reads_anything, rewritten
-from server.proxy.proxy_status import FacadeCounters, FacadeStatus
-from server.proxy.relay_rules import Way, way_of
+from server.proxy.proxy_status import ProxyCounters, ProxyStatus
+from server.proxy.relay_rules import Way, destination_of
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.connection import Connection
-from server.wire.listener import ServingServer
+from server.wire.listener import Listener
 from server.wire.request import Handler, HandlerTable, Request, Response
 from tiered.errors import CorruptionError, ThrottledError, UnavailableError
 from tiered.remoting.tls import ClientTls
@@ -51,8 +51,8 @@ MERGED_CODES = frozenset({
 
 
 @dataclass(frozen=True)
-class FacadePlace:
-    """Whose façade it is: the broker's name and address, its name servers, and where clients dial us. ``tls``: how the
+class ProxyConfig:
+    """Whose proxy it is: the broker's name and address, its name servers, and where clients dial us. ``tls``: how the
     broker and the name servers are dialled; None: plain."""
 
     broker: str
@@ -73,25 +73,25 @@ class _Table(HandlerTable):
         return super().find(code) or self._others
 
 
-class FacadeService:
+class ProxyService:
     """Serves from ``start`` to ``close``, on the running event loop; ``open_archive`` gives it the handlers."""
 
-    def __init__(self, place: FacadePlace, settings: ServeSettings, policies: ReadSettings) -> None:
+    def __init__(self, place: ProxyConfig, settings: ServeSettings, policies: ReadSettings) -> None:
         self._place, self._settings, self._policies = place, settings, policies
         self._published = Published(place.broker, place.advertise)
-        self._gate = FlightGate()
+        self._gate = InflightLimit()
         # Not behind what a broker that hangs leaves unanswered.
-        self._name_servers = NameServers(place.name_servers, FlightGate(), place.tls)
-        self._handlers: FacadeHandlers | None = None
-        self._members: dict[int, FacadeClient] = {}
-        self._server: ServingServer | None = None
+        self._name_servers = NameServers(place.name_servers, InflightLimit(), place.tls)
+        self._handlers: ProxyHandlers | None = None
+        self._members: dict[int, ProxyClient] = {}
+        self._server: Listener | None = None
         self._expiry: asyncio.Task[None] | None = None
         self._told_loopback = False
         self.clients = ClientTable(time.monotonic, bytes_max=settings.session_bytes_max)
         """What consumers subscribe to, from their heartbeats."""
-        self.counters = FacadeCounters()
+        self.counters = ProxyCounters()
         self._relay = Relay(self.counters)
-        self._reads = GroupReads()
+        self._reads = GroupReadStats()
 
     async def start(self) -> tuple[str, int]:
         """Listen and serve; the address bound. Raises OSError when the port is taken, UsageError for bad settings."""
@@ -101,12 +101,12 @@ class FacadeService:
         table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(self._route)
         table.register(RequestCode.HEART_BEAT)(self._heartbeat)
         table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
-        self._server = ServingServer(table, server_options(settings), on_close=self._closed)
+        self._server = Listener(table, server_options(settings), on_close=self._closed)
         bound = await self._server.start()
         self._expiry = asyncio.create_task(self._expire())
         return bound
 
-    def open_archive(self, handlers: FacadeHandlers) -> None:
+    def open_archive(self, handlers: ProxyHandlers) -> None:
         """From now on these answer their codes."""
         self._handlers = handlers
 
@@ -124,11 +124,11 @@ class FacadeService:
             client.close()
         self._name_servers.close()
 
-    def status(self) -> FacadeStatus:
+    def status(self) -> ProxyStatus:
         """Who is connected. Callable from any thread."""
         groups = sorted((group.name, len(group.members)) for group in self.clients.groups())
         server, members = self._server, list(self._members.values())
-        return FacadeStatus(
+        return ProxyStatus(
             self._place.advertise,
             len(server.connections) if server is not None else 0,
             sum(client.upstream.is_connected for client in members),
@@ -139,13 +139,13 @@ class FacadeService:
 
     # -- clients ----------------------------------------------------------------------------------------------
 
-    def _client(self, request: Request) -> FacadeClient:
+    def _client(self, request: Request) -> ProxyClient:
         peer = request.peer
         found = self._members.get(peer.id)
         if found is None:
             assert isinstance(peer, Connection)
             place = self._place
-            found = FacadeClient(peer, place.broker_address, self._gate, place.tls)
+            found = ProxyClient(peer, place.broker_address, self._gate, place.tls)
             self._members[peer.id] = found
         return found
 
@@ -215,7 +215,7 @@ class FacadeService:
 
     async def _other(self, request: Request) -> Response | None:
         code = request.code
-        way = way_of(code)
+        way = destination_of(code)
         if way is Way.NAME_SERVER:
             return relayed(await self._name_servers.ask(request.command))
         if way is Way.NAME_SERVERS:
@@ -236,9 +236,7 @@ class FacadeService:
             self._relay.relay(request, client) if handler is None else self._merged(handler, request, client)
         )
 
-    async def _merged(
-        self, handler: FacadeHandler, request: Request, client: FacadeClient
-    ) -> Response | None:
+    async def _merged(self, handler: ProxyHandler, request: Request, client: ProxyClient) -> Response | None:
         for name in ("topic", "consumerGroup"):
             request.name(name, "")  # handlers and statistics remember these
         self.counters.answered[request.code] += 1

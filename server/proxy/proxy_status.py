@@ -1,4 +1,4 @@
-"""What the façade says of itself: its counters since the start, and a moment's view. Values only."""
+"""What the proxy says of itself: its counters since the start, and a moment's view. Values only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.proxy.group_reads import GroupReading
 
 
 @dataclass
-class FacadeCounters:
+class ProxyCounters:
     """Since the start. ``relayed`` and ``answered`` by request code, ``failed`` by what clients were told instead."""
 
     relayed: Counter[int] = field(default_factory=Counter)
@@ -20,7 +20,7 @@ class FacadeCounters:
 
 
 @dataclass(frozen=True)
-class FacadeStatus:
+class ProxyStatus:
     """A moment's view. ``groups``: (name, members here)."""
 
     address: str

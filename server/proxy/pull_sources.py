@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source
 from fetcher.rows.batch import GetStatus
-from server.backend.backend import ArchiveSide, Buffer, PullWish
+from server.backend.backend import Backend, Buffer, PullWish
 from server.backend.pull_handlers import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, Subscriptions
 from server.proxy.broker_requests import SIGNATURE
 from server.proxy.broker_view import BrokerViews
@@ -81,7 +81,7 @@ Leave = tuple[str, str, str]
 class PullContext:
     """What all pulls share."""
 
-    archive: ArchiveSide
+    archive: Backend
     views: BrokerViews
     subscriptions: Subscriptions
     checks_clients: bool = False

@@ -48,7 +48,7 @@ class Failure(Enum):
     HANG_UP = -2
 
 
-def way_of(code: int) -> Way:
+def destination_of(code: int) -> Way:
     """Who answers request ``code``."""
     if code in _READS_OF_NAME_SERVERS:
         return Way.NAME_SERVER
@@ -57,7 +57,7 @@ def way_of(code: int) -> Way:
     return Way.REFUSED if code in _AMONG_SERVERS else Way.BROKER
 
 
-def patience_s(fields: Mapping[str, str]) -> float:
+def relay_timeout_s(fields: Mapping[str, str]) -> float:
     """How long the broker may take; long polls as long as the client says, and some more."""
     waits = [int(value) for name in _WAIT_FIELDS if (value := fields.get(name, "")).isdecimal()]
     return max(_PATIENCE_S, max(waits, default=0) / 1000 + _MARGIN_S)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from ssl import SSLContext
 from typing import Any
 
-from server.proxy.inflight_limit import FlightGate
+from server.proxy.inflight_limit import InflightLimit
 from server.proxy.name_lookup import addresses_of
 from tiered.errors import ThrottledError, UnansweredError
 from tiered.remoting.command import FrameDecoder, ProtocolError, RemotingCommand, encode
@@ -173,7 +173,7 @@ class RemotingUpstream:
     def __init__(
         self,
         address: str,
-        gate: FlightGate,
+        gate: InflightLimit,
         events: LinkEvents | None = None,
         tls: ClientTls | None = None,
     ) -> None:

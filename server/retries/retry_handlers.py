@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from server.backend.backend import ArchiveSide
+from server.backend.backend import Backend
 from server.backend.route_handlers import RouteTable
 from server.retries.retry_queue import RetryQueues
-from server.retries.retry_record import sent_back
+from server.retries.retry_record import encode_retry
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import HandlerTable, Request, Response
 from tiered.errors import FencedError, StoreFullError, UsageError
@@ -19,7 +19,7 @@ class RetryHandlers:
 
     def __init__(
         self,
-        archive: ArchiveSide,
+        archive: Backend,
         routes: RouteTable,
         retries: RetryQueues,
         refusal_of_message: Callable[[Request, str], Response | None] = lambda request, topic: None,
@@ -48,7 +48,7 @@ class RetryHandlers:
         if (refusal := self._refusal_of_message(request, source.topic)) is not None:
             return refusal
         try:
-            message = sent_back(
+            message = encode_retry(
                 source,
                 group,
                 delay_level=request.number("delayLevel"),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from server.groups.group_offsets import GroupOffsets
 from server.retries.delivered_queues import DeliveredQueues
 from server.retries.retry_log import RetryLog
-from server.retries.retry_record import DEAD_PREFIX, RETRY_PREFIX, SentBack
+from server.retries.retry_record import DEAD_PREFIX, RETRY_PREFIX, EncodedRetry
 from server.retries.retry_state import (
     MESSAGE_BYTES,
     RetryMessage,
@@ -52,7 +52,7 @@ class RetryQueues(DeliveredQueues):
     ) -> None:
         super().__init__()
         self._log, self._offsets, self._limits, self._clock_ms = log, offsets, limits, clock_ms
-        self._queued: list[tuple[SentBack, int, asyncio.Future[None]]] = []
+        self._queued: list[tuple[EncodedRetry, int, asyncio.Future[None]]] = []
         """Messages that are not durable, their memory, and who waits for them."""
         self._queued_bytes = 0
         self._wake = asyncio.Event()
@@ -72,7 +72,7 @@ class RetryQueues(DeliveredQueues):
 
     # -- sending back -----------------------------------------------------------------------------------------
 
-    async def add(self, message: SentBack) -> None:
+    async def add(self, message: EncodedRetry) -> None:
         """Return once ``message`` is durable. Raises FencedError for one that is not ours to keep, and
         StoreFullError above the bound."""
         if not (self.is_owner and self._offsets.is_owner):

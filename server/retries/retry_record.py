@@ -30,7 +30,7 @@ _V1_TOPIC_BYTES_MAX = 127
 
 
 @dataclass(frozen=True)
-class SentBack:
+class EncodedRetry:
     """What to write. ``delay_ms`` is 0 for dead letters."""
 
     topic: str
@@ -48,9 +48,9 @@ def delay_ms_of(level: int) -> int:
     return _DELAYS_S[min(max(level, 1), len(_DELAYS_S)) - 1] * 1000
 
 
-def sent_back(
+def encode_retry(
     source: Record, group: str, *, delay_level: int, times_max: int, address: str | None = None
-) -> SentBack:
+) -> EncodedRetry:
     """``source`` as it comes again. ``address``: ``ip:port`` of the server, for ids. Raises UsageError if too large."""
     dead = is_dead(source, delay_level, times_max)
     topic = (DEAD_PREFIX if dead else RETRY_PREFIX) + group
@@ -68,7 +68,7 @@ def sent_back(
         level = delay_level if delay_level > 0 else _FIRST_LEVEL + source.reconsume_times
         delay_ms = delay_ms_of(level)
         properties |= {"REAL_TOPIC": topic, "REAL_QID": "0"}
-    return SentBack(topic, delay_ms, _encode(source, topic, properties, _host(address)))
+    return EncodedRetry(topic, delay_ms, _encode(source, topic, properties, _host(address)))
 
 
 def _host(address: str | None) -> bytes | None:

@@ -1,6 +1,6 @@
 """An archive with the retry and dead-letter topics that grow here: what was sent back continues archived queues.
 
-Implements ArchiveSide over another one, so that consumers and tools see one queue. Offsets below those given here are
+Implements Backend over another one, so that consumers and tools see one queue. Offsets below those given here are
 the archive's.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fetcher.rows.tag_filter import tags_code
 from server.backend.backend import (
-    ArchiveSide,
+    Backend,
     Bounds,
     PullFound,
     PullStatus,
@@ -51,9 +51,9 @@ class _Topics(NamedTuple):
 
 
 class ArchiveWithRetries:
-    """See ArchiveSide."""
+    """See Backend."""
 
-    def __init__(self, archive: ArchiveSide, *grown: DeliveredQueues) -> None:
+    def __init__(self, archive: Backend, *grown: DeliveredQueues) -> None:
         self.cluster, self.broker = archive.cluster, archive.broker
         self._archive, self._grown = archive, grown
         self._known: _Topics | None = None
@@ -79,7 +79,7 @@ class ArchiveWithRetries:
         return max(self._archived_end(topic), consumed_end if consumed_end < PHYS_BASE else 0)
 
     def topics(self) -> dict[str, TopicConfig]:
-        """See ArchiveSide."""
+        """See Backend."""
         archived = self._archive.topics()
         known = self._known
         if known is None or known.archived is not archived or not known.is_of(self._grown):
@@ -87,19 +87,19 @@ class ArchiveWithRetries:
         return known.merged
 
     def subscription_groups(self) -> dict[str, dict[str, Any]]:
-        """See ArchiveSide."""
+        """See Backend."""
         return self._archive.subscription_groups()
 
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """See ArchiveSide."""
+        """See Backend."""
         return self._archive.archived_offset(group, topic, queue_id)
 
     def consumed_end(self, topic: str, queue_id: int) -> int:
-        """See ArchiveSide."""
+        """See Backend."""
         return self._archive.consumed_end(topic, queue_id)
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """See ArchiveSide."""
+        """See Backend."""
         archived = self._archive.bounds(topic, queue_id)
         holder = self._holder(topic, queue_id)
         if holder is None:
@@ -110,7 +110,7 @@ class ArchiveWithRetries:
         return Bounds(queue.min_offset, queue.next_offset)
 
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
-        """See ArchiveSide."""
+        """See Backend."""
         holder = self._holder(topic, queue_id)
         message = (
             holder[0].message(holder[1].numbers[-1]) if holder is not None and holder[1].numbers else None
@@ -118,7 +118,7 @@ class ArchiveWithRetries:
         return self._archive.last_stored_ms(topic, queue_id) if message is None else message.stored_ms
 
     async def pull(self, wish: PullWish) -> PullFound:
-        """See ArchiveSide."""
+        """See Backend."""
         holder = self._holder(wish.topic, wish.queue_id)
         if holder is None:
             return await self._archive.pull(wish)
@@ -134,13 +134,13 @@ class ArchiveWithRetries:
         return PullFound(PullStatus.NO_MATCHED_MESSAGE, queue.first_offset, bounds)
 
     def pull_in_hand(self, wish: PullWish) -> PullFound | None:
-        """See ArchiveSide: of queues that do not grow here."""
+        """See Backend: of queues that do not grow here."""
         if wish.queue_id == 0 and self._holder(wish.topic, 0) is not None:
             return None
         return self._archive.pull_in_hand(wish)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
-        """See ArchiveSide."""
+        """See Backend."""
         holder = self._holder(topic, queue_id)
         if holder is None or self._archive.last_stored_ms(topic, queue_id) >= store_ms:
             return await self._archive.offset_by_time(topic, queue_id, store_ms, upper=upper)
@@ -151,7 +151,7 @@ class ArchiveWithRetries:
         return queue.next_offset - 1 if upper and queue.numbers else queue.next_offset
 
     async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """See ArchiveSide."""
+        """See Backend."""
         holder = self._holder(topic, queue_id)
         if holder is None or offset < holder[1].first_offset:
             return await self._archive.stored_ms(topic, queue_id, offset)
@@ -159,7 +159,7 @@ class ArchiveWithRetries:
         return found[0].stored_ms if found and found[0].queue_offset == offset else -1
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
-        """See ArchiveSide."""
+        """See Backend."""
         holder = self._holder(topic, queue_id)
         if holder is None or offset < holder[1].first_offset:
             return await self._archive.units(topic, queue_id, offset, count)
@@ -170,7 +170,7 @@ class ArchiveWithRetries:
         ]
 
     async def message_at_phys(self, phys: int) -> bytes | None:
-        """See ArchiveSide."""
+        """See Backend."""
         if phys >= PHYS_BASE:
             found = (queues.message(phys - PHYS_BASE) for queues in self._grown)
             return next((message.data for message in found if message is not None), None)
@@ -179,13 +179,13 @@ class ArchiveWithRetries:
     async def messages_by_key(
         self, topic: str, key: str, *, is_unique: bool, count: int, begin_ms: int, end_ms: int
     ) -> list[bytes]:
-        """See ArchiveSide. What was sent back is not indexed: the archived message it came from is found."""
+        """See Backend. What was sent back is not indexed: the archived message it came from is found."""
         return await self._archive.messages_by_key(
             topic, key, is_unique=is_unique, count=count, begin_ms=begin_ms, end_ms=end_ms
         )
 
     def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
-        """See ArchiveSide: also when something sent back is delivered. Not ``async``: what comes between the call and
+        """See Backend: also when something sent back is delivered. Not ``async``: what comes between the call and
         its first step counts."""
         return _first_of([queues.delivered() for queues in self._grown], self._archive.changed(timeout_s))
 

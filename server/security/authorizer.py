@@ -1,4 +1,4 @@
-"""Lets requests in or refuses them, by rules from a file, and keeps the audit log. Implements connection.Door.
+"""Lets requests in or refuses them, by rules from a file, and keeps the audit log. Implements connection.Authorizer.
 
 Without rules everything is let in. A refusal is NO_PERMISSION, which clients of all versions report and try again.
 A 4.9 client takes any refusal of QUERY_CONSUMER_OFFSET for "never read here" and would begin elsewhere: it gets none.
@@ -24,7 +24,7 @@ FIRST_5 = 413
 """MQVersion of 5.0.0."""
 
 
-class SecurityDoor:
+class RulesAuthorizer:
     """``rules`` None: everybody may do everything. ``now_s`` is monotonic."""
 
     def __init__(
@@ -35,7 +35,7 @@ class SecurityDoor:
         self.refused = 0
 
     def refusal(self, request: Request) -> Response | None:
-        """See Door. Raises BadRequestError."""
+        """See Authorizer. Raises BadRequestError."""
         if self._rules is None:
             return None
         self._rules.look(self._now_s())
@@ -86,21 +86,21 @@ class SecurityDoor:
         return Response(ResponseCode.NO_PERMISSION, remark=why)
 
     def shown(self, request: Request, response: Response) -> Response:
-        """See Door. Raises CorruptionError."""
+        """See Authorizer. Raises CorruptionError."""
         if self._rules is None or request.command.code != RequestCode.VIEW_MESSAGE_BY_ID or not response.body:
             return response
         topic = decode_record(b"".join(response.body)).topic
         return self.refusal_of_message(request, topic) or response
 
     def note(self, request: Request, response: Response, body_bytes: int) -> None:
-        """See Door."""
+        """See Authorizer."""
         account = request.command.ext_fields.get(ACCESS_KEY, "") if self._rules is not None else ""
         self._audit.note(request, response, body_bytes, account)
 
     def tick(self, now_s: float) -> None:
-        """See Door."""
+        """See Authorizer."""
         self._audit.tick(now_s)
 
     def close(self) -> None:
-        """See Door."""
+        """See Authorizer."""
         self._audit.write()

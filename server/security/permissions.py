@@ -2,7 +2,7 @@
 
 Sources: org.apache.rocketmq.acl.plain.PlainAccessValidator (ACL 1.0), DefaultAuthorizationContextBuilder (5.x).
 Stricter than both: LITE_PULL_MESSAGE is treated as PULL_MESSAGE; resetting a group needs topic and group; who names a
-message by its place in the log needs permission for its own topic (``needs_of_message``), whatever topic he says.
+message by its place in the log needs permission for its own topic (``message_permissions``), whatever topic he says.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Action(Enum):
     DELETE = "Delete"
 
 
-class Need(NamedTuple):
+class Permission(NamedTuple):
     """One of ``actions`` on one resource must be allowed."""
 
     kind: Kind
@@ -94,12 +94,12 @@ _ACL_1_BOTH = frozenset(_TOPIC_AND_GROUP) - {RequestCode.QUERY_CONSUMER_OFFSET}
 _LOCKS = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 
 
-def needs_of_message(topic: str) -> list[Need]:
+def message_permissions(topic: str) -> list[Permission]:
     """To be shown a message of ``topic``."""
     return _topics([topic], _READ)
 
 
-def needs_of(request: Request) -> list[Need]:
+def permissions_for(request: Request) -> list[Permission]:
     """As 5.x asks. Raises BadRequestError for a body that does not parse."""
     try:
         return _needs_of(request)
@@ -107,7 +107,7 @@ def needs_of(request: Request) -> list[Need]:
         raise BadRequestError(f"the body is not what its code says: {error}") from error
 
 
-def _needs_of(request: Request) -> list[Need]:
+def _needs_of(request: Request) -> list[Permission]:
     code, fields = request.command.code, request.command.ext_fields
     if (both := _TOPIC_AND_GROUP.get(code)) is not None:  # type: ignore[call-overload]
         actions, group_field = both
@@ -134,38 +134,38 @@ def _needs_of(request: Request) -> list[Need]:
         return _groups([str(request.document().get("consumerGroup", ""))], SUB)
     if (admin := _ADMIN_ACTIONS.get(code)) is not None:  # type: ignore[call-overload]
         kind, name_field, action = admin
-        return [Need(kind, fields.get(name_field, "") if name_field else "*", frozenset({action}))]
+        return [Permission(kind, fields.get(name_field, "") if name_field else "*", frozenset({action}))]
     return []
 
 
-def acl_1_needs_of(request: Request) -> list[Need]:
+def acl_1_permissions(request: Request) -> list[Permission]:
     """As ACL 1.0 asks: nothing but a signature for the codes it does not list."""
     code = request.command.code
     if code in _ACL_1_BOTH or code in _ACL_1_TOPIC or code in _ACL_1_GROUP or code == RequestCode.HEART_BEAT:
-        return [Need(need.kind, need.name, SUB) for need in needs_of(request)]
+        return [Permission(need.kind, need.name, SUB) for need in permissions_for(request)]
     return []
 
 
-def _heartbeat(request: Request) -> list[Need]:
-    needs: list[Need] = []
+def _heartbeat(request: Request) -> list[Permission]:
+    needs: list[Permission] = []
     for data in request.document().get("consumerDataSet") or []:
         needs += _groups([str(data.get("groupName", ""))], SUB)
         needs += _topics([str(s.get("topic", "")) for s in data.get("subscriptionDataSet") or []], SUB)
     return needs
 
 
-def _topics(names: list[str], actions: frozenset[Action]) -> list[Need]:
+def _topics(names: list[str], actions: frozenset[Action]) -> list[Permission]:
     """A group's retry and dead-letter topics are the group's."""
     found = []
     for name in names:
         for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             if name.startswith(prefix):
-                found.append(Need(Kind.GROUP, name[len(prefix) :], actions))
+                found.append(Permission(Kind.GROUP, name[len(prefix) :], actions))
                 break
         else:
-            found.append(Need(Kind.TOPIC, name, actions))
+            found.append(Permission(Kind.TOPIC, name, actions))
     return found
 
 
-def _groups(names: list[str], actions: frozenset[Action]) -> list[Need]:
-    return [Need(Kind.GROUP, name, actions) for name in names]
+def _groups(names: list[str], actions: frozenset[Action]) -> list[Permission]:
+    return [Permission(Kind.GROUP, name, actions) for name in names]

@@ -18,9 +18,9 @@ from server.security.permissions import (
     SUB,
     Action,
     Kind,
-    Need,
-    acl_1_needs_of,
-    needs_of_message,
+    Permission,
+    acl_1_permissions,
+    message_permissions,
 )
 from server.security.rules import Account, RulesError, text_of
 from server.wire.request import Request
@@ -33,7 +33,7 @@ _YES = frozenset({"true", "1", "y", "t"})
 
 
 @dataclass(frozen=True)
-class Permissions:
+class Grants:
     """Of one account."""
 
     topic_default: frozenset[Action] = frozenset()
@@ -46,7 +46,7 @@ class Permissions:
         """Whether it is said what the account may do to some resource."""
         return bool(self.topics or self.groups)
 
-    def allow(self, need: Need) -> bool:
+    def allow(self, need: Permission) -> bool:
         """Whether any of the actions needed is granted."""
         if need.kind is Kind.TOPIC:
             granted = self.topics.get(need.name, self.topic_default)
@@ -62,7 +62,7 @@ class PlainAcl:
         """Raises RulesError."""
         self._trusted = [_pattern(one) for one in _list(document, "globalWhiteRemoteAddresses")]
         self.accounts: dict[str, Account] = {}
-        self._permissions: dict[str, Permissions] = {}
+        self._permissions: dict[str, Grants] = {}
         for entry in _list(document, "accounts"):
             if not isinstance(entry, dict):
                 raise RulesError("an account is no mapping")
@@ -70,7 +70,7 @@ class PlainAcl:
             if account.name in self.accounts:
                 raise RulesError(f"access key {account.name} is there twice")
             self.accounts[account.name] = account
-            self._permissions[account.name] = Permissions(
+            self._permissions[account.name] = Grants(
                 _actions(entry.get("defaultTopicPerm") or "DENY"), _actions(entry.get("defaultGroupPerm") or "DENY"),
                 _named(_list(entry, "topicPerms")), _named(_list(entry, "groupPerms")),
             )  # fmt: skip
@@ -83,13 +83,15 @@ class PlainAcl:
         """See Rules."""
         if request.command.code in ADMIN_CODES and not account.is_free:
             return f"{account.name} is no administrator"
-        return self._lacking(account, acl_1_needs_of(request))
+        return self._lacking(account, acl_1_permissions(request))
 
     def forbids_message(self, account: Account, topic: str, host: str) -> str | None:
         """See Rules."""
-        return self._lacking(account, [Need(one.kind, one.name, SUB) for one in needs_of_message(topic)])
+        return self._lacking(
+            account, [Permission(one.kind, one.name, SUB) for one in message_permissions(topic)]
+        )
 
-    def _lacking(self, account: Account, needs: list[Need]) -> str | None:
+    def _lacking(self, account: Account, needs: list[Permission]) -> str | None:
         permissions = self._permissions[account.name]
         if account.is_free and not permissions.names_any:
             return None

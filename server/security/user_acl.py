@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.security import addresses
-from server.security.permissions import Action, Kind, Need, needs_of, needs_of_message
+from server.security.permissions import Action, Kind, Permission, message_permissions, permissions_for
 from server.security.rules import Account, RulesError, text_of
 from server.wire.request import Request
 
@@ -37,7 +37,7 @@ class Entry:
     sources: tuple[str, ...]
     allows: bool
 
-    def matches(self, need: Need, host: str) -> bool:
+    def matches(self, need: Permission, host: str) -> bool:
         """Whether it says anything about this: about any of the actions that would do."""
         if self.kind not in (None, need.kind) or not self.actions & need.actions:
             return False
@@ -78,13 +78,13 @@ class UserAcl:
 
     def forbids(self, account: Account, request: Request, host: str) -> str | None:
         """See Rules."""
-        return self._lacking(account, needs_of(request), host)
+        return self._lacking(account, permissions_for(request), host)
 
     def forbids_message(self, account: Account, topic: str, host: str) -> str | None:
         """See Rules."""
-        return self._lacking(account, needs_of_message(topic), host)
+        return self._lacking(account, message_permissions(topic), host)
 
-    def _lacking(self, account: Account, needs: list[Need], host: str) -> str | None:
+    def _lacking(self, account: Account, needs: list[Permission], host: str) -> str | None:
         if account.is_free:
             return None
         for need in needs:
@@ -94,7 +94,7 @@ class UserAcl:
                 )
         return None
 
-    def _allows(self, name: str, need: Need, host: str) -> bool:
+    def _allows(self, name: str, need: Permission, host: str) -> bool:
         for entries in (self._custom, self._default):
             for entry in entries.get(name, ()):
                 if entry.matches(need, host):

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from server.proxy.inflight_limit import FlightGate
+from server.proxy.inflight_limit import InflightLimit
 from server.proxy.upstream import LinkEvents, RemotingUpstream
-from server.slave.registration import SlavePlace, refusal_of_master
+from server.slave.registration import SlaveConfig, refusal_of_master
 from server.wire.codes import RequestCode, ResponseCode
 from tiered.errors import UnavailableError
 from tiered.remoting.command import VERSION, RemotingCommand
@@ -28,18 +28,18 @@ ASK_AGAIN_S = 1.0
 ANSWER_S = 3.0
 
 
-class MasterWatch:
+class MasterMonitor:
     """Belongs to one event loop. ``file``: the properties of its broker.conf, None where there is none.
     ``credentials`` sign what it is asked."""
 
     def __init__(
-        self, place: SlavePlace, file: Mapping[str, str] | None, credentials: Credentials | None = None
+        self, place: SlaveConfig, file: Mapping[str, str] | None, credentials: Credentials | None = None
     ) -> None:
         self._broker, self._file = place.broker, file
         fields = {} if credentials is None else credentials.signed({})
         self._question = RemotingCommand(RequestCode.GET_BROKER_CONFIG, 0, ext_fields=fields)
         events = LinkEvents(on_lost=self._lost)
-        self._link = RemotingUpstream(place.broker_address, FlightGate(), events, place.tls)
+        self._link = RemotingUpstream(place.broker_address, InflightLimit(), events, place.tls)
         self._task: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
         self._has_gone = asyncio.Event()

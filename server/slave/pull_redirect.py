@@ -25,7 +25,7 @@ from server.backend.backend import Bounds
 from server.backend.pull_handlers import SUSPEND, pull_response
 from server.proxy.broker_queue import QueueLook
 from server.proxy.broker_view import BrokerViews
-from server.proxy.proxy_handlers import FacadeHandler, FacadeHandlers, Upstream
+from server.proxy.proxy_handlers import ProxyHandler, ProxyHandlers, Upstream
 from server.slave.registration import MASTER_ID
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Request, Response
@@ -83,7 +83,7 @@ class Repeats:
 
 
 @dataclass
-class HandBackCounters:
+class RedirectCounters:
     """Answers by where they send the client next, and answers put off because nothing was new."""
 
     kept: int = 0
@@ -92,7 +92,7 @@ class HandBackCounters:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RedirectContext:
     """What a hand-over depends on beside the two sides. ``now_s``, ``sleep``: monotonic."""
 
     own_id: int
@@ -100,26 +100,26 @@ class Surroundings:
     hold_s_max: float = 20.0
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    counters: HandBackCounters = field(default_factory=HandBackCounters)
+    counters: RedirectCounters = field(default_factory=RedirectCounters)
 
 
 class SlavePulls:
     """Pulls as ``pulls`` answers them, with the suggestion where to go on. Belongs to one event loop."""
 
     def __init__(
-        self, pulls: FacadeHandlers, line: PolicyLine, views: BrokerViews, around: Surroundings
+        self, pulls: ProxyHandlers, line: PolicyLine, views: BrokerViews, around: RedirectContext
     ) -> None:
         self._pulls, self._line, self._views, self._around = pulls, line, views, around
         self._repeats = Repeats()
         self._counters = around.counters
 
-    def handlers(self) -> FacadeHandlers:
+    def handlers(self) -> ProxyHandlers:
         """By request code."""
         return {code: self._wrapped(self._pulls[code]) for code in (
             RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE,
         )}  # fmt: skip
 
-    def _wrapped(self, handler: FacadeHandler) -> FacadeHandler:
+    def _wrapped(self, handler: ProxyHandler) -> ProxyHandler:
         async def pull(request: Request, upstream: Upstream) -> Response | None:
             response = await self._held(request, upstream) or await handler(request, upstream)
             return await self._finished(request, upstream, response)

@@ -13,16 +13,16 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.proxy.inflight_limit import FlightGate
+from server.proxy.inflight_limit import InflightLimit
 from server.proxy.upstream import LinkEvents, RemotingUpstream
 from server.slave.registration import (
     GET_BROKER_CLUSTER_INFO,
     MASTER_ID,
     Claims,
-    Listed,
+    Listing,
     Progress,
-    SlavePlace,
-    Stand,
+    RegistrationState,
+    SlaveConfig,
     claims_in,
     listed_in,
     refusal_of_address,
@@ -44,16 +44,16 @@ LEAVE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Standing:
+class NameServerStatus:
     """How we stand with one name server, for people."""
 
     name_server: str
-    stand: Stand
+    stand: RegistrationState
     why: str
 
 
 class Master(Protocol):
-    """What is known of the master beside us: see master.MasterWatch."""
+    """What is known of the master beside us: see master.MasterMonitor."""
 
     @property
     def is_well(self) -> bool:
@@ -73,12 +73,12 @@ class Master(Protocol):
 class Registrar:
     """Belongs to one event loop. ``watch`` is asked in every round."""
 
-    def __init__(self, place: SlavePlace, period_s: float, watch: Master) -> None:
+    def __init__(self, place: SlaveConfig, period_s: float, watch: Master) -> None:
         self.watch = watch
         self.master: str | None = None
         """As name servers listed the master while it answered."""
         self._heard_of: tuple[str, int] | None = None
-        self.last = Listed()
+        self.last = Listing()
         """What a name server listed when we registered last: one that has just started knows no cluster."""
         self._was_registered = False
         self._desks = [_Desk(self, place, address, period_s) for address in place.name_servers]
@@ -101,7 +101,7 @@ class Registrar:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(desk.leave() for desk in self._desks))
 
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[NameServerStatus, ...]:
         """Of every name server. Callable from any thread."""
         return tuple(desk.standing for desk in self._desks)
 
@@ -126,15 +126,15 @@ class Registrar:
 
     def noted(self, progress: Progress) -> None:
         """A desk came so far."""
-        self._was_registered |= progress.stand is Stand.REGISTERED
+        self._was_registered |= progress.stand is RegistrationState.REGISTERED
 
 
 class _Desk:
     """One name server."""
 
-    def __init__(self, registrar: Registrar, place: SlavePlace, address: str, period_s: float) -> None:
+    def __init__(self, registrar: Registrar, place: SlaveConfig, address: str, period_s: float) -> None:
         self._registrar, self._place, self._address, self._period_s = registrar, place, address, period_s
-        self._link = RemotingUpstream(address, FlightGate(), LinkEvents(on_lost=self._lost), place.tls)
+        self._link = RemotingUpstream(address, InflightLimit(), LinkEvents(on_lost=self._lost), place.tls)
         self._progress = Progress()
         self._awake = asyncio.Event()
         self._registering: asyncio.Task[RemotingCommand] | None = None
@@ -142,8 +142,8 @@ class _Desk:
         """As it was listed last; none while it is away."""
 
     @property
-    def standing(self) -> Standing:
-        return Standing(self._address, self._progress.stand, self._progress.why)
+    def standing(self) -> NameServerStatus:
+        return NameServerStatus(self._address, self._progress.stand, self._progress.why)
 
     def wake(self) -> None:
         self._awake.set()
@@ -163,7 +163,7 @@ class _Desk:
             except TimeoutError:
                 continue
             self._awake.clear()
-            if self._progress.stand is Stand.UNREACHABLE:
+            if self._progress.stand is RegistrationState.UNREACHABLE:
                 await asyncio.sleep(wait_s(self._progress, self._period_s))
 
     async def leave(self) -> None:
@@ -210,7 +210,7 @@ class _Desk:
             return before.refused(f"the name server lists {holder or 'nobody'} as id {self._place.broker_id}")
         return before.registered()
 
-    def _refusal(self, listed: Listed) -> str | None:
+    def _refusal(self, listed: Listing) -> str | None:
         place, registrar = self._place, self._registrar
         self.claims = claims_in(listed, place)
         is_master_well = registrar.watch.is_well
@@ -223,12 +223,12 @@ class _Desk:
             or refusal_of_claims(listed, place, registrar.claims())
         )
 
-    async def _unregister(self, listed: Listed) -> None:
+    async def _unregister(self, listed: Listing) -> None:
         command = unregister_command(self._place, listed)
         if command is not None:
             await self._told(command)
 
-    async def _look(self) -> Listed:
+    async def _look(self) -> Listing:
         answer = await self._told(RemotingCommand(GET_BROKER_CLUSTER_INFO, 0))
         if answer.code != ResponseCode.SUCCESS:
             raise UnavailableError(f"{self._address}: {answer.remark or answer.code}")
@@ -238,7 +238,7 @@ class _Desk:
         return await self._link.call(command, ANSWER_S)
 
     def _lost(self, why: str, had_requests: bool) -> None:
-        if self._progress.stand is Stand.REGISTERED:
+        if self._progress.stand is RegistrationState.REGISTERED:
             self._enter(self._progress.failed(why))
             self._awake.set()
 
@@ -247,7 +247,7 @@ class _Desk:
         self._registrar.noted(progress)
         if (before.stand, before.why) == (progress.stand, progress.why):
             return
-        level = logging.INFO if progress.stand is Stand.REGISTERED else logging.WARNING
+        level = logging.INFO if progress.stand is RegistrationState.REGISTERED else logging.WARNING
         logger.log(
             level, "slave %s", progress.stand.value,
             extra={"name_server": self._address, "id": self._place.broker_id, "why": progress.why},

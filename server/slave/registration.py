@@ -54,7 +54,7 @@ _BODY: Final = json.dumps(
 
 
 @dataclass(frozen=True)
-class SlavePlace:
+class SlaveConfig:
     """Whose slave it is and as what: ``broker_id`` at the address ``advertise`` that clients dial. ``tls``: how the
     broker and the name servers are dialled; None: plain."""
 
@@ -67,7 +67,7 @@ class SlavePlace:
 
 
 @dataclass(frozen=True)
-class Listed:
+class Listing:
     """What a name server lists of the broker's name. ``addresses`` by id; empty: it does not know the name.
     ``others``: by address, which id of which other name has it, in any cluster."""
 
@@ -79,7 +79,7 @@ class Listed:
     others: Mapping[str, str] = field(default_factory=dict)
 
 
-def listed_in(body: bytes, broker: str) -> Listed:
+def listed_in(body: bytes, broker: str) -> Listing:
     """What a GET_BROKER_CLUSTER_INFO answer says, for ``broker``. Raises CorruptionError for what does not parse."""
     document = fastjson.loads(body) if body else {}
     try:
@@ -91,15 +91,15 @@ def listed_in(body: bytes, broker: str) -> Listed:
         }  # fmt: skip
         data = table.get(broker)
         if data is None:
-            return Listed(others=others)
+            return Listing(others=others)
         addresses = {int(number): str(address) for number, address in (data.get("brokerAddrs") or {}).items()}
         cluster, zone = str(data.get("cluster") or ""), str(data.get("zoneName") or "")
-        return Listed(addresses, cluster, zone, data.get("enableActingMaster") is True, others)
+        return Listing(addresses, cluster, zone, data.get("enableActingMaster") is True, others)
     except (AttributeError, TypeError, ValueError) as error:
         raise CorruptionError(f"the cluster information does not parse: {error}") from error
 
 
-def refusal_of_place(listed: Listed, place: SlavePlace, *, was_registered: bool) -> str | None:
+def refusal_of_place(listed: Listing, place: SlaveConfig, *, was_registered: bool) -> str | None:
     """Why not to register at a name server that lists this, or None.
 
     ``was_registered``: somewhere, by this process, behind this master. Then the master need not be listed: a name
@@ -128,7 +128,7 @@ def refusal_of_place(listed: Listed, place: SlavePlace, *, was_registered: bool)
     return None
 
 
-def refusal_of_address(listed: Listed, place: SlavePlace) -> str | None:
+def refusal_of_address(listed: Listing, place: SlaveConfig) -> str | None:
     """Why our address is not ours to register: a broker of another name has it. None: none has."""
     other = listed.others.get(place.advertise)
     if other is None:
@@ -145,13 +145,13 @@ class Claims:
     namesake: str | None = None
 
 
-def claims_in(listed: Listed, place: SlavePlace) -> Claims:
+def claims_in(listed: Listing, place: SlaveConfig) -> Claims:
     """The claims of a name server that lists this."""
     holder = listed.addresses.get(place.broker_id)
     return Claims(holder if holder != place.advertise else None, listed.others.get(place.advertise))
 
 
-def refusal_of_claims(listed: Listed, place: SlavePlace, elsewhere: Iterable[Claims]) -> str | None:
+def refusal_of_claims(listed: Listing, place: SlaveConfig, elsewhere: Iterable[Claims]) -> str | None:
     """Why not to register at a name server that lists nobody in our place, or None: ``elsewhere`` somebody is listed
     there, who is only on the way to a name server that has just started."""
     claims = tuple(elsewhere)
@@ -162,7 +162,7 @@ def refusal_of_claims(listed: Listed, place: SlavePlace, elsewhere: Iterable[Cla
     return f"{place.advertise} is {namesake} at another name server" if namesake is not None else None
 
 
-def refusal_of_another_master(listed: Listed, known: str | None, *, is_master_well: bool) -> str | None:
+def refusal_of_another_master(listed: Listing, known: str | None, *, is_master_well: bool) -> str | None:
     """Why the master listed is not the one beside us, or None. ``known``: as it was listed while that one answered.
 
     Readers behind the archive's end would wait here for a master that is gone, while the new one has their messages.
@@ -189,7 +189,7 @@ def refusal_of_master(config: Mapping[str, str], broker: str) -> str | None:
     return None
 
 
-def register_command(place: SlavePlace, listed: Listed) -> RemotingCommand:
+def register_command(place: SlaveConfig, listed: Listing) -> RemotingCommand:
     """REGISTER_BROKER, as a slave without topics of its own; enableActingMaster is left out on purpose."""
     host, _, port = place.advertise.rpartition(":")
     fields = {
@@ -203,7 +203,7 @@ def register_command(place: SlavePlace, listed: Listed) -> RemotingCommand:
     return RemotingCommand(REGISTER_BROKER, 0, ext_fields=fields, body=_BODY)
 
 
-def unregister_command(place: SlavePlace, listed: Listed) -> RemotingCommand | None:
+def unregister_command(place: SlaveConfig, listed: Listing) -> RemotingCommand | None:
     """UNREGISTER_BROKER; None unless the id is ours: 4.9 removes whoever has it.
 
     Sent also where a broker of another name has our address by now. It loses its entry among the living to this, until
@@ -214,7 +214,7 @@ def unregister_command(place: SlavePlace, listed: Listed) -> RemotingCommand | N
     return RemotingCommand(UNREGISTER_BROKER, 0, ext_fields=_identity(place, listed.cluster))
 
 
-def _identity(place: SlavePlace, cluster: str) -> dict[str, str]:
+def _identity(place: SlaveConfig, cluster: str) -> dict[str, str]:
     return {
         "brokerName": place.broker,
         "brokerAddr": place.advertise,
@@ -223,7 +223,7 @@ def _identity(place: SlavePlace, cluster: str) -> dict[str, str]:
     }
 
 
-class Stand(Enum):
+class RegistrationState(Enum):
     """Where we are with one name server."""
 
     NOT_YET = "not yet registered"
@@ -237,32 +237,32 @@ class Stand(Enum):
 class Progress:
     """One name server's story. ``rounds``: registrations since the connection was made; ``failures`` in a row."""
 
-    stand: Stand = Stand.NOT_YET
+    stand: RegistrationState = RegistrationState.NOT_YET
     why: str = ""
     rounds: int = 0
     failures: int = 0
 
     def registered(self) -> Progress:
         """It lists us."""
-        return Progress(Stand.REGISTERED, "", self.rounds + 1, 0)
+        return Progress(RegistrationState.REGISTERED, "", self.rounds + 1, 0)
 
     def refused(self, why: str) -> Progress:
         """There is no place for us now."""
-        return Progress(Stand.REFUSED, why)
+        return Progress(RegistrationState.REFUSED, why)
 
     def failed(self, why: str) -> Progress:
         """No answer, or the connection is lost: with it what was registered by it."""
-        return Progress(Stand.UNREACHABLE, why, 0, self.failures + 1)
+        return Progress(RegistrationState.UNREACHABLE, why, 0, self.failures + 1)
 
     def left(self) -> Progress:
         """Unregistered for good."""
-        return replace(self, stand=Stand.LEFT, rounds=0)
+        return replace(self, stand=RegistrationState.LEFT, rounds=0)
 
 
 def wait_s(progress: Progress, period_s: float) -> float:
     """How long until the next round."""
-    if progress.stand is Stand.UNREACHABLE:
+    if progress.stand is RegistrationState.UNREACHABLE:
         return min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(10, progress.failures - 1))
-    if progress.stand is Stand.REGISTERED and progress.rounds > 1:
+    if progress.stand is RegistrationState.REGISTERED and progress.rounds > 1:
         return period_s
     return min(AGAIN_S, period_s)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from server.groups.client_table import ClientTable, register_session_handlers
-from server.proxy.inflight_limit import FlightGate
-from server.proxy.proxy_client import QuietPeer
+from server.groups.client_table import ClientTable, register_client_handlers
+from server.proxy.inflight_limit import InflightLimit
+from server.proxy.proxy_client import FilteredPeer
 from server.proxy.proxy_handlers import relayed
-from server.proxy.relay_rules import Failure, failure_of, patience_s
+from server.proxy.relay_rules import Failure, failure_of, relay_timeout_s
 from server.proxy.upstream import RemotingUpstream, TimedOutError
-from server.slave.master import MasterWatch
-from server.slave.registration import SlavePlace
+from server.slave.master import MasterMonitor
+from server.slave.registration import SlaveConfig
 from server.slave.slave_status import SlaveCounters
 from server.wire.codes import RequestCode
 from server.wire.connection import Connection
@@ -30,11 +30,11 @@ class SlaveClient:
     """One connection, and its own one to the master, made when first needed."""
 
     def __init__(
-        self, connection: Connection, place: SlavePlace, gate: FlightGate, watch: MasterWatch
+        self, connection: Connection, place: SlaveConfig, gate: InflightLimit, watch: MasterMonitor
     ) -> None:
         self.connection = connection
         # Notices are the master's business while it is there.
-        self.peer = QuietPeer(connection, lambda code: not watch.is_well)
+        self.peer = FilteredPeer(connection, lambda code: not watch.is_well)
         self.upstream = RemotingUpstream(place.broker_address, gate, tls=place.tls)
 
 
@@ -47,7 +47,7 @@ class MasterRelay:
         self._counters, self._are_members_known = counters, are_members_known
         # How members are listed while the master is away.
         self._sessions = HandlerTable()
-        register_session_handlers(self._sessions, clients)
+        register_client_handlers(self._sessions, clients)
 
     async def relay(self, request: Request, client: SlaveClient) -> Response | None:
         """The master's answer, or what there is to say while it is away; None for nothing."""
@@ -58,7 +58,7 @@ class MasterRelay:
                 self._counters.relayed[request.code] += 1
                 return None
             answer = await client.upstream.relay(
-                command, patience_s(command.ext_fields), client.connection.writable
+                command, relay_timeout_s(command.ext_fields), client.connection.writable
             )
         except UnavailableError as error:
             return await self._unanswered(request, client, error)

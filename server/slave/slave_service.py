@@ -3,7 +3,7 @@
     11, 361             the archive, or the master's answer relayed and judged, with where to go on (pull_redirect.py)
     34, 35              noted; clients tell the master themselves, as they tell every broker of a route
     26, 28              what this process is
-    codes of handlers   archive and master together, as beside the façade
+    codes of handlers   archive and master together, as beside the proxy
     14, 15, 38, …       relayed to the master, never twice (relay.py)
     sends, changes      refused, or acknowledged without effect (requests.py)
     everything else     not supported
@@ -24,18 +24,18 @@ from dataclasses import dataclass, replace
 from server.backend.route_handlers import runtime_table
 from server.groups.client_table import ClientTable
 from server.listen.options import server_options
-from server.proxy.group_reads import GroupReads
-from server.proxy.inflight_limit import FlightGate
-from server.proxy.proxy_handlers import FacadeHandlers
-from server.slave.master import MasterWatch
+from server.proxy.group_reads import GroupReadStats
+from server.proxy.inflight_limit import InflightLimit
+from server.proxy.proxy_handlers import ProxyHandlers
+from server.slave.master import MasterMonitor
 from server.slave.registrar import Registrar
-from server.slave.registration import SlavePlace, Stand
+from server.slave.registration import RegistrationState, SlaveConfig
 from server.slave.slave_relay import MasterRelay, SlaveClient
 from server.slave.slave_requests import ACKNOWLEDGED, AMONG_REPLICAS, READ_ONLY, RELAYED
 from server.slave.slave_status import SlaveCounters, SlaveStatus
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.connection import Connection
-from server.wire.listener import ServingServer
+from server.wire.listener import Listener
 from server.wire.request import HandlerTable, Request, Response, json_response
 from tiered.errors import ThrottledError
 from tiered.remoting.credentials import Credentials
@@ -49,11 +49,11 @@ MEMBERS_KNOWN_S = 90.0
 
 
 @dataclass(frozen=True)
-class SlaveSide:
+class SlaveOptions:
     """As what the slave stands there, and what it has to go by. ``file``: the properties of broker.conf;
     ``credentials``: of what the master is asked in our own name."""
 
-    place: SlavePlace
+    place: SlaveConfig
     cluster: str
     serve: ServeSettings
     """Limits, TLS and access rules; ``bind`` is the slave's."""
@@ -65,36 +65,36 @@ class SlaveSide:
 class SlaveService:
     """Serves from ``start`` to ``close``, on the running event loop; registers once ``open_archive`` was called."""
 
-    def __init__(self, side: SlaveSide, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, side: SlaveOptions, now_s: Callable[[], float] = time.monotonic) -> None:
         self._side, self._now_s = side, now_s
-        self.watch = MasterWatch(side.place, side.file, side.credentials)
+        self.watch = MasterMonitor(side.place, side.file, side.credentials)
         self._registrar = Registrar(side.place, side.register_s, self.watch)
         self.watch.on_refusal = self._registrar.wake
-        self._gate = FlightGate()
+        self._gate = InflightLimit()
         self._members: dict[int, SlaveClient] = {}
-        self._handlers: FacadeHandlers = {}
+        self._handlers: ProxyHandlers = {}
         self._is_open = False
-        self._server: ServingServer | None = None
+        self._server: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listed_s: float | None = None
         self._started_ms = time.time_ns() // 1_000_000
         self.clients = ClientTable(now_s, bytes_max=side.serve.session_bytes_max)
         """Members of groups and what they subscribe to, from their heartbeats."""
         self.counters = SlaveCounters()
-        self._reads = GroupReads()
+        self._reads = GroupReadStats()
         self._relay = MasterRelay(self.clients, self.counters, self._are_members_known)
 
     async def start(self) -> tuple[str, int]:
         """Listen; the address bound. Raises OSError when the port is taken, UsageError for bad settings."""
         table = _Table(self._answer)
         options = server_options(self._side.serve)
-        self._server = ServingServer(table, options, on_close=self._closed)
+        self._server = Listener(table, options, on_close=self._closed)
         bound = await self._server.start()
         self.watch.start()
         self._tasks = [asyncio.create_task(self._expire())]
         return bound
 
-    def open_archive(self, handlers: FacadeHandlers) -> None:
+    def open_archive(self, handlers: ProxyHandlers) -> None:
         """From now on these answer their codes, and clients are asked to come."""
         # What is relayed is so with an archive, too: a reset there tells members by us, and here the master does that.
         self._handlers = {code: handler for code, handler in handlers.items() if code not in RELAYED}
@@ -141,9 +141,9 @@ class SlaveService:
             await asyncio.sleep(EXPIRE_EVERY_S)
             self.clients.expire()
             stands = {standing.stand for standing in self._registrar.standings()}
-            if Stand.REGISTERED in stands:
+            if RegistrationState.REGISTERED in stands:
                 self._listed_s = self._now_s() if self._listed_s is None else self._listed_s
-            elif Stand.UNREACHABLE not in stands:
+            elif RegistrationState.UNREACHABLE not in stands:
                 self._listed_s = None  # members that came meanwhile have not heard of us
 
     def _are_members_known(self) -> bool:

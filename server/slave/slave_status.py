@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from server.proxy.group_reads import GroupReading
-from server.slave.pull_redirect import HandBackCounters
-from server.slave.registrar import Standing
+from server.slave.pull_redirect import RedirectCounters
+from server.slave.registrar import NameServerStatus
 
 
 @dataclass
@@ -19,7 +19,7 @@ class SlaveCounters:
     relayed: Counter[int] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     commits_dropped: int = 0
-    pulls: HandBackCounters = field(default_factory=HandBackCounters)
+    pulls: RedirectCounters = field(default_factory=RedirectCounters)
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,6 @@ class SlaveStatus:
     is_archive_open: bool
     is_master_well: bool
     redirects: bool | None
-    standings: tuple[Standing, ...]
+    standings: tuple[NameServerStatus, ...]
     readings: tuple[GroupReading, ...] = ()
     master_failure: str = ""

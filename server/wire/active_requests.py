@@ -1,14 +1,13 @@
 """Requests of one connection that are being answered: how many, and the bytes of large ones.
 
-Owns that count, and telling what all connections hold (connection_limits.py). Does not own when requests begin
-(connection.py).
+Owns that count. Does not own when requests begin (connection.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from server.wire.connection_limits import ConnectionLimits, Holder, Ledgers
+from server.wire.connection_limits import BufferAccounts, ConnectionLimits, Holder
 
 LARGE_BYTES = 16 * 1024
 """Requests of clients that only read are smaller, and their pulls wait long: those do not count."""
@@ -16,10 +15,10 @@ LARGE_BYTES_MAX = 4 * 1024 * 1024
 """Of one connection, before the last one: what is read behind it would only wait."""
 
 
-class AtWork:
+class ActiveRequests:
     """Belongs to one event loop."""
 
-    def __init__(self, holder: Holder, limits: ConnectionLimits, ledgers: Ledgers) -> None:
+    def __init__(self, holder: Holder, limits: ConnectionLimits, ledgers: BufferAccounts) -> None:
         self._holder, self._ledgers, self._most = holder, ledgers, limits.requests_max
         self._tasks: dict[asyncio.Task[None], int] = {}
         """And the bytes of each, if it is large."""

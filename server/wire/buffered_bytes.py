@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 Holder = TypeVar("Holder")
 
 
-class HeldBytes(Generic[Holder]):
+class BufferedBytes(Generic[Holder]):
     """``close`` is called with a holder and the reason; it may call ``forget``, and need not."""
 
     def __init__(self, limit_bytes: int, what: str, close: Callable[[Holder, str], None]) -> None:

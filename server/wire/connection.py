@@ -1,14 +1,13 @@
 """One client's connection: frames in, answers out, bounded in both directions.
 
-At most ``requests_max`` requests of a connection are at work, of some bytes (active_requests.py), and none is begun
-while an answer waits for the client to read: above, nothing more is read from it, and TCP pushes back. What all
-connections together make the server hold (frames half received, large requests at work, answers not read) is counted in
-``Ledgers``. A frame that breaks the protocol closes the connection, with a reason. Who has sent many requests begins
-TURN_REQUESTS of them, then others have their turn.
+At most ``requests_max`` requests of a connection are in progress, bounded in bytes too (active_requests.py), and none
+starts while a reply waits for the client to read. Above the limit the connection stops reading, so TCP pushes back.
+``BufferAccounts`` counts what all connections buffer: partial frames, large requests in progress, unread replies. A
+frame that breaks the protocol closes the connection and logs why. A connection starts at most TURN_REQUESTS requests
+before other connections get their turn.
 
-Owns the asyncio protocol and when requests begin. Does not own bytes on their way (frame_reader.py, reply_writer.py),
-who
-answers (dispatch.py), what requests mean (handlers), accepting (listener.py).
+Owns the asyncio protocol and when requests start; frame_reader.py and reply_writer.py own the bytes, dispatch.py
+the handler, listener.py the accept loop.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from server.wire.active_requests import AtWork
+from server.wire.active_requests import ActiveRequests
 from server.wire.codes import RequestCode, ResponseCode
-from server.wire.connection_limits import ConnectionLimits, Ledgers
-from server.wire.dispatch import Answerer, Door
+from server.wire.connection_limits import BufferAccounts, ConnectionLimits
+from server.wire.dispatch import Authorizer, Dispatcher
 from server.wire.eager_task import begin
-from server.wire.frame_reader import Incoming
+from server.wire.frame_reader import FrameReader
 from server.wire.peer_address import known_address
-from server.wire.reply_writer import Outgoing
+from server.wire.reply_writer import ReplyWriter
 from server.wire.request import HandlerTable, Request, Response
 from tiered.remoting.command import ProtocolError, RemotingCommand, encode, encode_answer
 
@@ -42,16 +41,16 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class ConnectionPlace:
+class ConnectionContext:
     """What a connection shares with the others of its server. ``version`` is what answers carry."""
 
     handlers: HandlerTable
     limits: ConnectionLimits
-    ledgers: Ledgers
+    ledgers: BufferAccounts
     version: int
     on_open: Callable[[Connection], None] = field(default=lambda _: None)
     on_close: Callable[[Connection], None] = field(default=lambda _: None)
-    door: Door | None = None
+    authorizer: Authorizer | None = None
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -59,17 +58,17 @@ class Connection(asyncio.BufferedProtocol):
     ``address``: of who is behind the load balancer it comes from, where that says so."""
 
     def __init__(
-        self, place: ConnectionPlace, plain: socket.socket | None = None, address: str | None = None
+        self, place: ConnectionContext, plain: socket.socket | None = None, address: str | None = None
     ) -> None:
         self.id = next(_numbers)
         self._place = place
-        self._limits, self._ledgers, self._door = place.limits, place.ledgers, place.door
-        self._answerer = Answerer(place.handlers, place.door)
-        self._in = Incoming(place.limits.frame_bytes_max)
-        self._out = Outgoing(self, place.ledgers, plain)
+        self._limits, self._ledgers, self._door = place.limits, place.ledgers, place.authorizer
+        self._answerer = Dispatcher(place.handlers, place.authorizer)
+        self._in = FrameReader(place.limits.frame_bytes_max)
+        self._out = ReplyWriter(self, place.ledgers, plain)
         self._transport: asyncio.Transport | None = None
         self._address = "" if address is None else known_address(*address.rsplit(":", 1))
-        self._at_work = AtWork(self, place.limits, place.ledgers)
+        self._at_work = ActiveRequests(self, place.limits, place.ledgers)
         self._is_reading = True
         self._goes_on: asyncio.Handle | None = None
         self._opaques = itertools.count(1)

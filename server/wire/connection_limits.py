@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.wire.buffered_bytes import HeldBytes
+from server.wire.buffered_bytes import BufferedBytes
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +47,17 @@ class Holder(Protocol):
         ...
 
 
-class Ledgers:
+class BufferAccounts:
     """What all connections of a server hold."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
-        self.unread: HeldBytes[Holder] = HeldBytes(limits.unread_bytes_max, "unread answers", _close)
-        self.unfinished: HeldBytes[Holder] = HeldBytes(
+        self.unread: BufferedBytes[Holder] = BufferedBytes(limits.unread_bytes_max, "unread answers", _close)
+        self.unfinished: BufferedBytes[Holder] = BufferedBytes(
             limits.unfinished_bytes_max, "unfinished frames", _close
         )
-        self.requests: HeldBytes[Holder] = HeldBytes(limits.requests_bytes_max, "large requests", _close)
+        self.requests: BufferedBytes[Holder] = BufferedBytes(
+            limits.requests_bytes_max, "large requests", _close
+        )
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         """Where every connection's bytes arrive; they are taken out at once."""
 

@@ -15,7 +15,7 @@ from tiered.errors import TieredError, UnavailableError
 logger = logging.getLogger(__name__)
 
 
-class Door(Protocol):
+class Authorizer(Protocol):
     """Who may ask what, and the record of who did."""
 
     def refusal(self, request: Request) -> Response | None:
@@ -39,11 +39,11 @@ class Door(Protocol):
         ...
 
 
-class Answerer:
-    """Asks the door, then the handlers. An error that is none of ours is raised: it ends the connection."""
+class Dispatcher:
+    """Asks the authorizer, then the handlers. An error that is none of ours is raised: it ends the connection."""
 
-    def __init__(self, handlers: HandlerTable, door: Door | None) -> None:
-        self._handlers, self._door = handlers, door
+    def __init__(self, handlers: HandlerTable, authorizer: Authorizer | None) -> None:
+        self._handlers, self._door = handlers, authorizer
         self.finds_at_once = handlers.at_once
         """What ``at_once`` may ask for a code, if anything."""
         self.is_prompt = handlers.is_prompt

@@ -1,8 +1,6 @@
 """What a client sends, up to whole commands.
 
-Owns what is half received, and since when. Does not own what all connections hold of that (connection_limits.py) nor
-what commands
-mean.
+Owns the partial frame and its start time.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 from tiered.remoting.command import FrameDecoder
 
 
-class Incoming:
+class FrameReader:
     """Bytes in, commands out. After a ProtocolError it must not be used again."""
 
     def __init__(self, frame_bytes_max: int) -> None:

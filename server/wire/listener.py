@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.wire.connection import Connection, ConnectionPlace
-from server.wire.connection_limits import ConnectionLimits, Ledgers
+from server.wire.connection import Connection, ConnectionContext
+from server.wire.connection_limits import BufferAccounts, ConnectionLimits
 from server.wire.connection_preamble import begins_tls, take_proxy_header
-from server.wire.dispatch import Door
+from server.wire.dispatch import Authorizer
 from server.wire.request import HandlerTable
 from tiered.remoting.command import ProtocolError
 
@@ -43,10 +43,10 @@ class ServerOptions:
     tls: Callable[[], ssl.SSLContext | None] | None = None
     tls_only: bool = False
     accepts_proxy: bool = False
-    door: Door | None = None
+    authorizer: Authorizer | None = None
 
 
-class ServingServer:
+class Listener:
     """One listening port on the running event loop."""
 
     def __init__(
@@ -58,10 +58,10 @@ class ServingServer:
     ) -> None:
         self._options = options
         self._on_connection_close = on_close
-        self.ledgers = Ledgers(options.limits)
-        self._place = ConnectionPlace(
+        self.ledgers = BufferAccounts(options.limits)
+        self._place = ConnectionContext(
             handlers, options.limits, self.ledgers, options.version, self._opened, self._closed,
-            options.door,
+            options.authorizer,
         )  # fmt: skip
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
@@ -103,8 +103,8 @@ class ServingServer:
             await asyncio.wait(at_work, timeout=drain_s)
         for connection in list(self._connections):
             connection.close("the server stops")
-        if self._options.door is not None:
-            self._options.door.close()
+        if self._options.authorizer is not None:
+            self._options.authorizer.close()
 
     def _spawn(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
@@ -164,8 +164,8 @@ class ServingServer:
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = time.monotonic()
-            if self._options.door is not None:
-                self._options.door.tick(now_s)
+            if self._options.authorizer is not None:
+                self._options.authorizer.tick(now_s)
             for connection in list(self._connections):
                 if (reason := connection.reason_to_close(now_s)) is not None:
                     connection.close(reason)

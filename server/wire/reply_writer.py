@@ -10,7 +10,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
-from server.wire.connection_limits import Holder, Ledgers
+from server.wire.connection_limits import BufferAccounts, Holder
 
 PIECES_MAX = 512
 """Of one answer, given to the kernel at once; IOV_MAX is 1024."""
@@ -18,10 +18,10 @@ PIECES_MAX = 512
 Piece = bytes | memoryview
 
 
-class Outgoing:
+class ReplyWriter:
     """One connection's way out. ``plain``: its socket, where there is no TLS over it."""
 
-    def __init__(self, holder: Holder, ledgers: Ledgers, plain: socket.socket | None) -> None:
+    def __init__(self, holder: Holder, ledgers: BufferAccounts, plain: socket.socket | None) -> None:
         self._holder, self._ledgers, self._plain = holder, ledgers, plain
         self._transport: asyncio.Transport | None = None
         self._can_write = asyncio.Event()

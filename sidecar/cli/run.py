@@ -14,7 +14,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
 from fetcher.access import ArchiveAccess
-from server.proxy.proxy_service import FacadeService
+from server.proxy.proxy_service import ProxyService
 from server.slave.slave_service import SlaveService
 from sidecar.admin import AdminServer
 from sidecar.allocator import return_freed_memory
@@ -34,9 +34,9 @@ from sidecar.lifecycle import EXIT_NOT_DRAINED, Service
 from sidecar.logs import log_json
 from sidecar.metrics import ObjectStoreCollector, StatusCollector
 from sidecar.proxy_answers import MergedAnswers
-from sidecar.proxy_metrics import FacadeCollector, serving_report
-from sidecar.proxy_place import facade_place
-from sidecar.proxy_thread import FacadeOrder, facade_port
+from sidecar.proxy_metrics import ProxyCollector, serving_report
+from sidecar.proxy_place import proxy_config
+from sidecar.proxy_thread import ProxyOrder, proxy_port
 from sidecar.report import StatusReport, encode_report
 from sidecar.serving_thread import Port, ServingThread
 from sidecar.slave_metrics import SlaveCollector, slave_report
@@ -127,22 +127,22 @@ def _names(settings: Settings, conf: BrokerConf | None) -> tuple[BrokerNames, st
 class _Served:
     """What clients are served; not started yet. ``thread`` is None where nobody said what clients dial."""
 
-    facade: FacadeService | None = None
+    proxy: ProxyService | None = None
     slave: SlaveService | None = None
     thread: ServingThread | None = None
 
     @classmethod
     def of(cls, settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> _Served:
         """By the settings. Raises UsageError for impossible places."""
-        facade, slave = None, None
+        proxy, slave = None, None
         ports: list[Port] = []
         if settings.serve.advertise:
 
-            async def answers(access: ArchiveAccess, service: FacadeService) -> MergedAnswers:
+            async def answers(access: ArchiveAccess, service: ProxyService) -> MergedAnswers:
                 return await MergedAnswers.opened(access, service.clients, settings, conf)
 
-            order = FacadeOrder(facade_place(settings, conf, names.broker), answers)
-            facade, port = facade_port(order, settings)
+            order = ProxyOrder(proxy_config(settings, conf, names.broker), answers)
+            proxy, port = proxy_port(order, settings)
             ports.append(port)
         if settings.slave.advertise:
             slave, port = slave_port(settings, conf, names)
@@ -151,7 +151,7 @@ class _Served:
             logger.warning(
                 "clients are served without TLS, though the broker is dialled with it: serve.tls_certificate is not set"
             )
-        return cls(facade, slave, ServingThread(names, settings, ports) if ports else None)
+        return cls(proxy, slave, ServingThread(names, settings, ports) if ports else None)
 
 
 def _nothing(settings: Settings) -> None:
@@ -201,8 +201,8 @@ class _Source:
         PlatformCollector(registry=self._registry)
         self._registry.register(StatusCollector(service.report))
         self._registry.register(ObjectStoreCollector(metrics))
-        if served.facade is not None:
-            self._registry.register(FacadeCollector(served.facade.status, served.facade.counters))
+        if served.proxy is not None:
+            self._registry.register(ProxyCollector(served.proxy.status, served.proxy.counters))
         if served.slave is not None:
             self._registry.register(SlaveCollector(served.slave.status, served.slave.counters))
 
@@ -229,9 +229,9 @@ class _Source:
         report = self._service.report()
         if report is None:
             raise UnavailableError("the uploader has not started yet")
-        facade, slave = self._served.facade, self._served.slave
+        proxy, slave = self._served.proxy, self._served.slave
         return replace(
             report,
-            serving=None if facade is None else serving_report(facade.status()),
+            serving=None if proxy is None else serving_report(proxy.status()),
             slave=None if slave is None else slave_report(slave.status()),
         )

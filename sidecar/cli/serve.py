@@ -11,7 +11,7 @@ import sys
 import time
 
 from fetcher.access import ArchiveAccess, open_async_access
-from server.archive_mode.archive_service import ServingService
+from server.archive_mode.archive_service import ArchiveService
 from server.backend.served_archive import ServedArchive
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog
@@ -59,7 +59,7 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     )
     limits = RetryLimits(settings.serve.retry_bytes_max, settings.serve.dead_letter_keep_ms)
     retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, _now_ms)
-    service = ServingService(archive, offsets, retries, settings.serve)
+    service = ArchiveService(archive, offsets, retries, settings.serve)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

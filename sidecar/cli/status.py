@@ -27,8 +27,8 @@ from sidecar.instance import InstanceDescription, running_instance, running_inst
 from sidecar.lag import Lag, measure_lag
 from sidecar.report import (
     GroupReport,
+    ProxyReport,
     QueueReport,
-    ServingReport,
     SlaveReport,
     StatusReport,
     decode_report,
@@ -210,7 +210,7 @@ def _print(report: StatusReport) -> None:
         _print_slave(report.slave)
 
 
-def _print_serving(serving: ServingReport) -> None:
+def _print_serving(serving: ProxyReport) -> None:
     archive = "" if serving.is_archive_open else "; the archive is not open yet"
     print(f"\nclients     {serving.connections:,} connected to {serving.address}{archive}")
     _print_groups(serving.groups)

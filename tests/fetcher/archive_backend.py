@@ -14,7 +14,7 @@ from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
 
 
-class ArchiveSide:
+class Backend:
     """Reads the archive in ``root``; every ``look`` finds the newest version."""
 
     def __init__(self, root: ObjectStore) -> None:

@@ -20,7 +20,7 @@ from fetcher.rows.batch import GetResult, GetStatus
 from tests.broker_store.unprivileged import run_unprivileged
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.end_to_end.offloading import FILTER, backfill
-from tests.fetcher.archive_backend import ArchiveSide
+from tests.fetcher.archive_backend import Backend
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
 from tests.fetcher.test_hot_reader import grows
 from tiered.broker_store.residency import resident_bytes
@@ -42,7 +42,7 @@ class Scene:
 
     store: WrittenStore
     root: MemoryStore
-    archive: ArchiveSide
+    archive: Backend
     hot: HotReader
     reader: PolicyReader
 
@@ -88,7 +88,7 @@ def scene(tmp_path: Path) -> Scene:
     backfill(store.path, root)
     for _ in range(STORED - ARCHIVED):
         store.put("t", 0, BODY)
-    archive = ArchiveSide(root)
+    archive = Backend(root)
     hot = HotReader(open_broker_store(store.path))
     return Scene(store, root, archive, hot, PolicyReader(archive, archive, hot, topics=FILTER))
 
@@ -399,7 +399,7 @@ def test_hidden_files_hold_what_only_the_broker_may_have_before_the_archive(
         for path in away.iterdir():
             path.rename(commit_log / path.name)
     _hide_consume_queues(store)
-    archive = ArchiveSide(root)
+    archive = Backend(root)
     scene = Scene(store, root, archive, HotReader(open_broker_store(store.path)), None)  # type: ignore[arg-type]
     scene.reader = PolicyReader(archive, archive, scene.hot, topics=FILTER)
     for policy in ("NOT_IN_DISK", "NOT_IN_MEM", "FORCE"):
@@ -425,7 +425,7 @@ def _late_archive(tmp_path: Path) -> tuple[Scene, int]:
     backfill(store.path, root)
     for path in early:
         (away / path.name).rename(path)
-    archive = ArchiveSide(root)
+    archive = Backend(root)
     hot = HotReader(open_broker_store(store.path), clock_s=lambda: 0.0)  # looks by itself never again
     reader = PolicyReader(archive, archive, hot, topics=FILTER)
     scene = Scene(store, root, archive, hot, reader)
@@ -513,7 +513,7 @@ def test_pulls_at_and_beyond_the_ends_are_answered_as_by_the_broker(
     }
     root = MemoryStore("memory://edges")
     backfill(directory / "store", root)
-    archive = ArchiveSide(root)
+    archive = Backend(root)
     with open_broker_store(directory / "store") as store:
         reader = PolicyReader(
             archive, archive, HotReader(store), topics=FILTER, settings=ReadSettings(policy=policy)

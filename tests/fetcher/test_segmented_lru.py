@@ -20,7 +20,7 @@ from fetcher.sql92.message_filter import CompiledFilters
 from server.groups.queue_locks import LockTable, MessageQueue
 from server.pop.pop_queues import IN_HAND_BYTES, PLACE_BYTES, PopPlace
 from server.pop.pop_state import PopQueue
-from server.proxy.group_reads import GroupReads
+from server.proxy.group_reads import GroupReadStats
 from server.retries.retry_state import RetryMessage, RetryObject, RetryState
 from server.slave.pull_redirect import Repeats
 from server.wire.request import Response
@@ -178,7 +178,7 @@ def retry_queues_of(chars: int) -> tuple[object, int]:
 
 
 def reads_of(chars: int) -> tuple[object, int]:
-    reads = GroupReads()
+    reads = GroupReadStats()
     for number in range(COUNT):
         names = {
             "consumerGroup": f"{number:08d}".ljust(chars, "g"),

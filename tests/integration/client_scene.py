@@ -1,4 +1,4 @@
-"""A broker, `tiered run` beside it, and Java clients of both: what tests of the façade and of the slave share.
+"""A broker, `tiered run` beside it, and Java clients of both: what tests of the tiered proxy and of the slave share.
 
 Owns starting clients and ending them, what they got, and making the broker delete. Does not own which address they dial
 (proxy_scene.py, slave_scene.py) nor what must come of it.

@@ -1,4 +1,4 @@
-"""A broker, `tiered run` with a façade beside it, and Java clients that dial the façade: what its tests share.
+"""A broker, `tiered run` in proxy mode beside it, and Java clients of the proxy.
 
 Owns the place and what is asked by it. Does not own clients' lives (client_scene.py) nor what must come of it.
 """
@@ -27,8 +27,8 @@ from tests.servers.running_store import RunningStore
 
 
 @dataclass
-class Facade(ClientScene):
-    """A broker, `tiered run` with a façade beside it, and the clients that dial it."""
+class ProxyScene(ClientScene):
+    """A broker, `tiered run` with a tiered proxy beside it, and the clients that dial it."""
 
     @property
     def settings_file(self) -> Path:
@@ -40,7 +40,7 @@ class Facade(ClientScene):
         times_max: int = 16, version: str = "5.3.3", expression: str = "*", real: bool = False,
         flags: Sequence[str] = (),
     ) -> Consumer:  # fmt: skip
-        """Start a Java consumer behind the façade, or by the ``real`` name server."""
+        """Start a Java consumer behind the tiered proxy, or by the ``real`` name server."""
         output = self.output(group)
         job = Job(mode, group, wanted, topic, expression, idle_s, failures, times_max)
         arguments = self._dialled(real), *job.arguments(output)
@@ -61,7 +61,7 @@ class Facade(ClientScene):
         return [[line.split() for line in output.read_text("utf-8").splitlines()] for output in outputs]
 
     def mqadmin(self, *arguments: str, real: bool = False) -> str:
-        """One command of mqadmin, through the façade or the real name server."""
+        """One command of mqadmin, through the tiered proxy or the real name server."""
         return self.tool(self._dialled(real), *arguments)
 
     def tools(self, commands: Sequence[str], *, real: bool = False, version: str = "5.3.3") -> list[str]:
@@ -82,11 +82,11 @@ class Facade(ClientScene):
 
 
 @contextmanager
-def beside_facade(
+def proxy_beside_broker(
     directory: Path, minio: RunningStore, config: Mapping[str, object], settings: Mapping[str, object],
     *, topics: int = 2, host: str = "127.0.0.1", version: str = "5.3.3",
-) -> Iterator[Facade]:  # fmt: skip
-    """A broker that deletes when told to, and a façade at ``host`` beside it, being started."""
+) -> Iterator[ProxyScene]:  # fmt: skip
+    """A broker that deletes when told to, and a tiered proxy at ``host`` beside it, being started."""
     address = f"{host}:{free_port()}"
     environment = {
         "TIERED_SERVE__BIND": address, "TIERED_SERVE__ADVERTISE": address, "TIERED_OFFLOAD__BATCH_AGE_MS": 500,
@@ -99,8 +99,8 @@ def beside_facade(
         settings={**environment, **settings},
     )
 
-    def made(sidecar: Sidecar) -> Facade:
-        return Facade(sidecar, address, scene, directory)
+    def made(sidecar: Sidecar) -> ProxyScene:
+        return ProxyScene(sidecar, address, scene, directory)
 
     with beside_clients(scene, directory, minio, made) as found:
         found.settings_file.write_text("")

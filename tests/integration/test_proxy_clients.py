@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.integration.client_scene import QUEUES, Job, broker_range, delete_old_files, need_clients
-from tests.integration.proxy_scene import Facade, beside_facade
+from tests.integration.proxy_scene import ProxyScene, proxy_beside_broker
 from tests.servers.rocketmq import BROKER, CLUSTER
 from tests.servers.running_store import RunningStore
 
@@ -30,7 +30,7 @@ class Deleted:
     """The same after the broker deleted most of it: what it had told its own clients before, and of what came since.
     ``first``: the smallest offset it still has."""
 
-    facade: Facade
+    tiered_proxy: ProxyScene
     truth: Counter[str]
     lmq: dict[str, Counter[str]]
     first: int
@@ -38,19 +38,19 @@ class Deleted:
 
 @dataclass
 class Asked:
-    """Commands of mqadmin by the façade, and what each printed at the broker itself, by a name for each."""
+    """Commands of mqadmin by the tiered proxy, and what each printed at the broker itself, by a name for each."""
 
     commands: dict[str, str]
     wanted: dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def facade(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> Iterator[Facade]:
+def tiered_proxy(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> Iterator[ProxyScene]:
     need_clients(*VERSIONS)
     # A commitlog file has to hold a message of 4 MiB.
     config = {"mappedFileSizeCommitLog": 8 << 20, "enableLmq": "true", "enableMultiDispatch": "true",
               "cleanResourceInterval": 1000}  # fmt: skip
-    with beside_facade(tmp_path_factory.mktemp("clients"), minio_url, config, {}) as found:
+    with proxy_beside_broker(tmp_path_factory.mktemp("clients"), minio_url, config, {}) as found:
         found.fill(200, 80)
         send_odd(found, SENDS, LARGE)
         found.wait_until_serving()
@@ -60,27 +60,29 @@ def facade(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) ->
 
 
 @pytest.fixture(scope="module")
-def deleted(facade: Facade, asked: Asked) -> Deleted:
-    before = told_by_broker(facade, "before")
-    first = delete_old_files(facade)
-    send_odd(facade, QUEUES * 8, 0, first=10**7)
-    after = told_by_broker(facade, "after")
+def deleted(tiered_proxy: ProxyScene, asked: Asked) -> Deleted:
+    before = told_by_broker(tiered_proxy, "before")
+    first = delete_old_files(tiered_proxy)
+    send_odd(tiered_proxy, QUEUES * 8, 0, first=10**7)
+    after = told_by_broker(tiered_proxy, "after")
     truth, *lmqs = [earlier | later for earlier, later in zip(before, after, strict=True)]
-    return Deleted(facade, truth, dict(zip(LMQS, lmqs, strict=True)), first)
+    return Deleted(tiered_proxy, truth, dict(zip(LMQS, lmqs, strict=True)), first)
 
 
-def send_odd(facade: Facade, sends: int, large: int, *, first: int = 0) -> None:
+def send_odd(tiered_proxy: ProxyScene, sends: int, large: int, *, first: int = 0) -> None:
     """Messages of all sorts to live0, straight to the broker."""
-    broker = facade.broker
+    broker = tiered_proxy.broker
     arguments = (broker.name_server_address, BROKER, "live0", str(QUEUES), str(sends), str(large), str(first))
     assert "DONE" in broker.run_java("Odd", *arguments)
 
 
-def told_by_broker(facade: Facade, name: str) -> list[Counter[str]]:
+def told_by_broker(tiered_proxy: ProxyScene, name: str) -> list[Counter[str]]:
     """Every message of live0 and of the light queues as a client of the real name server gets it."""
     jobs = [Job("pull", f"T-{name}", 10**6, "live0", idle_s=2)]
     jobs += [_lmq_job(f"T-{name}-{lmq[5:]}", lmq) for lmq in LMQS]
-    return [messages(found) for found in facade.consume_all("5.3.3", jobs, flags=(EVERYTHING,), real=True)]
+    return [
+        messages(found) for found in tiered_proxy.consume_all("5.3.3", jobs, flags=(EVERYTHING,), real=True)
+    ]
 
 
 def _lmq_job(group: str, topic: str) -> Job:
@@ -101,7 +103,7 @@ OF_MESSAGES = (
 )  # fmt: skip
 
 
-def mqadmin_commands(facade: Facade, found: Sequence[str], address: str) -> dict[str, str]:
+def mqadmin_commands(tiered_proxy: ProxyScene, found: Sequence[str], address: str) -> dict[str, str]:
     """Commands to compare; ``found``: fields of a message with a key, ``address``: whom -b names."""
     queue, offset, unique, key, offset_id = found
     return {
@@ -127,29 +129,29 @@ def mqadmin_commands(facade: Facade, found: Sequence[str], address: str) -> dict
 
 
 @pytest.fixture(scope="module")
-def asked(facade: Facade) -> Asked:
-    (got,) = facade.consume_all(
+def asked(tiered_proxy: ProxyScene) -> Asked:
+    (got,) = tiered_proxy.consume_all(
         "5.3.3", [Job("pull", "T-admin", 10**6, idle_s=2)], flags=(EVERYTHING,), real=True
     )
-    facade.consume_all("5.3.3", [Job("push", "G-progress", 100, "live1")], real=True)
+    tiered_proxy.consume_all("5.3.3", [Job("push", "G-progress", 100, "live1")], real=True)
     fields = next(
         fields for fields in got if fields[5] == "Tag1" and "odd-" in fields[13] and int(fields[3]) < 300
     )
     key = re.search(r"KEYS%3D(odd-\d+)\+both", fields[13])
     assert key is not None
-    found = fields[0], fields[1], fields[4], key[1], offset_id_of(facade, fields)
-    at_broker = mqadmin_commands(facade, found, facade.broker.broker_address)
-    printed = facade.tools(list(at_broker.values()), real=True)
+    found = fields[0], fields[1], fields[4], key[1], offset_id_of(tiered_proxy, fields)
+    at_broker = mqadmin_commands(tiered_proxy, found, tiered_proxy.broker.broker_address)
+    printed = tiered_proxy.tools(list(at_broker.values()), real=True)
     return Asked(
-        mqadmin_commands(facade, found, facade.address),
-        {name: alike(facade, name, text) for name, text in zip(at_broker, printed, strict=True)},
+        mqadmin_commands(tiered_proxy, found, tiered_proxy.address),
+        {name: alike(tiered_proxy, name, text) for name, text in zip(at_broker, printed, strict=True)},
     )
 
 
-def test_mqadmin_is_told_what_the_broker_tells(facade: Facade, asked: Asked) -> None:
+def test_mqadmin_is_told_what_the_broker_tells(tiered_proxy: ProxyScene, asked: Asked) -> None:
     begin_again = "resetOffsetByTime -g G-progress -t live1 -s 0"
-    *printed, begun_again = facade.tools([*asked.commands.values(), begin_again])
-    the_same(facade, asked, dict(zip(asked.commands, printed, strict=True)))
+    *printed, begun_again = tiered_proxy.tools([*asked.commands.values(), begin_again])
+    the_same(tiered_proxy, asked, dict(zip(asked.commands, printed, strict=True)))
     rows = [line.split()[1:] for line in begun_again.splitlines() if line.startswith(BROKER)]
     assert sorted(rows) == [[str(queue), "0"] for queue in range(QUEUES)]
 
@@ -157,35 +159,35 @@ def test_mqadmin_is_told_what_the_broker_tells(facade: Facade, asked: Asked) -> 
 @pytest.mark.soak
 def test_mqadmin_finds_what_the_broker_has_deleted(deleted: Deleted, asked: Asked) -> None:
     commands = {name: text for name, text in asked.commands.items() if name in OF_MESSAGES}
-    printed = deleted.facade.tools(list(commands.values()))
-    the_same(deleted.facade, asked, dict(zip(commands, printed, strict=True)))
+    printed = deleted.tiered_proxy.tools(list(commands.values()))
+    the_same(deleted.tiered_proxy, asked, dict(zip(commands, printed, strict=True)))
 
 
-def the_same(facade: Facade, asked: Asked, printed: Mapping[str, str]) -> None:
+def the_same(tiered_proxy: ProxyScene, asked: Asked, printed: Mapping[str, str]) -> None:
     """As at the broker itself before."""
     differs = []
     for name, text in printed.items():
-        there, here = asked.wanted[name], alike(facade, name, text)
-        (facade.directory / f"mqadmin {name}.txt").write_text(f"{there}\n==== facade\n{here}")
+        there, here = asked.wanted[name], alike(tiered_proxy, name, text)
+        (tiered_proxy.directory / f"mqadmin {name}.txt").write_text(f"{there}\n==== tiered_proxy\n{here}")
         assert there.strip(), name
         if there != here:
             differs.append(name)
     assert not differs
 
 
-def offset_id_of(facade: Facade, fields: Sequence[str]) -> str:
+def offset_id_of(tiered_proxy: ProxyScene, fields: Sequence[str]) -> str:
     """Store host and physical offset in hex, as brokers make ids."""
     phys = int(fields[13].split("%7C")[6])
-    host, _, port = facade.broker.broker_address.rpartition(":")
+    host, _, port = tiered_proxy.broker.broker_address.rpartition(":")
     return "".join(f"{int(part):02X}" for part in host.split(".")) + f"{int(port):08X}{phys:016X}"
 
 
-def alike(facade: Facade, command: str, printed: str) -> str:
+def alike(tiered_proxy: ProxyScene, command: str, printed: str) -> str:
     """Without what differs between two calls at the broker itself, nor by design (docs/SERVING.md)."""
     text = printed
     if command in ("topicRoute", "clusterList"):
-        text = _without_sidecar(facade, command, text)
-    text = text.replace(facade.address, facade.broker.broker_address)
+        text = _without_sidecar(tiered_proxy, command, text)
+    text = text.replace(tiered_proxy.address, tiered_proxy.broker.broker_address)
     if command == "brokerStatus":
         # Figures of a moment: those that say which broker it is, and the names of the others.
         said = ("brokerVersion", "bootTimestamp", "brokerActive", "startAcceptSend")
@@ -206,14 +208,14 @@ def alike(facade: Facade, command: str, printed: str) -> str:
     return re.sub(r"[ \t]+", " ", text)
 
 
-def _without_sidecar(facade: Facade, command: str, text: str) -> str:
+def _without_sidecar(tiered_proxy: ProxyScene, command: str, text: str) -> str:
     if command == "clusterList":
         lines = text.splitlines()
         rows = [line for line in lines if line.startswith(CLUSTER)]
-        if any(facade.address in row for row in rows):
-            lines = [line for line in lines if facade.address not in line]
+        if any(tiered_proxy.address in row for row in rows):
+            lines = [line for line in lines if tiered_proxy.address not in line]
         return "\n".join(lines)
-    pattern = rf'"?0"?:\s*"{re.escape(facade.address)}",\s*"?1"?:'
+    pattern = rf'"?0"?:\s*"{re.escape(tiered_proxy.address)}",\s*"?1"?:'
     return re.sub(pattern, "0:", text.replace('"0":', "0:"))
 
 
@@ -238,13 +240,13 @@ def each_kind_gets_everything(deleted: Deleted, version: str, *, binary: bool) -
     wanted = deleted.truth.total()
     jobs = [Job(mode, f"G-{mode}-{tag}", wanted) for mode in MODES]
     flags = (EVERYTHING, BINARY) if binary else (EVERYTHING,)
-    for job, found in zip(jobs, deleted.facade.consume_all(version, jobs, flags=flags), strict=True):
+    for job, found in zip(jobs, deleted.tiered_proxy.consume_all(version, jobs, flags=flags), strict=True):
         got = messages(found)
         assert got == deleted.truth, (job.mode, difference(got, deleted.truth))
         if job.mode == "orderly":
             for queue in range(QUEUES):
                 offsets = [int(fields[1]) for fields in found if int(fields[0]) == queue]
-                assert offsets == list(range(broker_range(deleted.facade, "live0", queue)[1]))
+                assert offsets == list(range(broker_range(deleted.tiered_proxy, "live0", queue)[1]))
 
 
 def difference(got: Counter[str], wanted: Counter[str]) -> str:
@@ -255,7 +257,7 @@ def difference(got: Counter[str], wanted: Counter[str]) -> str:
 
 def test_lmqs_too(deleted: Deleted) -> None:
     jobs = [_lmq_job(f"G-light-{name[5:]}", name) for name in LMQS]
-    found = deleted.facade.consume_all("5.3.3", jobs, flags=(EVERYTHING,))
+    found = deleted.tiered_proxy.consume_all("5.3.3", jobs, flags=(EVERYTHING,))
     for name, got in zip(LMQS, found, strict=True):
         assert messages(got) == deleted.lmq[name], (name, difference(messages(got), deleted.lmq[name]))
         assert deleted.lmq[name].total() > 5

@@ -1,4 +1,4 @@
-"""A façade whose clients come by IPv6, beside brokers that are listed, and stamp their messages, by either family."""
+"""Proxy mode with IPv6 clients, beside brokers that register and stamp messages with IPv4 or IPv6 addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.client_scene import all_there_is, delete_old_files, need_clients, until
-from tests.integration.proxy_scene import Facade, beside_facade
+from tests.integration.proxy_scene import ProxyScene, proxy_beside_broker
 from tests.servers.rocketmq import BROKER
 from tests.servers.running_store import RunningStore
 from tiered.catalog.protocol import load
@@ -21,9 +21,9 @@ from tiered.remoting.client import BrokerClient
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(300)]
 
 
-def archived_phys(facade: Facade) -> int:
+def archived_phys(tiered_proxy: ProxyScene) -> int:
     try:
-        return load(facade.sidecar.open_archive()).cursor.phys
+        return load(tiered_proxy.sidecar.open_archive()).cursor.phys
     except NotFoundError:
         return 0
 
@@ -39,20 +39,23 @@ def test_clients_that_come_by_ipv6_read_archive_and_broker_as_one(
     except OSError:
         pytest.skip("no IPv6 here")
     config = {} if broker_host == "127.0.0.1" else {"brokerIP1": broker_host, "bindAddress": "::"}
-    with beside_facade(tmp_path, minio_url, config, {}, host="[::1]") as facade:
-        facade.fill(4000)
-        facade.wait_until_serving()
-        with closing(BrokerClient(facade.broker.broker_address, 5)) as client:
+    with proxy_beside_broker(tmp_path, minio_url, config, {}, host="[::1]") as tiered_proxy:
+        tiered_proxy.fill(4000)
+        tiered_proxy.wait_until_serving()
+        with closing(BrokerClient(tiered_proxy.broker.broker_address, 5)) as client:
             end = client.confirm_offset()  # an IPv6 broker fails to tell of its running
         assert end
-        until(lambda: archived_phys(facade) >= end, "not archived", 120)
-        assert delete_old_files(facade, wait=False) > 100
-        route = fastjson.loads(facade.mqadmin("topicRoute", "-t", "live0"))
-        port = facade.broker.broker_address.rpartition(":")[2]
-        assert route["brokerDatas"][0]["brokerAddrs"] == {"0": facade.address, "1": f"{broker_host}:{port}"}
-        wanted = all_there_is(facade, "live0")
-        got = facade.consume("push", "G-six", len(wanted))
+        until(lambda: archived_phys(tiered_proxy) >= end, "not archived", 120)
+        assert delete_old_files(tiered_proxy, wait=False) > 100
+        route = fastjson.loads(tiered_proxy.mqadmin("topicRoute", "-t", "live0"))
+        port = tiered_proxy.broker.broker_address.rpartition(":")[2]
+        assert route["brokerDatas"][0]["brokerAddrs"] == {
+            "0": tiered_proxy.address,
+            "1": f"{broker_host}:{port}",
+        }
+        wanted = all_there_is(tiered_proxy, "live0")
+        got = tiered_proxy.consume("push", "G-six", len(wanted))
         assert Counter(got.finish()) == Counter(wanted)
-        told = facade.mqadmin("queryMsgByOffset", "-t", "live0", "-b", BROKER, "-i", "0", "-o", "0")
+        told = tiered_proxy.mqadmin("queryMsgByOffset", "-t", "live0", "-b", BROKER, "-i", "0", "-o", "0")
         assert f"{broker_host.strip('[]')}" in told.replace("0:0:0:0:0:0:0:1", "::1"), told
-        assert facade.sidecar.stop() == 0
+        assert tiered_proxy.sidecar.stop() == 0

@@ -1,5 +1,5 @@
 """Consumers beside a live broker while everything they depend on goes away and comes back: nothing is missing, no
-orderly consumer sees a message before an earlier one, and whoever does not use the façade notices nothing."""
+orderly consumer sees a message before an earlier one, and whoever does not use the tiered proxy notices nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.integration.client_scene import (
     need_clients,
 )
 from tests.integration.live_scene import Sent
-from tests.integration.proxy_scene import Facade, beside_facade
+from tests.integration.proxy_scene import ProxyScene, proxy_beside_broker
 from tests.servers.running_store import RunningStore
 from tests.soak.results import knob, limits, publish
 from tiered.catalog.protocol import load
@@ -41,11 +41,11 @@ HAND_OVER_S = 60
 
 
 @pytest.fixture
-def facade(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> Iterator[Facade]:
+def tiered_proxy(tmp_path_factory: pytest.TempPathFactory, minio_url: RunningStore) -> Iterator[ProxyScene]:
     need_clients("4.9.7", "5.3.3", "5.5.0")
     # Deletions are looked for every second instead of every ten.
     config = {"cleanResourceInterval": 1000}
-    with beside_facade(tmp_path_factory.mktemp("storm"), minio_url, config, {}) as found:
+    with proxy_beside_broker(tmp_path_factory.mktemp("storm"), minio_url, config, {}) as found:
         found.fill(8000, 500)
         found.wait_until_serving()
         yield found
@@ -67,9 +67,9 @@ def repeated(lines: Sequence[Line]) -> int:
     return len(lines) - len(set(lines))
 
 
-def broker_minimum(facade: Facade, topic: str = "live0") -> int:
+def broker_minimum(tiered_proxy: ProxyScene, topic: str = "live0") -> int:
     """All that the broker has deleted of ``topic``, in messages."""
-    return sum(broker_range(facade, topic, queue)[0] for queue in range(QUEUES))
+    return sum(broker_range(tiered_proxy, topic, queue)[0] for queue in range(QUEUES))
 
 
 def wait_for_more(consumers: Sequence[Consumer], count: int, timeout_s: float = 120) -> None:
@@ -79,31 +79,33 @@ def wait_for_more(consumers: Sequence[Consumer], count: int, timeout_s: float = 
         consumer.wait_for(target, timeout_s)
 
 
-def test_nothing_is_missing_whatever_goes_away(facade: Facade) -> None:
+def test_nothing_is_missing_whatever_goes_away(tiered_proxy: ProxyScene) -> None:
     """The sidecar is killed twice while groups read what only the archive has, once for longer than clients keep
     routes, and the broker deletes meanwhile; then the object store, the name server and the broker go and come back
     while a producer sends."""
-    delete_old_files(facade)
-    sidecar, mq = facade.sidecar, facade.broker
+    delete_old_files(tiered_proxy)
+    sidecar, mq = tiered_proxy.sidecar, tiered_proxy.broker
     archive = sidecar.open_archive()
-    with facade.produce(10**6, per_second=100) as producer:
+    with tiered_proxy.produce(10**6, per_second=100) as producer:
         many = 10**6
-        push = facade.consume(
+        push = tiered_proxy.consume(
             "push", "G-push", many, idle_s=600, version="4.9.7", flags=("-Dconsume.pause.ms=150",)
         )
-        orderly = facade.consume("orderly", "G-orderly", many, idle_s=600, version="5.5.0", flags=SLOWLY)
-        lite = facade.consume("lite", "G-lite", many, idle_s=600)
+        orderly = tiered_proxy.consume(
+            "orderly", "G-orderly", many, idle_s=600, version="5.5.0", flags=SLOWLY
+        )
+        lite = tiered_proxy.consume("lite", "G-lite", many, idle_s=600)
         replaying = (push, orderly)
         for consumer in (*replaying, lite):
             consumer.wait_for(50)
         cold: list[bool] = []
         for number, outage_s in enumerate((SHORT_OUTAGE_S, LONG_OUTAGE_S), 2):
             sidecar.kill()
-            cold += [len(set(consumer.lines())) < broker_minimum(facade) for consumer in replaying]
-            begin_deleting(facade, load(archive).cursor.phys)  # what they would read at the broker next
+            cold += [len(set(consumer.lines())) < broker_minimum(tiered_proxy) for consumer in replaying]
+            begin_deleting(tiered_proxy, load(archive).cursor.phys)  # what they would read at the broker next
             time.sleep(outage_s)
             sidecar.start()
-            facade.wait_until_serving(number)
+            tiered_proxy.wait_until_serving(number)
             wait_for_more(replaying, 50)
         sidecar.object_server.stop()
         time.sleep(5)
@@ -119,14 +121,14 @@ def test_nothing_is_missing_whatever_goes_away(facade: Facade) -> None:
         mq.broker.start()
         wait_for_more(replaying, 50)
         sent = producer.finish(60, now=True)
-    wanted = all_there_is(facade, "live0")
+    wanted = all_there_is(tiered_proxy, "live0")
     for consumer in (push, orderly, lite):
         consumer.wait_for_all(wanted, 300)
     again = {name: repeated(c.lines()) for name, c in (("push", push), ("orderly", orderly), ("lite", lite))}
     jumped = jumps(orderly.lines())
     extra = [len(set(c.lines()) - wanted) for c in (push, orderly, lite)]
     publish(
-        "facade_storm",
+        "proxy_storm",
         missed=limits(
             killed_mid_replay=all(cold), orderly_stays_ordered=not jumped, nothing_made_up=not any(extra)
         ),
@@ -135,11 +137,11 @@ def test_nothing_is_missing_whatever_goes_away(facade: Facade) -> None:
     )  # fmt: skip
 
 
-def delete_steadily(facade: Facade, until: threading.Event) -> None:
+def delete_steadily(tiered_proxy: ProxyScene, until: threading.Event) -> None:
     """Have the broker delete every file as soon as it is archived, whoever still wants to read it there."""
-    store = facade.sidecar.open_archive()
+    store = tiered_proxy.sidecar.open_archive()
     while not until.wait(1):
-        begin_deleting(facade, load(store).cursor.phys)
+        begin_deleting(tiered_proxy, load(store).cursor.phys)
 
 
 @contextmanager
@@ -164,17 +166,17 @@ def alongside(work: Callable[[threading.Event], None]) -> Iterator[None]:
     assert not failed, failed
 
 
-def test_hand_over_while_the_broker_deletes(facade: Facade) -> None:
+def test_hand_over_while_the_broker_deletes(tiered_proxy: ProxyScene) -> None:
     """Consumers stand still for longer than the broker keeps messages, again and again: each time they go on in the
     archive and come back to a broker that deletes. Undisturbed: nothing missing, nothing twice, in order."""
     many = 10**6
-    with facade.produce(10**6, per_second=600) as producer:
-        with alongside(lambda until: delete_steadily(facade, until)):
+    with tiered_proxy.produce(10**6, per_second=600) as producer:
+        with alongside(lambda until: delete_steadily(tiered_proxy, until)):
             consumers = {
-                "push": facade.consume("push", "H-push", many, idle_s=600, version="4.9.7"),
-                "orderly": facade.consume("orderly", "H-orderly", many, idle_s=600, version="5.5.0"),
-                "lite": facade.consume("lite", "H-lite", many, idle_s=600),
-                "tags": facade.consume("push", "H-tags", many, idle_s=600, expression="Tag1 || Tag3"),
+                "push": tiered_proxy.consume("push", "H-push", many, idle_s=600, version="4.9.7"),
+                "orderly": tiered_proxy.consume("orderly", "H-orderly", many, idle_s=600, version="5.5.0"),
+                "lite": tiered_proxy.consume("lite", "H-lite", many, idle_s=600),
+                "tags": tiered_proxy.consume("push", "H-tags", many, idle_s=600, expression="Tag1 || Tag3"),
             }
             for consumer in consumers.values():
                 consumer.wait_for(500)
@@ -183,9 +185,9 @@ def test_hand_over_while_the_broker_deletes(facade: Facade) -> None:
             while time.monotonic() < ends_s:
                 for consumer in consumers.values():
                     consumer.child.send_signal(signal.SIGSTOP)
-                began = broker_range(facade, "live0", 0)[1]
+                began = broker_range(tiered_proxy, "live0", 0)[1]
                 deadline_s = time.monotonic() + DELETES_WITHIN_S
-                while broker_range(facade, "live0", 0)[0] < began:
+                while broker_range(tiered_proxy, "live0", 0)[0] < began:
                     assert time.monotonic() < deadline_s, "the broker deletes nothing"
                     time.sleep(0.2)
                 for consumer in consumers.values():
@@ -193,10 +195,10 @@ def test_hand_over_while_the_broker_deletes(facade: Facade) -> None:
                 stalls += 1
                 time.sleep(3)
         sent = producer.finish(60, now=True)
-    wanted = all_there_is(facade, "live0")
+    wanted = all_there_is(tiered_proxy, "live0")
     consumers["push"].wait_for_all(wanted, 120)
     tagged = {(int(f[0]), int(f[1])) for f in consumers["push"].fields() if f[5] in ("Tag1", "Tag3")}
-    groups = {group["name"]: group for group in facade.sidecar.status()["serving"]["groups"]}
+    groups = {group["name"]: group for group in tiered_proxy.sidecar.status()["serving"]["groups"]}
     missed = []
     for name, consumer in consumers.items():
         expected = tagged if name == "tags" else wanted
@@ -210,60 +212,62 @@ def test_hand_over_while_the_broker_deletes(facade: Facade) -> None:
     if jumped := jumps(consumers["orderly"].lines()):
         missed.append(f"orderly: {len(jumped)} out of order")
     publish(
-        "facade_hand_over",
+        "proxy_hand_over",
         missed=missed, messages=len(wanted), stalls=stalls, sends_failed=sent.failed,
         repeated={name: repeated(consumer.lines()) for name, consumer in consumers.items()},
         pulls={name: [group["archive_pulls"], group["broker_pulls"]] for name, group in groups.items()},
     )  # fmt: skip
 
 
-def test_archived_messages_come_again_and_end_as_dead_letters(facade: Facade) -> None:
+def test_archived_messages_come_again_and_end_as_dead_letters(tiered_proxy: ProxyScene) -> None:
     """The broker cannot find what it deleted: the client sends such a message again itself."""
-    delete_old_files(facade)
-    wanted = {f[4] for f in facade.consume_all("5.3.3", [Job("pull", "D-all", 10**6, "live1", idle_s=2)])[0]}
-    dead = facade.consume("push", "D-dead", 10**6, topic="live1", idle_s=40, failures=99, times_max=1)
-    again = facade.consume(
+    delete_old_files(tiered_proxy)
+    wanted = {
+        f[4] for f in tiered_proxy.consume_all("5.3.3", [Job("pull", "D-all", 10**6, "live1", idle_s=2)])[0]
+    }
+    dead = tiered_proxy.consume("push", "D-dead", 10**6, topic="live1", idle_s=40, failures=99, times_max=1)
+    again = tiered_proxy.consume(
         "push", "D-again", len(wanted), topic="live1", idle_s=60, failures=2, version="4.9.7"
     )
     assert dead.child.wait(300) == 0 and again.child.wait(300) == 0
-    (letters,) = facade.consume_all("5.3.3", [Job("pull", "D-letters", 10**6, "%DLQ%D-dead", idle_s=5)])
+    (letters,) = tiered_proxy.consume_all("5.3.3", [Job("pull", "D-letters", 10**6, "%DLQ%D-dead", idle_s=5)])
     found = {fields[4] for fields in letters}
     attempts = Counter(fields[4] for fields in dead.fields())
     consumed = {fields[4] for fields in again.fields() if fields[8] == "ok"}
     publish(
-        "facade_dead_letters",
+        "proxy_dead_letters",
         missed=limits(
             dead_letters_complete=found == wanted, given_back_twice=min(attempts.values()) >= 2,
             retried_complete=consumed == wanted,
         ),
-        messages=len(wanted), archived_only=broker_minimum(facade, "live1"), dead_letters=len(letters),
+        messages=len(wanted), archived_only=broker_minimum(tiered_proxy, "live1"), dead_letters=len(letters),
         retried=len(again.fields()),
     )  # fmt: skip
 
 
-def send_for(facade: Facade, seconds: int) -> Sent:
+def send_for(tiered_proxy: ProxyScene, seconds: int) -> Sent:
     """A producer of the real name server at a steady rate; the first two seconds are not timed."""
-    with facade.produce(800 * seconds, per_second=800, warm_up_s=2) as producer:
+    with tiered_proxy.produce(800 * seconds, per_second=800, warm_up_s=2) as producer:
         return producer.finish(seconds + 60)
 
 
-def test_clients_of_the_broker_notice_nothing(facade: Facade) -> None:
+def test_clients_of_the_broker_notice_nothing(tiered_proxy: ProxyScene) -> None:
     """Sends and a consumer of the real name server, alternately beside three groups that read at the broker and
     three that read the archive: all of them Java clients that share the machine."""
-    delete_old_files(facade)
+    delete_old_files(tiered_proxy)
     seconds = knob("HOT_S", 15)
-    before = all_there_is(facade, "live0")
-    hot = facade.consume("push", "C-hot", 10**6, idle_s=600, real=True)
+    before = all_there_is(tiered_proxy, "live0")
+    hot = tiered_proxy.consume("push", "C-hot", 10**6, idle_s=600, real=True)
     without, beside = [], []
     for number in range(3):
         for found, real in ((without, True), (beside, False)):
             groups = [
-                facade.consume("push", f"C-{number}-{n}-{real}", 10**6, idle_s=600, real=real)
+                tiered_proxy.consume("push", f"C-{number}-{n}-{real}", 10**6, idle_s=600, real=real)
                 for n in range(3)
             ]
             for consumer in groups:
                 consumer.wait_for(10)
-            found.append(send_for(facade, seconds))
+            found.append(send_for(tiered_proxy, seconds))
             for consumer in groups:
                 if not real:
                     consumer.wait_for_all(before, 120)
@@ -273,7 +277,7 @@ def test_clients_of_the_broker_notice_nothing(facade: Facade) -> None:
     for queue, offset in hot.lines():
         first[queue] = min(first.get(queue, offset), offset)
     assert all((queue, offset) in before for queue, offset in first.items()) and len(first) == QUEUES
-    wanted = {line for line in all_there_is(facade, "live0") if line[1] >= first[line[0]]}
+    wanted = {line for line in all_there_is(tiered_proxy, "live0") if line[1] >= first[line[0]]}
     hot.wait_for_all(wanted, 60)
     figures = {
         name: {
@@ -285,7 +289,7 @@ def test_clients_of_the_broker_notice_nothing(facade: Facade) -> None:
         for name, found in (("without", without), ("beside", beside))
     }
     publish(
-        "facade_hot_traffic",
+        "proxy_hot_traffic",
         missed=limits(
             no_send_failed=figures["without"]["failed"] == figures["beside"]["failed"] == 0,
             rate_kept=figures["beside"]["per_second"] > 0.95 * figures["without"]["per_second"],

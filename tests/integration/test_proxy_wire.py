@@ -1,4 +1,4 @@
-"""What the façade asks a real broker in a client's name: it knows the codes, takes the fields, and signatures hold."""
+"""Requests that proxy mode sends to a real broker for a client: codes and fields are accepted, signatures hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from fetcher.policy.read_policy import BrokerSide, OffsetRange
 from server.groups.client_table import ClientTable
 from server.proxy.broker_view import BrokerViews
-from server.proxy.inflight_limit import FlightGate
+from server.proxy.inflight_limit import InflightLimit
 from server.proxy.offset_merge import judged
 from server.proxy.pull_sources import PullContext, PullSides, said_by
 from server.proxy.upstream import RemotingUpstream
@@ -89,7 +89,7 @@ async def send(upstream: RemotingUpstream) -> None:
 
 def test_questions_and_commits_in_a_clients_name(broker: RocketMq, tmp_path: Path) -> None:
     async def story() -> None:
-        upstream = RemotingUpstream(broker.broker_address, FlightGate())
+        upstream = RemotingUpstream(broker.broker_address, InflightLimit())
         await send(upstream)
         await asyncio.sleep(1)
         command = pull(3, 17)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.slave.registration import Listed, SlavePlace, register_command
+from server.slave.registration import Listing, SlaveConfig, register_command
 from tests.integration.client_scene import (
     QUEUES,
     begins_and_ends,
@@ -138,7 +138,7 @@ def several_name_servers(slave: Slave) -> None:
         lambda: [slave.listed(at) for at in both] == [master, master], "the broker is not listed at both", 60
     )
     with closing(BrokerClient(both[1], 5)) as other:  # listed for as long as its connection lasts
-        command = register_command(SlavePlace("other-a", "", (), slave.address, 0), Listed(cluster="Other"))
+        command = register_command(SlaveConfig("other-a", "", (), slave.address, 0), Listing(cluster="Other"))
         assert other.call(command.code, dict(command.ext_fields), command.body).code == 0
         slave.sidecar.start()
         slave.sidecar.wait_until_following(60)

@@ -15,7 +15,7 @@ from tests.integration.client_scene import (
     need_clients,
     until,
 )
-from tests.integration.proxy_scene import Facade, beside_facade
+from tests.integration.proxy_scene import ProxyScene, proxy_beside_broker
 from tests.integration.slave_scene import standing
 from tests.integration.tls_cluster import TlsCluster, as_environment, as_flags
 from tests.servers.rocketmq import BROKER, RocketMq
@@ -51,16 +51,18 @@ def who_is_not_let_in_is_told_why(address: str, cluster: TlsCluster) -> None:
     ), said
 
 
-def a_group_is_looked_at(facade: Facade, cluster: TlsCluster, group: str) -> None:
-    """Through the façade, and at the real name server."""
+def a_group_is_looked_at(tiered_proxy: ProxyScene, cluster: TlsCluster, group: str) -> None:
+    """Through the tiered proxy, and at the real name server."""
     words = ("--group", group, "--topic", "live0", "--earliest", "--dry-run", "--json")
-    for address in (facade.address, facade.broker.name_server_address):
-        done = facade.sidecar.tiered("replay", "--serve", address, *words, *as_flags(cluster.dialling()))
+    for address in (tiered_proxy.address, tiered_proxy.broker.name_server_address):
+        done = tiered_proxy.sidecar.tiered(
+            "replay", "--serve", address, *words, *as_flags(cluster.dialling())
+        )
         assert done.returncode == 0 and BROKER in done.stdout, done.stderr
     wrong = cluster.dialling() | {"broker.tls_ca": str(cluster.other_ca)}
-    done = facade.sidecar.tiered("replay", "--serve", facade.address, *words, *as_flags(wrong))
+    done = tiered_proxy.sidecar.tiered("replay", "--serve", tiered_proxy.address, *words, *as_flags(wrong))
     assert done.returncode == 2 and "broker.tls_ca" in done.stderr and "Traceback" not in done.stderr
-    done = facade.sidecar.tiered("replay", "--serve", facade.address, *words)
+    done = tiered_proxy.sidecar.tiered("replay", "--serve", tiered_proxy.address, *words)
     assert done.returncode == 4, done.stderr
 
 
@@ -73,27 +75,29 @@ def a_group_is_looked_at(facade: Facade, cluster: TlsCluster, group: str) -> Non
         pytest.param("5.5.0", "127.0.0.1", marks=pytest.mark.soak),
     ],
 )
-def test_it_is_archived_and_read_through_the_facade(
+def test_it_is_archived_and_read_through_the_proxy(
     version: str, host: str, cluster: TlsCluster, tmp_path: Path, minio_url: RunningStore
 ) -> None:
     need_clients(version)
     # By force from the archive: a broker does not delete anything in its first minute.
     settings = as_environment(cluster.dialling() | cluster.serving() | {"read.policy": "FORCE"})
-    with beside_facade(tmp_path, minio_url, {}, settings, topics=1, host=host, version=version) as facade:
-        who_is_not_let_in_is_told_why(facade.broker.broker_address, cluster)
-        facade.fill(1500)
-        facade.wait_until_serving()
-        facade.sidecar.wait_until_archived(60)
-        wanted = all_there_is(facade, "live0")
-        consumer = facade.consume("push", "G-tls", 10**6, idle_s=60)
+    with proxy_beside_broker(
+        tmp_path, minio_url, {}, settings, topics=1, host=host, version=version
+    ) as tiered_proxy:
+        who_is_not_let_in_is_told_why(tiered_proxy.broker.broker_address, cluster)
+        tiered_proxy.fill(1500)
+        tiered_proxy.wait_until_serving()
+        tiered_proxy.sidecar.wait_until_archived(60)
+        wanted = all_there_is(tiered_proxy, "live0")
+        consumer = tiered_proxy.consume("push", "G-tls", 10**6, idle_s=60)
         consumer.wait_for_all(wanted)
-        (group,) = facade.sidecar.status()["serving"]["groups"]
+        (group,) = tiered_proxy.sidecar.status()["serving"]["groups"]
         assert group["name"] == "G-tls" and group["archive_pulls"] > 0
         consumer.kill()
         assert sorted(consumer.lines()) == sorted(wanted)
-        a_group_is_looked_at(facade, cluster, "G-tls")
-        assert facade.sidecar.stop() == 0
-        assert "with TLS fails" not in facade.sidecar.log.read_text()
+        a_group_is_looked_at(tiered_proxy, cluster, "G-tls")
+        assert tiered_proxy.sidecar.stop() == 0
+        assert "with TLS fails" not in tiered_proxy.sidecar.log.read_text()
 
 
 ANYBODY, VERIFIED = TlsOptions("none"), TlsOptions()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from server.proxy.inflight_limit import FlightGate
+from server.proxy.inflight_limit import InflightLimit
 from server.proxy.upstream import RemotingUpstream
 from tests.remoting.tls_peer import Papers, Serve, answering, hanging_up_on, http, listening, shows, trusting
 from tests.servers.certificates import Authority
@@ -45,7 +45,7 @@ def called(address: str, options: TlsOptions | None) -> RemotingCommand:
 
     async def story() -> RemotingCommand:
         tls = None if options is None else ClientTls(options)
-        upstream = RemotingUpstream(address, FlightGate(), tls=tls)
+        upstream = RemotingUpstream(address, InflightLimit(), tls=tls)
         try:
             return await upstream.call(RemotingCommand(28, 5), 5)
         finally:
@@ -144,9 +144,9 @@ def test_the_log_tells_once_what_fails_and_once_that_it_works_again(
     async def story(address: str, tls: ClientTls) -> None:
         for _ in (1, 2):
             with pytest.raises(ThrottledError):
-                await RemotingUpstream(address, FlightGate(), tls=tls).call(RemotingCommand(28, 5), 5)
+                await RemotingUpstream(address, InflightLimit(), tls=tls).call(RemotingCommand(28, 5), 5)
         for _ in (1, 2):
-            upstream = RemotingUpstream(address, FlightGate(), tls=tls)
+            upstream = RemotingUpstream(address, InflightLimit(), tls=tls)
             await upstream.call(RemotingCommand(28, 5), 5)
             upstream.close()
         await asyncio.sleep(0.05)
@@ -184,7 +184,7 @@ def test_handshakes_at_once_are_few_and_who_gets_no_turn_is_told(
     async def story() -> None:
         server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        gate, tls = FlightGate(handshakes_max=2), ClientTls(trusting(papers.ca))
+        gate, tls = InflightLimit(handshakes_max=2), ClientTls(trusting(papers.ca))
         upstreams = [RemotingUpstream(f"127.0.0.1:{port}", gate, tls=tls) for _ in range(5)]
         calls = (upstream.call(RemotingCommand(28, 5), 5) for upstream in upstreams)
         results = await asyncio.gather(*calls, return_exceptions=True)

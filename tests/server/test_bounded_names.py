@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from server.archive_mode.archive_service import ServingService
+from server.archive_mode.archive_service import ArchiveService
 from server.backend.pull_handlers import PullService
 from server.backend.route_handlers import RouteTable
 from server.groups.client_table import ClientTable
@@ -230,7 +230,7 @@ def test_a_group_that_cannot_be_does_not_exist(code: RequestCode, group: str) ->
         archive.subscription_groups = lambda: groups
         offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
         retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
-        service = ServingService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0", hold_ms_max=1))
+        service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0", hold_ms_max=1))
         await service.start()
         assert service._server is not None
         table = service._server._place.handlers

@@ -14,7 +14,7 @@ from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog, load_snapshot
 from server.wire.codes import RequestCode
 from server.wire.connection_limits import ConnectionLimits
-from server.wire.listener import ServerOptions, ServingServer
+from server.wire.listener import Listener, ServerOptions
 from server.wire.request import HandlerTable, Request, Response
 from tests.server.serving_peer import RecordingPeer
 from tests.server.test_connection import Client
@@ -48,7 +48,7 @@ def test_a_member_goes_on_pulling_while_its_offsets_cannot_be_written() -> None:
         async def pull(request: Request) -> Response:
             return Response()
 
-        server = ServingServer(table, ServerOptions(limits=ConnectionLimits(requests_max=4)))
+        server = Listener(table, ServerOptions(limits=ConnectionLimits(requests_max=4)))
         member = Client(*await asyncio.open_connection(*await server.start()))
         async with asyncio.timeout(2):
             await member.send(*(commit(20, flag=ONEWAY, queue_id=queue) for queue in range(20)))

@@ -19,8 +19,8 @@ from server.wire import listener as server_module
 from server.wire.codes import RequestCode
 from server.wire.connection import TURN_REQUESTS
 from server.wire.connection_limits import ConnectionLimits
-from server.wire.frame_reader import Incoming
-from server.wire.listener import ServerOptions, ServingServer
+from server.wire.frame_reader import FrameReader
+from server.wire.listener import Listener, ServerOptions
 from server.wire.proxy_header import PROXY_V2
 from server.wire.request import HandlerTable, Request, Response
 from tiered.errors import CorruptionError, ThrottledError
@@ -100,7 +100,7 @@ class Client:
 class Scene:
     """A server and as many clients as asked for."""
 
-    def __init__(self, server: ServingServer, port: int, gate: asyncio.Event) -> None:
+    def __init__(self, server: Listener, port: int, gate: asyncio.Event) -> None:
         self.server, self.port, self.gate = server, port, gate
         self._clients: list[Client] = []
 
@@ -119,7 +119,7 @@ class Scene:
 @asynccontextmanager
 async def scene(options: ServerOptions | None = None) -> AsyncIterator[Scene]:
     gate = asyncio.Event()
-    server = ServingServer(handlers(gate), options or ServerOptions())
+    server = Listener(handlers(gate), options or ServerOptions())
     _, port = await server.start()
     made = Scene(server, port, gate)
     try:
@@ -161,7 +161,7 @@ def test_who_asks_much_at_once_leaves_others_their_turn() -> None:
         raise AssertionError
 
     async def story() -> None:
-        server = ServingServer(table, ServerOptions())
+        server = Listener(table, ServerOptions())
         _, port = await server.start()
         made = Scene(server, port, asyncio.Event())
         eager, other = await made.client(), await made.client()
@@ -397,7 +397,7 @@ def test_a_proxy_header_that_does_not_end_keeps_no_connection(
 def test_whoever_sends_without_a_pause_is_not_late() -> None:
     """Producers beside a live broker: what was received never ends where a frame does."""
     frame = encode(RemotingCommand(ECHO, 5, ext_fields={"a": "b"}, body=bytes(500)))
-    incoming = Incoming(1 << 20)
+    incoming = FrameReader(1 << 20)
     for now_s in range(100):
         incoming.push(frame[-10:] + frame[:-10] if now_s else frame[:-10])
         has_taken = incoming.pop() is not None
@@ -432,7 +432,7 @@ def test_a_client_has_the_address_that_rules_know_it_by(bind: str, dialled: str,
     """A port of both families sees clients of IPv4 as ::ffff:127.0.0.1."""
 
     async def story() -> None:
-        server = ServingServer(handlers(asyncio.Event()), ServerOptions(host=bind))
+        server = Listener(handlers(asyncio.Event()), ServerOptions(host=bind))
         try:
             _, port = await server.start()
         except OSError:

@@ -12,7 +12,7 @@ import pytest
 from server.backend.backend import Bounds, TopicConfig
 from server.backend.offset_handlers import OffsetHandlers
 from server.backend.route_handlers import RouteTable
-from server.groups.bounded_gather import AT_ONCE_MAX, side_by_side
+from server.groups.bounded_gather import AT_ONCE_MAX, bounded_gather
 from server.groups.client_table import ClientTable
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog, load_snapshot
@@ -172,7 +172,7 @@ def test_the_first_error_ends_what_is_asked_beside_it() -> None:
 
     async def scene() -> None:
         with pytest.raises(ValueError, match="3"):
-            await side_by_side(ask, range(9), at_once_max=5)
+            await bounded_gather(ask, range(9), at_once_max=5)
         assert sorted(ended) == [0, 1, 2, 3, 4] or sorted(ended) == [0, 1, 2, 3, 4, 5]
         assert len(asyncio.all_tasks()) == 1
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from server.listen.options import kept_tls, tls_context
 from server.wire import listener as server_module
 from server.wire.active_requests import LARGE_BYTES_MAX
-from server.wire.buffered_bytes import HeldBytes
+from server.wire.buffered_bytes import BufferedBytes
 from server.wire.connection_limits import ConnectionLimits
 from server.wire.listener import ServerOptions
 from tests.server.test_connection import ECHO, LARGE, LARGE_BYTES, SLOW, WHO, Client, Scene, play
@@ -236,7 +236,7 @@ def test_a_thousand_connections_that_hold_something(caplog: pytest.LogCaptureFix
 
 def test_whoever_has_held_bytes_for_longest_goes_first() -> None:
     closed: list[str] = []
-    held: HeldBytes[str] = HeldBytes(100, "things", lambda who, why: closed.append(who))
+    held: BufferedBytes[str] = BufferedBytes(100, "things", lambda who, why: closed.append(who))
     held.set("a", 40)
     held.set("b", 40)
     held.set("a", 0)

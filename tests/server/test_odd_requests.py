@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.archive_mode.archive_service import ServingService
+from server.archive_mode.archive_service import ArchiveService
 from server.backend.backend import Bounds, PullFound, PullStatus, PullWish, TopicConfig, Unit
 from server.backend.route_handlers import PROXY_TOPIC
 from server.groups.group_offsets import GroupOffsets
@@ -120,7 +120,7 @@ def test_no_request_fails_unexpectedly(sent: list[tuple[int, dict[str, str], dic
         store = MemoryStore()
         offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
         retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
-        service = ServingService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0", hold_ms_max=1))
+        service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0", hold_ms_max=1))
         await service.start()
         assert service._server is not None
         table = service._server._place.handlers

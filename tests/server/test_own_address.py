@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.archive_mode.archive_service import ServingService
+from server.archive_mode.archive_service import ArchiveService
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog
 from server.listen.own_address import advertised_host, is_wildcard, outgoing_address
@@ -25,15 +25,15 @@ from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import ServeSettings
 
 
-def service_of(**fields: str) -> ServingService:
+def service_of(**fields: str) -> ArchiveService:
     archive: Any = Archive()
     store = MemoryStore()
     offsets = GroupOffsets(GroupLog(store, "one", lambda: 1), lease_ms=60_000)
     retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), lambda: 1)
-    return ServingService(archive, offsets, retries, ServeSettings(**fields))  # type: ignore[arg-type]
+    return ArchiveService(archive, offsets, retries, ServeSettings(**fields))  # type: ignore[arg-type]
 
 
-async def route_address(service: ServingService) -> str:
+async def route_address(service: ArchiveService) -> str:
     assert service._server is not None
     handler = service._server._place.handlers.find(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     assert handler is not None

@@ -20,11 +20,11 @@ from server.groups.client_table import ClientTable
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog
 from server.pop.pop_assignment import AssignmentHandlers, averagely, by_circle
-from server.pop.pop_delivery import IN_HAND_MAX
+from server.pop.pop_delivery import UNACKED_MAX
 from server.pop.pop_handlers import COUNT_MAX, PopHandlers
-from server.pop.pop_messages import given_again, handle_of, offset_fields, records
+from server.pop.pop_messages import handle_of, offset_fields, records, redelivered
 from server.pop.pop_queues import BYTES_MAX, IN_HAND_BYTES, PLACE_BYTES
-from server.pop.pop_state import InHand, PopQueue
+from server.pop.pop_state import PopQueue, Unacked
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import BadRequestError, HandlerTable, Response
 from tests.server.serving_peer import request
@@ -69,19 +69,19 @@ class PopMachine(RuleBasedStateMachine):
             assert offset not in self.done
             assert self.queue.give(offset, self.now_ms, invisible_ms).times > 0
 
-    @precondition(lambda self: self.queue.in_hand)
+    @precondition(lambda self: self.queue.unacked)
     @rule(pick=st.integers(0, 1000))
     def acknowledge(self, pick: int) -> None:
-        offset = list(self.queue.in_hand)[pick % len(self.queue.in_hand)]
+        offset = list(self.queue.unacked)[pick % len(self.queue.unacked)]
         assert self.queue.acknowledge(offset)
         assert not self.queue.acknowledge(offset)
         self.done.add(offset)
 
-    @precondition(lambda self: self.queue.in_hand)
+    @precondition(lambda self: self.queue.unacked)
     @rule(pick=st.integers(0, 1000), invisible_ms=st.integers(0, 20), right=st.booleans())
     def hide(self, pick: int, invisible_ms: int, right: bool) -> None:
-        offset = list(self.queue.in_hand)[pick % len(self.queue.in_hand)]
-        found = self.queue.in_hand[offset]
+        offset = list(self.queue.unacked)[pick % len(self.queue.unacked)]
+        found = self.queue.unacked[offset]
         popped_ms = found.popped_ms if right else found.popped_ms - 1
         is_hidden = found.visible_ms > self.now_ms
         assert self.queue.hide(offset, popped_ms, self.now_ms, invisible_ms) == (right and is_hidden)
@@ -95,7 +95,7 @@ class PopMachine(RuleBasedStateMachine):
         done = self.queue.done_offset
         assert set(range(10, done)) <= self.done
         assert done == self.queue.next_offset or done not in self.done
-        assert list(self.queue.in_hand) == sorted(self.queue.in_hand)
+        assert list(self.queue.unacked) == sorted(self.queue.unacked)
 
 
 TestPopMachine = PopMachine.TestCase
@@ -120,7 +120,7 @@ def test_records_that_cannot_be_popped() -> None:
 
 
 def test_a_repetition_counts() -> None:
-    assert decode_record(given_again(message(5), 3)).reconsume_times == 3
+    assert decode_record(redelivered(message(5), 3)).reconsume_times == 3
 
 
 def test_receipts_and_offsets_as_java_writes_them() -> None:
@@ -406,8 +406,8 @@ def test_refusals_and_the_bound() -> None:
         place = one.handlers._places.find(("full", "t", 0))
         assert place is not None
         state = place.state
-        for offset in range(11, 10 + IN_HAND_MAX):
-            state.in_hand[offset] = InHand(one.clock.now_ms, one.clock.now_ms + 9_000)
+        for offset in range(11, 10 + UNACKED_MAX):
+            state.unacked[offset] = Unacked(one.clock.now_ms, one.clock.now_ms + 9_000)
         assert (await one.pop(consumerGroup="full"))[0].code == ResponseCode.POLLING_TIMEOUT
         await one.ack(10)  # another group's
         assert (await one.pop(consumerGroup="full"))[0].code == ResponseCode.POLLING_TIMEOUT

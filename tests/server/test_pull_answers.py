@@ -278,13 +278,13 @@ def test_who_has_begun_a_new_life_is_not_moved() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("in_hand", [True, False])
-def test_a_commit_with_a_pull_is_not_of_a_former_life(in_hand: bool) -> None:
+@pytest.mark.parametrize("unacked", [True, False])
+def test_a_commit_with_a_pull_is_not_of_a_former_life(unacked: bool) -> None:
     async def run() -> None:
         scene = await made_anew([FOUND])
         for committed, known in ((13, 0), (12, 12), (13, 13)):
             sent = asked(sysFlag=COMMIT_OFFSET | SUBSCRIPTION, subscription="*", commitOffset=committed)
-            response = scene.service.pull_in_hand(sent) if in_hand else await scene.service.pull(sent)
+            response = scene.service.pull_in_hand(sent) if unacked else await scene.service.pull(sent)
             assert response is not None and response.code == 0
             assert scene.offsets.find("g", "t", 0) == known
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rocketmq_tiered
-from server.archive_mode.archive_service import ServingService
+from server.archive_mode.archive_service import ArchiveService
 from server.backend.backend import Bounds, PullFound, PullStatus, PullWish, TopicConfig
 from server.backend.route_handlers import RouteTable
 from server.groups.group_offsets import GroupOffsets
@@ -22,7 +22,7 @@ from server.groups.group_state import GroupLog, load_snapshot
 from server.retries.retry_handlers import RetryHandlers
 from server.retries.retry_log import RETRY_KEYS, RetryLog, load_objects, object_key
 from server.retries.retry_queue import OBJECTS_MAX, RetryLimits, RetryQueues
-from server.retries.retry_record import PHYS_BASE, SentBack, delay_ms_of, delivered, sent_back
+from server.retries.retry_record import PHYS_BASE, EncodedRetry, delay_ms_of, delivered, encode_retry
 from server.retries.retry_state import (
     MESSAGE_BYTES,
     Delivery,
@@ -61,10 +61,10 @@ def original(
     return struct.pack(">iIIiiqqiq", 48 + len(tail), 0xDAA320A7, 99, 3, 7, 21, 777, 0, 4) + tail
 
 
-def again(source: bytes, **options: Any) -> tuple[SentBack, Record]:
+def again(source: bytes, **options: Any) -> tuple[EncodedRetry, Record]:
     """What is written for ``source``, and as a client decodes it once delivered."""
     given_options = {"delay_level": 0, "times_max": 16} | options
-    found = sent_back(decode_record(source), "g", **given_options)
+    found = encode_retry(decode_record(source), "g", **given_options)
     return found, decode_record(delivered(found.data, number=8, queue_offset=30, stored_ms=1234))
 
 
@@ -536,10 +536,10 @@ def test_an_archive_is_served_although_messages_sent_back_are_damaged(
         store.put_if_absent(object_key(1), [b"damaged"])
         offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=60_000)
         retries = RetryQueues(RetryLog(store, "one"), offsets, RetryLimits(), Clock())
-        service = ServingService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
+        service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
         await service.start()
         await offsets.commit("g", "t", 0, 5)
-        message = SentBack(RETRY, 0, original())
+        message = EncodedRetry(RETRY, 0, original())
         with pytest.raises(FencedError):
             await retries.add(message)
         store.delete([object_key(1)])  # as an operator who put them aside
@@ -593,7 +593,7 @@ def test_the_bound_is_an_error_of_its_own() -> None:
         one = Scene(MemoryStore(), Clock(), RetryLimits(held_bytes_max=10))
         await one.start()
         with pytest.raises(StoreFullError):
-            await one.queues.add(SentBack(RETRY, 0, original()))
+            await one.queues.add(EncodedRetry(RETRY, 0, original()))
         await one.die()
 
     asyncio.run(scene())

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.security import addresses
-from server.security.authorizer import SecurityDoor
+from server.security.authorizer import RulesAuthorizer
 from server.security.rules import RulesError
 from server.security.rules_file import RulesFile, read_rules
 from server.security.signature import is_signed
 from server.wire.codes import RequestCode as Code
-from server.wire.dispatch import Answerer
+from server.wire.dispatch import Dispatcher
 from server.wire.request import BadRequestError, HandlerTable, Request, Response
 from tests.server.serving_peer import RecordingPeer
 from tests.server.test_retry import original
@@ -76,10 +76,10 @@ def asked(
     return Request(RemotingCommand(code, 1, version=version, ext_fields=fields), peer)
 
 
-def door_of(tmp_path: Path, document: Any, **options: Any) -> SecurityDoor:
+def door_of(tmp_path: Path, document: Any, **options: Any) -> RulesAuthorizer:
     path = tmp_path / "acl.yml"
     path.write_text(yaml.safe_dump(document))
-    return SecurityDoor(RulesFile(path), 60, **options)
+    return RulesAuthorizer(RulesFile(path), 60, **options)
 
 
 def test_the_signature_is_what_openssl_makes_of_the_sorted_values() -> None:
@@ -141,13 +141,13 @@ def test_address_patterns(pattern: str, host: str, expected: bool) -> None:
     ],
 )  # fmt: skip
 def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, Any], refused: bool) -> None:
-    door = door_of(tmp_path, PLAIN)
-    answer = door.refusal(asked(code, "RocketMQ", SECRET, **fields))
+    authorizer = door_of(tmp_path, PLAIN)
+    answer = authorizer.refusal(asked(code, "RocketMQ", SECRET, **fields))
     assert (answer is not None) is refused
     if answer is not None:
         assert answer.code == 16
         assert SECRET not in (answer.remark or "")
-    assert door.refusal(asked(code, "rocketmq2", "987654321", **fields)) is None  # an administrator
+    assert authorizer.refusal(asked(code, "rocketmq2", "987654321", **fields)) is None  # an administrator
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,11 @@ def test_acl_1_permissions(tmp_path: Path, code: int, fields: dict[str, Any], re
 )
 def test_an_administrator_is_who_a_broker_takes_for_one(tmp_path: Path, value: Any, expected: bool) -> None:
     """As the PlainAccessConfig that 4.9.7 makes of the file says."""
-    door = door_of(tmp_path, {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "admin": value}]})
+    authorizer = door_of(
+        tmp_path, {"accounts": [{"accessKey": "RocketMQ", "secretKey": SECRET, "admin": value}]}
+    )
     fields = {"topic": "t_a", "consumerGroup": "g"}
-    assert (door.refusal(asked(11, "RocketMQ", SECRET, **fields)) is None) is expected
+    assert (authorizer.refusal(asked(11, "RocketMQ", SECRET, **fields)) is None) is expected
 
 
 @pytest.mark.parametrize(
@@ -182,8 +184,8 @@ def test_an_administrator_with_named_resources_is_bound_by_them(
     tmp_path: Path, code: int, fields: dict[str, Any], refused: bool
 ) -> None:
     """As PlainPermissionManager.checkPerm: only one without any is let in unasked."""
-    door = door_of(tmp_path, PLAIN)
-    assert (door.refusal(asked(code, "bound-admin", SECRET, **fields)) is not None) is refused
+    authorizer = door_of(tmp_path, PLAIN)
+    assert (authorizer.refusal(asked(code, "bound-admin", SECRET, **fields)) is not None) is refused
 
 
 @pytest.mark.parametrize(
@@ -206,15 +208,15 @@ def test_a_message_named_by_its_place_is_shown_to_who_may_read_its_own_topic(
     tmp_path: Path, document: Any, key: str | None, secret: str, address: str, topic: str, refused: bool
 ) -> None:
     """Whatever topic is named with it: physical offsets are those of one log of all topics."""
-    door = door_of(tmp_path, document)
+    authorizer = door_of(tmp_path, document)
     named = asked(Code.VIEW_MESSAGE_BY_ID, key, secret, address, topic="open", offset="0")
-    assert door.refusal(named) is None
+    assert authorizer.refusal(named) is None
     found = Response(body=(original(topic=topic.encode()),))
-    answer = door.shown(named, found)
+    answer = authorizer.shown(named, found)
     assert (answer.code == 16 and not answer.body) if refused else (answer is found)
-    assert (door.refusal_of_message(named, topic) is not None) is refused
+    assert (authorizer.refusal_of_message(named, topic) is not None) is refused
     nothing = Response(1)
-    assert door.shown(named, nothing) is nothing
+    assert authorizer.shown(named, nothing) is nothing
 
 
 def test_a_message_that_may_not_be_shown_does_not_leave_the_server(tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_a_message_that_may_not_be_shown_does_not_leave_the_server(tmp_path: Pat
         return Response(body=(memoryview(original(topic=b"secret1")),))
 
     table.register(Code.VIEW_MESSAGE_BY_ID)(view)
-    answerer = Answerer(table, door_of(tmp_path, USERS))
+    answerer = Dispatcher(table, door_of(tmp_path, USERS))
     named = asked(Code.VIEW_MESSAGE_BY_ID, "reader", SECRET, topic="open", offset="777")
     answer = asyncio.run(answerer.answer(named, is_judged=False))
     assert answer is not None
@@ -254,19 +256,19 @@ def test_a_body_that_is_none_of_its_codes_is_an_error_of_the_client(
 
 
 def test_who_is_asked_for_a_signature(tmp_path: Path) -> None:
-    door = door_of(tmp_path, PLAIN)
+    authorizer = door_of(tmp_path, PLAIN)
     pull: dict[str, Any] = {"topic": "t_a", "consumerGroup": "g"}
-    assert door.refusal(asked(11, None, **pull)) is not None
-    assert door.refusal(asked(11, "RocketMQ", "wrong", **pull)) is not None
-    assert door.refusal(asked(11, "nobody12", SECRET, **pull)) is not None
-    assert door.refusal(asked(11, None, address="10.10.3.4:1", **pull)) is None
-    assert door.refusal(asked(11, None, address="192.168.0.8:1", **pull)) is not None
-    assert door.refusal(asked(11, "rocketmq2", "wrong", address="172.16.0.5:1", **pull)) is None
-    assert door.refused == 4
+    assert authorizer.refusal(asked(11, None, **pull)) is not None
+    assert authorizer.refusal(asked(11, "RocketMQ", "wrong", **pull)) is not None
+    assert authorizer.refusal(asked(11, "nobody12", SECRET, **pull)) is not None
+    assert authorizer.refusal(asked(11, None, address="10.10.3.4:1", **pull)) is None
+    assert authorizer.refusal(asked(11, None, address="192.168.0.8:1", **pull)) is not None
+    assert authorizer.refusal(asked(11, "rocketmq2", "wrong", address="172.16.0.5:1", **pull)) is None
+    assert authorizer.refused == 4
 
 
 def test_a_heartbeat_needs_every_topic_and_group(tmp_path: Path) -> None:
-    door = door_of(tmp_path, PLAIN)
+    authorizer = door_of(tmp_path, PLAIN)
     for topics, refused in ((["t_a"], False), (["t_a", "t_b"], True)):
         subscriptions = [{"topic": topic} for topic in topics]
         consumer = {"groupName": "g", "subscriptionDataSet": subscriptions}
@@ -274,7 +276,7 @@ def test_a_heartbeat_needs_every_topic_and_group(tmp_path: Path) -> None:
         fields = {"AccessKey": "RocketMQ"}
         fields["Signature"] = signature_of(fields, body, SECRET)
         heartbeat = Request(RemotingCommand(34, 1, ext_fields=fields, body=body), RecordingPeer())
-        assert (door.refusal(heartbeat) is not None) is refused
+        assert (authorizer.refusal(heartbeat) is not None) is refused
 
 
 @pytest.mark.parametrize(
@@ -298,21 +300,21 @@ def test_a_heartbeat_needs_every_topic_and_group(tmp_path: Path) -> None:
 def test_users_and_policies(
     tmp_path: Path, user: str, secret: str, code: int, fields: dict[str, Any], refused: bool
 ) -> None:
-    door = door_of(tmp_path, USERS)
-    assert (door.refusal(asked(code, user, secret, **fields)) is not None) is refused
+    authorizer = door_of(tmp_path, USERS)
+    assert (authorizer.refusal(asked(code, user, secret, **fields)) is not None) is refused
 
 
 def test_a_policy_asks_where_from(tmp_path: Path) -> None:
-    door = door_of(tmp_path, USERS)
+    authorizer = door_of(tmp_path, USERS)
     pull: dict[str, Any] = {"topic": "open", "consumerGroup": "g_1"}
-    assert door.refusal(asked(11, "reader", SECRET, **pull)) is None
-    assert door.refusal(asked(11, "reader", SECRET, address="10.0.0.1:9", **pull)) is not None
+    assert authorizer.refusal(asked(11, "reader", SECRET, **pull)) is None
+    assert authorizer.refusal(asked(11, "reader", SECRET, address="10.0.0.1:9", **pull)) is not None
 
 
 def test_old_clients_get_no_refusal_of_an_offset_query(tmp_path: Path) -> None:
-    door = door_of(tmp_path, USERS)
+    authorizer = door_of(tmp_path, USERS)
     for version, is_withheld in ((407, True), (479, False)):
-        answer = door.refusal(asked(14, "reader", "no", version=version, topic="t", consumerGroup="g"))
+        answer = authorizer.refusal(asked(14, "reader", "no", version=version, topic="t", consumerGroup="g"))
         assert answer is not None
         assert answer.is_withheld is is_withheld
 
@@ -321,7 +323,7 @@ def test_a_changed_file_is_read_and_a_bad_one_is_not_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [0.0]
-    door = door_of(tmp_path, PLAIN, now_s=lambda: clock[0])
+    authorizer = door_of(tmp_path, PLAIN, now_s=lambda: clock[0])
     path = tmp_path / "acl.yml"
     pull: dict[str, Any] = {"topic": "t_b", "consumerGroup": "g"}
     caplog.set_level(logging.INFO)
@@ -331,17 +333,17 @@ def test_a_changed_file_is_read_and_a_bad_one_is_not_taken(
         os.utime(path, ns=(step, step))
         clock[0] += 2
 
-    assert door.refusal(asked(11, "RocketMQ", SECRET, **pull)) is not None
+    assert authorizer.refusal(asked(11, "RocketMQ", SECRET, **pull)) is not None
     changed = yaml.safe_dump(PLAIN).replace("t_a=SUB", "t_b=SUB")
     write(changed, 1)
-    assert door.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None
+    assert authorizer.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None
     for step, bad in enumerate((changed.replace("DENY", "DENNY"), f"accounts: [{SECRET}: {{", "{}", ""), 2):
         write(bad, step)
-        assert door.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None
+        assert authorizer.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None
         assert "access rules stay as they were" in caplog.text
     path.unlink()
     clock[0] += 2
-    assert door.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None
+    assert authorizer.refusal(asked(11, "RocketMQ", SECRET, **pull)) is None
     assert SECRET not in caplog.text
     assert SECRET not in repr(read_rules_of(tmp_path).accounts)
 
@@ -378,14 +380,14 @@ def test_what_cannot_be_meant_is_an_error_at_the_start(tmp_path: Path, document:
 
 def test_the_audit_log_sums_pulls(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    door = SecurityDoor(None, 60, now_s=lambda: 0.0)
+    authorizer = RulesAuthorizer(None, 60, now_s=lambda: 0.0)
     for offset in range(0, 320, 32):
         pull = asked(11, None, topic="t", consumerGroup="g", queueId="1", queueOffset=str(offset))
-        door.note(pull, Response(0, {"nextBeginOffset": str(offset + 32)}), 1000)
-    door.note(asked(11, None, topic="t", consumerGroup="g", queueId="2"), Response(19), 0)
-    door.tick(59.0)
+        authorizer.note(pull, Response(0, {"nextBeginOffset": str(offset + 32)}), 1000)
+    authorizer.note(asked(11, None, topic="t", consumerGroup="g", queueId="2"), Response(19), 0)
+    authorizer.tick(59.0)
     assert caplog.records == []
-    door.tick(60.0)
+    authorizer.tick(60.0)
     (record,) = caplog.records
     said = {
         name: getattr(record, name)
@@ -395,5 +397,5 @@ def test_the_audit_log_sums_pulls(caplog: pytest.LogCaptureFixture) -> None:
         "client": "127.0.0.1", "group": "g", "topic": "t", "queue": "1", "offsets": "0-320",
         "reads": 10, "bytes": 10_000,
     }  # fmt: skip
-    door.close()
+    authorizer.close()
     assert len(caplog.records) == 1

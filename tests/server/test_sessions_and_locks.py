@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.groups.client_table import EXPIRY_S, ClientTable, register_session_handlers
+from server.groups.client_table import EXPIRY_S, ClientTable, register_client_handlers
 from server.groups.queue_locks import LOCK_S, LockTable, MessageQueue, register_lock_handlers
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import BadRequestError, HandlerTable, Response
@@ -46,7 +46,7 @@ def answer(table: HandlerTable, sent: Any) -> Response:
 def clients() -> tuple[ClientTable, HandlerTable, Clock]:
     clock, table = Clock(), HandlerTable()
     found = ClientTable(clock)
-    register_session_handlers(table, found)
+    register_client_handlers(table, found)
     return found, table, clock
 
 

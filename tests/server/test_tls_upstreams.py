@@ -1,4 +1,4 @@
-"""Façade and slave among servers that speak TLS only: what they dial is dialled so, or says why not."""
+"""Proxy and slave among servers that speak TLS only: what they dial is dialled so, or says why not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from server.proxy.proxy_service import FacadePlace, FacadeService
-from server.slave.registration import SlavePlace, Stand
-from server.slave.slave_service import SlaveService, SlaveSide
-from server.wire.listener import ServerOptions, ServingServer
+from server.proxy.proxy_service import ProxyConfig, ProxyService
+from server.slave.registration import RegistrationState, SlaveConfig
+from server.slave.slave_service import SlaveOptions, SlaveService
+from server.wire.listener import Listener, ServerOptions
 from server.wire.request import HandlerTable, Request, Response
 from tests.remoting.tls_peer import Papers, shows, trusting
 from tests.server.proxy.test_service import ADVERTISED, ROUTE, Client
@@ -43,8 +43,8 @@ async def slave(
     for double in (master, name_server):
         double.tls = context
         await double.start()
-    place = SlavePlace(BROKER, master.address, (name_server.address,), ADVERTISED, OWN_ID, tls)
-    service = SlaveService(SlaveSide(place, CLUSTER, ServeSettings(bind="127.0.0.1:0"), 0.05))
+    place = SlaveConfig(BROKER, master.address, (name_server.address,), ADVERTISED, OWN_ID, tls)
+    service = SlaveService(SlaveOptions(place, CLUSTER, ServeSettings(bind="127.0.0.1:0"), 0.05))
     host, port = await service.start()
     service.open_archive({})
     client = Client(*await asyncio.open_connection(host, port))
@@ -66,7 +66,7 @@ def test_a_slave_registers_and_relays_with_tls(papers: Papers) -> None:
             await until(lambda: name_server.addresses.get(OWN_ID) == ADVERTISED)
             answer = await client.ask(QUERY_OFFSET, consumerGroup="g", topic="t", queueId="0")
             assert (answer.code, answer.ext_fields["offset"]) == (0, "5")
-            await until(lambda: service.status().standings[0].stand is Stand.REGISTERED)
+            await until(lambda: service.status().standings[0].stand is RegistrationState.REGISTERED)
             assert service.status().is_master_well
 
     asyncio.run(story())
@@ -95,7 +95,7 @@ class Server:
         self._body = body
         table = HandlerTable()
         table.find = lambda code: self._handle  # type: ignore[method-assign]
-        self._server = ServingServer(table, ServerOptions(tls=lambda: context, tls_only=True))
+        self._server = Listener(table, ServerOptions(tls=lambda: context, tls_only=True))
 
     async def _handle(self, request: Request) -> Response:
         self.seen.append(request.code)
@@ -109,13 +109,13 @@ class Server:
         await self._server.close(drain_s=0)
 
 
-async def told_by_a_facade(
+async def told_by_a_proxy(
     context: ssl.SSLContext, tls: ClientTls | None
 ) -> tuple[RemotingCommand, RemotingCommand | None, list[int]]:
     """What a plain client hears about a route and about a send (None: it is hung up on), and what the broker saw."""
     names, broker = Server(context, json.dumps(ROUTE).encode()), Server(context)
-    place = FacadePlace("b", await broker.start(), [await names.start()], ADVERTISED, tls)
-    service = FacadeService(place, ServeSettings(bind="127.0.0.1:0"), ReadSettings())
+    place = ProxyConfig("b", await broker.start(), [await names.start()], ADVERTISED, tls)
+    service = ProxyService(place, ServeSettings(bind="127.0.0.1:0"), ReadSettings())
     host, port = await service.start()
     client = Client(*await asyncio.open_connection(host, port))
     try:
@@ -133,9 +133,9 @@ async def told_by_a_facade(
         await asyncio.sleep(0.05)
 
 
-def test_a_facade_asks_name_servers_and_broker_with_tls(papers: Papers) -> None:
+def test_a_proxy_asks_name_servers_and_broker_with_tls(papers: Papers) -> None:
     tls = ClientTls(trusting(papers.ca, papers.client))
-    route, sent, seen = asyncio.run(told_by_a_facade(shows(papers.server, asks=papers.ca), tls))
+    route, sent, seen = asyncio.run(told_by_a_proxy(shows(papers.server, asks=papers.ca), tls))
     assert json.loads(route.body)["brokerDatas"][0]["brokerAddrs"] == {
         "0": ADVERTISED,
         "1": "127.0.0.1:10911",
@@ -143,12 +143,12 @@ def test_a_facade_asks_name_servers_and_broker_with_tls(papers: Papers) -> None:
     assert sent is not None and sent.code == 0 and seen == [SEND]
 
 
-def test_a_facade_that_does_not_trust_them_sends_nothing_and_its_log_says_why(
+def test_a_proxy_that_does_not_trust_them_sends_nothing_and_its_log_says_why(
     papers: Papers, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls = ClientTls(trusting(papers.other_ca))
     with caplog.at_level(logging.WARNING):
-        route, sent, seen = asyncio.run(told_by_a_facade(shows(papers.server), tls))
+        route, sent, seen = asyncio.run(told_by_a_proxy(shows(papers.server), tls))
     assert route.code != 0 and "broker.tls_ca" in (route.remark or "")
     assert (sent is None or sent.code != 0) and not seen
     told = [record.__dict__["cause"] for record in caplog.records if "with TLS fails" in record.message]

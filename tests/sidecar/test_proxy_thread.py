@@ -1,4 +1,4 @@
-"""The façade inside `tiered run`: where it stands, and the life of its thread."""
+"""The proxy inside `tiered run`: where it stands, and the life of its thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.policy.read_policy import BrokerSide, LocalView, Residency
 from server.groups.client_table import ClientTable
 from server.proxy.group_reads import GroupReading
-from server.proxy.proxy_handlers import FacadeHandlers
-from server.proxy.proxy_service import FacadePlace, FacadeService
-from server.proxy.proxy_status import FacadeStatus
+from server.proxy.proxy_handlers import ProxyHandlers
+from server.proxy.proxy_service import ProxyConfig, ProxyService
+from server.proxy.proxy_status import ProxyStatus
 from sidecar.proxy_answers import MergedAnswers
-from sidecar.proxy_metrics import FacadeCollector, serving_report
-from sidecar.proxy_place import facade_place
-from sidecar.proxy_thread import FacadeOrder, facade_port
+from sidecar.proxy_metrics import ProxyCollector, serving_report
+from sidecar.proxy_place import proxy_config
+from sidecar.proxy_thread import ProxyOrder, proxy_port
 from sidecar.report import decode_report, encode_report
 from sidecar.serving_thread import ServingThread
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
@@ -53,7 +53,7 @@ class Answers:
     """Stands for what answers from the archive."""
 
     def __init__(self) -> None:
-        self.handlers: FacadeHandlers = {}
+        self.handlers: ProxyHandlers = {}
         self.applied: list[Settings] = []
         self.commits = 0
         self.is_closed = False
@@ -88,12 +88,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_the_place_comes_from_broker_conf_unless_settings_say_otherwise() -> None:
-    found = facade_place(ADVERTISED, CONF, "broker-a")
-    assert found == FacadePlace(
+    found = proxy_config(ADVERTISED, CONF, "broker-a")
+    assert found == ProxyConfig(
         "broker-a", "10.0.0.1:10911", ("10.0.0.8:9876", "10.0.0.9:9876"), "broker-host:9876"
     )
     broker = BrokerSettings(address="127.0.0.1:1", name_servers=("127.0.0.1:2",))
-    found = facade_place(replace(ADVERTISED, broker=broker), CONF, "broker-a")
+    found = proxy_config(replace(ADVERTISED, broker=broker), CONF, "broker-a")
     assert (found.broker_address, found.name_servers) == ("127.0.0.1:1", ("127.0.0.1:2",))
 
 
@@ -113,27 +113,27 @@ def test_the_place_comes_from_broker_conf_unless_settings_say_otherwise() -> Non
 def test_impossible_places_are_refused(advertise: str, properties: dict[str, str], complaint: str) -> None:
     settings = Settings(serve=ServeSettings(advertise=advertise))
     with pytest.raises(UsageError, match=complaint):
-        facade_place(settings, broker_conf(properties), "broker-a")
+        proxy_config(settings, broker_conf(properties), "broker-a")
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A façade alone in its thread."""
+    """A proxy alone in its thread."""
 
-    facade: FacadeService
+    proxy: ProxyService
     thread: ServingThread
 
 
 def thread_at(url: str, port: int, answers: Answers) -> Serving:
     settings = Settings(archive=ArchiveSettings(url=url), serve=ServeSettings(bind=f"127.0.0.1:{port}"))
-    place = FacadePlace(BROKER, "127.0.0.1:1", ("127.0.0.1:1",), "127.0.0.1:9")
+    place = ProxyConfig(BROKER, "127.0.0.1:1", ("127.0.0.1:1",), "127.0.0.1:9")
 
-    async def make(access: ArchiveAccess, service: FacadeService) -> Answers:
+    async def make(access: ArchiveAccess, service: ProxyService) -> Answers:
         assert access.broker == BROKER
         return answers
 
-    service, facade = facade_port(FacadeOrder(place, make), settings)
-    return Serving(service, ServingThread(BrokerNames(CLUSTER, BROKER), settings, [facade]))
+    service, proxy = proxy_port(ProxyOrder(place, make), settings)
+    return Serving(service, ServingThread(BrokerNames(CLUSTER, BROKER), settings, [proxy]))
 
 
 def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
@@ -146,9 +146,9 @@ def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
     try:
         assert client.call(11, {"topic": "T"}).code == 2, "not before the archive is open"
         assert client.call(103).code == 16
-        assert not served.facade.status().is_archive_open
+        assert not served.proxy.status().is_archive_open
         backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
-        until(lambda: served.facade.status().is_archive_open)
+        until(lambda: served.proxy.status().is_archive_open)
         policies = ReadSettings(policy="FORCE")
         served.thread.apply(Settings(read=policies))
         until(lambda: Settings(read=policies) in answers.applied)
@@ -159,7 +159,7 @@ def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
         (said,) = (record for record in caplog.records if "values of before" in record.message)
         assert vars(said)["keys"] == ["fetch.user_requests", "fetch.bytes_per_s"]
         names = {
-            family.name for family in FacadeCollector(served.facade.status, served.facade.counters).collect()
+            family.name for family in ProxyCollector(served.proxy.status, served.proxy.counters).collect()
         }
         assert "rocketmq_tiered_store_serve_connections" in names
     finally:
@@ -225,7 +225,7 @@ def test_a_commit_of_this_process_is_seen_at_once(real_store: Callable[[str], Pa
     served = thread_at(f"file://{tmp_path}/archive", 0, answers)
     served.thread.start()
     try:
-        until(lambda: served.facade.status().is_archive_open)
+        until(lambda: served.proxy.status().is_archive_open)
         access = served.thread._access
         assert access is not None
         newer = replace(access.state, version=access.state.version + 1)
@@ -238,7 +238,7 @@ def test_a_commit_of_this_process_is_seen_at_once(real_store: Callable[[str], Pa
 
 def test_who_is_served_is_part_of_the_status_document() -> None:
     reading = GroupReading("g", 2, 30, 4, 5)
-    served = serving_report(FacadeStatus("host:9876", 3, 2, True, [("g", 2)], (reading,)))
+    served = serving_report(ProxyStatus("host:9876", 3, 2, True, [("g", 2)], (reading,)))
     report = replace(REPORT, serving=served)
     assert decode_report(orjson.loads(encode_report(report))) == report
     assert decode_report(orjson.loads(encode_report(REPORT))).serving is None

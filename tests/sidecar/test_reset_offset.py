@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import rocketmq_tiered
 from fetcher.access import open_async_access
-from server.archive_mode.archive_service import ServingService
+from server.archive_mode.archive_service import ArchiveService
 from server.backend.served_archive import ServedArchive
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog, load_snapshot
@@ -53,7 +53,7 @@ class Server:
         self._access = open_async_access(url, cluster="", broker="", settings=Settings())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
-        self.service: ServingService
+        self.service: ArchiveService
         self.address = ""
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class Server:
         await archive.load()
         offsets = GroupOffsets(GroupLog(self._access.store, "test", _now_ms), lease_ms=60_000)
         retries = RetryQueues(RetryLog(self._access.store, "test"), offsets, RetryLimits(), _now_ms)
-        self.service = ServingService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
+        self.service = ArchiveService(archive, offsets, retries, ServeSettings(bind="127.0.0.1:0"))
         return await self.service.start()
 
     def _run(self, work: Any) -> Any:

@@ -12,18 +12,18 @@ import pytest
 
 from fetcher.access import ArchiveAccess
 from server.proxy.group_reads import GroupReading
-from server.proxy.inflight_limit import FlightGate
-from server.proxy.proxy_service import FacadePlace, FacadeService
+from server.proxy.inflight_limit import InflightLimit
+from server.proxy.proxy_service import ProxyConfig, ProxyService
 from server.proxy.upstream import RemotingUpstream
-from server.slave.registrar import Standing
-from server.slave.registration import SlavePlace, Stand
+from server.slave.registrar import NameServerStatus
+from server.slave.registration import RegistrationState, SlaveConfig
 from server.slave.slave_status import SlaveCounters, SlaveStatus
 from sidecar.cli import status as status_command
-from sidecar.proxy_thread import FacadeOrder, facade_port
+from sidecar.proxy_thread import ProxyOrder, proxy_port
 from sidecar.report import decode_report, encode_report
 from sidecar.serving_thread import ServingThread
 from sidecar.slave_metrics import SlaveCollector, slave_report
-from sidecar.slave_port import slave_place, slave_policies, slave_port
+from sidecar.slave_port import slave_config, slave_policies, slave_port
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.server.slave.master_double import MasterDouble
 from tests.server.slave.name_server_double import NameServerDouble
@@ -47,7 +47,8 @@ from tiered.settings.sections import (
 CONF = {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
 STATUS = SlaveStatus(
     "h:10931", 7, 3, True, True, False,
-    (Standing("10.0.0.8:9876", Stand.REGISTERED, ""), Standing("10.0.0.9:9876", Stand.REFUSED, "id 7 is taken")),
+    (NameServerStatus("10.0.0.8:9876", RegistrationState.REGISTERED, ""),
+     NameServerStatus("10.0.0.9:9876", RegistrationState.REFUSED, "id 7 is taken")),
     (GroupReading("g", 2, 30, 4, 5),),
 )  # fmt: skip
 
@@ -57,9 +58,9 @@ def settings(advertise: str, **others: object) -> Settings:
 
 
 def test_its_place_comes_from_settings_and_broker_conf() -> None:
-    found = slave_place(settings("sidecar-host:10931"), broker_conf(CONF), "broker-a")
+    found = slave_config(settings("sidecar-host:10931"), broker_conf(CONF), "broker-a")
     name_servers = ("10.0.0.8:9876", "10.0.0.9:9876")
-    assert found == SlavePlace("broker-a", "10.0.0.1:10911", name_servers, "sidecar-host:10931", 7)
+    assert found == SlaveConfig("broker-a", "10.0.0.1:10911", name_servers, "sidecar-host:10931", 7)
 
 
 @pytest.mark.parametrize(
@@ -77,14 +78,14 @@ def test_its_place_comes_from_settings_and_broker_conf() -> None:
 )
 def test_impossible_places_are_refused(advertise: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        slave_place(
+        slave_config(
             settings(advertise, serve=ServeSettings(advertise="h:9876")), broker_conf(CONF), "broker-a"
         )
 
 
 def test_a_loopback_address_is_one_where_everybody_is_on_it() -> None:
     conf = broker_conf({"brokerIP1": "127.0.0.1", "listenPort": "10911", "namesrvAddr": "localhost:9876"})
-    assert slave_place(settings("127.0.0.1:10931"), conf, "b").advertise == "127.0.0.1:10931"
+    assert slave_config(settings("127.0.0.1:10931"), conf, "b").advertise == "127.0.0.1:10931"
 
 
 def test_nobody_is_led_to_a_port_that_only_this_host_reaches() -> None:
@@ -129,7 +130,7 @@ def test_it_is_part_of_the_status_document_and_of_the_metrics(capsys: pytest.Cap
     assert "the master does not answer: m:1 cannot be reached: no answer\n" in capsys.readouterr().out
 
 
-def test_facade_and_slave_share_one_thread_and_one_archive(
+def test_proxy_and_slave_share_one_thread_and_one_archive(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Two ports; the slave is registered once the archive is open, and no longer when they close."""
@@ -152,21 +153,21 @@ def test_facade_and_slave_share_one_thread_and_one_archive(
         names = BrokerNames(CLUSTER, BROKER)
         name_server.names = BROKER, CLUSTER
 
-        async def facade_answers(access: ArchiveAccess, service: FacadeService) -> Answers:
+        async def proxy_answers(access: ArchiveAccess, service: ProxyService) -> Answers:
             accesses.append(access)
             return Answers()
 
         accesses: list[ArchiveAccess] = []
-        place = FacadePlace(BROKER, master.address, (name_server.address,), "127.0.0.1:9")
-        facade, first = facade_port(FacadeOrder(place, facade_answers), wanted)
+        place = ProxyConfig(BROKER, master.address, (name_server.address,), "127.0.0.1:9")
+        proxy, first = proxy_port(ProxyOrder(place, proxy_answers), wanted)
         slave, second = slave_port(wanted, None, names)
         thread = ServingThread(names, wanted, [first, second])
         bound = await asyncio.to_thread(thread.start)
         assert len({port for _, port in bound}) == 2
         try:
             await until(lambda: name_server.addresses.get(7) == "127.0.0.1:8", 20)
-            assert facade.status().is_archive_open and slave.status().is_archive_open and len(accesses) == 1
-            client = RemotingUpstream(f"{bound[1][0]}:{bound[1][1]}", FlightGate())
+            assert proxy.status().is_archive_open and slave.status().is_archive_open and len(accesses) == 1
+            client = RemotingUpstream(f"{bound[1][0]}:{bound[1][1]}", InflightLimit())
             fields = {
                 "topic": "t_four", "queueId": "0", "queueOffset": "0", "consumerGroup": "g", "maxMsgNums": "5",
                 "sysFlag": "4", "subscription": "*", "suspendTimeoutMillis": "0", "commitOffset": "0",

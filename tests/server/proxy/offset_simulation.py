@@ -1,7 +1,7 @@
 """A broker, its uploader, an archive and one consumer between them, in one thread: whatever happens happens while
 somebody waits.
 
-Real are the façade's pulls, the read policy and what is remembered of the broker. Played are the broker, its files, the
+Real are the proxy's pulls, the read policy and what is remembered of the broker. Played are the broker, its files, the
 catalog, which is known late, and time. Owns the consumer and what it checks; tests say which schedules it lives
 through.
 """
@@ -16,7 +16,7 @@ from fetcher.policy.read_router import PolicyLine
 from server.backend.pull_handlers import SUSPEND, PullLimits
 from server.groups.client_table import Subscription
 from server.proxy.broker_view import BrokerViews
-from server.proxy.proxy_pull import FacadePulls
+from server.proxy.proxy_pull import ProxyPulls
 from server.proxy.pull_sources import PullContext
 from server.wire.codes import RequestCode as R
 from tests.end_to_end.offloading import FILTER
@@ -62,7 +62,7 @@ class Simulation:
             now_s=lambda: world.time_s,
         )
         self._broker = PlayedBroker(world, is_filtered=self.is_filtered)
-        self._pulls = FacadePulls(self._line, context, PullLimits(hold_s_max=3.0))
+        self._pulls = ProxyPulls(self._line, context, PullLimits(hold_s_max=3.0))
         self.offset = self.start
 
     async def pull(self) -> None:

@@ -1,4 +1,4 @@
-"""A broker with 400 messages, 300 of them archived, and the façade's handlers between it and a client."""
+"""A broker with 400 messages, 300 of them archived, and the proxy's handlers between it and a client."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from server.backend.pull_handlers import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, P
 from server.backend.served_archive import ServedArchive
 from server.groups.client_table import Subscription
 from server.proxy.broker_view import BrokerViews
-from server.proxy.inflight_limit import FlightGate
+from server.proxy.inflight_limit import InflightLimit
 from server.proxy.merged_lookups import MergedLookups
 from server.proxy.merged_offsets import MergedOffsets
-from server.proxy.proxy_pull import FacadePulls
+from server.proxy.proxy_pull import ProxyPulls
 from server.proxy.pull_sources import PullContext
 from server.proxy.upstream import RemotingUpstream
 from server.wire.codes import RequestCode
@@ -57,7 +57,7 @@ class Scene:
     archive: ServedArchive
     line: PolicyLine
     views: BrokerViews
-    pulls: FacadePulls
+    pulls: ProxyPulls
     context: PullContext
     offsets: MergedOffsets
     lookups: MergedLookups
@@ -167,9 +167,9 @@ async def beside_a_broker(
     line = PolicyLine(access.catalog, ReadSettings(policy=policy), FILTER)
     views, subscriptions = BrokerViews(hot), Subscriptions()
     context = PullContext(archive, views, subscriptions)
-    upstream = RemotingUpstream(broker.address, FlightGate())
+    upstream = RemotingUpstream(broker.address, InflightLimit())
     scene = Scene(
-        store, root, broker, archive, line, views, FacadePulls(line, context, PullLimits(hold_s_max=1.5)), context,
+        store, root, broker, archive, line, views, ProxyPulls(line, context, PullLimits(hold_s_max=1.5)), context,
         MergedOffsets(line, archive, views), MergedLookups(line, archive), upstream, subscriptions, hot,
     )  # fmt: skip
     try:

@@ -184,7 +184,7 @@ class World:
         was_before = self.begins_late and (newest.number == 0 or row.phys < newest.first_phys)
         return not was_before and row.phys >= newest.dispatched  # pinned, or about to be recorded as lost
 
-    # -- as the façade sees it --------------------------------------------------------------------------------
+    # -- as the proxy sees it --------------------------------------------------------------------------------
 
     @property
     def state(self) -> Version:

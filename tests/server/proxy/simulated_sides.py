@@ -1,4 +1,4 @@
-"""Broker, its files and the archive as the façade meets them, played over one world.
+"""Broker, its files and the archive as the proxy meets them, played over one world.
 
 The broker answers as DefaultMessageStore.getMessage does, record by record, its consume queues behind its commitlog;
 while anybody waits, things happen. Owns these answers.
@@ -154,7 +154,7 @@ def _answer(**fields: int) -> RemotingCommand:
 
 
 class PlayedArchive:
-    """An ArchiveSide for pulls: by the version known, or a newer one where that says more."""
+    """An Backend for pulls: by the version known, or a newer one where that says more."""
 
     def __init__(self, world: World, *, is_filtered: bool) -> None:
         self._world, self._is_filtered = world, is_filtered

@@ -1,4 +1,4 @@
-"""What real brokers wrote, consumed through the façade from a broker that has half of it: everything, in order."""
+"""What real brokers wrote, consumed through the proxy from a broker that has half of it: everything, in order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fetcher.policy.read_router import PolicyLine
 from server.backend.pull_handlers import PullLimits
 from server.backend.served_archive import ServedArchive
 from server.proxy.broker_view import BrokerViews
-from server.proxy.inflight_limit import FlightGate
-from server.proxy.proxy_pull import FacadePulls
+from server.proxy.inflight_limit import InflightLimit
+from server.proxy.proxy_pull import ProxyPulls
 from server.proxy.pull_sources import PullContext
 from server.proxy.upstream import RemotingUpstream
 from server.wire.codes import RequestCode
@@ -85,8 +85,8 @@ async def consume(
     hot = HotReader(open_broker_store(store)) if with_files else None
     context = PullContext(served, BrokerViews(hot), Subscriptions())
     line = PolicyLine(access.catalog, ReadSettings(), FILTER)
-    pulls = FacadePulls(line, context, PullLimits(hold_s_max=0.2))
-    upstream = RemotingUpstream(broker.address, FlightGate())
+    pulls = ProxyPulls(line, context, PullLimits(hold_s_max=0.2))
+    upstream = RemotingUpstream(broker.address, InflightLimit())
     consumed: dict[Queue, list[bytes]] = {}
     try:
         for (topic, queue_id), found in records.items():

@@ -1,4 +1,4 @@
-"""Routes of a real name server as clients of the façade see them."""
+"""Routes of a real name server as clients of the proxy see them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_only_our_broker_is_rewritten_and_nothing_else_changes() -> None:
     assert after == before
 
 
-def test_facades_of_two_brokers_can_stand_one_before_the_other() -> None:
+def test_proxies_of_two_brokers_can_stand_one_before_the_other() -> None:
     other = Published("broker-b", "192.0.2.10:9876")
     brokers = json.loads(rewritten(rewritten(STRICT, OURS), other))["brokerDatas"]
     assert [broker["brokerAddrs"]["0"] for broker in brokers] == [SIDECAR, "192.0.2.10:9876"]
@@ -102,7 +102,7 @@ def test_everybody_real_is_behind_us_in_the_same_order(real: dict[int, str]) -> 
 
 @given(ids)
 def test_publishing_twice_is_publishing_once_more(real: dict[int, str]) -> None:
-    """A façade before a façade, or a sidecar that also registers as a slave: we are in it once."""
+    """A proxy before a proxy, or a sidecar that also registers as a slave: we are in it once."""
     once = published_addresses({str(number): address for number, address in real.items()}, SIDECAR)
     twice = published_addresses(once, SIDECAR)
     assert list(twice.values()).count(SIDECAR) == bool(real)

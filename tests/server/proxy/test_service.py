@@ -1,4 +1,4 @@
-"""The façade between real connections: clients on one side, a broker and name servers of the test on the other."""
+"""The proxy between real connections: clients on one side, a broker and name servers of the test on the other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from server.proxy import proxy_service as service_module
-from server.proxy.inflight_limit import FlightGate
-from server.proxy.proxy_handlers import FacadeHandlers, Upstream, relayed
-from server.proxy.proxy_service import FacadePlace, FacadeService
+from server.proxy.inflight_limit import InflightLimit
+from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
+from server.proxy.proxy_service import ProxyConfig, ProxyService
 from server.wire.connection import Connection
-from server.wire.listener import ServerOptions, ServingServer
+from server.wire.listener import Listener, ServerOptions
 from server.wire.request import BadRequestError, HandlerTable, Request, Response
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.remoting.command import FrameDecoder, RemotingCommand, SerializeType, encode
@@ -61,7 +61,7 @@ class Peer:
     connections: list[Connection] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     waits: frozenset[int] = frozenset()
-    server: ServingServer | None = None
+    server: Listener | None = None
     port: int = 0
 
     def find(self, code: int) -> Callable[[Request], Awaitable[Response | None]]:
@@ -83,7 +83,7 @@ class Peer:
     async def start(self) -> str:
         table = HandlerTable()
         table.find = self.find  # type: ignore[method-assign]
-        self.server = ServingServer(table, ServerOptions(port=self.port, version=BROKER_VERSION))
+        self.server = Listener(table, ServerOptions(port=self.port, version=BROKER_VERSION))
         _, self.port = await self.server.start()
         return f"127.0.0.1:{self.port}"
 
@@ -97,7 +97,7 @@ class Peer:
 class Scene:
     broker: Peer
     names: list[Peer]
-    service: FacadeService
+    service: ProxyService
     port: int
     clients: list[Client] = field(default_factory=list)
 
@@ -109,12 +109,12 @@ class Scene:
 
 @asynccontextmanager
 async def scene(advertise: str = ADVERTISED, waits: frozenset[int] = frozenset(), name_servers: int = 1,
-                handlers: FacadeHandlers | None = None) -> AsyncIterator[Scene]:  # fmt: skip
+                handlers: ProxyHandlers | None = None) -> AsyncIterator[Scene]:  # fmt: skip
     broker = Peer(waits=waits)
     route = Response(body=(json.dumps(ROUTE).encode(),))
     names = [Peer({105: route}) for _ in range(name_servers)]
-    place = FacadePlace("b", await broker.start(), [await name.start() for name in names], advertise)
-    service = FacadeService(place, ServeSettings(bind="127.0.0.1:0"), ReadSettings())
+    place = ProxyConfig("b", await broker.start(), [await name.start() for name in names], advertise)
+    service = ProxyService(place, ServeSettings(bind="127.0.0.1:0"), ReadSettings())
     _, port = await service.start()
     if handlers is not None:
         service.open_archive(handlers)
@@ -288,8 +288,8 @@ def test_a_loopback_address_is_not_given_to_other_hosts() -> None:
     async def story() -> None:
         settings = ServeSettings(bind="127.0.0.1:0", accept_proxy=True)
         names = Peer({105: Response(body=(json.dumps(ROUTE).encode(),))})
-        place = FacadePlace("b", "127.0.0.1:1", [await names.start()], ADVERTISED)
-        service = FacadeService(place, settings, ReadSettings())
+        place = ProxyConfig("b", "127.0.0.1:1", [await names.start()], ADVERTISED)
+        service = ProxyService(place, settings, ReadSettings())
         _, port = await service.start()
         client = Client(*await asyncio.open_connection("127.0.0.1", port))
         client.writer.write(b"PROXY TCP4 10.1.2.3 10.9.9.9 5555 9876\r\n")
@@ -322,7 +322,7 @@ def test_another_name_server_answers_and_changes_go_to_all() -> None:
 def test_name_servers_are_asked_while_the_broker_hangs_with_large_sends_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service_module, "FlightGate", lambda: FlightGate(1_000))
+    monkeypatch.setattr(service_module, "InflightLimit", lambda: InflightLimit(1_000))
 
     async def story() -> None:
         async with scene(waits=frozenset({310})) as made:
@@ -382,9 +382,9 @@ def test_heartbeats_of_consumers_are_noted_those_of_producers_relayed() -> None:
 
 
 def test_groups_and_members_have_the_memory_that_is_set() -> None:
-    place = FacadePlace("b", "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED)
+    place = ProxyConfig("b", "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED)
     settings = ServeSettings(session_bytes_max=1_000)
-    clients = FacadeService(place, settings, ReadSettings()).clients
+    clients = ProxyService(place, settings, ReadSettings()).clients
     body = {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]}
     with pytest.raises(BadRequestError, match=r"serve\.session_bytes_max"):
         clients.heartbeat(request(34, RecordingPeer(), body=body))

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.proxy.name_servers import NameServers
-from server.proxy.relay_rules import Failure, Way, failure_of, patience_s, way_of
-from server.proxy.upstream import UNTAKEN_BYTES_MAX, FlightGate, RemotingUpstream, TimedOutError
-from server.wire.listener import ServerOptions, ServingServer
+from server.proxy.relay_rules import Failure, Way, destination_of, failure_of, relay_timeout_s
+from server.proxy.upstream import UNTAKEN_BYTES_MAX, InflightLimit, RemotingUpstream, TimedOutError
+from server.wire.listener import Listener, ServerOptions
 from server.wire.request import HandlerTable, Request, Response
 from tests.remoting.tls_peer import Papers, shows, trusting
 from tiered.errors import ThrottledError, UnansweredError
@@ -41,7 +41,7 @@ def test_the_gate_is_never_overfull_and_everybody_gets_through(
     requests: list[tuple[int, bool]], limit: int
 ) -> None:
     async def story() -> None:
-        gate = FlightGate(limit)
+        gate = InflightLimit(limit)
         order: list[int] = []
 
         async def one(number: int, size: int) -> None:
@@ -70,7 +70,7 @@ def test_the_gate_is_never_overfull_and_everybody_gets_through(
 
 
 async def _with_finally(requests: list[tuple[int, bool]], limit: int) -> None:
-    gate = FlightGate(limit)
+    gate = InflightLimit(limit)
 
     async def one(size: int) -> None:
         await gate.enter(size)
@@ -92,7 +92,7 @@ def test_what_has_no_body_passes_a_gate_that_is_full() -> None:
     """Routes and the like are asked for while large sends wait for a broker that hangs."""
 
     async def story() -> None:
-        gate = FlightGate(100)
+        gate = InflightLimit(100)
         await gate.enter(90)
         waiting = asyncio.create_task(gate.enter(20))
         await asyncio.sleep(0)
@@ -109,7 +109,7 @@ def test_what_has_no_body_passes_a_gate_that_is_full() -> None:
 
 async def _broker(
     delay_s: float = 0.0, tls: ssl.SSLContext | None = None
-) -> tuple[ServingServer, str, list[RemotingCommand]]:
+) -> tuple[Listener, str, list[RemotingCommand]]:
     seen: list[RemotingCommand] = []
 
     async def answer(request: Request) -> Response:
@@ -119,7 +119,7 @@ async def _broker(
 
     table = HandlerTable()
     table.register(11)(answer)
-    server = ServingServer(table, ServerOptions(tls=None if tls is None else lambda: tls))
+    server = Listener(table, ServerOptions(tls=None if tls is None else lambda: tls))
     _, port = await server.start()
     return server, f"127.0.0.1:{port}", seen
 
@@ -134,7 +134,7 @@ def test_answers_that_nobody_takes_stay_at_the_broker(with_tls: bool, papers: Pa
     async def story() -> None:
         server, address, _ = await _broker(tls=shows(papers.server) if with_tls else None)
         tls = ClientTls(trusting(papers.ca)) if with_tls else None
-        upstream = RemotingUpstream(address, FlightGate(), tls=tls)
+        upstream = RemotingUpstream(address, InflightLimit(), tls=tls)
         takes = asyncio.Event()
         arrived: list[int] = []
 
@@ -160,7 +160,7 @@ def test_answers_that_nobody_takes_stay_at_the_broker(with_tls: bool, papers: Pa
 def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
     async def story() -> None:
         server, address, seen = await _broker(delay_s=0.3)
-        upstream = RemotingUpstream(address, FlightGate())
+        upstream = RemotingUpstream(address, InflightLimit())
         with pytest.raises(TimedOutError):
             await upstream.call(RemotingCommand(11, 1), 0.05)
         answer = await upstream.call(RemotingCommand(11, 1), 5)
@@ -176,7 +176,7 @@ def test_a_broker_that_reads_nothing_costs_no_more_than_the_time_limit() -> None
 
     async def story() -> None:
         with socket.create_server(("127.0.0.1", 0)) as frozen:
-            gate = FlightGate()
+            gate = InflightLimit()
             upstream = RemotingUpstream(f"127.0.0.1:{frozen.getsockname()[1]}", gate)
             with pytest.raises(TimedOutError):
                 await upstream.call(RemotingCommand(11, 1, body=bytes(12 << 20)), 0.2)
@@ -204,7 +204,7 @@ def _unreachable() -> Iterator[str]:
 def test_connecting_counts_within_the_time_limit() -> None:
     async def story() -> None:
         with _unreachable() as address:
-            upstream = RemotingUpstream(address, FlightGate())
+            upstream = RemotingUpstream(address, InflightLimit())
             begun_s = time.monotonic()
             with pytest.raises(ThrottledError, match="cannot be reached within"):
                 await upstream.call(RemotingCommand(11, 1), 0.3)
@@ -220,7 +220,7 @@ def test_name_servers_whose_hosts_are_gone_cost_less_than_clients_wait() -> None
     async def story() -> None:
         server, address, _ = await _broker()
         with _unreachable() as gone, _unreachable() as other:
-            servers = NameServers((gone, other, address), FlightGate())
+            servers = NameServers((gone, other, address), InflightLimit())
             async with asyncio.timeout(2.8):
                 answer = await servers.ask(RemotingCommand(11, 1))
             assert len(answer.body) == ANSWER_BYTES
@@ -247,7 +247,7 @@ def test_a_dns_that_does_not_answer_holds_nobody_else(monkeypatch: pytest.Monkey
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
 
     async def story() -> None:
-        gate = FlightGate()
+        gate = InflightLimit()
         clients = [RemotingUpstream("broker.example:10911", gate) for _ in range(40)]
         asking = [asyncio.create_task(client.call(RemotingCommand(11, 1), 0.5)) for client in clients]
         await asyncio.sleep(0.1)
@@ -273,7 +273,7 @@ def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def story() -> None:
         server, address, _ = await _broker()
-        upstream = RemotingUpstream(f"broker.example:{address.rpartition(':')[2]}", FlightGate())
+        upstream = RemotingUpstream(f"broker.example:{address.rpartition(':')[2]}", InflightLimit())
         assert (await upstream.call(RemotingCommand(11, 1), 5)).opaque == 1
         upstream.close()
         await server.close(drain_s=0)
@@ -286,7 +286,7 @@ def test_an_answer_that_came_as_its_asker_left_is_taken() -> None:
 
     async def story() -> None:
         server, address, _ = await _broker()
-        upstream = RemotingUpstream(address, FlightGate())
+        upstream = RemotingUpstream(address, InflightLimit())
         await upstream.call(RemotingCommand(11, 0), 5)
         link = upstream._link
         assert link is not None
@@ -313,7 +313,7 @@ def test_an_answer_that_came_as_its_asker_left_is_taken() -> None:
 def test_what_was_not_sent_and_what_was_not_answered_are_told_apart() -> None:
     async def story() -> None:
         server, address, _ = await _broker(delay_s=60)
-        upstream = RemotingUpstream(address, FlightGate())
+        upstream = RemotingUpstream(address, InflightLimit())
         call = asyncio.create_task(upstream.call(RemotingCommand(11, 1), 20))
         await asyncio.sleep(0.1)
         await server.close(drain_s=0)
@@ -331,7 +331,7 @@ def test_what_was_not_sent_and_what_was_not_answered_are_told_apart() -> None:
 def test_many_first_requests_make_one_connection() -> None:
     async def story() -> None:
         server, address, seen = await _broker()
-        upstream = RemotingUpstream(address, FlightGate())
+        upstream = RemotingUpstream(address, InflightLimit())
         await asyncio.gather(*(upstream.call(RemotingCommand(11, n), 20) for n in range(20)))
         assert len(server.connections) == 1 and len(seen) == 20
         upstream.close()
@@ -341,11 +341,11 @@ def test_many_first_requests_make_one_connection() -> None:
 
 
 def test_each_kind_of_request_has_its_way() -> None:
-    assert {way_of(code) for code in (101, 105, 106, 206, 224)} == {Way.NAME_SERVER}
-    assert {way_of(code) for code in (100, 102, 205, 216, 327)} == {Way.NAME_SERVERS}
-    assert {way_of(code) for code in (103, 104, 322, 904, 906)} == {Way.REFUSED}
+    assert {destination_of(code) for code in (101, 105, 106, 206, 224)} == {Way.NAME_SERVER}
+    assert {destination_of(code) for code in (100, 102, 205, 216, 327)} == {Way.NAME_SERVERS}
+    assert {destination_of(code) for code in (103, 104, 322, 904, 906)} == {Way.REFUSED}
     broker = (10, 11, 14, 15, 17, 25, 34, 36, 38, 41, 42, 202, 208, 300, 307, 351, 400, 200050, 200151)
-    assert {way_of(code) for code in broker} == {Way.BROKER}
+    assert {destination_of(code) for code in broker} == {Way.BROKER}
 
 
 @given(st.integers(0, 400_000), st.booleans(), st.booleans())
@@ -360,11 +360,11 @@ def test_no_failure_looks_like_an_answer(code: int, was_sent: bool, timed_out: b
 
 
 def test_long_polls_may_take_as_long_as_the_client_says() -> None:
-    assert patience_s({"suspendTimeoutMillis": "120000"}) == 130
-    assert patience_s({"pollTime": "90000"}) == 100
+    assert relay_timeout_s({"suspendTimeoutMillis": "120000"}) == 130
+    assert relay_timeout_s({"pollTime": "90000"}) == 100
     assert (
-        patience_s({"suspendTimeoutMillis": "15000"})
-        == patience_s({})
-        == patience_s({"pollTime": "-5x"})
+        relay_timeout_s({"suspendTimeoutMillis": "15000"})
+        == relay_timeout_s({})
+        == relay_timeout_s({"pollTime": "-5x"})
         == 60
     )

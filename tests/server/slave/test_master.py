@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from server.security.signature import is_signed
-from server.slave.master import MasterWatch
-from server.slave.registration import SlavePlace
+from server.slave.master import MasterMonitor
+from server.slave.registration import SlaveConfig
 from tests.server.slave.master_double import MasterDouble
 from tiered.remoting.command import RemotingCommand, encode
 from tiered.remoting.credentials import Credentials
@@ -39,8 +39,8 @@ def test_what_it_is_asked_is_signed(credentials: Credentials | None, refusal: st
     async def story() -> None:
         master = GuardedMaster(brokerName="b", slaveReadEnable="true")
         await master.start()
-        place = SlavePlace("b", master.address, ("127.0.0.1:1",), "127.0.0.1:2", 7)
-        watch = MasterWatch(place, None, credentials)
+        place = SlaveConfig("b", master.address, ("127.0.0.1:1",), "127.0.0.1:2", 7)
+        watch = MasterMonitor(place, None, credentials)
         watch.start()
         async with asyncio.timeout(5):
             await watch.heard()

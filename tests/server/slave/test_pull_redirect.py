@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import BrokerSide, OffsetRange, ReadPolicy, Situation
 from server.backend.pull_handlers import SUBSCRIPTION, SUSPEND
-from server.slave.pull_redirect import REPEAT_BYTES, REPEAT_S, Repeats, SlavePulls, Surroundings, next_id
+from server.slave.pull_redirect import REPEAT_BYTES, REPEAT_S, RedirectContext, Repeats, SlavePulls, next_id
 from server.slave.registration import MASTER_ID
 from server.wire.codes import RequestCode
 from server.wire.request import Response
@@ -115,7 +115,7 @@ def sent_to(scene: Scene) -> Sent:
 
     scene.policy("FORCE")
     sent = Sent(scene, None)  # type: ignore[arg-type]
-    around = Surroundings(OWN, lambda: sent.is_well, now_s=lambda: sent.at_s, sleep=sleep)
+    around = RedirectContext(OWN, lambda: sent.is_well, now_s=lambda: sent.at_s, sleep=sleep)
     sent.pulls = SlavePulls(scene.pulls.handlers(), scene.line, scene.views, around)
     return sent
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from server.slave.registration import (
     RETRY_MAX_S,
     Claims,
-    Listed,
+    Listing,
     Progress,
-    SlavePlace,
-    Stand,
+    RegistrationState,
+    SlaveConfig,
     claims_in,
     listed_in,
     refusal_of_claims,
@@ -31,8 +31,8 @@ from tests.server.slave.name_server_double import BROKER, CLUSTER
 from tiered.errors import CorruptionError
 
 OURS = "10.0.0.5:10931"
-PLACE = SlavePlace(BROKER, "10.0.0.1:10911", ("10.0.0.9:9876",), OURS, 7)
-MASTER = Listed({0: "10.0.0.1:10911"}, CLUSTER)
+PLACE = SlaveConfig(BROKER, "10.0.0.1:10911", ("10.0.0.9:9876",), OURS, 7)
+MASTER = Listing({0: "10.0.0.1:10911"}, CLUSTER)
 
 
 def test_it_registers_beside_a_master_under_a_free_id_and_again_under_its_own() -> None:
@@ -49,22 +49,22 @@ def test_it_registers_beside_a_master_under_a_free_id_and_again_under_its_own() 
 @pytest.mark.parametrize(
     ("listed", "why"),
     [
-        (Listed({0: "10.0.0.1:10911", 7: "10.0.0.2:1"}, CLUSTER), "belongs to 10.0.0.2:1"),
-        (Listed({0: "10.0.0.1:10911", 8: "10.0.0.2:1"}, CLUSTER), "a slave with id 8"),
-        (Listed({0: "10.0.0.1:10911"}, CLUSTER, is_acting=True), "enableSlaveActingMaster"),
-        (Listed({0: OURS}, CLUSTER), "is listed as id 0"),
-        (Listed({0: "10.0.0.1:10911", 2: OURS}, CLUSTER), "is listed as id 2"),
-        (Listed({0: "10.0.0.1:10911", 7: OURS, 9: OURS}, CLUSTER), "is listed as id 9"),
+        (Listing({0: "10.0.0.1:10911", 7: "10.0.0.2:1"}, CLUSTER), "belongs to 10.0.0.2:1"),
+        (Listing({0: "10.0.0.1:10911", 8: "10.0.0.2:1"}, CLUSTER), "a slave with id 8"),
+        (Listing({0: "10.0.0.1:10911"}, CLUSTER, is_acting=True), "enableSlaveActingMaster"),
+        (Listing({0: OURS}, CLUSTER), "is listed as id 0"),
+        (Listing({0: "10.0.0.1:10911", 2: OURS}, CLUSTER), "is listed as id 2"),
+        (Listing({0: "10.0.0.1:10911", 7: OURS, 9: OURS}, CLUSTER), "is listed as id 9"),
         (
-            Listed({0: "10.0.0.1:10911"}, CLUSTER, others={OURS: "id 0 of z"}),
+            Listing({0: "10.0.0.1:10911"}, CLUSTER, others={OURS: "id 0 of z"}),
             f"{OURS} is listed as id 0 of z",
         ),
-        (Listed(others={OURS: "id 2 of z"}), f"{OURS} is listed as id 2 of z"),
-        (Listed({1: "10.0.0.2:1"}, CLUSTER), "no master"),
-        (Listed(), "no master"),
+        (Listing(others={OURS: "id 2 of z"}), f"{OURS} is listed as id 2 of z"),
+        (Listing({1: "10.0.0.2:1"}, CLUSTER), "no master"),
+        (Listing(), "no master"),
     ],
 )
-def test_it_stays_out_where_it_would_do_harm(listed: Listed, why: str) -> None:
+def test_it_stays_out_where_it_would_do_harm(listed: Listing, why: str) -> None:
     refusal = refusal_of_place(listed, PLACE, was_registered=False)
     assert refusal is not None and why in refusal
 
@@ -73,16 +73,16 @@ def test_what_is_another_s_at_one_name_server_is_registered_at_none() -> None:
     """But an id that is ours here stays so: whoever has it there finds us."""
     fresh, ours = MASTER, replace(MASTER, addresses={**MASTER.addresses, 7: OURS})
     assert refusal_of_claims(fresh, PLACE, [Claims(), Claims()]) is None
-    holder = claims_in(Listed({7: "10.0.0.2:1"}), PLACE)
+    holder = claims_in(Listing({7: "10.0.0.2:1"}), PLACE)
     assert "belongs to 10.0.0.2:1" in (refusal_of_claims(fresh, PLACE, [Claims(), holder]) or "")
     assert refusal_of_claims(ours, PLACE, [holder]) is None and claims_in(ours, PLACE) == Claims()
-    namesake = claims_in(Listed(others={OURS: "id 0 of z"}), PLACE)
+    namesake = claims_in(Listing(others={OURS: "id 0 of z"}), PLACE)
     for listed in (fresh, ours):
         assert f"{OURS} is id 0 of z" in (refusal_of_claims(listed, PLACE, [namesake]) or "")
 
 
 def test_a_name_server_that_has_just_started_need_not_know_the_master_yet() -> None:
-    assert refusal_of_place(Listed(), PLACE, was_registered=True) is None
+    assert refusal_of_place(Listing(), PLACE, was_registered=True) is None
 
 
 @given(
@@ -94,7 +94,7 @@ def test_a_name_server_that_has_just_started_need_not_know_the_master_yet() -> N
 def test_nobody_else_s_id_or_address_is_ever_taken(
     addresses: dict[int, str], broker_id: int, was_registered: bool, others: dict[str, str]
 ) -> None:
-    place, listed = replace(PLACE, broker_id=broker_id), Listed(addresses, CLUSTER, others=others)
+    place, listed = replace(PLACE, broker_id=broker_id), Listing(addresses, CLUSTER, others=others)
     if refusal_of_place(listed, place, was_registered=was_registered) is None:
         assert OURS not in others
         assert addresses.get(broker_id, OURS) == OURS
@@ -132,11 +132,11 @@ def test_a_registration_has_no_topics_a_right_checksum_and_says_nothing_of_actin
 
 def test_what_name_servers_of_both_lines_list_is_understood() -> None:
     old = b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{0:"m:1",7:"s:1"},"brokerName":"broker-a","cluster":"C"}}}'
-    assert listed_in(old, BROKER) == Listed({0: "m:1", 7: "s:1"}, "C")
+    assert listed_in(old, BROKER) == Listing({0: "m:1", 7: "s:1"}, "C")
     new = old.replace(b'"cluster":"C"', b'"cluster":"C","enableActingMaster":true,"zoneName":"z"')
-    assert listed_in(new, BROKER) == Listed({0: "m:1", 7: "s:1"}, "C", "z", True)
-    assert listed_in(b"{}", BROKER) == listed_in(b"", BROKER) == Listed()
-    assert listed_in(old, "other") == Listed(others={"m:1": "id 0 of broker-a", "s:1": "id 7 of broker-a"})
+    assert listed_in(new, BROKER) == Listing({0: "m:1", 7: "s:1"}, "C", "z", True)
+    assert listed_in(b"{}", BROKER) == listed_in(b"", BROKER) == Listing()
+    assert listed_in(old, "other") == Listing(others={"m:1": "id 0 of broker-a", "s:1": "id 7 of broker-a"})
     for broken in (b"[1]", b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{"x":"m"}}}}', b"{"):
         with pytest.raises(CorruptionError):
             listed_in(broken, BROKER)
@@ -172,4 +172,4 @@ def test_after_the_first_registration_comes_a_second_soon_then_one_a_period() ->
 
 @given(st.integers(1, 10_000), st.floats(1, 60))
 def test_a_name_server_that_is_away_is_asked_every_few_seconds(failures: int, period_s: float) -> None:
-    assert 0.5 <= wait_s(Progress(Stand.UNREACHABLE, failures=failures), period_s) <= RETRY_MAX_S
+    assert 0.5 <= wait_s(Progress(RegistrationState.UNREACHABLE, failures=failures), period_s) <= RETRY_MAX_S

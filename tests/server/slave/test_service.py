@@ -12,12 +12,12 @@ import pytest
 
 from server.backend.backend import Bounds
 from server.backend.pull_handlers import pull_response
-from server.proxy.inflight_limit import FlightGate
+from server.proxy.inflight_limit import InflightLimit
 from server.proxy.proxy_handlers import Upstream
 from server.proxy.upstream import LinkEvents, RemotingUpstream
-from server.slave.registration import SlavePlace, Stand
+from server.slave.registration import RegistrationState, SlaveConfig
 from server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
-from server.slave.slave_service import MEMBERS_KNOWN_S, SlaveService, SlaveSide
+from server.slave.slave_service import MEMBERS_KNOWN_S, SlaveOptions, SlaveService
 from server.wire.request import BadRequestError, Request, Response
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.slave.master_double import VERSION, MasterDouble
@@ -63,7 +63,9 @@ class Stage:
 
     def client(self) -> Client:
         told: list[RemotingCommand] = []
-        made = Client(RemotingUpstream(self.address, FlightGate(), LinkEvents(on_request=told.append)), told)
+        made = Client(
+            RemotingUpstream(self.address, InflightLimit(), LinkEvents(on_request=told.append)), told
+        )
         self.clients.append(made)
         return made
 
@@ -80,9 +82,9 @@ async def on_stage(
     name_server = NameServerDouble()
     await master.start()
     await name_server.start()
-    place = SlavePlace(BROKER, master.address, (name_server.address,), ADVERTISED, 7)
+    place = SlaveConfig(BROKER, master.address, (name_server.address,), ADVERTISED, 7)
     at = [1000.0]
-    side = SlaveSide(place, CLUSTER, ServeSettings(bind="127.0.0.1:0"), 0.05, file)
+    side = SlaveOptions(place, CLUSTER, ServeSettings(bind="127.0.0.1:0"), 0.05, file)
     service = SlaveService(side, lambda: at[0])
     host, port = await service.start()
     if is_open:
@@ -111,7 +113,7 @@ def story(
     asyncio.run(whole())
 
 
-def stand(stage: Stage) -> tuple[Stand, str]:
+def stand(stage: Stage) -> tuple[RegistrationState, str]:
     (standing,) = stage.service.status().standings
     return standing.stand, standing.why
 
@@ -133,7 +135,7 @@ def test_it_stays_out_of_clusters_with_acting_masters(is_told: bool) -> None:
     """As the master tells, or else its file."""
 
     async def tell(stage: Stage) -> None:
-        await until(lambda: stand(stage)[0] is Stand.REFUSED)
+        await until(lambda: stand(stage)[0] is RegistrationState.REFUSED)
         assert "enableSlaveActingMaster" in stand(stage)[1] and stage.name_server.codes() == []
 
     master = MasterDouble(enableSlaveActingMaster="true")
@@ -146,7 +148,7 @@ def test_it_stays_out_of_clusters_with_acting_masters(is_told: bool) -> None:
 
 def test_without_any_word_of_the_configuration_it_stays_out_and_says_what_to_do() -> None:
     async def tell(stage: Stage) -> None:
-        await until(lambda: stand(stage)[0] is Stand.REFUSED)
+        await until(lambda: stand(stage)[0] is RegistrationState.REFUSED)
         assert "broker.conf_path" in stand(stage)[1]
 
     master = MasterDouble()
@@ -165,7 +167,7 @@ def test_a_master_that_waits_for_it_as_a_replica_gets_it_out_of_the_way(is_told:
         assert (await stage.client().ask(906)).code == 3
         await until(lambda: 7 not in stage.name_server.addresses)
         await asyncio.sleep(0.2)
-        assert stand(stage)[0] is Stand.REFUSED and 7 not in stage.name_server.addresses
+        assert stand(stage)[0] is RegistrationState.REFUSED and 7 not in stage.name_server.addresses
 
     master = MasterDouble()
     if not is_told:
@@ -184,7 +186,9 @@ def test_nobody_but_the_master_ends_slave_mode() -> None:
         await until(lambda: sum(command.code == 26 for command in stage.master.seen) >= 2)
         await asyncio.sleep(0.1)
         assert stage.service.watch.refusal() is None
-        assert stand(stage)[0] is Stand.REGISTERED and stage.name_server.addresses[7] == ADVERTISED
+        assert (
+            stand(stage)[0] is RegistrationState.REGISTERED and stage.name_server.addresses[7] == ADVERTISED
+        )
         assert sum(command.code == 26 for command in stage.master.seen) <= 4
         assert len(stage.name_server.seen) - looks < 200, "only what every round asks"
 
@@ -249,8 +253,8 @@ def test_nothing_is_written_through_it() -> None:
 
 
 def test_groups_and_members_have_the_memory_that_is_set() -> None:
-    place = SlavePlace(BROKER, "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED, 7)
-    service = SlaveService(SlaveSide(place, CLUSTER, ServeSettings(session_bytes_max=1_000)))
+    place = SlaveConfig(BROKER, "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED, 7)
+    service = SlaveService(SlaveOptions(place, CLUSTER, ServeSettings(session_bytes_max=1_000)))
     with pytest.raises(BadRequestError, match=r"serve\.session_bytes_max"):
         service.clients.heartbeat(request(34, RecordingPeer(), body=HEARTBEAT))
 
