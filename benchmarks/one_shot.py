@@ -56,12 +56,12 @@ def _archive(directory: Path) -> Row:
     [home] = directory.iterdir()
     conf = ["--broker-conf", str(home / "broker.conf")]
     _run([*_TIERED, "backfill", str(home / "store"), _url(directory), *conf], directory)
-    line = _run([*_TIERED, "cat", _url(directory), "--all", "--count", "1"], directory).output
+    line = _run([*_TIERED, "cat", _url(directory), "--all", "--limit", "1"], directory).output
     message: Row = json.loads(line.splitlines()[0])
     return message
 
 
-_TIERED = (sys.executable, "-m", "sidecar")
+_TIERED = (sys.executable, "-m", "sidecar.cli")
 
 
 def _url(directory: Path) -> str:
@@ -75,7 +75,7 @@ def _commands(directory: Path, message: Row) -> list[tuple[str, Sequence[str]]]:
         ("python", [sys.executable, "-c", "pass"]),
         ("numpy", [sys.executable, "-c", "import numpy"]),
         ("tiered ls", [*_TIERED, "ls", url]),
-        ("tiered cat", [*_TIERED, "cat", url, topic, "--queue", queue, "--count", "1"]),
+        ("tiered cat", [*_TIERED, "cat", url, topic, "--queue", queue, "--limit", "1"]),
         ("tiered offset", [*_TIERED, "offset", url, topic, "--queue", queue, *day]),
         ("tiered query, id", [*_TIERED, "query", url, "--id", str(message["offsetMsgId"])]),
         ("tiered query, key", [*_TIERED, "query", url, "--topic", topic, "--unique-key", str(message["uniqKey"])]),

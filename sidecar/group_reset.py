@@ -4,7 +4,7 @@ A server may be `tiered serve`, the server of `tiered run`, or a broker: they sp
 connected are told (222); without any, offsets are committed (15). In an archive the groups' snapshot is written, which
 only their owner may: not while a server runs.
 
-Owns the plan and its execution. The command line is cli/replay.py's. Sources: RequestCode, AdminBrokerProcessor.
+Owns the plan and its execution. The command line is cli/reset_offset.py's. Sources: RequestCode, AdminBrokerProcessor.
 """
 
 from __future__ import annotations

@@ -77,7 +77,11 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
         ("behind_messages", "messages not archived yet, all queues", report.lag_messages),
         ("behind_bytes", "bytes not archived yet, all queues", report.lag_bytes),
         ("behind_seconds", "age of the oldest message not archived", report.lag_seconds),
-        ("margin_seconds", "time left until the broker deletes what is not archived", report.margin_seconds),
+        (
+            "retention_margin_seconds",
+            "time left until the broker deletes what is not archived",
+            report.retention_margin_seconds,
+        ),
         (
             "dispatch_offset",
             "physical commitlog offset up to which everything is archived",
@@ -90,12 +94,16 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
         ("memory_budget_used_bytes", "buffers in use", report.budget_used_bytes),
         ("memory_budget_limit_bytes", "buffers allowed", report.budget_limit_bytes),
         ("pins", "commitlog files held by hard links", report.pins),
-        ("index_left_out", "damaged data objects that the message index leaves out", report.index_left_out),
-        ("doomed_objects", "objects that were given up and wait for gc", report.doomed),
         (
-            "oldest_doomed_seconds",
+            "unindexed_objects",
+            "damaged data objects that the message index leaves out",
+            report.unindexed_objects,
+        ),
+        ("pending_deletions", "objects that were given up and wait for gc", report.pending_deletions),
+        (
+            "oldest_pending_deletion_seconds",
             "how long ago the first of them was given up",
-            report.oldest_doomed_seconds,
+            report.oldest_pending_deletion_seconds,
         ),
     ]
     for name, meaning, value in gauges:
@@ -107,7 +115,7 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
         ("messages_dispatch", "messages archived by this process", report.messages),
         ("upload_message_bytes", "message bytes archived by this process", report.bytes),
         ("errors", "failures since the start", report.errors),
-        ("index_remade", "damaged index files made anew by this process", report.index_remade),
+        ("index_files_rebuilt", "damaged index files made anew by this process", report.index_files_rebuilt),
     ]
     for name, meaning, value in counters:
         counter = CounterMetricFamily(f"{PREFIX}_{name}", meaning, labels=list(_MEDIUM))

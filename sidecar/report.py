@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from tiered.console import camel_name, camel_names
+
 
 @dataclass(frozen=True)
 class QueueReport:
@@ -83,7 +85,7 @@ class StatusReport:
     lag_messages: int | None
     lag_bytes: int | None
     lag_seconds: float | None
-    margin_seconds: float | None
+    retention_margin_seconds: float | None
     """Time left until the broker deletes what is not archived; None when nothing is at risk."""
     gaps: int
     """Gaps recorded: by this process (instance), or in the archive (catalog)."""
@@ -97,13 +99,13 @@ class StatusReport:
     """Messages archived by this process (instance), or held by the archive (catalog)."""
     bytes: int
     queues: tuple[QueueReport, ...]
-    index_left_out: int = 0
+    unindexed_objects: int = 0
     """Data objects that the message index leaves out because they are damaged: queries by key read them themselves."""
-    index_remade: int = 0
+    index_files_rebuilt: int = 0
     """Damaged index files that this process made anew."""
-    doomed: int = 0
+    pending_deletions: int = 0
     """Objects that were given up and that `gc` has not deleted."""
-    oldest_doomed_seconds: float = 0.0
+    oldest_pending_deletion_seconds: float = 0.0
     """How long ago the first of them was given up; 0 where there is none."""
     serving: ProxyReport | None = None
     """None where no clients are served."""
@@ -118,7 +120,8 @@ class StatusReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for orjson."""
-        return asdict(self)
+        document: dict[str, Any] = camel_names(asdict(self))
+        return document
 
 
 def seconds_since(then_ms: int | None, now_ms: int) -> float:
@@ -132,15 +135,27 @@ def encode_report(report: StatusReport) -> bytes:
 
 
 def decode_report(document: dict[str, Any]) -> StatusReport:
-    """The report of a /status.json body; members this version does not know are dropped."""
-    names = {item.name for item in fields(StatusReport)}
-    known = {name: value for name, value in document.items() if name in names}
-    known["queues"] = tuple(QueueReport(**queue) for queue in document.get("queues", ()))
-    if (serving := document.get("serving")) is not None:
-        groups = tuple(GroupReport(**group) for group in serving["groups"])
-        known["serving"] = ProxyReport(**{**serving, "groups": groups})
-    if (slave := document.get("slave")) is not None:
-        groups = tuple(GroupReport(**group) for group in slave["groups"])
-        servers = tuple((str(address), str(stand)) for address, stand in slave["name_servers"])
-        known["slave"] = SlaveReport(**{**slave, "groups": groups, "name_servers": servers})
+    """The report of a /status.json body; members that this version does not have are dropped."""
+    known = _members(StatusReport, document)
+    known["queues"] = tuple(QueueReport(**_members(QueueReport, queue)) for queue in known["queues"])
+    if known.get("serving") is not None:
+        known["serving"] = ProxyReport(**_with_groups(ProxyReport, known["serving"]))
+    if known.get("slave") is not None:
+        slave = _with_groups(SlaveReport, known["slave"])
+        slave["name_servers"] = tuple(
+            (str(address), str(status)) for address, status in slave["name_servers"]
+        )
+        known["slave"] = SlaveReport(**slave)
     return StatusReport(**known)
+
+
+def _with_groups(kind: type, document: dict[str, Any]) -> dict[str, Any]:
+    known = _members(kind, document)
+    known["groups"] = tuple(GroupReport(**_members(GroupReport, group)) for group in known["groups"])
+    return known
+
+
+def _members(kind: type, document: dict[str, Any]) -> dict[str, Any]:
+    """The fields of dataclass ``kind`` that ``document`` has."""
+    names = {camel_name(item.name): item.name for item in fields(kind)}
+    return {names[name]: value for name, value in document.items() if name in names}

@@ -40,7 +40,7 @@ class ReportHead:
             source="instance", state="", archive_url=self.archive_url, cluster=self.cluster,
             broker=self.broker, writer=self.writer, epoch=0, fenced=False, committed_phys=0,
             bound_phys=None, bound_reason="", lag_messages=None, lag_bytes=None, lag_seconds=None,
-            margin_seconds=None, gaps=0, errors=0, last_error="", budget_used_bytes=0, budget_limit_bytes=0,
+            retention_margin_seconds=None, gaps=0, errors=0, last_error="", budget_used_bytes=0, budget_limit_bytes=0,
             pins=0, pin_note="", messages=0, bytes=0, queues=(),
         )  # fmt: skip
 
@@ -104,10 +104,10 @@ class Reporter:
             pin_note=pins.problem,
             messages=status.counters.messages,
             bytes=status.counters.raw_bytes,
-            index_left_out=status.index_left_out,
-            index_remade=status.index_remade,
-            doomed=status.doomed,
-            oldest_doomed_seconds=seconds_since(status.oldest_doomed_ms, self._wall_ms()),
+            unindexed_objects=status.unindexed_objects,
+            index_files_rebuilt=status.index_files_rebuilt,
+            pending_deletions=status.pending_deletions,
+            oldest_pending_deletion_seconds=seconds_since(status.oldest_pending_deletion_ms, self._wall_ms()),
         )
         if not status.bound_reason:
             return replace(report, bound_phys=None)  # the broker has not been asked yet
@@ -137,7 +137,7 @@ class Reporter:
             lag_messages=lag.messages,
             lag_bytes=max(0, end_phys - status.committed_phys),
             lag_seconds=age_s(lag, now_ms),
-            margin_seconds=margin_of(self._view, status.committed_phys, end_phys, growth),
+            retention_margin_seconds=margin_of(self._view, status.committed_phys, end_phys, growth),
             queues=lag.reports(now_ms),
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,6 +34,21 @@ def _print_json(document: Any, option: int) -> None:
         indent = 2 if option & orjson.OPT_INDENT_2 else None
         text = json.dumps(document, indent=indent, default=str).encode("ascii") + b"\n"
     sys.stdout.buffer.write(text)
+
+
+def camel_names(document: Any) -> Any:
+    """``document`` with its field names as JSON has them: ``lag_messages`` becomes ``lagMessages``."""
+    if isinstance(document, Mapping):
+        return {camel_name(name): camel_names(value) for name, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [camel_names(item) for item in document]
+    return document
+
+
+def camel_name(name: str) -> str:
+    """``lag_messages`` as ``lagMessages``."""
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

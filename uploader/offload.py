@@ -376,8 +376,8 @@ class Offloader:
             pins=self._loop.pin_status,
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,
-            index_left_out=len(state.left_out),
-            doomed=len(state.doomed),
-            oldest_doomed_ms=state.oldest_doomed_ms,
-            index_remade=self._index_builder.counters.remade,
+            unindexed_objects=len(state.left_out),
+            pending_deletions=len(state.doomed),
+            oldest_pending_deletion_ms=state.oldest_doomed_ms,
+            index_files_rebuilt=self._index_builder.counters.remade,
         )

@@ -47,10 +47,10 @@ class OffloadStatus:
     pins: PinStatus | None
     bound_reason: str
     counters: UploadCounters
-    index_left_out: int = 0
+    unindexed_objects: int = 0
     """Data objects that the message index leaves out, because they are damaged."""
-    doomed: int = 0
+    pending_deletions: int = 0
     """Objects that were given up and that `gc` has not deleted."""
-    oldest_doomed_ms: int | None = None
-    index_remade: int = 0
+    oldest_pending_deletion_ms: int | None = None
+    index_files_rebuilt: int = 0
     """Damaged index files that this process made anew."""

@@ -185,7 +185,7 @@ class GroupLog:
         if not has_ended and age_ms < lease_ms and not take_over:
             raise FencedError(
                 f"consumer groups of this archive are served by {found.owner_name}, seen {age_ms // 1000} s ago",
-                hint="go through it (tiered replay --serve), stop it, or give tiered serve --take-over-groups",
+                hint="go through it (tiered reset-offset --serve), stop it, or give tiered serve --take-over-groups",
             )
         self._first_version = found.version + (0 if has_ended else 1)
         self.write(found.offsets)

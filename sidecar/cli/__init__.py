@@ -36,7 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "query": ("sidecar.cli.query", "find messages by key, unique key or offsetMsgId"),
     "index": ("sidecar.cli.index_export", "export index files a broker answers from"),
     "serve": ("sidecar.cli.serve", "serve an archive to RocketMQ clients and mqadmin"),
-    "replay": ("sidecar.cli.reset_offset", "a consumer group begins again from an earlier message"),
+    "reset-offset": ("sidecar.cli.reset_offset", "reset a consumer group's offsets"),
     "verify": ("sidecar.cli.verify", "check an archive"),
     "gc": ("sidecar.cli.gc", "remove garbage from an archive (dry-run by default)"),
     "config": ("sidecar.cli.config_check", "check settings and print what is in force"),

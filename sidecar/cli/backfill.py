@@ -28,7 +28,7 @@ from sidecar.cli.arguments import (
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
 from sidecar.uploader_job import UploaderJob, Writer
-from tiered.console import print_json
+from tiered.console import camel_names, print_json
 from tiered.object_store.metrics import StoreMetrics
 from uploader.offload import OffloadResult
 from uploader.outage_limit import AGAIN, Patience
@@ -67,7 +67,7 @@ def execute(options: argparse.Namespace) -> int:
         result = _run(job, stop, progress, patience)
     title = f"{job.names.cluster}/{job.names.broker} in {settings.archive.url}"
     if options.json:
-        print_json(asdict(result) | {"interrupted": stop.is_set()})
+        print_json(camel_names(asdict(result)) | {"interrupted": stop.is_set()})
     else:
         print(f"{title}: {outcome_text(result)}")
         if stop.is_set():

@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+import numpy as np
+
 from fetcher.archive import Archive, open_archive
 from fetcher.io.waiting import run_sync
 from fetcher.queries.queue_listing import QueueListing
@@ -40,10 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="start", type=int, metavar="OFFSET", help="first queue offset of a queue"
     )
     parser.add_argument(
-        "--time", type=instant, metavar="MS_OR_ISO",
-        help="begin at the first message stored at or after this time (ISO 8601; UTC unless it says otherwise)",
+        "--since", type=instant, metavar="TIME",
+        help="from the first message stored at or after this time (ms since 1970, or ISO 8601, by default in UTC)",
     )  # fmt: skip
-    parser.add_argument("--count", type=int, metavar="N", help="at most this many records of a queue")
+    parser.add_argument(
+        "--until", type=instant, metavar="TIME", help="up to the last message stored at or before this time"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N records of each queue")
     parser.add_argument("--tag", metavar="EXPRESSION", help="only these tags: TagA, or 'TagA || TagB'")
     parser.add_argument(
         "--where", metavar="SQL92", help="only messages whose properties fit, as in \"a > 5 AND b = 'x'\""
@@ -77,14 +82,16 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
     """The filter asked for. Raises UsageError for options that do not go together."""
     if options.all == (options.topic is not None):
         raise UsageError("name one TOPIC, or use --all", hint="tiered ls shows the topics")
-    for name in ("start", "count", "queue"):
+    for name in ("start", "limit", "queue"):
         value = getattr(options, name)
         if value is not None and value < 0:
             raise UsageError(
                 f"--{'from' if name == 'start' else name} {value} is negative", hint="count from 0"
             )
-    if options.start is not None and options.time is not None:
-        raise UsageError("--from and --time both say where to begin", hint="give one of them")
+    if options.start is not None and options.since is not None:
+        raise UsageError("--from and --since exclude each other", hint="give one of them")
+    if options.follow and options.until is not None:
+        raise UsageError("--follow and --until exclude each other", hint="give one of them")
     if options.tag is not None and options.where is not None:
         raise UsageError("--tag and --where do not go together", hint="write TAGS = 'a' AND … in --where")
     if options.format == "raw" and options.body is not None:
@@ -160,16 +167,25 @@ class _Printer:
         """What there is, or is new, of each."""
         for listing in listings:
             walk = self._walks.get(listing.key) or self._begin(listing.key)
-            while (batch := run_sync(walk.next_batch())) is not None:
+            is_late = False
+            while not is_late and (batch := run_sync(walk.next_batch())) is not None:
+                batch, is_late = self._cut(batch)
                 for piece in self._pieces(batch, listing):
                     sys.stdout.buffer.write(piece)
+
+    def _cut(self, batch: MessageBatch) -> tuple[MessageBatch, bool]:
+        """``batch`` up to the first message stored after --until, and whether there is one."""
+        until_ms = self._options.until
+        if until_ms is None or not (is_late := batch.store_timestamp > until_ms).any():
+            return batch, False
+        return batch.taken(~np.logical_or.accumulate(is_late)), True
 
     def _begin(self, queue: QueueKey) -> Walk:
         options = self._options
         # Offsets of a life that began meanwhile start anew: what was asked for is all that comes.
         is_later_life = any(known[:2] == queue[:2] for known in self._walks)
         start = None if is_later_life else options.start
-        span = Span(start, options.time, options.count, READ_ROWS, READ_BYTES)
+        span = Span(start, options.since, options.limit, READ_ROWS, READ_BYTES)
         handle = self._archive.queue(queue.topic, queue.queue_id, generation=queue.generation)
         walk = self._walks[queue] = handle.walk(span, self._filter)
         return walk

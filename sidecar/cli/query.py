@@ -33,8 +33,8 @@ from tiered.model.tables import QUEUE_HIDDEN
 from tiered.settings.sections import Settings
 
 DEFAULT_RANGE_MS = 7 * 86_400_000
-DEFAULT_MAX = 64
-"""As many as a broker gives at most by default (maxMsgsNumBatch)."""
+DEFAULT_LIMIT = 64
+"""A broker's default (maxMsgsNumBatch)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,15 +50,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--id", metavar="OFFSETMSGID", help="the id the broker gave it: address and physical offset"
     )
     parser.add_argument(
-        "--begin", type=instant, metavar="MS_OR_ISO", help="stored at or after this "
-        "(default: 7 days before the archive's newest message)",
+        "--since", type=instant, metavar="TIME",
+        help="stored at or after this time (default: 7 days before the archive's newest message)",
     )  # fmt: skip
     parser.add_argument(
-        "--end", type=instant, metavar="MS_OR_ISO", help="stored at or before this (default: no limit)"
+        "--until", type=instant, metavar="TIME", help="stored at or before this time (default: no limit)"
     )
-    parser.add_argument("--all-time", action="store_true", help="the whole archive; says first what it costs")
     parser.add_argument(
-        "--max", type=int, default=DEFAULT_MAX, metavar="N", help="newest N messages (default: 64)"
+        "--all-time", action="store_true", help="search the whole archive; prints the cost estimate first"
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=DEFAULT_LIMIT,
+        metavar="N",
+        help="newest N messages (default: %(default)s)",
     )
     parser.add_argument(
         "--store", metavar="STORE_DIR", type=Path,
@@ -92,12 +98,12 @@ def execute(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     if options.key is not None and options.topic is None:
         raise UsageError("--key needs a --topic", hint="keys are looked up within a topic")
-    if options.max < 1:
-        raise UsageError(f"--max {options.max} is less than 1", hint="ask for one message at least")
-    if options.all_time and (options.begin is not None or options.end is not None):
-        raise UsageError("--all-time contradicts --begin and --end", hint="use one or the other")
-    if options.begin is not None and options.end is not None and options.begin > options.end:
-        raise UsageError("--begin is after --end", hint="swap them")
+    if options.limit < 1:
+        raise UsageError(f"--limit {options.limit} is less than 1", hint="request at least one message")
+    if options.all_time and (options.since is not None or options.until is not None):
+        raise UsageError("--all-time excludes --since and --until", hint="give one or the other")
+    if options.since is not None and options.until is not None and options.since > options.until:
+        raise UsageError("--since is after --until", hint="swap them")
 
 
 @contextmanager
@@ -126,7 +132,7 @@ def _by_key(
     kind = KeyKind.KEY if options.key is not None else KeyKind.UNIQUE
     key = options.key if options.key is not None else options.unique_key
     wanted = [
-        KeyQuery(topic, key, kind, begin_ms, end_ms, options.max, with_hidden=options.hidden)
+        KeyQuery(topic, key, kind, begin_ms, end_ms, options.limit, with_hidden=options.hidden)
         for topic in topics
     ]
     if options.all_time:
@@ -136,7 +142,7 @@ def _by_key(
     else:
         found = [message for query in wanted for message in both.by_key(query)]
     found.sort(key=lambda message: -message.record.store_timestamp)
-    return found[: options.max]
+    return found[: options.limit]
 
 
 def _announce(queries: ArchiveQueries, wanted: list[KeyQuery]) -> None:
@@ -158,7 +164,7 @@ def _topics(state: CatalogState, with_hidden: bool) -> list[str]:
 
 
 def _range(state: CatalogState, options: argparse.Namespace) -> tuple[int, int]:
-    begin_ms, end_ms = options.begin, options.end
+    begin_ms, end_ms = options.since, options.until
     if options.all_time:
         begin_ms = ALWAYS_MS[0]
     elif begin_ms is None:
@@ -187,7 +193,7 @@ def _hint(options: argparse.Namespace, *, is_topic_known: bool) -> str:
         return "an id names one broker's physical offset: is this that broker's archive?"
     if options.all_time:
         return "the whole archive was searched"
-    return f"{_searched(options.begin, options.end)}: --all-time searches everything"
+    return f"{_searched(options.since, options.until)}: --all-time searches everything"
 
 
 def _searched(begin_ms: int | None, end_ms: int | None) -> str:

@@ -1,4 +1,4 @@
-"""`tiered replay`: a consumer group begins again from an earlier message."""
+"""`tiered reset-offset`: reset a consumer group's offsets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Move the group, or show how."""
     if (options.url is None) == (options.serve is None):
-        raise UsageError("name an ARCHIVE_URL or a server", hint="tiered replay --serve HOST:PORT …")
+        raise UsageError("name an ARCHIVE_URL or a server", hint="tiered reset-offset --serve HOST:PORT …")
     start = _start(options)
     moves = _at_server(options, start) if options.serve is not None else _in_archive(options, start)
     if options.json:

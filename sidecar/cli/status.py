@@ -152,7 +152,7 @@ def _report(
         lag_messages=None if lag is None else lag.messages,
         lag_bytes=None if end_phys is None else max(0, end_phys - state.cursor.phys),
         lag_seconds=None if lag is None else age_s(lag, now_ms),
-        margin_seconds=margin_seconds,
+        retention_margin_seconds=margin_seconds,
         gaps=len(state.gaps),
         errors=0,
         last_error="",
@@ -163,9 +163,9 @@ def _report(
         messages=sum(queue.messages for queue in queues),
         bytes=sum(queue.bytes for queue in queues),
         queues=() if lag is None else lag.reports(now_ms),
-        index_left_out=len(state.left_out),
-        doomed=len(state.doomed),
-        oldest_doomed_seconds=seconds_since(state.oldest_doomed_ms, now_ms),
+        unindexed_objects=len(state.left_out),
+        pending_deletions=len(state.doomed),
+        oldest_pending_deletion_seconds=seconds_since(state.oldest_doomed_ms, now_ms),
     )
 
 
@@ -185,11 +185,13 @@ def _print(report: StatusReport) -> None:
     )
     print(f"margin      {_margin(report)}")
     print(f"gaps        {report.gaps:,}")
-    if report.index_left_out:
-        print(f"index       leaves out {report.index_left_out:,} damaged objects (see verify)")
-    if report.doomed:
-        age = duration_text(report.oldest_doomed_seconds)
-        print(f"garbage     {report.doomed:,} objects, the first given up {age} ago (tiered gc deletes them)")
+    if report.unindexed_objects:
+        print(f"index       leaves out {report.unindexed_objects:,} damaged objects (see verify)")
+    if report.pending_deletions:
+        age = duration_text(report.oldest_pending_deletion_seconds)
+        print(
+            f"garbage     {report.pending_deletions:,} objects, the first given up {age} ago (tiered gc deletes them)"
+        )
     if report.source == "instance":
         limit = size_text(report.budget_limit_bytes)
         print(f"memory      {size_text(report.budget_used_bytes)} of {limit}")
@@ -240,11 +242,11 @@ def _print_groups(groups: Sequence[GroupReport]) -> None:
 
 
 def _margin(report: StatusReport) -> str:
-    if report.margin_seconds is None and report.lag_bytes is None:
+    if report.retention_margin_seconds is None and report.lag_bytes is None:
         return "unknown"
-    if report.margin_seconds is None:
+    if report.retention_margin_seconds is None:
         return "nothing unarchived is about to be deleted"
-    return f"{duration_text(report.margin_seconds)} until the broker deletes what is not archived"
+    return f"{duration_text(report.retention_margin_seconds)} until the broker deletes what is not archived"
 
 
 def _row(queue: QueueReport) -> list[object]:

@@ -9,7 +9,7 @@ from sidecar.archive import open_for_reading
 from sidecar.cli.arguments import add_archive, add_json, settings_of
 from sidecar.logs import log_plain
 from sidecar.progress import Progress
-from tiered.console import print_json
+from tiered.console import camel_names, print_json
 from tiered.flat_file.verify import VerifyReport, verify_archive
 
 EXIT_ANOMALIES = 1
@@ -34,7 +34,7 @@ def execute(options: argparse.Namespace) -> int:
         report = verify_archive(archive.store, full=options.full, progress=progress.update)
     failed = bool(report.anomalies) or (options.strict and bool(report.leftovers))
     if options.json:
-        print_json(asdict(report) | {"ok": not failed})
+        print_json(camel_names(asdict(report)) | {"ok": not failed})
     else:
         _print(archive.title, report)
     return EXIT_ANOMALIES if failed else 0

@@ -35,7 +35,7 @@ from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.url import open_store
 from tiered.remoting.client import BrokerClient
 
-TIERED = [sys.executable, "-m", "sidecar"]
+TIERED = [sys.executable, "-m", "sidecar.cli"]
 
 
 @dataclass

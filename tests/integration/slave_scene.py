@@ -132,7 +132,7 @@ class Slave(ClientScene):
         """Pulls of ``group`` that found messages here: in the archive, at the broker."""
         for found in self.status()["groups"]:
             if found["name"] == group:
-                return found["archive_pulls"], found["broker_pulls"]
+                return found["archivePulls"], found["brokerPulls"]
         return 0, 0
 
 

@@ -66,7 +66,7 @@ def test_two_members_share_the_queues_and_are_listed_once_each(tiered_proxy: Pro
     (status,) = [
         group for group in tiered_proxy.sidecar.status()["serving"]["groups"] if group["name"] == "G-two"
     ]
-    assert status["members"] == 2 and status["archive_pulls"] + status["broker_pulls"] > 0
+    assert status["members"] == 2 and status["archivePulls"] + status["brokerPulls"] > 0
     told = tiered_proxy.mqadmin("consumerConnection", "-g", "G-two")
     listed = [line.split()[1] for line in told.splitlines() if line[:1].isdigit() and "@" in line]
     assert len(listed) == len(set(listed)) == 2, told

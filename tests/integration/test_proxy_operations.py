@@ -39,7 +39,7 @@ def pulls(tiered_proxy: ProxyScene, group: str) -> tuple[int, int]:
     (found,) = [
         found for found in tiered_proxy.sidecar.status()["serving"]["groups"] if found["name"] == group
     ]
-    return found["archive_pulls"], found["broker_pulls"]
+    return found["archivePulls"], found["brokerPulls"]
 
 
 def test_a_reload_while_groups_read_costs_nothing(tiered_proxy: ProxyScene) -> None:
@@ -73,7 +73,14 @@ def test_a_group_that_runs_begins_again(tiered_proxy: ProxyScene) -> None:
     consumer.wait_for_all(wanted)
     for times, arguments in enumerate((["--earliest"], ["--offset", "3"]), 2):
         done = tiered_proxy.sidecar.tiered(
-            "replay", "--serve", tiered_proxy.address, "--group", "G-replay", "--topic", "live0", *arguments
+            "reset-offset",
+            "--serve",
+            tiered_proxy.address,
+            "--group",
+            "G-replay",
+            "--topic",
+            "live0",
+            *arguments,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         first = 0 if "--earliest" in arguments else 3

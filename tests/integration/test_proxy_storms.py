@@ -207,7 +207,7 @@ def test_hand_over_while_the_broker_deletes(tiered_proxy: ProxyScene) -> None:
         group = groups[f"H-{name}"]
         missed += [f"{name}: {text}" for text in limits(
             nothing_twice=repeated(lines) == 0, nothing_made_up=set(lines) == expected,
-            from_both=min(group["archive_pulls"], group["broker_pulls"]) > stalls,
+            from_both=min(group["archivePulls"], group["brokerPulls"]) > stalls,
         )]  # fmt: skip
     if jumped := jumps(consumers["orderly"].lines()):
         missed.append(f"orderly: {len(jumped)} out of order")
@@ -215,7 +215,7 @@ def test_hand_over_while_the_broker_deletes(tiered_proxy: ProxyScene) -> None:
         "proxy_hand_over",
         missed=missed, messages=len(wanted), stalls=stalls, sends_failed=sent.failed,
         repeated={name: repeated(consumer.lines()) for name, consumer in consumers.items()},
-        pulls={name: [group["archive_pulls"], group["broker_pulls"]] for name, group in groups.items()},
+        pulls={name: [group["archivePulls"], group["brokerPulls"]] for name, group in groups.items()},
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from tiered.object_store.url import open_store
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NAME = "F"
-TIERED = (sys.executable, "-m", "sidecar")
+TIERED = (sys.executable, "-m", "sidecar.cli")
 SKEWED = (sys.executable, "-m", "tests.integration.skewed_clock")
 NAMES = ("--cluster", CLUSTER, "--broker", BROKER)
 SETTINGS = {

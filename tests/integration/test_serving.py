@@ -268,7 +268,7 @@ def test_mqadmin_reads_everything_it_asks_for(served: Served) -> None:
     assert rows.count("physicOffset") == 3
 
 
-def test_a_group_that_runs_begins_again_by_mqadmin_and_by_replay(served: Served) -> None:
+def test_a_running_group_is_reset_by_mqadmin_and_by_reset_offset(served: Served) -> None:
     expected = served.expected("t_order")
     # A client that is told to begin again sleeps for 10 s, and looks at its queues every 20 s.
     job = Job("push", "t_order", 3 * expected.total(), "G_reset", idle_s=80)
@@ -281,7 +281,7 @@ def test_a_group_that_runs_begins_again_by_mqadmin_and_by_replay(served: Served)
         assert BROKER in moved
         _wait_for_lines(served, 2 * expected.total(), consumer)
         arguments = ["--serve", served.address, "--group", "G_reset", "--topic", "t_order", "--earliest"]
-        assert main(["replay", *arguments]) == 0
+        assert main(["reset-offset", *arguments]) == 0
         assert consumer.wait(90) == 0
     finally:
         consumer.kill()

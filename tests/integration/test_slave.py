@@ -131,7 +131,7 @@ def several_name_servers(slave: Slave) -> None:
     master, beside = {"0": mq.broker_address}, {"0": mq.broker_address, str(SLAVE_ID): slave.address}
 
     def stands() -> dict[str, str]:
-        return dict(slave.status().get("name_servers", ()))
+        return dict(slave.status().get("nameServers", ()))
 
     # The broker's first registration may have missed one; the next comes half a minute later.
     until(
@@ -240,7 +240,7 @@ def test_it_stays_out_of_a_cluster_with_acting_masters(tmp_path: Path, minio_url
         slave.sidecar.wait_until_following(60)
 
         def told() -> str:
-            return str(slave.status()["name_servers"])
+            return str(slave.status()["nameServers"])
 
         until(lambda: "enableSlaveActingMaster" in told(), "it does not say why it stays out")
         until(slave.listed, "the name server, slow to begin, does not list the master", 60)

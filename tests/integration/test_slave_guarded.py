@@ -87,9 +87,9 @@ def allow_moving(slave: Slave) -> None:
 
 
 def moved(slave: Slave, account: Path) -> subprocess.CompletedProcess[str]:
-    """`tiered replay` of the group to the broker's first messages, by the sidecar's account."""
+    """`tiered reset-offset` of the group to the broker's first messages, by the sidecar's account."""
     return slave.sidecar.tiered(
-        "replay", "--serve", slave.broker.name_server_address, "--group", GROUP, "--topic", "live0", "--earliest",
+        "reset-offset", "--serve", slave.broker.name_server_address, "--group", GROUP, "--topic", "live0", "--earliest",
         "--set", f"broker.credentials_file={account}",
     )  # fmt: skip
 

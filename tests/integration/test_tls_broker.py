@@ -56,13 +56,15 @@ def a_group_is_looked_at(tiered_proxy: ProxyScene, cluster: TlsCluster, group: s
     words = ("--group", group, "--topic", "live0", "--earliest", "--dry-run", "--json")
     for address in (tiered_proxy.address, tiered_proxy.broker.name_server_address):
         done = tiered_proxy.sidecar.tiered(
-            "replay", "--serve", address, *words, *as_flags(cluster.dialling())
+            "reset-offset", "--serve", address, *words, *as_flags(cluster.dialling())
         )
         assert done.returncode == 0 and BROKER in done.stdout, done.stderr
     wrong = cluster.dialling() | {"broker.tls_ca": str(cluster.other_ca)}
-    done = tiered_proxy.sidecar.tiered("replay", "--serve", tiered_proxy.address, *words, *as_flags(wrong))
+    done = tiered_proxy.sidecar.tiered(
+        "reset-offset", "--serve", tiered_proxy.address, *words, *as_flags(wrong)
+    )
     assert done.returncode == 2 and "broker.tls_ca" in done.stderr and "Traceback" not in done.stderr
-    done = tiered_proxy.sidecar.tiered("replay", "--serve", tiered_proxy.address, *words)
+    done = tiered_proxy.sidecar.tiered("reset-offset", "--serve", tiered_proxy.address, *words)
     assert done.returncode == 4, done.stderr
 
 
@@ -92,7 +94,7 @@ def test_it_is_archived_and_read_through_the_proxy(
         consumer = tiered_proxy.consume("push", "G-tls", 10**6, idle_s=60)
         consumer.wait_for_all(wanted)
         (group,) = tiered_proxy.sidecar.status()["serving"]["groups"]
-        assert group["name"] == "G-tls" and group["archive_pulls"] > 0
+        assert group["name"] == "G-tls" and group["archivePulls"] > 0
         consumer.kill()
         assert sorted(consumer.lines()) == sorted(wanted)
         a_group_is_looked_at(tiered_proxy, cluster, "G-tls")

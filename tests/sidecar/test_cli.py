@@ -95,7 +95,7 @@ def test_config_check_takes_the_flags_of_run(flag: str, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("target", ["/dev/full", "&-"])
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_output_that_nobody_takes_is_no_defect_of_this_program(target: str, form: list[str]) -> None:
-    command = shlex.join([sys.executable, "-m", "sidecar", "config", "check", *form])
+    command = shlex.join([sys.executable, "-m", "sidecar.cli", "config", "check", *form])
     done = subprocess.run(
         f"{command} >{target}", shell=True, capture_output=True, text=True, check=False, cwd=ROOT
     )
@@ -104,7 +104,7 @@ def test_output_that_nobody_takes_is_no_defect_of_this_program(target: str, form
 
 
 def test_with_stderr_closed_errors_do_not_get_among_the_data() -> None:
-    command = shlex.join([sys.executable, "-m", "sidecar", "config", "check", "--set", "no.such=1"])
+    command = shlex.join([sys.executable, "-m", "sidecar.cli", "config", "check", "--set", "no.such=1"])
     done = subprocess.run(
         f"{command} 2>&-", shell=True, capture_output=True, text=True, check=False, cwd=ROOT
     )

@@ -129,14 +129,14 @@ def test_ls_lists_every_queue(run: Run, archive: str) -> None:
 
 
 def test_cat_prints_what_was_asked_for(run: Run, archive: str) -> None:
-    code, out, _ = run("cat", archive, "t_k_keys", "--queue", 3, "--from", 100, "--count", 2)
+    code, out, _ = run("cat", archive, "t_k_keys", "--queue", 3, "--from", 100, "--limit", 2)
     messages: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert [(m["topic"], m["queueId"], m["queueOffset"]) for m in messages] == [
         ("t_k_keys", 3, 100),
         ("t_k_keys", 3, 101),
     ]
-    code, out, _ = run("cat", archive, "t_k_keys", "--count", 1)
+    code, out, _ = run("cat", archive, "t_k_keys", "--limit", 1)
     assert [json.loads(line)["queueId"] for line in out.splitlines()] == list(range(8))
     code, out, _ = run("cat", archive, "t_k_one", "--from", 5958)
     assert (code, out) == (0, "")
@@ -154,7 +154,7 @@ def test_cat_all_is_the_truth(run: Run, archive: str, killed: Path) -> None:
 
 
 def test_cat_raw_is_the_brokers_bytes(run: Run, archive: str, killed: Path, capsysbinary: Any) -> None:
-    assert main(["cat", archive, "t_k_one", "--count", "1", "--format", "raw"]) == 0
+    assert main(["cat", archive, "t_k_one", "--limit", "1", "--format", "raw"]) == 0
     record = capsysbinary.readouterr().out
     with (killed / "store" / "commitlog" / f"{0:020d}").open("rb") as log:
         assert record in log.read(1 << 20)
@@ -170,13 +170,13 @@ def test_cat_raw_is_the_brokers_bytes(run: Run, archive: str, killed: Path, caps
         (("cat", "ARCHIVE", "t_k_one", "--queue", "9"), 3, "queue 9"),
         (("sing",), 2, "tiered --help"),
         (("cat",), 2, "tiered cat --help"),
-        (("cat", "ARCHIVE", "t_k_one", "--time", "soon"), 2, "is no time"),
+        (("cat", "ARCHIVE", "t_k_one", "--since", "soon"), 2, "is no time"),
         (("cat", "ARCHIVE", "t_k_one", "--generation", "4"), 3, "no t_k_one in generation 4"),
         (("cat", "ARCHIVE", "--all", "--queue", "99"), 3, "no queue 99"),
         (("cat", "ARCHIVE", "--all", "--generation", "4"), 3, "no queue in generation 4"),
         (("offset", "ARCHIVE", "t_k_one", "--time", "0", "--generation", "4"), 3, "generation 4"),
         (("query", "ARCHIVE", "--topic", "absent", "--key", "k"), 3, "ls shows the topics"),
-        (("query", "ARCHIVE", "--topic", "t_k_keys", "--key", "k2-45", "--begin", "2026-11-22"), 3, "T00:00"),
+        (("query", "ARCHIVE", "--topic", "t_k_keys", "--key", "k2-45", "--since", "2026-11-22"), 3, "T00:00"),
         (("ls", "ARCHIVE", "--broker", "other"), 3, "FxCluster/fx-a"),
         (("ls", "ARCHIVE/nothing-here"), 3, "no archive"),
         (("ls", "ftp://x/y"), 2, "file:///"),
@@ -235,7 +235,7 @@ def test_status_from_the_archive_and_the_store(run: Run, killed: Path, archive: 
     code, out, _ = run("status", archive, "--store", killed / "store", "--json")
     report = json.loads(out)
     assert code == 0
-    assert (report["lag_messages"], report["lag_bytes"], report["margin_seconds"]) == (0, 0, None)
+    assert (report["lagMessages"], report["lagBytes"], report["retentionMarginSeconds"]) == (0, 0, None)
     assert report["messages"] == MESSAGES and report["queues"] == []
     code, out, _ = run("status", archive)
     assert code == 0 and "store was not looked at" in out and "margin      unknown" in out
@@ -254,9 +254,9 @@ def test_status_counts_what_is_not_archived(run: Run, killed: Path, tmp_path: Pa
     report = json.loads(run("status", url, "--store", killed / "store", "--json")[1])
     archived = sum(q["messages"] for q in json.loads(run("ls", url, "--json")[1])["queues"])
     assert 0 < archived < MESSAGES
-    assert report["lag_messages"] == sum(q["lag_messages"] for q in report["queues"]) == MESSAGES - archived
-    assert sum(q["lag_bytes"] for q in report["queues"]) <= report["lag_bytes"]
-    assert report["lag_seconds"] > 0 and report["margin_seconds"] is not None
+    assert report["lagMessages"] == sum(q["lagMessages"] for q in report["queues"]) == MESSAGES - archived
+    assert sum(q["lagBytes"] for q in report["queues"]) <= report["lagBytes"]
+    assert report["lagSeconds"] > 0 and report["retentionMarginSeconds"] is not None
     code, out, _ = run("status", url, "--store", killed / "store")
     assert code == 0 and "t_k_one" in out and "until the broker deletes" in out
 
@@ -310,10 +310,10 @@ def test_status_says_what_gc_has_not_deleted_and_since_when(run: Run, own_archiv
         draft = CommitDraft(CommitKind.MAINTENANCE, doomed=[f"sets/00/a-1-{hours}.sso"], created_ms=now_ms)
         compactor.maintain(lambda state, draft=draft: draft)
     report = json.loads(run("status", url, "--json")[1])
-    assert report["doomed"] == 3 and 50 * 3600 <= report["oldest_doomed_seconds"] < 51 * 3600
+    assert report["pendingDeletions"] == 3 and 50 * 3600 <= report["oldestPendingDeletionSeconds"] < 51 * 3600
     assert "garbage     3 objects, the first given up 2d 02h ago" in run("status", url)[1]
     assert run("gc", url, "--apply", "--grace", "0")[0] == 0
-    assert json.loads(run("status", url, "--json")[1])["doomed"] == 0
+    assert json.loads(run("status", url, "--json")[1])["pendingDeletions"] == 0
 
 
 def test_verify_says_clean_and_counts(run: Run, archive: str) -> None:

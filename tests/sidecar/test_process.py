@@ -78,7 +78,7 @@ class Sidecar:
 
     def wait_archived(self) -> None:
         """Until everything in the store is archived and this process owns the archive."""
-        self.wait_until(lambda: (r := self.report()).get("lag_messages") == 0 and r["epoch"] > 0)
+        self.wait_until(lambda: (r := self.report()).get("lagMessages") == 0 and r["epoch"] > 0)
 
     def end(self, number: int) -> int:
         """Send a signal and wait for the exit code."""
@@ -169,7 +169,7 @@ def test_another_instance_stands_by_or_exits_with_5(home: Path) -> None:
             assert code == 503 and "epoch 1 belongs to" in text
             assert standby.get("/health")[0] == 200
             report = standby.report()
-            assert (report["state"], report["fenced"], report["lag_messages"]) == ("standby", True, None)
+            assert (report["state"], report["fenced"], report["lagMessages"]) == ("standby", True, None)
             assert (
                 'store_fenced{storage_medium="blob",storage_type="tiered"} 1.0' in standby.get("/metrics")[1]
             )

@@ -40,7 +40,7 @@ def url(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def message(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """The archive's first message of a topic, as cat shows it."""
-    assert main(["cat", url, "t_k_four", "--queue", "0", "--count", "1"]) == 0
+    assert main(["cat", url, "t_k_four", "--queue", "0", "--limit", "1"]) == 0
     found: dict[str, str] = json.loads(capsys.readouterr().out)
     return found
 
@@ -85,10 +85,10 @@ def test_an_id_prints_the_message_in_any_case_of_letters(
     ("arguments", "code", "says"),
     [
         (["--topic", "t_k_four", "--key", "no such key"], 3, "--all-time"),
-        (["--topic", "t_k_four", "--key", "no", "--begin", "0"], 3, "searched from 0 ms on"),
-        (["--topic", "t_k_four", "--key", "no", "--end", "1000"], 3, "7 days up to 1970-01-01T00:00:01Z"),
+        (["--topic", "t_k_four", "--key", "no", "--since", "0"], 3, "searched from 0 ms on"),
+        (["--topic", "t_k_four", "--key", "no", "--until", "1000"], 3, "7 days up to 1970-01-01T00:00:01Z"),
         (
-            ["--topic", "t_k_four", "--key", "no", "--begin", "-5", "--end", "1000"],
+            ["--topic", "t_k_four", "--key", "no", "--since", "-5", "--until", "1000"],
             3,
             "searched from -5 ms to 1970-01-01T00:00:01Z:",
         ),
@@ -96,9 +96,9 @@ def test_an_id_prints_the_message_in_any_case_of_letters(
         (["--id", "7F00000100005B1E00000000FFFFFFFF"], 3, "has no message"),
         (["--id", "12"], 2, "offsetMsgId"),
         (["--key", "x"], 2, "--topic"),
-        (["--topic", "t", "--key", "x", "--max", "0"], 2, "--max"),
-        (["--topic", "t", "--key", "x", "--begin", "2", "--end", "1"], 2, "--begin is after --end"),
-        (["--topic", "t", "--key", "x", "--begin", "2", "--all-time"], 2, "--all-time"),
+        (["--topic", "t", "--key", "x", "--limit", "0"], 2, "--limit"),
+        (["--topic", "t", "--key", "x", "--since", "2", "--until", "1"], 2, "--since is after --until"),
+        (["--topic", "t", "--key", "x", "--since", "2", "--all-time"], 2, "--all-time"),
     ],
 )
 def test_what_is_not_there_and_what_is_not_understood(
@@ -181,7 +181,7 @@ def test_a_disk_that_is_too_small_for_an_export_does_not_kill_it(url: str, tmp_p
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False).returncode:
         pytest.skip("tmpfs cannot be mounted here")
     try:
-        command = [sys.executable, "-m", "sidecar", "index", "export", url, str(disk / "index")]
+        command = [sys.executable, "-m", "sidecar.cli", "index", "export", url, str(disk / "index")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
         assert (done.returncode, "No space left" in done.stderr) == (4, True), done
         assert not list((disk / "index").iterdir())
@@ -219,6 +219,6 @@ def test_messages_whose_time_is_damaged_hide_no_others_and_are_found(
     assert main(["ls", url]) == 0
     assert "9223372036854775807 ms" in capsys.readouterr().out
     for offset in range(len(times)):
-        assert main(["cat", url, "topic", "--queue", "0", "--from", str(offset), "--count", "1"]) == 0
+        assert main(["cat", url, "topic", "--queue", "0", "--from", str(offset), "--limit", "1"]) == 0
     with rocketmq_tiered.open(url) as archive:
         assert all(len(archive.find_by_key("topic", key)) == 1 for key in times)

@@ -94,7 +94,8 @@ def test_offset_as_json_and_for_all_queues(run: Run, archive: str, truth: Any) -
         (("offset", "ARCHIVE", "absent", "--time", "0"), 3, "absent"),
         (("offset", "ARCHIVE", "t_one", "--queue", "0", "--time", "soon"), 2, "is no time"),
         (("offset", "ARCHIVE", "t_one", "--queue", "0"), 2, "--time"),
-        (("cat", "ARCHIVE", "t_one", "--time", "0", "--from", "0"), 2, "--time"),
+        (("cat", "ARCHIVE", "t_one", "--since", "0", "--from", "0"), 2, "--since"),
+        (("cat", "ARCHIVE", "t_one", "--until", "0", "--follow"), 2, "--until"),
         (("cat", "ARCHIVE", "t_one", "--tag", " || "), 2, "no tag"),
         (("cat", "ARCHIVE", "t_one", "--where", "a >"), 2, "a >"),
         (("cat", "ARCHIVE", "t_one", "--tag", "a", "--where", "a IS NULL"), 2, "--where"),
@@ -109,13 +110,14 @@ def test_failures_are_said_with_the_right_code(
     assert text in error.splitlines()[-1]
 
 
-def test_cat_begins_at_a_time(run: Run, archive: str, truth: Any) -> None:
+def test_cat_begins_and_ends_at_a_time(run: Run, archive: str, truth: Any) -> None:
     queue = truth["t_one", 0]
-    stamp = queue[len(queue) // 2]["storeTimestamp"]
-    code, out, _ = run("cat", archive, "t_one", "--queue", 0, "--time", stamp)
-    expected = [line["queueOffset"] for line in queue if line["storeTimestamp"] >= stamp]
-    assert code == 0 and [line["queueOffset"] for line in lines(out)] == expected
-    assert run("cat", archive, "t_one", "--time", "2100-01-01")[1] == ""
+    stamp, later = (queue[len(queue) * share // 4]["storeTimestamp"] for share in (2, 3))
+    for until, arguments in ((2**62, ()), (later, ("--until", later)), (stamp - 1, ("--until", stamp - 1))):
+        code, out, _ = run("cat", archive, "t_one", "--queue", 0, "--since", stamp, *arguments)
+        expected = [line["queueOffset"] for line in queue if stamp <= line["storeTimestamp"] <= until]
+        assert code == 0 and [line["queueOffset"] for line in lines(out)] == expected
+    assert run("cat", archive, "t_one", "--since", "2100-01-01")[1] == ""
 
 
 def test_cat_keeps_messages_with_a_tag(run: Run, archive: str, truth: Any) -> None:
@@ -131,7 +133,7 @@ def test_cat_counts_only_what_it_prints(run: Run, archive: str, truth: Any) -> N
     queue = truth["t_tags", 0]
     tag = queue[-1]["tags"]
     expected = [line["queueOffset"] for line in queue if line["tags"] == tag][:2]
-    code, out, _ = run("cat", archive, "t_tags", "--queue", 0, "--tag", tag, "--count", 2)
+    code, out, _ = run("cat", archive, "t_tags", "--queue", 0, "--tag", tag, "--limit", 2)
     assert code == 0 and [line["queueOffset"] for line in lines(out)] == expected
 
 
@@ -144,18 +146,18 @@ def test_cat_keeps_messages_whose_properties_fit(run: Run, archive: str, truth: 
 
 
 def test_bodies_are_those_the_client_saw(run: Run, archive: str, truth: Any) -> None:
-    code, out, _ = run("cat", archive, "t_one", "--count", 5, "--body", "hex")
+    code, out, _ = run("cat", archive, "t_one", "--limit", 5, "--body", "hex")
     assert code == 0
     for line in lines(out):
         assert hashlib.sha256(bytes.fromhex(line["body"])).hexdigest() == line["bodySha256"]
-    code, out, _ = run("cat", archive, "t_bcq", "--count", 3, "--body", "hex")
+    code, out, _ = run("cat", archive, "t_bcq", "--limit", 3, "--body", "hex")
     inner = [item for line in lines(out) for item in line.get("inner", ())]
     assert code == 0 and inner
     for item in inner:
         assert hashlib.sha256(bytes.fromhex(item["body"])).hexdigest() == item["bodySha256"]
 
 
-@pytest.mark.parametrize("arguments", [("cat", "--count", "1"), ("offset", "--queue", "0", "--time", "0")])
+@pytest.mark.parametrize("arguments", [("cat", "--limit", "1"), ("offset", "--queue", "0", "--time", "0")])
 def test_one_shot_commands_load_few_libraries(archive: str, arguments: tuple[str, ...]) -> None:
     """So that they answer at once; benchmarks/one_shot.py has the seconds."""
     verb, *rest = arguments

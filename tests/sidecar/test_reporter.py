@@ -91,9 +91,11 @@ def test_what_gc_has_not_deleted_is_reported(tmp_path: Path, broker: LivingBroke
         status = offloader.status()
         reporter = Reporter(HEAD, open_broker_store(tmp_path / "store"), FILTER, wall_ms=lambda: now_ms)
         assert status is not None
-        report = reporter.report(lambda: replace(status, doomed=2, oldest_doomed_ms=given_up_ms))
+        report = reporter.report(
+            lambda: replace(status, pending_deletions=2, oldest_pending_deletion_ms=given_up_ms)
+        )
         reporter.close()
-    assert (report.doomed, report.oldest_doomed_seconds) == (2, 600.0)
+    assert (report.pending_deletions, report.oldest_pending_deletion_seconds) == (2, 600.0)
 
 
 def test_the_log_of_a_dead_broker_ends_with_its_last_record(tmp_path: Path, broker: LivingBroker) -> None:

@@ -1,4 +1,4 @@
-"""`tiered replay`: groups begin again, in an archive alone and through a running server."""
+"""`tiered reset-offset`: groups are reset in an archive alone and through a running server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOPIC = "t_order"
 
 @pytest.fixture(scope="module")
 def archive(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("replay")
+    directory = tmp_path_factory.mktemp("reset-offset")
     backfill(real_store("A") / "store", FileStore(directory))
     return f"file://{directory}"
 
@@ -87,11 +87,11 @@ def server(archive: str) -> Iterator[Server]:
     found.stop()
 
 
-def replay(
+def reset_offset(
     capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, dict[int, tuple[int | None, int]], str]:
     """Exit code, queue id -> (before, offset), and the error."""
-    code = main(["replay", *arguments, "--topic", TOPIC, "--json"])
+    code = main(["reset-offset", *arguments, "--topic", TOPIC, "--json"])
     printed = capsys.readouterr()
     if code != 0:
         return code, {}, printed.err
@@ -130,15 +130,15 @@ def test_a_start_is_within_the_queue(minimum: int, length: int, value: int, kind
 
 def test_an_archive_alone(archive: str, capsys: pytest.CaptureFixture[str]) -> None:
     ends = bounds(archive)
-    code, planned, _ = replay(capsys, archive, "--group", "G", "--offset", "240", "--dry-run")
+    code, planned, _ = reset_offset(capsys, archive, "--group", "G", "--offset", "240", "--dry-run")
     assert code == 0 and snapshot(archive) == {}
     assert planned == {queue: (None, min(240, end)) for queue, (_, end) in ends.items()}
-    assert replay(capsys, archive, "--group", "G", "--offset", "240")[1] == planned
+    assert reset_offset(capsys, archive, "--group", "G", "--offset", "240")[1] == planned
     assert snapshot(archive) == {queue: after for queue, (_, after) in planned.items()}
-    _, moved, _ = replay(capsys, archive, "--group", "G", "--earliest")
+    _, moved, _ = reset_offset(capsys, archive, "--group", "G", "--earliest")
     assert moved == {queue: (planned[queue][1], start) for queue, (start, _) in ends.items()}
     when_ms = 1_795_227_705_400
-    _, moved, _ = replay(capsys, archive, "--group", "G", "--time", str(when_ms))
+    _, moved, _ = reset_offset(capsys, archive, "--group", "G", "--time", str(when_ms))
     assert {queue: after for queue, (_, after) in moved.items()} == by_time(archive, when_ms)
     assert any(
         start < after < end for (start, end), (_, after) in zip(ends.values(), moved.values(), strict=True)
@@ -148,7 +148,7 @@ def test_an_archive_alone(archive: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_a_running_server_is_gone_through(
     archive: str, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, error = replay(capsys, archive, "--group", "G", "--earliest")
+    code, _, error = reset_offset(capsys, archive, "--group", "G", "--earliest")
     assert code == 5 and "--serve" in error
     place = ("--serve", server.address, "--group", "G")
     ends = bounds(archive)
@@ -158,9 +158,9 @@ def test_a_running_server_is_gone_through(
         (("--time", "1795227705400"), by_time(archive, 1_795_227_705_400)),
     ):
         before = snapshot(archive)
-        code, planned, _ = replay(capsys, *place, *arguments, "--dry-run")
+        code, planned, _ = reset_offset(capsys, *place, *arguments, "--dry-run")
         assert code == 0 and snapshot(archive) == before
-        code, moved, _ = replay(capsys, *place, *arguments)
+        code, moved, _ = reset_offset(capsys, *place, *arguments)
         assert (code, {queue: after for queue, (_, after) in moved.items()}) == (0, wanted)
         assert moved == planned
         assert snapshot(archive) == wanted  # durable
@@ -178,7 +178,7 @@ def test_connected_members_are_told_once(
             if any(command.is_response for command in received):
                 break
             time.sleep(0.02)
-        code, moved, _ = replay(capsys, "--serve", server.address, "--group", "G2", "--offset", "10")
+        code, moved, _ = reset_offset(capsys, "--serve", server.address, "--group", "G2", "--offset", "10")
         assert code == 0 and {after for _, after in moved.values()} == {10}
         for _ in range(100):
             told = [command for command in received if command.code == 220 and not command.is_response]
@@ -225,12 +225,18 @@ def test_what_does_not_exist_and_wrong_usage(
     archive: str, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for place in ((archive,), ("--serve", server.address)):
-        assert main(["replay", *place, "--group", "G", "--topic", "nix", "--earliest", "--dry-run"]) == 3
-    assert main(["replay", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
-    assert main(["replay", archive, "--serve", "h:1", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
-    assert main(["replay", "--serve", "nowhere", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
-    assert main(["replay", "--serve", "h:99999", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
-    assert main(["replay", "--serve", "127.0.0.1:1", "--group", "G", "--topic", TOPIC, "--earliest"]) == 4
+        assert (
+            main(["reset-offset", *place, "--group", "G", "--topic", "nix", "--earliest", "--dry-run"]) == 3
+        )
+    assert main(["reset-offset", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
+    assert (
+        main(["reset-offset", archive, "--serve", "h:1", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
+    )
+    assert main(["reset-offset", "--serve", "nowhere", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
+    assert main(["reset-offset", "--serve", "h:99999", "--group", "G", "--topic", TOPIC, "--earliest"]) == 2
+    assert (
+        main(["reset-offset", "--serve", "127.0.0.1:1", "--group", "G", "--topic", TOPIC, "--earliest"]) == 4
+    )
     capsys.readouterr()
 
 
@@ -267,7 +273,7 @@ def test_a_group_moved_elsewhere_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sidecar.group_reset.BrokerClient", StubbornBroker)
-    code, moved, _ = replay(capsys, "--serve", "127.0.0.1:1", "--group", "G", "--offset", "120")
+    code, moved, _ = reset_offset(capsys, "--serve", "127.0.0.1:1", "--group", "G", "--offset", "120")
     assert (code, moved) == (0, {0: (150, 120)})
-    code, _, error = replay(capsys, "--serve", "127.0.0.1:1", "--group", "G", "--offset", "60")
+    code, _, error = reset_offset(capsys, "--serve", "127.0.0.1:1", "--group", "G", "--offset", "60")
     assert code == 1 and "stop the group's consumers" in error

@@ -78,8 +78,8 @@ class Watch:
             status = self.sidecar.status()
             if status:
                 self.samples += 1
-                self.budget_bytes = status["budget_limit_bytes"]
-                self.budget_used_max = max(self.budget_used_max, status["budget_used_bytes"])
+                self.budget_bytes = status["budgetLimitBytes"]
+                self.budget_used_max = max(self.budget_used_max, status["budgetUsedBytes"])
             self.anonymous_max = max(self.anonymous_max, memory_bytes(self.sidecar.pid, "RssAnon"))
 
 

@@ -1,4 +1,4 @@
-"""`python -m sidecar` is `tiered`."""
+"""`python -m sidecar.cli` is `tiered`."""
 
 import sys
 
