@@ -143,9 +143,9 @@ class UploaderJob:
         return self._offloader.has_been_answered
 
     @property
-    def waits_for(self) -> str:
+    def retry_reason(self) -> str:
         """Why a commit is tried again; empty when none is."""
-        return self._offloader.waits_for
+        return self._offloader.retry_reason
 
     def expected_end_phys(self, status: OffloadStatus) -> int:
         """About where a back-fill will end: not with files that the broker made in advance."""

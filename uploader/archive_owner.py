@@ -13,7 +13,7 @@ from functools import partial
 
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.reading import line_spans, newest_log_check
+from tiered.catalog.reading import history_spans, newest_log_check
 from tiered.errors import FencedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.protocol import ObjectStore
@@ -123,13 +123,13 @@ class ArchiveOwner:
 
     def _find_line(self, said_end_phys: int | None) -> NewLine:
         newest = partial(newest_log_check, self._archive)
-        line = find_new_line(self._log, line_spans(self.writer.state), newest, said_end_phys)
+        line = find_new_line(self._log, history_spans(self.writer.state), newest, said_end_phys)
         may_be_older = line.version > 0 and not self._may_replace_log
         is_older_copy = may_be_older and ends_before(self._log, self.writer.state.cursor.check, line.phys)
         return require_shared(line, is_older_copy=is_older_copy, may_replace=self._may_replace_log)
 
     def _start_new_line(self, new_line: NewLine) -> int:
-        self.writer.append_line(common_version=new_line.version, phys=new_line.phys)
+        self.writer.append_history(common_version=new_line.version, phys=new_line.phys)
         self._environment.log(
             "the broker's log differs from the archive: new log line",
             {"from_phys": new_line.phys, "common_version": new_line.version},

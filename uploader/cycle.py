@@ -140,7 +140,7 @@ class CyclesInFlight:
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     _cycles: deque[Cycle] = field(default_factory=deque)
-    _doomed: list[str] = field(default_factory=list)
+    _pending_deletions: list[str] = field(default_factory=list)
     _changes: int = 0
 
     def __len__(self) -> int:
@@ -171,17 +171,17 @@ class CyclesInFlight:
     def doom(self, keys: Sequence[str]) -> None:
         """Keys of an attempt that will never be committed."""
         with self.changed:
-            self._doomed += keys
+            self._pending_deletions += keys
 
-    def doomed(self) -> list[str]:
+    def pending_deletions(self) -> list[str]:
         """Keys that no commit has given up yet."""
         with self.changed:
-            return list(self._doomed)
+            return list(self._pending_deletions)
 
     def given_up(self, count: int) -> None:
-        """A commit named the first ``count`` of ``doomed``."""
+        """A commit named the first ``count`` of ``pending_deletions``."""
         with self.changed:
-            del self._doomed[:count]
+            del self._pending_deletions[:count]
 
     def notify(self) -> None:
         """A PUT was answered, or everything ends."""

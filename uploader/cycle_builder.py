@@ -1,7 +1,7 @@
 """Makes cycles of closed batches and starts their attempts, the first and every later one. One thread's work.
 
-A failed or unanswered PUT abandons the whole attempt: its keys are doomed, its memory is released, and the cycle is
-put anew under new keys, together with whatever arrived since unless a later cycle in flight already holds that.
+A failed or unanswered PUT abandons the whole attempt: its keys become garbage, its memory is released, and the cycle is
+put again under new keys, together with whatever arrived since unless a later cycle in flight already holds that.
 Each cycle in flight is retried by itself, also while an older one waits or the catalog is away: stalls do not add up.
 
 Owns attempts and when they start. Does not own what a cycle contains (cycle_plan.py), what answers mean (cycle.py) nor
@@ -100,7 +100,7 @@ class CycleBuilder:
             broker=context.broker,
             epoch=state.epoch,
             attempt=self._attempt,
-            line=state.cursor.line,
+            line=state.cursor.history,
             catalog_version=state.version,
             from_phys=batch.from_phys,
             to_phys=batch.to_phys,

@@ -54,7 +54,7 @@ def draft_in_place(state: CatalogState, created_ms: int) -> CommitDraft:
     """A commit that leaves the cursor where it is in ``state``, to say something else, or that its writer is alive."""
     cursor = state.cursor
     return CommitDraft(
-        CommitKind.APPEND, line=cursor.line, from_phys=cursor.phys, to_phys=cursor.phys, check=cursor.check,
+        CommitKind.APPEND, history=cursor.history, from_phys=cursor.phys, to_phys=cursor.phys, check=cursor.check,
         created_ms=created_ms,
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def cycle_draft(
         gaps[i] = (places[-1][i], gap.reason, gap.begin_queue_offset, gap.end_queue_offset)
     return CommitDraft(
         kind="append",
-        line=place.line,
+        history=place.line,
         from_phys=place.from_phys,
         to_phys=place.to_phys,
         check=place.check,

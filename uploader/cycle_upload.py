@@ -87,7 +87,7 @@ class CycleUploader:
         draft = self._draft(cycle, attempt, self._state_archive.pending())
         self._context.writer.append(draft)
         self._state_archive.committed(draft.state_objects)
-        self._in_flight.given_up(len(draft.doomed))
+        self._in_flight.given_up(len(draft.pending_deletions))
         counters = self.counters
         counters.commits += 1
         counters.consecutive_failures = 0
@@ -117,11 +117,11 @@ class CycleUploader:
         batch = cycle.batch
         state = self._context.writer.state
         check = batch.log_check() or state.cursor.check
-        place = CycleRange(state.epoch, state.cursor.line, batch.from_phys, batch.to_phys, check)
+        place = CycleRange(state.epoch, state.cursor.history, batch.from_phys, batch.to_phys, check)
         return replace(
             cycle_draft(cycle.plan, attempt.keys, attempt.encoded, place, batch),
             state_objects=state_objects,
-            doomed=self._in_flight.doomed(),
+            pending_deletions=self._in_flight.pending_deletions(),
             created_ms=self._context.clock_ms(),
         )
 
@@ -141,9 +141,9 @@ class CycleUploader:
     # -- life -------------------------------------------------------------------------------------------------
 
     @property
-    def doomed(self) -> tuple[str, ...]:
+    def pending_deletions(self) -> tuple[str, ...]:
         """Keys of abandoned attempts that no commit has given up yet."""
-        return tuple(self._in_flight.doomed())
+        return tuple(self._in_flight.pending_deletions())
 
     @property
     def is_idle(self) -> bool:

@@ -32,7 +32,7 @@ from typing import IO, TypeVar
 import numpy as np
 
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.index_refs import LEFT_OUT_MAX, IndexChange, IndexRef, with_left_out
+from tiered.catalog.index_refs import UNINDEXED_MAX, IndexChange, IndexRef, with_unindexed
 from tiered.catalog.pages import RunIndex, sorted_page
 from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import CatalogState
@@ -121,7 +121,7 @@ class IndexBuilder:
         self._log = log
         self._nonce = f"{(random_source or random.SystemRandom()).getrandbits(64):016x}"
         self._made = 0
-        self._doomed: list[str] = []
+        self._pending_deletions: list[str] = []
         self._woken = threading.Event()
         self._run_index = RunIndex(store)
         self._beyond_repair: set[str] = set()
@@ -303,9 +303,9 @@ class IndexBuilder:
     def _may_leave_out(self, key: str) -> bool:
         """Whether there is room for one more, if need be by forgetting those that are no longer there."""
         state = self._writer.state
-        if len({*state.left_out, key}) > LEFT_OUT_MAX and not self._gone:
+        if len({*state.unindexed, key}) > UNINDEXED_MAX and not self._gone:
             self._gone = gone_entries(state, self._run_index)
-        return len({*without(state.left_out, self._gone), key}) <= LEFT_OUT_MAX
+        return len({*without(state.unindexed, self._gone), key}) <= UNINDEXED_MAX
 
     def _used(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T:
         place = segment.place
@@ -397,7 +397,7 @@ class IndexBuilder:
     def _covered(self, state: CatalogState, shape: Shape) -> Covered:
         """Objects of one file that are not given up."""
         found = decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))[1]
-        kept = [found.keys[key] not in state.doomed for key in found.objects["key"].tolist()]
+        kept = [found.keys[key] not in state.pending_deletions for key in found.objects["key"].tolist()]
         return Covered(found.objects[np.array(kept, bool)], found.keys)
 
     # -- putting and publishing -----------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ class IndexBuilder:
             tempfile.SpooledTemporaryFile(self._spool_bytes, dir=work_dir) as spool,
         ):
             shape = write_index(spool, key, chunks, meta, covered, form)
-            self._doomed.append(key)  # until a commit names it, it counts as given up
+            self._pending_deletions.append(key)  # until a commit names it, it counts as given up
             self._send(key, spool, shape.size_bytes)
         return IndexRef(
             key, level, meta.from_version, meta.to_version, meta.begin_ms, meta.end_ms, meta.begin_phys,
@@ -442,7 +442,7 @@ class IndexBuilder:
         except UnavailableError as error:
             self.counters.attempts_abandoned += 1
             if isinstance(error, WITHOUT_EFFECT):
-                self._doomed.remove(key)
+                self._pending_deletions.remove(key)
             raise
 
     def _publish(
@@ -451,7 +451,7 @@ class IndexBuilder:
         """Commit that ``refs`` cover their versions, but for what is ``damaged``; void when another actor was faster:
         then the files are garbage."""
         keys = {ref.key for ref in refs}
-        given_up = [key for key in self._doomed if key not in keys]
+        given_up = [key for key in self._pending_deletions if key not in keys]
         left_out: dict[str, list[int]] = {}
         for unread in damaged:
             left_out.setdefault(unread.segment.key, []).append(unread.segment.version)
@@ -463,15 +463,15 @@ class IndexBuilder:
             return CommitDraft(
                 CommitKind.MAINTENANCE,
                 index=IndexChange(list(refs), list(removed)),
-                settings=with_left_out(state.left_out, left_out, gone),
-                doomed=given_up,
+                settings=with_unindexed(state.unindexed, left_out, gone),
+                pending_deletions=given_up,
                 created_ms=self._clock_ms(),
             )
 
         after = self._writer.maintain(build)
         if not keys <= {index.key for index in after.indexes}:
             return False
-        self._doomed = []
+        self._pending_deletions = []
         self.counters.left_out += len(damaged)
         for unread in damaged:
             fields = {"segment": unread.segment.key, "error": str(unread.error)}

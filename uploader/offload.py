@@ -167,7 +167,7 @@ class Offloader:
                 self._finish_backfill()
                 self._finish_index(stop)
             if self._writer.is_claimed:
-                self._writer.release(doomed=self._uploader.doomed)
+                self._writer.release(pending_deletions=self._uploader.pending_deletions)
         finally:
             self._stop_parts.set()
             self._stop_marks.set()
@@ -347,9 +347,9 @@ class Offloader:
         return self._owner.has_been_answered
 
     @property
-    def waits_for(self) -> str:
+    def retry_reason(self) -> str:
         """Why a commit, also the first one, is tried again; empty when none is."""
-        return self._writer.waits_for
+        return self._writer.retry_reason
 
     def status(self) -> OffloadStatus | None:
         """A consistent enough view for people and metrics; never blocks the parts. None until the catalog is loaded."""
@@ -372,12 +372,12 @@ class Offloader:
             fenced=isinstance(self._failure, FencedError),
             memory_used_bytes=self._pool.used_bytes() + self._uploader.in_flight_bytes(),
             memory_budget_bytes=self._settings.memory_budget_bytes,
-            last_error=self.waits_for or self._uploader.counters.last_error,
+            last_error=self.retry_reason or self._uploader.counters.last_error,
             pins=self._loop.pin_status,
             bound_reason=self._bound_source.last.why.value if self._bound_source.last is not None else "",
             counters=self._uploader.counters,
-            unindexed_objects=len(state.left_out),
-            pending_deletions=len(state.doomed),
-            oldest_pending_deletion_ms=state.oldest_doomed_ms,
+            unindexed_objects=len(state.unindexed),
+            pending_deletions=len(state.pending_deletions),
+            oldest_pending_deletion_ms=state.oldest_pending_deletion_ms,
             index_files_rebuilt=self._index_builder.counters.remade,
         )

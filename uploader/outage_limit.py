@@ -29,13 +29,13 @@ class Patience:
     _stopped_since_s: float | None = None
 
     def check(
-        self, status: OffloadStatus | None, *, is_stopping: bool, now_s: float, waits_for: str = ""
+        self, status: OffloadStatus | None, *, is_stopping: bool, now_s: float, retry_reason: str = ""
     ) -> None:
-        """Raises UnavailableError when patience is at its end. ``waits_for``: why a commit is tried again, if one is; a
-        store may take data and no commits, and the first commit comes before all data."""
-        failing = bool(waits_for) or (status is not None and status.counters.consecutive_failures > 0)
+        """Raises UnavailableError at the outage limit. ``retry_reason``: why a commit is retried, if one is; a store
+        may accept data but no commits, and the first commit precedes all data."""
+        failing = bool(retry_reason) or (status is not None and status.counters.consecutive_failures > 0)
         why = status.last_error if status is not None else "the object store does not answer"
-        why = waits_for or why
+        why = retry_reason or why
         if is_stopping:
             self._stopped_since_s = now_s if self._stopped_since_s is None else self._stopped_since_s
             if now_s - self._stopped_since_s >= self.drain_s_max:

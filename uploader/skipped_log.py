@@ -38,7 +38,7 @@ class SkippedLog:
     @classmethod
     def of(cls, state: CatalogState) -> SkippedLog:
         """What ``state`` knows."""
-        return cls(*(_end_phys(state.settings, name, state.cursor.line) for name in (DAMAGED, LOST)))
+        return cls(*(_end_phys(state.settings, name, state.cursor.history) for name in (DAMAGED, LOST)))
 
     def reason(self, end_phys: int) -> GapReason:
         """Why offsets are missing behind a queue's record that ends at ``end_phys``, as far as this tells."""

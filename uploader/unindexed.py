@@ -20,7 +20,7 @@ Gone = Mapping[str, Set[int]]
 
 def gone_entries(state: CatalogState, index: RunIndex) -> Gone:
     """Of what is left out in ``state``; nothing where a page cannot be read."""
-    left_out = state.left_out
+    left_out = state.unindexed
     versions = sorted({version for found in left_out.values() for version in found})
     if not versions:
         return {}

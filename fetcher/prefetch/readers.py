@@ -101,7 +101,7 @@ class Reader:
         """Make the next pulls from the block in hand cheap, if all its rows are visible and span one offset each."""
         held = self.held
         rows = held.rows
-        if rows is None or not rows.is_plain or held.line != view.state.cursor.line:
+        if rows is None or not rows.is_plain or held.line != view.state.cursor.history:
             return
         if view.min_offset <= rows.base and rows.end <= view.max_offset:
             block = held.blocks[rows.object_key, rows.first_block]
@@ -169,7 +169,7 @@ def _answer(
         rows.base <= offset < rows.end
         and view.min_offset <= offset
         and rows.end <= view.max_offset
-        and held.line == view.state.cursor.line
+        and held.line == view.state.cursor.history
     ):
         return None
     part = take(rows.sizes, rows.ends, rows.row_of(offset), Limits(count, max_bytes, True), None)

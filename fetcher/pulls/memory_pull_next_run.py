@@ -51,7 +51,7 @@ class BeyondHand:
         """What an unfiltered pull of a reader that goes on at ``offset`` is answered; None: by another way."""
         held = reader.held
         known = held.ahead or held.rows
-        if known is None or reader.window.position != offset or held.line != view.state.cursor.line:
+        if known is None or reader.window.position != offset or held.line != view.state.cursor.history:
             return None
         at = known.end
         if not (known.base <= offset <= at < view.max_offset and view.existing(offset) == offset):
@@ -119,7 +119,7 @@ class BeyondHand:
             {(rows.object_key, last.first_block): block},
             last,
             rows if rows.end > last.end else None,
-            line=view.state.cursor.line,
+            line=view.state.cursor.history,
         )
         records = count - limits.rows + part.row_count
         answer = InHand([*body, *further], records, next_offset, view.min_offset, view.max_offset)

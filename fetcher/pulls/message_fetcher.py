@@ -211,7 +211,7 @@ class TieredMessageFetcher:
         prefetcher = self.prefetcher
         reader = self.readers.open(ReaderKey(pull.group, view.queue), began_s)
         held = reader.held
-        if held.line != view.state.cursor.line:
+        if held.line != view.state.cursor.history:
             held = Held()
         ready = prefetcher.ready(reader, pull.offset)
         until = 0 if pull.until is None else min(pull.until, view.max_offset)

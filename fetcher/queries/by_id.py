@@ -88,7 +88,7 @@ async def find_by_id(source: QuerySource, state: CatalogState, wanted: OffsetMsg
                 damaged.append(index)
                 continue
             for key, row in covered.at(wanted.phys):
-                if key not in seen and key not in state.doomed:
+                if key not in seen and key not in state.pending_deletions:
                     seen.add(key)
                     found = await _look_again(source, state, Place.of(key, row), wanted)
                     if found is not None:
@@ -193,7 +193,7 @@ async def _is_living(
         return False
     if candidate.ordinals is not None:
         return run in candidate.ordinals
-    if not state.lines:
+    if not state.log_histories:
         return True
     chunk = await source.runs_of(state, entry.queue)
     at = int(np.searchsorted(chunk.runs["base_queue_offset"], entry.queue_offset, side="right")) - 1

@@ -293,7 +293,7 @@ async def _unindexed(
 ) -> list[_Unindexed]:
     """Segments above the coverage, or left out of it, with runs of ``topic`` in the time range; or those that the file
     ``instead`` covers."""
-    left_out = sorted(version for versions in state.left_out.values() for version in versions)
+    left_out = sorted(version for versions in state.unindexed.values() for version in versions)
     pages = await gather(
         [
             source.page(state, ref)
@@ -337,9 +337,9 @@ def _is_unindexed(state: CatalogState, chunk: RunChunk, instead: IndexRef | None
         is_covered: NDArray[np.bool_] = (version >= instead.from_version) & (version <= instead.to_version)
         return is_covered
     is_newer: NDArray[np.bool_] = version > state.indexed_version
-    if not state.left_out:
+    if not state.unindexed:
         return is_newer
-    is_named = np.array([key in state.left_out for key in chunk.object_keys], bool)
+    is_named = np.array([key in state.unindexed for key in chunk.object_keys], bool)
     is_left_out: NDArray[np.bool_] = is_named[chunk.objects["key"]][chunk.runs["object"]]
     return is_newer | is_left_out
 

@@ -117,7 +117,7 @@ class RowReader:
         end = min(view.max_offset, wish.end)
         at = covered = view.existing(offset)
         reply = _Reply(wish, at)
-        after = Held(line=view.state.cursor.line)
+        after = Held(line=view.state.cursor.history)
         while at < end and reply.goes_on_at(at) and view.existing(at) == at:
             places = _places(runs, at, end, reply)
             if places[0].kind == RunKind.LMQ:

@@ -85,7 +85,7 @@ class StoreBackfill:
         self._tails = QueueTails()
         self._was_damaged = self._was_lost = False
         self._skipped = SkippedLog()
-        self._doomed: list[str] = []
+        self._pending_deletions: list[str] = []
         self._result = BackfillReport(source.path, source.cluster, source.broker)
 
     def run(self) -> BackfillReport:
@@ -113,7 +113,7 @@ class StoreBackfill:
             said_end_phys=self._bound_source.said_end_phys,
         )
         writer = owner.writer
-        with bounded(self._options.outage_limit_s, lambda: writer.waits_for, lambda _: writer.abort()):
+        with bounded(self._options.outage_limit_s, lambda: writer.retry_reason, lambda _: writer.abort()):
             self._ship_as(owner, store, archive)
 
     def _ship_as(self, owner: ArchiveOwner, store: BrokerStore, archive: ObjectStore) -> None:
@@ -132,7 +132,7 @@ class StoreBackfill:
         parts = log_parts(store, start_phys, bound.phys, bound.proven_phys)
         self._commit_all(writer, parts)
         self._commit_tables(writer, archive, store)
-        writer.release(doomed=self._doomed)
+        writer.release(pending_deletions=self._pending_deletions)
 
     def _commit_tables(self, writer: CatalogWriter, archive: ObjectStore, store: BrokerStore) -> None:
         """The broker's topics, groups and offsets, if they changed. A copy without any says nothing."""
@@ -181,7 +181,7 @@ class StoreBackfill:
                     target=self._target,
                     part=cycle.part,
                     epoch=state.epoch,
-                    line=state.cursor.line,
+                    line=state.cursor.history,
                     catalog_version=state.version,
                     writer=self._instance,
                     queues=[scan.queues[ordinal] for ordinal in cycle.ordinals.tolist()],
@@ -217,11 +217,16 @@ class StoreBackfill:
     def _commit(self, writer: CatalogWriter, cycles: list[PutCycle], first: int, total: int) -> None:
         self._bound_source.refuse_started_broker()
         for cycle in cycles:
-            self._doomed += cycle.abandoned
+            self._pending_deletions += cycle.abandoned
             check = cycle.draft.check if cycle.draft.check != NO_CHECK else writer.state.cursor.check
-            draft = replace(cycle.draft, check=check, doomed=list(self._doomed), created_ms=_now_ms())
+            draft = replace(
+                cycle.draft,
+                check=check,
+                pending_deletions=list(self._pending_deletions),
+                created_ms=_now_ms(),
+            )
             writer.append(draft)
-            self._doomed = []
+            self._pending_deletions = []
             done = self._result
             self._result = replace(
                 done,
@@ -254,7 +259,10 @@ class StoreBackfill:
                 index_settings=self._options.index,
             )
             with bounded(
-                self._options.outage_limit_s, lambda: offloader.waits_for, offloader.give_up, offloader.status
+                self._options.outage_limit_s,
+                lambda: offloader.retry_reason,
+                offloader.give_up,
+                offloader.status,
             ):
                 last = offloader.run(threading.Event(), follow=False)
         finally:

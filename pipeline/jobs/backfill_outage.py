@@ -17,13 +17,13 @@ POLL_S = 0.2
 @contextmanager
 def bounded(
     outage_limit_s: float,
-    waits_for: Callable[[], str],
+    retry_reason: Callable[[], str],
     give_up: Callable[[UnavailableError], None],
     status: Callable[[], OffloadStatus | None] = lambda: None,
 ) -> Iterator[None]:
     """Run the block, but not longer than ``outage_limit_s`` after the object store began to refuse everything.
 
-    ``waits_for``: why a commit of the block is tried again, empty if none is. ``give_up`` makes the block end. Raises
+    ``retry_reason``: why a commit of the block is retried, empty if none is. ``give_up`` makes the block end. Raises
     UnavailableError when it did.
     """
     over = threading.Event()
@@ -33,7 +33,9 @@ def bounded(
     def watch() -> None:
         while not over.wait(POLL_S):
             try:
-                patience.check(status(), is_stopping=False, now_s=time.monotonic(), waits_for=waits_for())
+                patience.check(
+                    status(), is_stopping=False, now_s=time.monotonic(), retry_reason=retry_reason()
+                )
             except UnavailableError as error:
                 given_up.append(error)
                 give_up(error)

@@ -140,7 +140,7 @@ class _Export:
         with opened(self._source) as store:
             for (cluster, broker), version in sorted(pinned_versions(self._source).items()):
                 state = load(PrefixedStore(store, archive_prefix(cluster, broker)), version=version)
-                archives.append(ArchiveVersion(cluster, broker, version, state.cursor.line))
+                archives.append(ArchiveVersion(cluster, broker, version, state.cursor.history))
         return Intent(
             number, self._choices, self._source.topics, tuple(archives), self._source.partition_bytes,
             time.time_ns() // 1_000_000,

@@ -107,22 +107,22 @@ def _ends(state: CatalogState, last: ArchiveEnds, ended: dict[QueueKey, int], wa
     now = {queue: gaps for queue, gaps in gaps_in(state).items() if queue in wanted}
     gaps = [(*queue, gap.begin, gap.end) for queue, mine in sorted((kept | now).items()) for gap in mine]
     queues = [(*queue, end) for queue, end in sorted(after.items())]
-    return ArchiveEnds(last.cluster, last.broker, state.cursor.line, queues, gaps)
+    return ArchiveEnds(last.cluster, last.broker, state.cursor.history, queues, gaps)
 
 
 def _refuse_superseded(archive: ObjectStore, state: CatalogState, last: ArchiveEnds) -> None:
     """A new log line takes back what came after its beginning: it must not have been exported."""
-    for line in state.lines:
-        if line.line <= last.line or line.common_version == 0:
+    for history in state.log_histories:
+        if history.number <= last.line or history.common_version == 0:
             continue  # from nothing in common on, queues have a new generation: old rows stay what they were
-        common = load(archive, version=line.common_version)
+        common = load(archive, version=history.common_version)
         for topic, queue_id, generation, end in last.queues:
             row = common.queue(QueueKey(topic, queue_id, generation))
             kept = UNKNOWN_OFFSET if row is None else int(row["end_queue_offset"])
             if end > kept and state.row_of(QueueKey(topic, queue_id, generation)) is not None:
                 raise UsageError(
                     f"{topic}/{queue_id} was exported to offset {end}, but the broker's log was replaced and "
-                    f"log line {line.line} took back what followed {max(kept, 0)}",
+                    f"log line {history.number} took back what followed {max(kept, 0)}",
                     hint="export into another place",
                 )
 

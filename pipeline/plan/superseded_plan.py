@@ -60,7 +60,7 @@ class KeptEnds:
         self.newest = newest
         self._commons = [
             load(store, version=line.common_version)
-            for line in newest.lines
+            for line in newest.log_histories
             if line.version > version and line.common_version > 0
         ]
 

@@ -302,7 +302,7 @@ class ArchiveFollower:
             return {}
         state = self._state(names, version)
         kept: dict[QueueKey, int] = {}
-        for line in state.lines:
+        for line in state.log_histories:
             if line.version <= start.version or line.common_version == 0:
                 continue  # from nothing in common on, queues have a new generation: old rows stay what they were
             common = self._state(names, line.common_version)

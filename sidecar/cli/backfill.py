@@ -96,7 +96,7 @@ def _run(job: UploaderJob, stop: threading.Event, progress: Progress, patience: 
     while not ended.wait(POLL_S):
         status = job.status()
         now_s = time.monotonic()
-        patience.check(status, is_stopping=stop.is_set(), now_s=now_s, waits_for=job.waits_for)
+        patience.check(status, is_stopping=stop.is_set(), now_s=now_s, retry_reason=job.retry_reason)
         if status is not None:
             first_phys = status.committed_phys if first_phys is None else first_phys
             progress.update(status.committed_phys - first_phys, job.expected_end_phys(status) - first_phys)

@@ -17,7 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_archive(parser)
     parser.add_argument("--apply", action="store_true", help="really delete (default: only list)")
     parser.add_argument(
-        "--grace", dest="gc.grace_ms", metavar="DURATION", help="keep doomed objects this long, such as 72h"
+        "--grace",
+        dest="gc.grace_ms",
+        metavar="DURATION",
+        help="keep pending deletions this long, such as 72h",
     )
     add_json(parser)
 

@@ -163,9 +163,9 @@ def _report(
         messages=sum(queue.messages for queue in queues),
         bytes=sum(queue.bytes for queue in queues),
         queues=() if lag is None else lag.reports(now_ms),
-        unindexed_objects=len(state.left_out),
-        pending_deletions=len(state.doomed),
-        oldest_pending_deletion_seconds=seconds_since(state.oldest_doomed_ms, now_ms),
+        unindexed_objects=len(state.unindexed),
+        pending_deletions=len(state.pending_deletions),
+        oldest_pending_deletion_seconds=seconds_since(state.oldest_pending_deletion_ms, now_ms),
     )
 
 

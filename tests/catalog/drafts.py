@@ -9,7 +9,7 @@ import numpy as np
 
 from tiered.catalog.commit import Commit, CommitDraft, CommitKind, CommitPlace, decode_commit, encode_commit
 from tiered.catalog.protocol import CatalogLimits, CatalogWriter
-from tiered.catalog.reading import line_spans, newest_log_check
+from tiered.catalog.reading import history_spans, newest_log_check
 from tiered.catalog.state import CatalogState, LogCheck, Owner
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind, Table
@@ -92,7 +92,7 @@ def append_draft(
     ]
     return CommitDraft(
         CommitKind.APPEND,
-        line=state.cursor.line,
+        history=state.cursor.history,
         from_phys=state.cursor.phys,
         to_phys=phys,
         check=LogCheck(max(0, phys - 50), phys, phys % 1009),
@@ -107,7 +107,7 @@ def append_draft(
 
 def log_checks(store: ObjectStore, state: CatalogState) -> Iterator[tuple[int, LogCheck, int]]:
     """(version, check, physical end) of every commit of the log the archive is made from, newest first."""
-    for first, last in line_spans(state):
+    for first, last in history_spans(state):
         entry = newest_log_check(store, first, last)
         while entry is not None:
             yield entry

@@ -30,7 +30,7 @@ from tiered.object_store.protocol import Body
 DIRECTORY = GOLDEN / "catalog"
 LIMITS = {
     "carried_pages": small_limits(),
-    "page_objects": small_limits(carried_bytes_max=0, pack_bytes_max=1),
+    "page_objects": small_limits(embedded_bytes_max=0, pack_bytes_max=1),
 }
 A, B, BIG, LATE = queue("a"), queue("%RETRY%b/日", 3), queue("big", 2), queue("late", 1)
 HOUR_MS = 3_600_000
@@ -113,9 +113,9 @@ class _History:
         self.store.now_ms += HOUR_MS
         self.writer = self._claimed(instance, kind, take_over=True)
 
-    def release(self, *doomed: str) -> None:
+    def release(self, *garbage: str) -> None:
         self.store.now_ms += 1000
-        self.writer.release(doomed=doomed)
+        self.writer.release(pending_deletions=garbage)
 
 
 def _removed(runs: Table) -> Table:
@@ -141,8 +141,8 @@ def _written(limits: CatalogLimits) -> dict[str, bytes]:
         history.append({A: 2, B: 1 + number}, gap={B: number % 2})
     history.append({B: 1}, state_objects={"topics": later_topics}, settings={LEFT_OUT: {"sets/x": [2, 3]}})
     history.maintain(hide=[BIG])
-    history.maintain(unhide=[BIG], doomed=["sets/02/attempt-1-7.sso", "sets/02/attempt-1-8.sso"])
-    history.maintain(undoomed=["sets/02/attempt-1-8.sso"])
+    history.maintain(unhide=[BIG], pending_deletions=["sets/02/attempt-1-7.sso", "sets/02/attempt-1-8.sso"])
+    history.maintain(restored=["sets/02/attempt-1-8.sso"])
     one, two = _index(1, 4, 1), _index(5, 8, 1)
     history.maintain(index=IndexChange([one, two]))
     history.maintain(index=IndexChange([_index(1, 8, 1)], [one.key, two.key]), settings={LEFT_OUT: {}})
@@ -158,11 +158,11 @@ def _written(limits: CatalogLimits) -> dict[str, bytes]:
     history.release("sets/02/attempt-1-9.sso")
     history.take_over("w2")
     history.append({LATE: 2, A: 1})
-    history.writer.append_line(common_version=common.version, phys=common.cursor.phys)
+    history.writer.append_history(common_version=common.version, phys=common.cursor.phys)
     for _ in range(5):
         history.append({A: 1, LATE: 3})
     history.take_over("b1", "backfill")
-    history.writer.append_line(common_version=0, phys=8192)
+    history.writer.append_history(common_version=0, phys=8192)
     for _ in range(6):
         history.append({QueueKey("a", 0, 1): 2, queue("fresh"): 1})
     history.release()
@@ -173,7 +173,13 @@ def _written(limits: CatalogLimits) -> dict[str, bytes]:
 def _check(history: _History) -> None:
     """The history has what it is meant to have."""
     state = load(history.store)
-    assert state.lines and state.indexes and state.doomed and len(state.gaps) and len(state.pages) > 2
+    assert (
+        state.log_histories
+        and state.indexes
+        and state.pending_deletions
+        and len(state.gaps)
+        and len(state.pages) > 2
+    )
     kinds = {key.split("/")[1].split("-")[0] for key in history.store.written if key.startswith("pages/")}
     assert kinds >= {"line"}
     for key, _ in state.queues():

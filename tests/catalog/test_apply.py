@@ -73,7 +73,7 @@ def test_one_cursor_an_append_begins_where_the_last_one_ended(started: CatalogSt
     draft = append_draft(started, {})
     refused(started, replace(draft, from_phys=900), "cursor is at 1000")
     refused(started, replace(draft, from_phys=1100, to_phys=1200), "cursor is at 1000")
-    refused(started, replace(draft, line=2), "line 2")
+    refused(started, replace(draft, history=2), "line 2")
 
 
 def test_filtered_traffic_moves_the_cursor_without_data(started: CatalogState) -> None:
@@ -214,10 +214,12 @@ def test_an_attempt_of_a_fenced_epoch_can_never_be_committed(started: CatalogSta
 def test_once_a_retry_starts_the_older_attempt_can_never_be_committed(started: CatalogState) -> None:
     given_up = "sets/00/1-1-7.sso"
     refused(
-        started, replace(append_draft(started, {A: 1}, keys=[given_up]), doomed=[given_up]), "given up before"
+        started,
+        replace(append_draft(started, {A: 1}, keys=[given_up]), pending_deletions=[given_up]),
+        "given up before",
     )
-    state = step(started, replace(append_draft(started, {A: 1}), doomed=[given_up]))
-    assert state.doomed[given_up] == (NOW_MS, state.version)
+    state = step(started, replace(append_draft(started, {A: 1}), pending_deletions=[given_up]))
+    assert state.pending_deletions[given_up] == (NOW_MS, state.version)
     refused(state, append_draft(state, {A: 1}, keys=[given_up]), "given up before")
 
 
@@ -253,16 +255,16 @@ def test_state_objects_replaced_are_doomed(started: CatalogState) -> None:
         one, CommitDraft(CommitKind.MAINTENANCE, state_objects={"topics": "state/t-1-2-b"}, created_ms=NOW_MS)
     )
     assert two.state_objects == {"topics": "state/t-1-2-b"}
-    assert set(two.doomed) == {"state/t-1-1-a"}
+    assert set(two.pending_deletions) == {"state/t-1-1-a"}
 
 
 def test_purging_needs_a_doom_and_cannot_be_taken_back(started: CatalogState) -> None:
     key = "sets/00/1-1-7.sso"
-    doomed = step(started, CommitDraft(CommitKind.MAINTENANCE, doomed=[key]))
-    assert not step(doomed, CommitDraft(CommitKind.MAINTENANCE, undoomed=[key])).doomed
-    purged = step(doomed, CommitDraft(CommitKind.MAINTENANCE, purged=[key]))
-    assert not purged.doomed
-    refused(purged, CommitDraft(CommitKind.MAINTENANCE, undoomed=[key]), "not doomed")
+    pending_deletions = step(started, CommitDraft(CommitKind.MAINTENANCE, pending_deletions=[key]))
+    assert not step(pending_deletions, CommitDraft(CommitKind.MAINTENANCE, restored=[key])).pending_deletions
+    purged = step(pending_deletions, CommitDraft(CommitKind.MAINTENANCE, purged=[key]))
+    assert not purged.pending_deletions
+    refused(purged, CommitDraft(CommitKind.MAINTENANCE, restored=[key]), "not pending deletion")
 
 
 # -- replacing, expiring, filling -----------------------------------------------------------------------------
@@ -373,7 +375,7 @@ def test_merged_pages_replace_theirs_and_are_doomed(several: CatalogState) -> No
     merged = _paged(state, removed=["pages/x", "pages/y"], added=[_page("z", 1, 3)])
     state = step(state, merged)
     assert [page.key for page in state.pages] == ["pages/z"]
-    assert {"pages/x", "pages/y"} <= state.doomed.keys()
+    assert {"pages/x", "pages/y"} <= state.pending_deletions.keys()
     refused(state, merged, "not there any more")
 
 

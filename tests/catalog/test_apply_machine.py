@@ -115,7 +115,8 @@ class CatalogMachine(RuleBasedStateMachine):
         table = np.zeros(used, OBJECT_DTYPE)
         table["key"], table["epoch"] = np.arange(used), self.state.epoch
         draft = CommitDraft(
-            CommitKind.APPEND, line=1, from_phys=self.phys, to_phys=phys, check=LogCheck(phys, phys, 0), queues=queues,
+            CommitKind.APPEND, history=1, from_phys=self.phys, to_phys=phys, check=LogCheck(phys, phys, 0),
+            queues=queues,
             runs=np.array(runs, RUN_DTYPE), objects=table, object_keys=[f"o{self.attempt}-{n}" for n in range(used)],
             gaps=np.array(gaps, GAP_DTYPE) if gaps else np.zeros(0, GAP_DTYPE), created_ms=NOW_MS,
         )  # fmt: skip

@@ -47,8 +47,8 @@ def full_draft() -> CommitDraft:
         unhide=[B],
         state_objects={"topics": "state/t-3-1-x"},
         settings={"ttl": {"a": 5}},
-        doomed=["x"],
-        undoomed=["y"],
+        pending_deletions=["x"],
+        restored=["y"],
         purged=["z"],
         owner=Owner("w1", "run", "h", 5, False),
         common_version=2,
@@ -170,7 +170,7 @@ def test_a_root_is_the_whole_state() -> None:
                 append_draft(state, keys, gap=dict.fromkeys(keys, number % 2 * 3) if number > 2 else {}),
             ),
         )
-    marks = CommitDraft(CommitKind.MAINTENANCE, hide=[QueueKey("t1", 0, 0)], doomed=["sets/00/a-1-9.sso"],
+    marks = CommitDraft(CommitKind.MAINTENANCE, hide=[QueueKey("t1", 0, 0)], pending_deletions=["sets/00/a-1-9.sso"],
                         state_objects={"topics": "state/t-1-1-x"}, settings={"ttl": 3})  # fmt: skip
     state = apply(state, at(state, marks))
     data = encode_root(state)
@@ -202,5 +202,9 @@ def test_ten_thousand_runs_are_committed_without_objects_per_run() -> None:
 def test_a_commit_without_data_does_not_copy_the_queues() -> None:
     state = apply(CatalogState(), at(CatalogState(), claim_draft()))
     state = apply(state, at(state, append_draft(state, {A: 1})))
-    for draft in (append_draft(state, {}), CommitDraft(CommitKind.MAINTENANCE, doomed=["x"]), claim_draft()):
+    for draft in (
+        append_draft(state, {}),
+        CommitDraft(CommitKind.MAINTENANCE, pending_deletions=["x"]),
+        claim_draft(),
+    ):
         assert apply(state, at(state, draft)).table is state.table

@@ -10,7 +10,7 @@ from tiered.catalog.garbage import CLOCK_SKEW_MS_MAX, KeySet, plan_gc, reference
 from tiered.catalog.protocol import CatalogWriter, load
 from tiered.catalog.reading import head_version
 from tiered.catalog.snapshot import describe
-from tiered.catalog.state import CatalogState, Doom
+from tiered.catalog.state import CatalogState, PendingDeletion
 from tiered.errors import UsageError
 from tiered.formats.keys import catalog_key
 from tiered.object_store.memory import MemoryStore
@@ -68,15 +68,15 @@ def test_removal_is_undoable_for_the_grace_period(memory: Bucket) -> None:
     key = "sets/00/1-1-7.sso"
     put(memory, key)
     memory.now_ms += 5_000
-    made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=[key], created_ms=NOW_MS + 5_000))
+    made.append(CommitDraft(CommitKind.MAINTENANCE, pending_deletions=[key], created_ms=NOW_MS + 5_000))
     assert key not in collect(memory)
     made.refresh()
     memory.now_ms = NOW_MS
-    made.append(CommitDraft(CommitKind.MAINTENANCE, undoomed=[key], created_ms=NOW_MS))
-    made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=[key], created_ms=NOW_MS))
+    made.append(CommitDraft(CommitKind.MAINTENANCE, restored=[key], created_ms=NOW_MS))
+    made.append(CommitDraft(CommitKind.MAINTENANCE, pending_deletions=[key], created_ms=NOW_MS))
     assert key in collect(memory)
     assert key not in everything(memory)
-    assert not load(memory).doomed.keys() & {key}
+    assert not load(memory).pending_deletions.keys() & {key}
 
 
 @pytest.mark.parametrize("writers_clock_ms", [0, NOW_MS - 10 * GRACE_MS, NOW_MS + 1])
@@ -86,7 +86,7 @@ def test_a_writers_wrong_clock_takes_no_grace_away(memory: Bucket, writers_clock
     key = "sets/00/1-1-7.sso"
     put(memory, key)
     memory.now_ms = NOW_MS + GRACE_MS - 60_000
-    made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=[key], created_ms=writers_clock_ms))
+    made.append(CommitDraft(CommitKind.MAINTENANCE, pending_deletions=[key], created_ms=writers_clock_ms))
     assert key not in collect(memory)
     memory.now_ms = later() + GRACE_MS
     plan = run_gc(memory, load(memory), apply=True, grace_ms=GRACE_MS, clock=lambda: memory.now_ms)
@@ -107,7 +107,9 @@ def test_the_bucket_says_which_versions_are_older_than_the_grace_period(versions
 def test_it_is_a_dry_run_unless_told_otherwise(memory: Bucket) -> None:
     made = filled(memory)
     put(memory, "sets/00/1-1-7.sso")
-    made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=["sets/00/1-1-7.sso"], created_ms=NOW_MS))
+    made.append(
+        CommitDraft(CommitKind.MAINTENANCE, pending_deletions=["sets/00/1-1-7.sso"], created_ms=NOW_MS)
+    )
     before, head = everything(memory), head_version(memory)
     assert "sets/00/1-1-7.sso" in collect(memory, apply=False)
     assert (everything(memory), head_version(memory)) == (before, head)
@@ -143,12 +145,12 @@ def test_attempts_of_a_fenced_epoch_go(memory: Bucket) -> None:
     assert {key for key in needed if key.startswith(("catalog/", "sets/"))} <= everything(memory)
 
 
-@pytest.mark.parametrize("carried_bytes_max", [4 << 20, 0])
-def test_what_the_head_needs_stays_and_the_catalog_with_it(memory: Bucket, carried_bytes_max: int) -> None:
-    made = filled(memory, 60, carried_bytes_max=carried_bytes_max)
+@pytest.mark.parametrize("embedded_bytes_max", [4 << 20, 0])
+def test_what_the_head_needs_stays_and_the_catalog_with_it(memory: Bucket, embedded_bytes_max: int) -> None:
+    made = filled(memory, 60, embedded_bytes_max=embedded_bytes_max)
     catalog = {key for key in everything(memory) if key.startswith("catalog/")}
     gone = collect(memory, grace_ms=0)
-    assert any(key.startswith("pages/") for key in gone) == (not carried_bytes_max)
+    assert any(key.startswith("pages/") for key in gone) == (not embedded_bytes_max)
     assert catalog <= everything(memory)
     state = load(memory)
     assert describe(state)["queues"] == describe(made.state)["queues"]
@@ -161,7 +163,7 @@ def test_what_the_head_needs_stays_and_the_catalog_with_it(memory: Bucket, carri
 
 
 def test_an_object_still_named_is_kept_even_if_doomed() -> None:
-    state = CatalogState(epoch=3, doomed={"sets/00/a-1-1.sso": Doom(0, 2)})
+    state = CatalogState(epoch=3, pending_deletions={"sets/00/a-1-1.sso": PendingDeletion(0, 2)})
     listing = [ObjectInfo("sets/00/a-1-1.sso", 10, 0), ObjectInfo("sets/00/b-2-1.sso", 20, 0)]
     plan = plan_gc(
         listing, state, KeySet(["sets/00/a-1-1.sso"]), now_ms=GRACE_MS, grace_ms=0, settled_version=2
@@ -174,9 +176,9 @@ def test_what_is_taken_back_meanwhile_is_not_deleted(memory: Bucket) -> None:
     made = filled(memory)
     key = "sets/00/1-1-7.sso"
     put(memory, key)
-    made.append(CommitDraft(CommitKind.MAINTENANCE, doomed=[key], created_ms=NOW_MS))
+    made.append(CommitDraft(CommitKind.MAINTENANCE, pending_deletions=[key], created_ms=NOW_MS))
     stale = load(memory)
-    made.append(CommitDraft(CommitKind.MAINTENANCE, undoomed=[key], created_ms=NOW_MS))
+    made.append(CommitDraft(CommitKind.MAINTENANCE, restored=[key], created_ms=NOW_MS))
     memory.now_ms = later()
     run_gc(memory, stale, apply=True, grace_ms=0, clock=later)
     assert key in everything(memory)

@@ -13,13 +13,13 @@ from tiered.catalog.apply import apply
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.index_refs import (
-    LEFT_OUT,
+    UNINDEXED,
     IndexChange,
     IndexRef,
     after_change,
     indexed_version,
-    left_out,
-    with_left_out,
+    unindexed,
+    with_unindexed,
 )
 from tiered.catalog.protocol import CatalogWriter, load
 from tiered.catalog.snapshot import decode_root, describe, encode_root
@@ -41,7 +41,7 @@ def change(added: list[IndexRef], removed: list[IndexRef] | None = None) -> Inde
 
 def applied(before: tuple[IndexRef, ...], delta: IndexChange, version: int = 100) -> tuple[IndexRef, ...]:
     """After a commit of epoch 1."""
-    return after_change(before, delta, epoch=1, version=version, doomed=())
+    return after_change(before, delta, epoch=1, version=version, pending_deletions=())
 
 
 def test_coverage_is_extended_and_merged() -> None:
@@ -80,7 +80,7 @@ def test_the_first_file_covers_from_the_first_version() -> None:
 
 def test_a_file_given_up_is_never_published() -> None:
     with pytest.raises(ValueError, match="given up"):
-        after_change((), change([ref(1, 2)]), epoch=1, version=9, doomed=[ref(1, 2).key])
+        after_change((), change([ref(1, 2)]), epoch=1, version=9, pending_deletions=[ref(1, 2).key])
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
@@ -146,7 +146,7 @@ def test_replaced_files_are_doomed_and_collected_after_the_grace_period() -> Non
     publish(made, change(files[:1]))
     publish(made, change(files[1:2]))
     publish(made, change(files[2:3], files[:2]))
-    assert set(made.state.doomed) >= {files[0].key, files[1].key}
+    assert set(made.state.pending_deletions) >= {files[0].key, files[1].key}
 
     def collected(grace_ms: int) -> set[str]:
         return set(run_gc(store, load(store), apply=True, grace_ms=grace_ms, clock=lambda: now_ms).delete)
@@ -166,17 +166,17 @@ def test_replaced_files_are_doomed_and_collected_after_the_grace_period() -> Non
 
 
 def test_what_is_left_out_adds_up() -> None:
-    one = with_left_out({}, {"data/x": [3]})
-    two = with_left_out(left_out(one), {"data/x": [5, 3], "data/y": [4]})
-    assert left_out(two) == {"data/x": (3, 5), "data/y": (4,)}
-    assert with_left_out(left_out(two), {}) == {} == left_out({})
-    assert with_left_out(left_out(two), {"data/x": [3]}) == {}, "nothing to say"
-    three = with_left_out(left_out(two), {"data/z": [6]}, {"data/x": {3, 5}, "data/y": {7}})
-    assert left_out(three) == {"data/y": (4,), "data/z": (6,)}
-    assert left_out(with_left_out(left_out(one), {}, {"data/x": {3}})) == {}
+    one = with_unindexed({}, {"data/x": [3]})
+    two = with_unindexed(unindexed(one), {"data/x": [5, 3], "data/y": [4]})
+    assert unindexed(two) == {"data/x": (3, 5), "data/y": (4,)}
+    assert with_unindexed(unindexed(two), {}) == {} == unindexed({})
+    assert with_unindexed(unindexed(two), {"data/x": [3]}) == {}, "nothing to say"
+    three = with_unindexed(unindexed(two), {"data/z": [6]}, {"data/x": {3, 5}, "data/y": {7}})
+    assert unindexed(three) == {"data/y": (4,), "data/z": (6,)}
+    assert unindexed(with_unindexed(unindexed(one), {}, {"data/x": {3}})) == {}
 
 
 @pytest.mark.parametrize("value", [3, ["data/x"], {"data/x": 3}, {"data/x": ["3"]}])
 def test_a_setting_of_what_is_left_out_that_makes_no_sense_is_damage(value: object) -> None:
-    with pytest.raises(CorruptionError, match=LEFT_OUT):
-        left_out({LEFT_OUT: value})
+    with pytest.raises(CorruptionError, match=UNINDEXED):
+        unindexed({UNINDEXED: value})

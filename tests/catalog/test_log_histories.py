@@ -47,8 +47,8 @@ def test_walk_back_to_the_last_common_record(memory: MemoryStore, before: int, a
     common = made.state
     grow(made, after, A, LATE)
     superseded = made.state
-    state = made.append_line(common_version=common.version, phys=common.cursor.phys)
-    assert (state.cursor.line, state.cursor.phys, state.cursor.check) == (
+    state = made.append_history(common_version=common.version, phys=common.cursor.phys)
+    assert (state.cursor.history, state.cursor.phys, state.cursor.check) == (
         2,
         common.cursor.phys,
         common.cursor.check,
@@ -70,8 +70,8 @@ def test_walk_back_to_the_last_common_record(memory: MemoryStore, before: int, a
     index = RunIndex(memory)
     living = {key for name in (A, B) for key in index.runs_of(state, name).object_keys}
     dead = {key for name in (A, LATE) for key in index.runs_of(superseded, name).object_keys} - living
-    assert dead <= state.doomed.keys()
-    assert not living & state.doomed.keys()
+    assert dead <= state.pending_deletions.keys()
+    assert not living & state.pending_deletions.keys()
     assert describe(load(memory)) == describe(state) == describe(refresh(memory, common))
     # The new line goes on.
     state = made.append(append_draft(made.state, {A: 2, LATE: 1}))
@@ -86,9 +86,9 @@ def test_superseded_records_stay_marked(memory: MemoryStore) -> None:
     grow(made, 4, A)
     common = made.state
     grow(made, 3, A)
-    state = made.append_line(common_version=common.version, phys=common.cursor.phys)
-    (line,) = state.lines
-    assert (line.line, line.common_version, line.version) == (2, common.version, common.version + 4)
+    state = made.append_history(common_version=common.version, phys=common.cursor.phys)
+    (line,) = state.log_histories
+    assert (line.number, line.common_version, line.version) == (2, common.version, common.version + 4)
     # The versions in between are kept and still name the superseded records.
     old = load(memory, version=line.version - 1)
     assert offsets(memory, old, A)[: len(offsets(memory, state, A))] == offsets(memory, state, A)
@@ -104,9 +104,9 @@ def test_a_line_that_goes_back_behind_the_one_before_leaves_both(memory: MemoryS
     grow(made, 3, A)
     second = made.state
     grow(made, 3, A)
-    made.append_line(common_version=second.version, phys=second.cursor.phys)
+    made.append_history(common_version=second.version, phys=second.cursor.phys)
     grow(made, 3, A)
-    state = made.append_line(common_version=first.version, phys=first.cursor.phys)
+    state = made.append_history(common_version=first.version, phys=first.cursor.phys)
     assert [version for version, _, _ in log_checks(memory, state)] == list(range(first.version, 1, -1))
     grow(made, 2, A)
     newest = [state.version + 2, state.version + 1]
@@ -121,11 +121,11 @@ def test_nothing_in_common_ends_every_queue_but_destroys_nothing(memory: MemoryS
     made.claim()
     grow(made, 20, A, B)
     before = made.state
-    state = made.append_line(common_version=0, phys=0)
+    state = made.append_history(common_version=0, phys=0)
     assert state.cursor.phys == 0
     assert not state.visible_queues()
     assert offsets(memory, state, A) == offsets(memory, before, A)
-    assert not any(key.startswith(("sets/", "data/")) for key in state.doomed)
+    assert not any(key.startswith(("sets/", "data/")) for key in state.pending_deletions)
     fresh = dict(state.current_queues())
     following = A._replace(generation=1)
     assert fresh[following]["end_queue_offset"] == UNKNOWN_OFFSET
@@ -139,7 +139,7 @@ def test_nothing_in_common_ends_every_queue_but_destroys_nothing(memory: MemoryS
     # Walking back on the new line leaves the ended queues alone.
     common = made.state
     grow(made, 15, following, queue("other"))
-    state = made.append_line(common_version=common.version, phys=common.cursor.phys)
+    state = made.append_history(common_version=common.version, phys=common.cursor.phys)
     assert offsets(memory, state, A) == offsets(memory, before, A)
     assert offsets(memory, state, following) == [500, 501]
     assert list(log_checks(memory, state))[-1][0] == common.version
@@ -153,7 +153,7 @@ def test_a_generation_begun_above_the_cut_is_undone(memory: MemoryStore) -> None
     again = A._replace(generation=1)
     grow(made, 2, again)
     made.append(CommitDraft(CommitKind.MAINTENANCE, hide=[B], created_ms=NOW_MS))
-    state = made.append_line(common_version=common.version, phys=common.cursor.phys)
+    state = made.append_history(common_version=common.version, phys=common.cursor.phys)
     assert state.visible_queues() == [A]  # B was hidden for another reason
     assert state.current_generation("a", 0) == 0
     assert made.append(append_draft(state, {again: 1})).visible_queues() == [again]
@@ -166,7 +166,7 @@ def test_gaps_above_the_cut_are_undone(memory: MemoryStore) -> None:
     made.append(append_draft(made.state, {A: 2}, gap={A: 5}))
     common = made.state
     made.append(append_draft(made.state, {A: 2}, gap={A: 7}))
-    state = made.append_line(common_version=common.version, phys=common.cursor.phys)
+    state = made.append_history(common_version=common.version, phys=common.cursor.phys)
     assert state.gaps_of(A)["begin_queue_offset"].tolist() == [2]
 
 
@@ -176,14 +176,14 @@ def test_a_line_starts_only_at_a_commit_of_its_own_line(memory: MemoryStore) -> 
     grow(made, 6, A)
     state = made.state
     with pytest.raises(CommitInvalidError, match="does not end at"):
-        made.append_line(common_version=4, phys=state.cursor.phys)
+        made.append_history(common_version=4, phys=state.cursor.phys)
     common = load(memory, version=3)
-    made.append_line(common_version=3, phys=common.cursor.phys)
+    made.append_history(common_version=3, phys=common.cursor.phys)
     left = load(memory, version=5)
     with pytest.raises(CommitInvalidError, match="a log line that was left"):
-        made.append_line(common_version=5, phys=left.cursor.phys)
+        made.append_history(common_version=5, phys=left.cursor.phys)
     with pytest.raises(CommitInvalidError, match="line 1, but the archive is at line 2"):
-        made.append(replace(append_draft(made.state, {A: 1}), line=1))
+        made.append(replace(append_draft(made.state, {A: 1}), history=1))
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.STALLED, Fault.THROTTLED])
@@ -195,14 +195,14 @@ def test_a_new_line_survives_lost_answers(memory: MemoryStore, fault: Fault) -> 
     common = made.state
     grow(made, 9, A)
     store.add(FaultRule(fault, frozenset({"put", "get", "get_tail"}), "*", probability=0.4))
-    state = made.append_line(common_version=common.version, phys=common.cursor.phys)
+    state = made.append_history(common_version=common.version, phys=common.cursor.phys)
     store.clear()
     store.land_stalled()
     assert describe(load(memory)) == describe(state)
-    assert not state.catalog_keys() & state.doomed.keys()
+    assert not state.catalog_keys() & state.pending_deletions.keys()
     made.release()
     existing = {info.key for info in memory.list("pages/")}
-    assert existing <= made.state.catalog_keys() | made.state.doomed.keys()
+    assert existing <= made.state.catalog_keys() | made.state.pending_deletions.keys()
     for key in (A, B):
         assert offsets(memory, state, key) == offsets(memory, common, key)
 
@@ -213,4 +213,4 @@ def test_only_the_owner_starts_a_line(memory: MemoryStore) -> None:
     grow(made, 2, A)
     writer(memory, instance="w2").claim(take_over=True)
     with pytest.raises(FencedError):
-        made.append_line(common_version=0, phys=0)
+        made.append_history(common_version=0, phys=0)

@@ -14,10 +14,10 @@ from tiered.catalog.embedded_pages import (
     COMMIT_TAIL_BYTES,
     MAGIC,
     TRAILER,
-    carrying,
     container_in,
     read_commit_bytes,
     read_page_bytes,
+    with_embedded_pages,
 )
 from tiered.catalog.page_packs import PagePacks
 from tiered.catalog.state import PageRef, RootRef
@@ -57,12 +57,12 @@ def test_every_page_is_found_where_the_change_says(
     root = RootRef(packs.add(VERSION, b"root"), 6) if has_root else RootRef("", 0)
     before = packs.copy()
     change = packs.placed(PageChange(root=root, added=added), VERSION, carried_bytes)
-    store.put_if_absent(KEY, carrying(KIND, change.carried, container))
+    store.put_if_absent(KEY, with_embedded_pages(KIND, change.embedded, container))
     assert [read_page_bytes(store, ref.key) for ref in change.added] == pages
     assert not has_root or read_page_bytes(store, change.root.key) == b"root"
     assert read_commit_bytes(store, KEY) == container == container_in(store.get(KEY))
     in_commit = {object_of(ref.key) for ref in change.added} == {KEY}
-    assert in_commit == bool(change.carried)
+    assert in_commit == bool(change.embedded)
     size = sum(map(len, pages)) + 4 * has_root
     assert in_commit == (size <= carried_bytes and (len(pages) + has_root == 1 or size <= pack_bytes))
     # A copy made before is as it was: a lost commit's pages can be laid out again.
@@ -72,7 +72,7 @@ def test_every_page_is_found_where_the_change_says(
 
 def test_a_commit_whose_end_says_more_than_there_is_is_damaged() -> None:
     store = MemoryStore()
-    *_, trailer = carrying(KIND, [b"page"], bytes(500))
+    *_, trailer = with_embedded_pages(KIND, [b"page"], bytes(500))
     store.put_if_absent(KEY, [b"x" * 100, trailer])
     with pytest.raises(CorruptionError, match=f"{KEY}: the commit is cut short"):
         read_commit_bytes(store, KEY)
@@ -91,5 +91,5 @@ def test_a_large_commit_without_pages_is_read_whole() -> None:
     store.put_if_absent(KEY, [plain])
     assert read_commit_bytes(store, KEY) == plain
     large = plain + b"more"
-    store.put_if_absent(catalog_key(8), carrying(KIND, [b"p" * COMMIT_TAIL_BYTES], large))
+    store.put_if_absent(catalog_key(8), with_embedded_pages(KIND, [b"p" * COMMIT_TAIL_BYTES], large))
     assert read_commit_bytes(store, catalog_key(8)) == large

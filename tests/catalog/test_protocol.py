@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, claim_draft, log_checks, queue, small_limits, writer
-from tiered.catalog import embedded_pages as carried
+from tiered.catalog import embedded_pages as embedded
 from tiered.catalog.claims import ADVANCING_MS, refusal
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, PageChange
 from tiered.catalog.pages import RunIndex
@@ -33,7 +33,7 @@ from tiered.object_store.memory import MemoryStore
 A, B = queue("a"), queue("b")
 CATALOG = "catalog/*"
 READS = frozenset({"get", "get_range", "get_tail"})
-IN_OBJECTS = {"carried_bytes_max": 0, "pack_bytes_max": 3000}
+IN_OBJECTS = {"embedded_bytes_max": 0, "pack_bytes_max": 3000}
 """Pages are put besides the commits, some of them as parts of one object."""
 
 
@@ -140,13 +140,13 @@ def test_a_commit_that_has_to_wait_says_so(
     """The store takes data and no commits: nothing else would tell why nothing becomes visible."""
     said: list[str] = []
     store = faulty(memory)
-    first = writer(store, wait=lambda _seconds: said.append(first.waits_for))
+    first = writer(store, wait=lambda _seconds: said.append(first.retry_reason))
     first.claim()
-    assert first.waits_for == ""
+    assert first.retry_reason == ""
     store.add(FaultRule(fault, keys=CATALOG, times=2))
     store.add(FaultRule(Fault.LOST_BEFORE, READS, CATALOG, times=2))
     first.append(append_draft(first.state, {A: 2}))
-    assert said and all(said) and first.waits_for == ""
+    assert said and all(said) and first.retry_reason == ""
     assert [record.message for record in caplog.records] == ["the catalog waits for the object store"] * len(
         said
     )
@@ -232,7 +232,7 @@ def test_a_higher_epoch_is_fencing(memory: MemoryStore) -> None:
         first.append(stale)
     assert not first.is_claimed
     assert head_version(memory) == 3
-    for forbidden in (first.release, lambda: first.append_line(common_version=2, phys=400)):
+    for forbidden in (first.release, lambda: first.append_history(common_version=2, phys=400)):
         with pytest.raises(FencedError):
             forbidden()
     # It may retake by the same rule.
@@ -351,7 +351,7 @@ def test_maintenance_never_takes_the_writers_epoch(memory: MemoryStore) -> None:
     first = writer(memory)
     first.claim()
     other = writer(memory, instance="compactor", kind="maintenance")
-    other.maintain(lambda state: CommitDraft(CommitKind.MAINTENANCE, doomed=["sets/00/a-1-1.sso"]))
+    other.maintain(lambda state: CommitDraft(CommitKind.MAINTENANCE, pending_deletions=["sets/00/a-1-1.sso"]))
     assert other.state.epoch == 1
     assert other.state.owner == first.state.owner
     with pytest.raises(FencedError):
@@ -443,7 +443,7 @@ def test_every_kth_commit_names_a_fresh_root_and_a_reader_starts_there(
     assert not requests(store, "get", "")
 
 
-@pytest.mark.parametrize("in_objects", [{}, IN_OBJECTS, {"carried_bytes_max": 2000}])
+@pytest.mark.parametrize("in_objects", [{}, IN_OBJECTS, {"embedded_bytes_max": 2000}])
 def test_old_runs_spill_into_pages_and_stay_findable(
     memory: MemoryStore, in_objects: dict[str, float]
 ) -> None:
@@ -465,7 +465,7 @@ def test_old_runs_spill_into_pages_and_stay_findable(
 
 
 def test_any_version_can_be_read_even_when_its_root_is_gone(memory: MemoryStore) -> None:
-    first = grown(memory, carried_bytes_max=0)
+    first = grown(memory, embedded_bytes_max=0)
     wanted = load(memory, version=30)
     assert wanted.version == 30
     roots = {wanted.root.key} - {first.state.root.key}
@@ -500,7 +500,7 @@ def test_a_page_that_cannot_be_written_does_not_hold_up_commits(memory: MemorySt
     assert describe(state) == describe(first.state)
     first.release()
     state = first.state
-    needed, given_up = state.catalog_keys(), set(state.doomed)
+    needed, given_up = state.catalog_keys(), set(state.pending_deletions)
     assert not needed & given_up
     existing = {info.key for info in memory.list("pages/")}
     # Every attempt is either named or given up: nothing is left that no version accounts for.
@@ -512,8 +512,8 @@ def test_page_keys_refused_before_any_effect_are_no_garbage(memory: MemoryStore)
     store = faulty(memory, FaultRule(Fault.THROTTLED, keys="pages/*"))
     first = grown(store, 40, **IN_OBJECTS)
     assert any(request.key.startswith("pages/") for request in store.requests)
-    assert not first.state.doomed
-    assert not first._pages.given_up
+    assert not first.state.pending_deletions
+    assert not first._pages.garbage
 
 
 @pytest.mark.parametrize("limits", [{}, IN_OBJECTS])
@@ -555,21 +555,21 @@ def test_a_cycle_is_one_catalog_put(memory: MemoryStore) -> None:
     assert len(requests(store, "put", "")) == first.state.version == 81
     assert not list(memory.list("pages/"))
     assert not first.state.catalog_keys() & {info.key for info in memory.list("catalog/")}
-    assert not any(key.startswith("catalog/") for key in first.state.doomed)
+    assert not any(key.startswith("catalog/") for key in first.state.pending_deletions)
     assert describe(load(memory)) == describe(first.state)
 
 
 def test_pages_too_large_for_a_commit_are_one_object_for_a_change(memory: MemoryStore) -> None:
     store = faulty(memory)
-    first = grown(store, 60, carried_bytes_max=0)
+    first = grown(store, 60, embedded_bytes_max=0)
     objects = {object_of(page.key) for page in first.state.pages}
     assert len(objects) < len(first.state.pages)
     assert all(key.startswith("pages/runs-") for key in objects)
     assert {object_of(page.key) for page in load(memory).pages} == objects
     # Merged pages are given up with their objects, and only when none of an object is needed any more.
     existing = {info.key for info in memory.list("pages/")}
-    assert existing == (first.state.catalog_keys() | first.state.doomed.keys()) & existing
-    assert objects <= existing - first.state.doomed.keys()
+    assert existing == (first.state.catalog_keys() | first.state.pending_deletions.keys()) & existing
+    assert objects <= existing - first.state.pending_deletions.keys()
 
 
 def test_a_commit_larger_than_its_first_request_is_read_whole(
@@ -577,11 +577,11 @@ def test_a_commit_larger_than_its_first_request_is_read_whole(
 ) -> None:
     first = grown(memory)
     wanted = describe(first.state)
-    monkeypatch.setattr(carried, "COMMIT_TAIL_BYTES", 600)
+    monkeypatch.setattr(embedded, "COMMIT_TAIL_BYTES", 600)
     store = faulty(memory)
     assert describe(load(store)) == wanted
     assert len(requests(store, "get_tail")) + len(requests(store, "get")) > 2
-    monkeypatch.setattr(carried, "COMMIT_TAIL_BYTES", 30)
+    monkeypatch.setattr(embedded, "COMMIT_TAIL_BYTES", 30)
     assert describe(load(memory)) == wanted
 
 
@@ -595,17 +595,17 @@ def test_a_commit_names_no_page_of_another_commit(memory: MemoryStore) -> None:
 
 def test_a_merge_that_no_commit_named_is_given_up(memory: MemoryStore) -> None:
     """The writer left between putting merged pages and naming them; the next epoch's are its own."""
-    first = grown(memory, 20, carried_bytes_max=0)
-    while not first._pages.given_up:
+    first = grown(memory, 20, embedded_bytes_max=0)
+    while not first._pages.garbage:
         first.append(append_draft(first.state, {A: 1, B: 1}))
-    (waiting,) = first._pages.given_up
+    (waiting,) = first._pages.garbage
     first.release()
-    assert waiting in first.state.doomed
+    assert waiting in first.state.pending_deletions
     first.claim()
     for _ in range(12):
         first.append(append_draft(first.state, {A: 1, B: 1}))
     assert waiting not in first.state.catalog_keys()
-    assert not first.state.catalog_keys() & first.state.doomed.keys()
+    assert not first.state.catalog_keys() & first.state.pending_deletions.keys()
     runs_everywhere(memory, load(memory))
 
 

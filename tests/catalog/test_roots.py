@@ -20,7 +20,7 @@ from tiered.object_store.faults import FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.protocol import ObjectStore
 
-IN_OBJECTS = {"carried_bytes_max": 0, "pack_bytes_max": 3000}
+IN_OBJECTS = {"embedded_bytes_max": 0, "pack_bytes_max": 3000}
 GRACE_MS = 72 * 3_600_000
 READS = frozenset({"get", "get_range", "get_tail"})
 
@@ -139,7 +139,7 @@ def test_the_next_writer_makes_a_good_root_at_once(
     made = grown(memory, 60, **limits)
     made.release()
     damaged = made.state.root
-    if is_gone and limits.get("carried_bytes_max") == 0:
+    if is_gone and limits.get("embedded_bytes_max") == 0:
         memory.delete([object_of(damaged.key)])
     else:
         flip(memory, damaged.key)
@@ -190,7 +190,7 @@ def test_the_first_root_of_a_log_line_has_a_second_copy(
     made = grown(memory, 20, **limits)
     common = made.state
     grow(made, 9)
-    line = made.append_line(common_version=common.version, phys=common.cursor.phys)
+    line = made.append_history(common_version=common.version, phys=common.cursor.phys)
     grow(made, after)
     flip(memory, line.root.key)
     assert describe(load(memory)) == describe(made.state)
@@ -206,7 +206,7 @@ def test_the_first_root_of_a_log_line_has_a_second_copy(
 def test_a_log_line_of_which_nothing_tells_any_more_is_a_typed_error(memory: MemoryStore) -> None:
     made = grown(memory, 20)
     common = made.state
-    line = made.append_line(common_version=common.version, phys=common.cursor.phys)
+    line = made.append_history(common_version=common.version, phys=common.cursor.phys)
     flip(memory, line.root.key)
     with pytest.raises(CorruptionError, match=line.root.key):
         load(memory)

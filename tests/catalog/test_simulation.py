@@ -112,10 +112,10 @@ class Uploader:
         self.world, self.name = world, name
         self.attempts = 0
         self.writer: CatalogWriter | None = None
-        self.doomed: list[str] = []
+        self.pending_deletions: list[str] = []
 
     def die(self) -> None:
-        self.writer, self.doomed = None, []
+        self.writer, self.pending_deletions = None, []
 
     def step(self) -> None:
         if self.writer is None:
@@ -123,7 +123,7 @@ class Uploader:
             return
         chance = self.world.source.random()
         if chance < 0.02:
-            self.writer.release(doomed=self.doomed)
+            self.writer.release(pending_deletions=self.pending_deletions)
             self.die()
         elif chance < 0.12:
             name = f"state/topics-{self.writer.state.epoch}-{self._attempt()}-x"
@@ -148,9 +148,9 @@ class Uploader:
         if state.started and not self.world.log.agrees(state.cursor.check):
             for version, check, to_phys in log_checks(self.world.store, state):
                 if self.world.log.agrees(check):
-                    writer.append_line(common_version=version, phys=to_phys)
+                    writer.append_history(common_version=version, phys=to_phys)
                     return
-            writer.append_line(common_version=0, phys=0)
+            writer.append_history(common_version=0, phys=0)
 
     def _attempt(self) -> int:
         self.attempts += 1
@@ -167,7 +167,7 @@ class Uploader:
         draft = self.draft(state, records)
         if draft is not None:
             self.writer.append(draft)
-            self.doomed = []
+            self.pending_deletions = []
 
     def draft(self, state: CatalogState, records: list[Record]) -> CommitDraft | None:
         """Objects put, each under a new key until one is acknowledged; runs planned from the catalog's ends."""
@@ -218,9 +218,9 @@ class Uploader:
             keys.append(key)
         to_phys = state.cursor.phys + len(records) * ROW_PHYS
         return CommitDraft(
-            CommitKind.APPEND, line=state.cursor.line, from_phys=state.cursor.phys, to_phys=to_phys,
+            CommitKind.APPEND, history=state.cursor.history, from_phys=state.cursor.phys, to_phys=to_phys,
             check=self.world.log.check(to_phys), queues=queues, runs=table, objects=objects, object_keys=keys,
-            doomed=list(self.doomed), created_ms=NOW_MS,
+            pending_deletions=list(self.pending_deletions), created_ms=NOW_MS,
         )  # fmt: skip
 
     def put(self, name: Callable[[int, int], str], epoch: int, body: bytes) -> str | None:
@@ -231,7 +231,7 @@ class Uploader:
                 self.world.store.put_if_absent(key, [body])
                 return key
             except UnavailableError:
-                self.doomed.append(key)
+                self.pending_deletions.append(key)
                 self.world.meanwhile(0)
         return None
 
@@ -275,7 +275,7 @@ class Compactor:
         objects["epoch"] = state.epoch
         draft = CommitDraft(
             CommitKind.MAINTENANCE, queues=[key], runs=made, removed=removed, objects=objects, object_keys=[name],
-            doomed=self.unneeded(state, key, runs, set(names)), created_ms=NOW_MS,
+            pending_deletions=self.unneeded(state, key, runs, set(names)), created_ms=NOW_MS,
         )  # fmt: skip
         self.world.meanwhile(0)  # the catalog may move on: the delta is checked against what is there then
         writer = CatalogWriter(
@@ -317,9 +317,9 @@ class World:
         self.uploaders = [Uploader(self, "master"), Uploader(self, "slave")]
         self.compactor = Compactor(self)
         # Pages travel in commits, or those of a merge besides, or all of them.
-        carried_bytes_max = (4 << 20, 3_000, 0)[seed % 3]
+        embedded_bytes_max = (4 << 20, 3_000, 0)[seed % 3]
         self.limits = small_limits(
-            spill_runs=25, page_runs_max=20, carried_bytes_max=carried_bytes_max, pack_bytes_max=4_000
+            spill_runs=25, page_runs_max=20, embedded_bytes_max=embedded_bytes_max, pack_bytes_max=4_000
         )
         self.running: list[Uploader] = []
         self.reader: CatalogState | None = None
@@ -406,7 +406,7 @@ class World:
                 continue
             if last.writer is not None and last.writer.state.cursor.phys == self.log.end_phys:
                 break
-        last.writer.release(doomed=last.doomed)
+        last.writer.release(pending_deletions=last.pending_deletions)
         return load(self.memory)
 
 
@@ -421,7 +421,7 @@ def check_chain(store: MemoryStore) -> None:
             assert commit.draft.owner is not None
             owner, epoch = commit.draft.owner.instance, epoch + 1
         assert commit.place.epoch == epoch
-        if commit.draft.kind in (CommitKind.APPEND, CommitKind.LINE, CommitKind.RELEASE):
+        if commit.draft.kind in (CommitKind.APPEND, CommitKind.LOG_HISTORY, CommitKind.RELEASE):
             assert commit.place.actor == owner, "a fenced writer committed"
         assert all(epoch_of(key) == epoch for key in commit.draft.object_keys)
         assert not named & set(commit.draft.object_keys), "an object was committed twice"

@@ -162,7 +162,7 @@ def gc_command(line: str, environment: dict[str, str]) -> argparse.Namespace:
 
 
 def test_what_is_given_up_is_removed_every_night() -> None:
-    """Nobody else deletes: the sidecar's account may not, and what is doomed would only ever grow."""
+    """Nobody else deletes: the sidecar's account may not, and pending deletions would only grow."""
     service, timer = (
         (DEPLOY / "systemd" / f"rocketmq-tiered-gc.{kind}").read_text("utf-8")
         for kind in ("service", "timer")

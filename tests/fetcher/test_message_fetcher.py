@@ -362,7 +362,7 @@ def test_slices_in_hand_are_of_the_version_they_were_made_of() -> None:
     pull(fetcher, PLAIN, 0, count=2, group="g")
     assert [in_hand_at(fetcher, offset) for offset in (2, 4, 4, 7)] == [4, 6, 6, 9]
     state = builder.state
-    line = replace(state.cursor, line=state.cursor.line + 1)
+    line = replace(state.cursor, history=state.cursor.history + 1)
     fetcher.catalog.adopt(replace(state, version=state.version + 1, cursor=line))
     assert in_hand_at(fetcher, 4) is None
     fetcher = plain_fetcher(builder.store)
@@ -592,7 +592,7 @@ def test_what_is_in_hand_is_not_used_once_the_log_was_replaced() -> None:
     fetcher.catalog.adopt(shorter)
     assert pull(fetcher, PLAIN, 5, count=2, group="g").status is GetStatus.OFFSET_OVERFLOW_ONE
     assert pull(fetcher, PLAIN, 3, count=1, group="g").next_offset == 4
-    line = replace(state.cursor, line=state.cursor.line + 1)
+    line = replace(state.cursor, history=state.cursor.history + 1)
     fetcher.catalog.adopt(replace(state, version=state.version + 2, cursor=line))
     assert pull(fetcher, PLAIN, 4, count=1, group="g").next_offset == 5
     assert fetcher.counters.from_hand == 0
@@ -620,13 +620,13 @@ def test_what_was_in_hand_is_not_judged_by_the_log_line_of_what_came_in_its_plac
     pull(fetcher, PLAIN, 0, count=2, group="g")
     ((_, reader),) = fetcher.readers._readers
     old = reader.held
-    new_line = replace(builder.state.cursor, line=builder.state.cursor.line + 1)
+    new_line = replace(builder.state.cursor, history=builder.state.cursor.history + 1)
     state = replace(builder.state, version=builder.state.version + 1, cursor=new_line)
     view = fetcher.catalog.view(state, PLAIN)
     assert view is not None and reader.from_hand(view, 2, 2, NO_LIMIT) is None
 
     def other_pull() -> None:
-        fetcher.readers.hold(reader, Held(dict(old.blocks), old.rows, line=new_line.line))
+        fetcher.readers.hold(reader, Held(dict(old.blocks), old.rows, line=new_line.history))
 
     meanwhile = cast("QueueView", ViewMeanwhile(view, other_pull))
     assert reader.from_hand(meanwhile, 2, 2, NO_LIMIT) is None

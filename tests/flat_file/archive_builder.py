@@ -112,7 +112,7 @@ class ArchiveBuilder:
         for index, (queue, begin, end) in enumerate(gaps):
             gap_table[index] = (_number(queues, queue), GapReason.BROKER_DELETED, begin, end)
         draft = CommitDraft(
-            kind=CommitKind.APPEND, line=self.state.cursor.line, from_phys=from_phys, to_phys=self._phys,
+            kind=CommitKind.APPEND, history=self.state.cursor.history, from_phys=from_phys, to_phys=self._phys,
             check=NO_CHECK, queues=queues, runs=np.concatenate(tables), objects=objects, object_keys=keys,
             gaps=gap_table, state_objects=state_objects or {}, created_ms=NOW_MS,
         )  # fmt: skip
@@ -204,7 +204,7 @@ class ArchiveBuilder:
                 ]
             specs.append(replace(spec, queue=_number(own, queue), rows=rows))
         segment = build(own, specs, shuffle_seed=self._attempt)
-        meta = SegmentMeta("cluster", "broker", self.state.epoch, self._attempt, self.state.cursor.line,
+        meta = SegmentMeta("cluster", "broker", self.state.epoch, self._attempt, self.state.cursor.history,
                            self.state.version, from_phys, self._phys, NOW_MS, "test")  # fmt: skip
         encoded = encode_segment(meta, own, segment.runs, segment.rows, segment.arena, self._codec)
         if len(group) > 1:
@@ -235,7 +235,7 @@ class ArchiveBuilder:
         objects["epoch"] = self.state.epoch
         draft = CommitDraft(
             kind=CommitKind.MAINTENANCE, queues=[queue], runs=runs, removed=_removed(runs), objects=objects,
-            object_keys=[key], doomed=[keys[0]], created_ms=NOW_MS,
+            object_keys=[key], pending_deletions=[keys[0]], created_ms=NOW_MS,
         )  # fmt: skip
         return self.writer.append(draft)
 

@@ -27,8 +27,8 @@ ONE, TWO, BATCHED = QueueKey("topic", 0, 0), QueueKey("topic", 1, 0), QueueKey("
 LMQ = QueueKey("%LMQ%a", 0, 0)
 
 
-def _archive(cycles: int = 6, carried_bytes_max: int = 4 << 20) -> ArchiveBuilder:
-    limits = CatalogLimits(root_every=2, carried_bytes_max=carried_bytes_max)
+def _archive(cycles: int = 6, embedded_bytes_max: int = 4 << 20) -> ArchiveBuilder:
+    limits = CatalogLimits(root_every=2, embedded_bytes_max=embedded_bytes_max)
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     for cycle in range(cycles):
         messages = [
@@ -129,13 +129,13 @@ def test_chain_a_commit_of_another_archive() -> None:
 
 
 def test_page_damaged_or_missing_root() -> None:
-    carrying = _archive()
-    carried = parse_part_key(carrying.state.root.key)
-    assert carried is not None
-    _replace(carrying, carried.key, _flip(carried.offset + 70))
-    (anomaly,) = verify_archive(carrying.store).anomalies
-    assert (anomaly.kind, anomaly.key) == (AnomalyKind.ROOT, carrying.state.root.key)
-    builder = _archive(carried_bytes_max=0)
+    with_embedded_pages = _archive()
+    embedded = parse_part_key(with_embedded_pages.state.root.key)
+    assert embedded is not None
+    _replace(with_embedded_pages, embedded.key, _flip(embedded.offset + 70))
+    (anomaly,) = verify_archive(with_embedded_pages.store).anomalies
+    assert (anomaly.kind, anomaly.key) == (AnomalyKind.ROOT, with_embedded_pages.state.root.key)
+    builder = _archive(embedded_bytes_max=0)
     key = object_of(builder.state.root.key)
     _replace(builder, key, _flip(70))
     (anomaly,) = verify_archive(builder.store).anomalies
@@ -151,9 +151,9 @@ def test_page_an_older_root_that_is_damaged_is_no_anomaly() -> None:
     """Nobody needs it any more: an archive that has healed is clean."""
     builder = _archive()
     older = read_commit(builder.store, builder.state.root.version).root
-    carried = parse_part_key(older.key)
-    assert carried is not None
-    _replace(builder, carried.key, _flip(carried.offset + 70))
+    embedded = parse_part_key(older.key)
+    assert embedded is not None
+    _replace(builder, embedded.key, _flip(embedded.offset + 70))
     assert not verify_archive(builder.store, full=True).anomalies
 
 
@@ -295,9 +295,9 @@ def test_leftovers_are_no_anomalies() -> None:
     assert report.leftovers == ["data/00/topic/0/0/00000000000000000000-1-99.so"]
 
 
-@pytest.mark.parametrize("carried_bytes_max", [4 << 20, 0])
-def test_runs_in_pages_are_checked_and_a_lost_page_shows(carried_bytes_max: int) -> None:
-    limits = CatalogLimits(root_every=2, spill_runs=4, page_runs_max=6, carried_bytes_max=carried_bytes_max)
+@pytest.mark.parametrize("embedded_bytes_max", [4 << 20, 0])
+def test_runs_in_pages_are_checked_and_a_lost_page_shows(embedded_bytes_max: int) -> None:
+    limits = CatalogLimits(root_every=2, spill_runs=4, page_runs_max=6, embedded_bytes_max=embedded_bytes_max)
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     for cycle in range(12):
         builder.commit([Sent(queue, b"%d" % cycle, lmq=[LMQ]) for queue in (ONE, TWO)])
@@ -306,7 +306,7 @@ def test_runs_in_pages_are_checked_and_a_lost_page_shows(carried_bytes_max: int)
     lost = {AnomalyKind.PAGE, AnomalyKind.HOLE}
     page = parse_part_key(builder.state.pages[0].key)
     assert page is not None
-    if carried_bytes_max:
+    if embedded_bytes_max:
         _replace(builder, page.key, _flip(page.offset + page.length - 1))
     else:
         builder.store.delete([page.key])
@@ -319,7 +319,7 @@ def test_objects_given_up_are_counted_not_leftovers() -> None:
     builder.commit([Sent(ONE)])
     builder.rewrite(ONE)
     report = verify_archive(builder.store)
-    assert (report.anomalies, report.leftovers, report.counts["doomed"]) == ([], [], 1)
+    assert (report.anomalies, report.leftovers, report.counts["pending_deletions"]) == ([], [], 1)
 
 
 BUILDER = _archive(3)

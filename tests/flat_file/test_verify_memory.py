@@ -59,7 +59,12 @@ def test_ten_times_the_history_takes_no_more_memory(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("damage", [False, True])
 def test_passes_change_nothing_that_is_found(monkeypatch: pytest.MonkeyPatch, damage: bool) -> None:
     limits = CatalogLimits(
-        root_every=4, spill_runs=20, page_runs_max=7, merge_sequences=3, carried_bytes_max=0, pack_bytes_max=1
+        root_every=4,
+        spill_runs=20,
+        page_runs_max=7,
+        merge_sequences=3,
+        embedded_bytes_max=0,
+        pack_bytes_max=1,
     )
     builder = ArchiveBuilder(MemoryStore(), limits=limits)
     lmq = QueueKey("%LMQ%a", 0, 0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.formats.golden_archive import GOLDEN, STATE_KIND
-from tiered.catalog import embedded_pages as carried
+from tiered.catalog import embedded_pages as embedded
 from tiered.catalog.commit import COMMIT_KIND
 from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, read_page_bytes
 from tiered.catalog.index_refs import IndexRef
@@ -100,9 +100,9 @@ def test_constants_are_these() -> None:
         assert f"`{kind.decode()}`" in DOCUMENT
     assert f"format version {container.FORMAT_MAJOR}.{container.FORMAT_MINOR}" in DOCUMENT
     assert f"{PARTS_MAJOR}.0 where they name parts" in DOCUMENT
-    assert f"`{carried.MAGIC.decode()}`" in DOCUMENT
-    assert f"last {carried.TRAILER.size} bytes" in _section("Commit")
-    assert f"from byte {carried.CARRIED_BEGIN} on" in _section("Commit")
+    assert f"`{embedded.MAGIC.decode()}`" in DOCUMENT
+    assert f"last {embedded.TRAILER.size} bytes" in _section("Commit")
+    assert f"from byte {embedded.EMBEDDED_BEGIN} on" in _section("Commit")
     assert (segment_layout.SEGMENT_MAJOR, segment_layout.SEGMENT_MINOR) == (2, 0)
     assert f"Pages of {PAGE_ROWS:,} rows" in DOCUMENT
     assert f"more than {ESCAPED_CHARACTERS_MAX} characters" in DOCUMENT

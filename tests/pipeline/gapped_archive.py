@@ -29,7 +29,7 @@ SOON_PAGES = CatalogLimits(
     page_runs_max=4,
     merge_sequences=2,
     page_retry_commits=1,
-    carried_bytes_max=0,
+    embedded_bytes_max=0,
     pack_bytes_max=1,
 )
 
@@ -95,7 +95,7 @@ class GappedArchive:
         self.collect()
 
     def collect(self) -> None:
-        """What is doomed goes."""
+        """Removes the pending deletions."""
         self._builder.writer.release()
         self._builder.writer.claim()
         run_gc(self._store, self.state, apply=True, grace_ms=0, clock=lambda: time.time_ns() // 1_000_000)

@@ -307,7 +307,9 @@ def test_status_says_what_gc_has_not_deleted_and_since_when(run: Run, own_archiv
             kind="maintenance",
             clock_ms=int,
         )
-        draft = CommitDraft(CommitKind.MAINTENANCE, doomed=[f"sets/00/a-1-{hours}.sso"], created_ms=now_ms)
+        draft = CommitDraft(
+            CommitKind.MAINTENANCE, pending_deletions=[f"sets/00/a-1-{hours}.sso"], created_ms=now_ms
+        )
         compactor.maintain(lambda state, draft=draft: draft)
     report = json.loads(run("status", url, "--json")[1])
     assert report["pendingDeletions"] == 3 and 50 * 3600 <= report["oldestPendingDeletionSeconds"] < 51 * 3600

@@ -24,7 +24,13 @@ from tests.formats.golden_archive import GOLDEN
 from tests.soak.fuzz_mutations import Mutation, changed, changed_json
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
-from tiered.catalog.embedded_pages import CARRIED_BEGIN, PARTS_MAJOR, carrying, container_in, read_page_bytes
+from tiered.catalog.embedded_pages import (
+    EMBEDDED_BEGIN,
+    PARTS_MAJOR,
+    container_in,
+    read_page_bytes,
+    with_embedded_pages,
+)
 from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
 from tiered.catalog.reading import load
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
@@ -156,7 +162,9 @@ def _resealed_commit(samples: Sequence[bytes], number: int, mutations: Sequence[
     container = container_in(samples[number])
     begin = samples[number].index(container)
     sealed = _resealed([container], 0, mutations)
-    return b"".join(carrying(COMMIT_KIND, [samples[number][CARRIED_BEGIN:begin]] if begin else [], sealed))
+    return b"".join(
+        with_embedded_pages(COMMIT_KIND, [samples[number][EMBEDDED_BEGIN:begin]] if begin else [], sealed)
+    )
 
 
 def _decode_commit(_: int, data: bytes) -> Any:

@@ -215,14 +215,14 @@ def test_a_store_that_refuses_for_long_leaves_no_list_of_keys_that_never_existed
 
     def is_committed() -> bool:
         nonlocal longest
-        longest = max(longest, len(bench.uploader.doomed))
+        longest = max(longest, len(bench.uploader.pending_deletions))
         return bool(bench.commits)
 
     with bench.committing():
         bench.build_until(is_committed)
     assert bench.uploader.counters.attempts_abandoned == 8 * 4
     assert longest == 0
-    assert not bench.writer.state.doomed
+    assert not bench.writer.state.pending_deletions
 
 
 def test_of_an_abandoned_attempt_only_keys_that_may_exist_are_given_up() -> None:
@@ -238,7 +238,7 @@ def test_of_an_abandoned_attempt_only_keys_that_may_exist_are_given_up() -> None
     with bench.committing():
         bench.build_until(lambda: bench.commits)
     stored, lost, refused, *_ = store.data_keys  # the refused one is of this attempt or the next
-    given_up = set(bench.writer.state.doomed)
+    given_up = set(bench.writer.state.pending_deletions)
     assert {stored, lost} <= given_up <= set(store.data_keys)
     assert refused not in given_up
 

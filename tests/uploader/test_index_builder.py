@@ -21,7 +21,7 @@ from fetcher.queries.by_key import KeyQuery
 from tests.faults.test_crash_anywhere import CrashError, CrashingStore
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.index_refs import LEFT_OUT
+from tiered.catalog.index_refs import UNINDEXED
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.protocol import CatalogLimits, CatalogWriter, load
 from tiered.errors import CorruptionError, UnavailableError
@@ -236,7 +236,7 @@ def test_another_builder_was_faster() -> None:
     other_ref = load(store).indexes
     other._build(state, _only_group(other, state))
     assert load(store).indexes == other_ref
-    assert other._doomed and other._doomed[0] not in {ref.key for ref in other_ref}
+    assert other._pending_deletions and other._pending_deletions[0] not in {ref.key for ref in other_ref}
     check(store, 5)
 
 
@@ -257,10 +257,13 @@ def test_only_keys_that_may_exist_are_garbage(fault: Fault, listed: int) -> None
     for _ in range(3):
         with pytest.raises(UnavailableError):
             builder.run_to_end(threading.Event())
-    assert len(builder._doomed) == listed
+    assert len(builder._pending_deletions) == listed
     store.clear()
     builder.run_to_end(threading.Event())
-    assert len(load(archive.store).doomed.keys() & {info.key for info in store.list("index/")}) == listed
+    assert (
+        len(load(archive.store).pending_deletions.keys() & {info.key for info in store.list("index/")})
+        == listed
+    )
 
 
 def test_a_store_that_is_away_never_stops_the_uploader() -> None:
@@ -394,7 +397,7 @@ def test_a_damaged_segment_is_left_out_and_all_others_are_indexed(damaged: Damag
     builder.run_to_end(threading.Event())
     assert not builder.has_unindexed() and not damaged.builder().has_unindexed()
     state = load(damaged.store)
-    assert state.indexed_version >= before - 1 and list(state.left_out) == [damaged.key]
+    assert state.indexed_version >= before - 1 and list(state.unindexed) == [damaged.key]
     assert [fields["segment"] for fields in damaged.said] == [damaged.key] and "error" in damaged.said[0]
     assert builder.counters.left_out == 1
     damaged.check_others()
@@ -445,17 +448,17 @@ def test_bytes_that_were_damaged_on_their_way_are_read_again(
     with monkeypatch.context() as patched:
         patched.setattr(damaged.store, "get_range", received)
         damaged.builder(merge_files=64).run_to_end(threading.Event())
-    assert damaged.said == [] and not load(damaged.store).left_out
+    assert damaged.said == [] and not load(damaged.store).unindexed
     assert found(damaged.store, "c", "c-key") == [b"c"]
 
 
 def test_what_is_left_out_has_a_bound(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is part of the catalog; an archive of damage alone is to be looked at."""
-    monkeypatch.setattr(index_builder, "LEFT_OUT_MAX", 0)
+    monkeypatch.setattr(index_builder, "UNINDEXED_MAX", 0)
     damaged.put(flipped(damaged.whole, -60))
     with pytest.raises(CorruptionError):
         damaged.builder().run_to_end(threading.Event())
-    assert not load(damaged.store).left_out
+    assert not load(damaged.store).unindexed
 
 
 # -- damaged index files ------------------------------------------------------------------------------------------
@@ -512,7 +515,7 @@ def test_a_damaged_index_file_is_made_anew_and_all_are_merged(
     builder = indexed.builder()
     builder.run_to_end(threading.Event())
     state = load(indexed.store)
-    assert victim not in {ref.key for ref in state.indexes} and victim in state.doomed
+    assert victim not in {ref.key for ref in state.indexes} and victim in state.pending_deletions
     assert builder.counters.merges > 0 and builder.counters.remade == 1
     assert [(message, fields["file"]) for message, fields in indexed.said] == [
         ("a damaged index file was made anew", victim)
@@ -556,7 +559,7 @@ def test_a_damaged_segment_is_left_out_when_a_damaged_file_is_made_anew(indexed:
     indexed.store.delete([segment])
     indexed.store.put_if_absent(segment, [flipped(data, -60)])
     indexed.builder().run_to_end(threading.Event())
-    assert list(load(indexed.store).left_out) == [segment]
+    assert list(load(indexed.store).unindexed) == [segment]
     with pytest.raises(CorruptionError, match=re.escape(segment)):
         found(indexed.store, "a", "shared")
     assert verify_archive(indexed.store, full=True).anomalies[0].key == segment
@@ -564,7 +567,7 @@ def test_a_damaged_segment_is_left_out_when_a_damaged_file_is_made_anew(indexed:
 
 def test_what_cannot_be_made_anew_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of the catalog that tells which segments it was made of is damaged too."""
-    indexed = Indexed(CatalogLimits(root_every=3, spill_runs=6, merge_sequences=64, carried_bytes_max=0))
+    indexed = Indexed(CatalogLimits(root_every=3, spill_runs=6, merge_sequences=64, embedded_bytes_max=0))
     state = load(indexed.store)
     victim = next(
         ref for ref in indexed.files[:2] if any(page.to_version >= ref.from_version for page in state.pages)
@@ -611,25 +614,25 @@ def test_what_is_no_longer_there_is_left_out_no_more(
     while builder.step():
         pass
     state = load(damaged.store)
-    assert list(state.left_out) == [damaged.key]
-    ((key, versions),) = state.left_out.items()
+    assert list(state.unindexed) == [damaged.key]
+    ((key, versions),) = state.unindexed.items()
     assert gone_entries(state, RunIndex(damaged.store)) == {}, "it is damaged, not gone"
-    extra = {LEFT_OUT: {key: [*versions, 1], "data/long/gone": [2]}}
+    extra = {UNINDEXED: {key: [*versions, 1], "data/long/gone": [2]}}
     damaged.archive.writer.maintain(
         lambda _: CommitDraft(CommitKind.MAINTENANCE, settings=extra, created_ms=NOW_MS)
     )
     assert gone_entries(load(damaged.store), RunIndex(damaged.store)) == {key: {1}, "data/long/gone": {2}}
     damaged.builder(unindexed_objects_max=1, merge_files=2).run_to_end(threading.Event())
-    assert load(damaged.store).left_out == {key: versions}
+    assert load(damaged.store).unindexed == {key: versions}
     damaged.check_others()
 
 
 def test_what_is_no_longer_there_makes_room(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_builder, "LEFT_OUT_MAX", 1)
+    monkeypatch.setattr(index_builder, "UNINDEXED_MAX", 1)
     damaged.put(flipped(damaged.whole, -60))
-    extra = {LEFT_OUT: {"data/long/gone": [2]}}
+    extra = {UNINDEXED: {"data/long/gone": [2]}}
     damaged.archive.writer.maintain(
         lambda _: CommitDraft(CommitKind.MAINTENANCE, settings=extra, created_ms=NOW_MS)
     )
     damaged.builder().run_to_end(threading.Event())
-    assert list(load(damaged.store).left_out) == [damaged.key]
+    assert list(load(damaged.store).unindexed) == [damaged.key]

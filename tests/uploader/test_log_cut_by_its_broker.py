@@ -142,9 +142,9 @@ def test_a_broker_that_tells_only_later_is_believed_then(
 def test_a_log_that_only_grew_keeps_its_line(cut: tuple[Path, MemoryStore, LivingBroker]) -> None:
     directory, memory, broker = cut
     broker.end_phys = MESSAGES * RECORD
-    line = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.line
+    line = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.history
     archive_the_rest(directory, memory, broker)
-    assert load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.line == line
+    assert load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))).cursor.history == line
     assert_archive_equals_the_log(directory, memory, MESSAGES)
 
 

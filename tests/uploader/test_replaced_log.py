@@ -106,7 +106,7 @@ def test_a_log_that_has_padding_where_the_archive_ends_goes_on_in_another_way(tm
     first.path.write_bytes(data.ljust(first.size_bytes, b"\0"))
     backfill(tmp_path / "own", memory, settings=SETTINGS)
     state = load(archive_of(memory))
-    assert state.cursor.line == 2 and state.cursor.check.end_phys == end_phys - 2 * SPEC.record_bytes
+    assert state.cursor.history == 2 and state.cursor.check.end_phys == end_phys - 2 * SPEC.record_bytes
     assert (
         sum(int(row["row_count"]) for _, row in state.queues())
         == (first.size_bytes - room) // SPEC.record_bytes
@@ -133,7 +133,7 @@ def test_beside_a_broker_that_lost_its_disk_what_is_archived_stays(
     before = data_keys(memory, load(archive))
     follow_a_while(another_log(tmp_path / "other", MESSAGES * 3 // 2, FILES_GONE), memory)
     after = load(archive)
-    assert [line.common_version for line in after.lines] == [0]
+    assert [line.common_version for line in after.log_histories] == [0]
     assert after.visible_queues()
     run_gc(archive, after, apply=True, grace_ms=0, clock=archive.clock_ms)
     assert before <= {info.key for prefix in ("data/", "sets/") for info in archive.list(prefix)}

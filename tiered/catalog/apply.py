@@ -29,7 +29,7 @@ from tiered.catalog.replace_runs import replace_runs
 from tiered.catalog.state import (
     CatalogState,
     LogCursor,
-    LogLine,
+    LogHistory,
     RunChunk,
     joined,
 )
@@ -37,14 +37,14 @@ from tiered.catalog.state import (
 CHUNKS_MAX = 64
 """Chunks in memory are joined when there are more: lookups touch few arrays, and joining costs little on average."""
 
-_OWNERS_ONLY = (CommitKind.APPEND, CommitKind.LINE, CommitKind.RELEASE)
+_OWNERS_ONLY = (CommitKind.APPEND, CommitKind.LOG_HISTORY, CommitKind.RELEASE)
 
 
-def apply(state: CatalogState, commit: Commit, line_state: CatalogState | None = None) -> CatalogState:
-    """The state after ``commit``, or CommitInvalidError. ``line_state``: the root page a line commit names."""
+def apply(state: CatalogState, commit: Commit, history_state: CatalogState | None = None) -> CatalogState:
+    """The state after ``commit``, or CommitInvalidError. ``history_state``: the root page a line commit names."""
     _check_chain(state, commit)
-    if commit.draft.kind == CommitKind.LINE:
-        return _new_line(state, commit, line_state)
+    if commit.draft.kind == CommitKind.LOG_HISTORY:
+        return _new_history(state, commit, history_state)
     draft = commit.draft
     next_state = replace(
         state,
@@ -101,19 +101,21 @@ def _check_chain(state: CatalogState, commit: Commit) -> None:
 def _append(state: CatalogState, commit: Commit) -> CatalogState:
     draft = commit.draft
     cursor = state.cursor
-    if draft.line != cursor.line:
-        raise CommitInvalidError(f"append to log line {draft.line}, but the archive is at line {cursor.line}")
+    if draft.history != cursor.history:
+        raise CommitInvalidError(
+            f"append to log history {draft.history}, but the archive is at history {cursor.history}"
+        )
     if state.started and draft.from_phys != cursor.phys:
         raise CommitInvalidError(f"append begins at {draft.from_phys}, but the cursor is at {cursor.phys}")
     if draft.to_phys < draft.from_phys or draft.check.end_phys > draft.to_phys:
         raise CommitInvalidError(f"append of [{draft.from_phys}, {draft.to_phys}) checked by {draft.check}")
-    if len(draft.removed) or draft.undoomed or draft.purged:
+    if len(draft.removed) or draft.restored or draft.purged:
         raise CommitInvalidError("an append removes nothing")
     _check_objects(state, commit)
     directory, table, gaps, chunk = append_runs(state, draft, commit.version)
     return replace(
         state,
-        cursor=LogCursor(cursor.line, draft.to_phys, draft.check),
+        cursor=LogCursor(cursor.history, draft.to_phys, draft.check),
         started=state.started or draft.to_phys > draft.from_phys,
         advanced_ms=draft.created_ms,
         directory=directory,
@@ -140,46 +142,45 @@ def _maintain(state: CatalogState, commit: Commit) -> CatalogState:
     )
 
 
-def _new_line(state: CatalogState, commit: Commit, line_state: CatalogState | None) -> CatalogState:
+def _new_history(state: CatalogState, commit: Commit, history_state: CatalogState | None) -> CatalogState:
     draft = commit.draft
-    if line_state is None or commit.draft.pages.root.version != commit.version:
-        raise CommitInvalidError("a new log line names a root page that is the state it begins with")
-    if draft.line != state.cursor.line + 1 or not 0 <= draft.common_version <= state.version:
+    if history_state is None or commit.draft.pages.root.version != commit.version:
+        raise CommitInvalidError("a new log history must name the root page of its first state")
+    if draft.history != state.cursor.history + 1 or not 0 <= draft.common_version <= state.version:
         raise CommitInvalidError(
-            f"log line {draft.line} from version {draft.common_version} after line {state.cursor.line} "
+            f"log history {draft.history} from version {draft.common_version} after history {state.cursor.history} "
             f"at version {state.version}"
         )
     if len(draft.runs) or len(draft.gaps) or len(draft.removed):
-        raise CommitInvalidError("a new log line brings no data")
+        raise CommitInvalidError("a commit that starts a log history carries no data")
     root = draft.pages.root
-    line = LogLine(draft.line, draft.to_phys, draft.common_version, commit.version, root.key)
-    cursor = line_state.cursor
-    wanted = (commit.version, state.epoch, state.owner, line, root, draft.check, draft.created_ms)
-    found = (line_state.version, line_state.epoch, line_state.owner, line_state.lines[-1] if line_state.lines else None,
-             line_state.root, cursor.check, line_state.created_ms)  # fmt: skip
-    if wanted != found or (cursor.line, cursor.phys) != (draft.line, draft.to_phys):
-        raise CommitInvalidError(f"the root page of the new log line is {found}, not {wanted}")
-    return replace(line_state, put_id=commit.put_id)
+    history = LogHistory(draft.history, draft.to_phys, draft.common_version, commit.version, root.key)
+    cursor = history_state.cursor
+    wanted = (commit.version, state.epoch, state.owner, history, root, draft.check, draft.created_ms)
+    found = (history_state.version, history_state.epoch, history_state.owner,
+             (history_state.log_histories or (None,))[-1], history_state.root,
+             cursor.check, history_state.created_ms)  # fmt: skip
+    if wanted != found or (cursor.history, cursor.phys) != (draft.history, draft.to_phys):
+        raise CommitInvalidError(f"root page of the new log history is {found}, expected {wanted}")
+    return replace(history_state, put_id=commit.put_id)
 
 
 def _check_objects(state: CatalogState, commit: Commit) -> None:
     draft = commit.draft
     if len(set(draft.object_keys)) != len(draft.object_keys) or len(draft.objects) != len(draft.object_keys):
         raise CommitInvalidError("an object key is named twice")
-    taken_back, abandoned = {*draft.undoomed}, {*draft.doomed}
+    taken_back, abandoned = {*draft.restored}, {*draft.pending_deletions}
     for index in np.flatnonzero(draft.objects["epoch"] != commit.place.epoch).tolist():
         key = draft.object_keys[int(draft.objects["key"][index])]
         if key not in taken_back:
             raise CommitInvalidError(f"{key} is not of epoch {commit.place.epoch}: its attempt is fenced")
-    given_up = [
+    garbage = [
         key
         for key in draft.object_keys
-        if (key in state.doomed and key not in taken_back) or key in abandoned
+        if (key in state.pending_deletions and key not in taken_back) or key in abandoned
     ]
-    if given_up:
-        raise CommitInvalidError(
-            f"{given_up[0]} was given up before: an older attempt can never be committed"
-        )
+    if garbage:
+        raise CommitInvalidError(f"{garbage[0]} was given up before: an older attempt can never be committed")
 
 
 def _with_chunk(chunks: tuple[RunChunk, ...], chunk: RunChunk) -> tuple[RunChunk, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tiered.catalog.commit import Commit, CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.index_refs import after_change
-from tiered.catalog.state import CatalogState, Doom, RootRef, RunChunk, selected
+from tiered.catalog.state import CatalogState, PendingDeletion, RootRef, RunChunk, selected
 from tiered.formats.keys import CATALOG_PREFIX, catalog_key, object_of
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 
@@ -22,7 +22,7 @@ def with_extras(before: CatalogState, state: CatalogState, commit: Commit) -> Ca
     state = _with_marks(state, commit.draft)
     state = _with_pages(state, commit)
     state = _with_index(state, commit)
-    return _with_dooms(before, state, commit)
+    return _with_garbage(before, state, commit)
 
 
 def _with_marks(state: CatalogState, draft: CommitDraft) -> CatalogState:
@@ -99,7 +99,11 @@ def _with_index(state: CatalogState, commit: Commit) -> CatalogState:
         raise CommitInvalidError(f"a {commit.draft.kind} publishes no index")
     try:
         indexes = after_change(
-            state.indexes, change, epoch=commit.place.epoch, version=commit.version, doomed=state.doomed
+            state.indexes,
+            change,
+            epoch=commit.place.epoch,
+            version=commit.version,
+            pending_deletions=state.pending_deletions,
         )
     except ValueError as error:
         raise CommitInvalidError(str(error)) from error
@@ -111,21 +115,25 @@ def _without_older(chunk: RunChunk, version: int) -> RunChunk:
     return chunk if kept.all() else selected(chunk, kept)
 
 
-def _with_dooms(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
+def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
     """Catalog first, object later: what nothing names any more is given up by the commit that says so."""
     draft = commit.draft
-    given_up = list(draft.doomed)
+    garbage = list(draft.pending_deletions)
     if _named(before) != _named(state):
-        given_up += sorted(before.catalog_keys() - state.catalog_keys())
-    taken_back = {*draft.undoomed, *draft.purged}
-    if not given_up and not taken_back:
+        garbage += sorted(before.catalog_keys() - state.catalog_keys())
+    taken_back = {*draft.restored, *draft.purged}
+    if not garbage and not taken_back:
         return state
-    if not taken_back <= state.doomed.keys():
-        raise CommitInvalidError(f"not doomed: {sorted(taken_back - state.doomed.keys())[0]}")
-    doomed = {key: doom for key, doom in state.doomed.items() if key not in taken_back}
-    for key in given_up:
-        doomed.setdefault(key, Doom(draft.created_ms, commit.version))
-    return replace(state, doomed=doomed)
+    if not taken_back <= state.pending_deletions.keys():
+        raise CommitInvalidError(
+            f"{sorted(taken_back - state.pending_deletions.keys())[0]} is not pending deletion"
+        )
+    pending_deletions = {
+        key: pending for key, pending in state.pending_deletions.items() if key not in taken_back
+    }
+    for key in garbage:
+        pending_deletions.setdefault(key, PendingDeletion(draft.created_ms, commit.version))
+    return replace(state, pending_deletions=pending_deletions)
 
 
 def _named(state: CatalogState) -> tuple[int, RootRef, int, int]:

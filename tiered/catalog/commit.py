@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tiered.catalog.embedded_pages import PARTS_MAJOR, carrying, container_in
+from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, with_embedded_pages
 from tiered.catalog.index_refs import NO_INDEX_CHANGE, IndexChange, index_ref
 from tiered.catalog.json_fields import fields, items, row, text, text_fields, texts, whole
 from tiered.catalog.state import (
@@ -45,7 +45,7 @@ class CommitKind(StrEnum):
     """Starts the next epoch. Needs no consent of the owner before."""
     APPEND = "append"
     """The owner moves the cursor over one physical range."""
-    LINE = "line"
+    LOG_HISTORY = "line"
     """The owner starts a new log line; the named root page is the whole state after it."""
     MAINTENANCE = "maintenance"
     """Any actor, in the current epoch: replaces or expires runs, merges pages, publishes index, forgets garbage."""
@@ -68,8 +68,8 @@ class PageChange:
     removed: Sequence[str] = ()
     resolved_version: int = 0
     """Tombstones up to this version are already left out of ``added``."""
-    carried: Sequence[bytes] = ()
-    """Pages that lie in the commit itself, one behind the other from CARRIED_BEGIN. Not there in one read back."""
+    embedded: Sequence[bytes] = ()
+    """Pages that lie in the commit itself, one behind the other from EMBEDDED_BEGIN. Not there in one read back."""
 
 
 NO_PAGES = PageChange()
@@ -80,12 +80,12 @@ class CommitDraft:
     """What a writer wants to be true. Table columns ``queue`` index ``queues``; ``runs.object`` indexes ``objects``.
 
     ``queues`` may name more queues than have runs. ``kind`` is a CommitKind. ``removed``: runs taken out
-    (maintenance). ``doomed`` objects are given up from now on, ``undoomed`` ones are wanted after all, ``purged`` ones
-    may be deleted as soon as this is committed. A state object replaced by ``state_objects`` is doomed by itself.
+    (maintenance). ``pending_deletions`` objects become garbage, ``restored`` ones are used again, ``purged`` ones may
+    be deleted once this is committed. A replaced state object becomes garbage automatically.
     """
 
     kind: str
-    line: int = 0
+    history: int = 0
     from_phys: int = 0
     to_phys: int = 0
     check: LogCheck = NO_CHECK
@@ -99,8 +99,8 @@ class CommitDraft:
     unhide: Sequence[QueueKey] = ()
     state_objects: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    doomed: Sequence[str] = ()
-    undoomed: Sequence[str] = ()
+    pending_deletions: Sequence[str] = ()
+    restored: Sequence[str] = ()
     purged: Sequence[str] = ()
     created_ms: int = 0
     owner: Owner | None = None
@@ -148,7 +148,7 @@ def encode_commit(draft: CommitDraft, place: CommitPlace, nonce: str) -> tuple[C
     for name, table in tables.items():
         digest.update(name.encode())
         digest.update(table.tobytes())
-    for page in draft.pages.carried:
+    for page in draft.pages.embedded:
         digest.update(page)
     put_id = f"{nonce}-{digest.hexdigest()}"
     header["put_id"] = put_id
@@ -159,7 +159,7 @@ def encode_commit(draft: CommitDraft, place: CommitPlace, nonce: str) -> tuple[C
 
 def commit_object(commit: Commit, container: bytes) -> Body:
     """The object's pieces: the commit's container, with the pages it carries."""
-    return carrying(COMMIT_KIND, commit.draft.pages.carried, container)
+    return with_embedded_pages(COMMIT_KIND, commit.draft.pages.embedded, container)
 
 
 def major_of(page_keys: Iterable[str]) -> int | None:
@@ -176,7 +176,7 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
         pages = header["pages"]
         draft = CommitDraft(
             kind=str(CommitKind(text(header["kind"]))),
-            line=whole(header["line"]),
+            history=whole(header["line"]),
             from_phys=whole(header["from_phys"]),
             to_phys=whole(header["to_phys"]),
             check=row(LogCheck, header["check"]),
@@ -190,8 +190,8 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
             unhide=[row(QueueKey, item) for item in items(header["unhide"])],
             state_objects=text_fields(header["state_objects"]),
             settings=fields(header["settings"]),
-            doomed=texts(header["doomed"]),
-            undoomed=texts(header["undoomed"]),
+            pending_deletions=texts(header["doomed"]),
+            restored=texts(header["undoomed"]),
             purged=texts(header["purged"]),
             created_ms=whole(header["created_ms"]),
             owner=row(Owner, header["owner"]) if header["owner"] else None,
@@ -272,10 +272,10 @@ def _content(draft: CommitDraft, place: CommitPlace) -> tuple[dict[str, Any], di
     topics, queues = queue_table(draft.queues)
     pages = draft.pages
     header = {
-        "kind": draft.kind, "line": draft.line, "from_phys": draft.from_phys, "to_phys": draft.to_phys,
+        "kind": draft.kind, "line": draft.history, "from_phys": draft.from_phys, "to_phys": draft.to_phys,
         "check": draft.check, "topics": topics, "object_keys": list(draft.object_keys),
         "hide": list(draft.hide), "unhide": list(draft.unhide), "state_objects": dict(draft.state_objects),
-        "settings": dict(draft.settings), "doomed": list(draft.doomed), "undoomed": list(draft.undoomed),
+        "settings": dict(draft.settings), "doomed": list(draft.pending_deletions), "undoomed": list(draft.restored),
         "purged": list(draft.purged), "created_ms": draft.created_ms, "owner": draft.owner,
         "common_version": draft.common_version,
         "pages": {

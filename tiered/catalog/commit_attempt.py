@@ -12,21 +12,21 @@ Owns these requests. What is put, and what follows from losing, is protocol.py's
 from __future__ import annotations
 
 from tiered.catalog.commit import Commit
-from tiered.catalog.commit_deadline import Patience
 from tiered.catalog.limits import CatalogLimits
 from tiered.catalog.reading import read_commit
+from tiered.catalog.store_retry import StoreRetry
 from tiered.errors import AlreadyExistsError, NotFoundError, UnansweredError, UnavailableError
 from tiered.formats.keys import catalog_key
 from tiered.object_store.protocol import Body, ObjectStore
 
 
-class VersionRace:
+class CommitAttempt:
     """One actor's. Waits out a store that is busy or away as long as ``patience`` does."""
 
-    def __init__(self, store: ObjectStore, limits: CatalogLimits, patience: Patience) -> None:
+    def __init__(self, store: ObjectStore, limits: CatalogLimits, retry: StoreRetry) -> None:
         self._store = store
         self._limits = limits
-        self._patience = patience
+        self._retry = retry
 
     def is_won(self, commit: Commit, body: Body) -> bool:
         """Whether ``commit``, the object ``body``, is the version it wants to be."""
@@ -36,21 +36,21 @@ class VersionRace:
         while True:
             try:
                 self._store.put_if_absent(key, body, timeout_s=timeout_s)
-                self._patience.waits_for = ""
+                self._retry.retry_reason = ""
                 return True
             except AlreadyExistsError:
-                winner = self._patience.answer(lambda: read_commit(self._store, commit.version))
+                winner = self._retry.call(lambda: read_commit(self._store, commit.version))
                 return winner.put_id == commit.put_id
             except UnansweredError as error:
                 found = self._read_back(commit.version)
                 if found is not None:
-                    self._patience.waits_for = ""
+                    self._retry.retry_reason = ""
                     return found.put_id == commit.put_id
                 cause: UnavailableError = error
             except UnavailableError as error:
                 cause = error
             failures += 1
-            self._patience.back_off(failures, cause)
+            self._retry.back_off(failures, cause)
 
     def _read_back(self, version: int) -> Commit | None:
         try:

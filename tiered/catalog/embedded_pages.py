@@ -22,7 +22,7 @@ from tiered.object_store.protocol import Body, ObjectStore
 
 PARTS_MAJOR = 2
 """Major version of commits and roots that name parts of objects."""
-CARRIED_BEGIN = HEADER.size
+EMBEDDED_BEGIN = HEADER.size
 """Where the first page lies in a commit."""
 COMMIT_TAIL_BYTES = 256 * 1024
 """The first request for a commit: most are smaller, and of those that carry pages it leaves out most of these."""
@@ -30,7 +30,7 @@ TRAILER = struct.Struct("<QI8s")
 MAGIC = b"RMQTCMTE"
 
 
-def carrying(kind: bytes, pages: Sequence[bytes], container: bytes) -> Body:
+def with_embedded_pages(kind: bytes, pages: Sequence[bytes], container: bytes) -> Body:
     """The pieces of a commit object; just the container when there are no pages."""
     if not pages:
         return [container]

@@ -7,7 +7,7 @@ being old and unreferenced. Commits are never deleted; what the head needs never
 How long ago something was given up is told by the writer's clock and by the bucket's stamp of the commit that did, the
 later of both: a writer whose clock was wrong takes no grace away.
 
-The plan is pure. Acting commits first: what is to go is *purged* from the doomed, which cannot be taken back, then
+The plan is pure. Acting commits first: what is to go is *purged* from the pending deletions, which is final, then
 deleted. A crash in between leaves an object nobody names, which the next epoch's collection finds.
 """
 
@@ -67,7 +67,7 @@ def _digest(key: str) -> int:
 
 @dataclass
 class GcPlan:
-    """``delete`` exists and may go; ``purge`` are the doomed keys whose time is over, whether they exist or not.
+    """``delete`` exists and may go; ``purge`` are the pending deletions whose time is over, whether they exist or not.
 
     ``kept`` counts what stays, by reason; ``delete_bytes`` is what ``delete`` frees.
     """
@@ -90,8 +90,8 @@ def plan_gc(
     """Decide about every listed object. ``references``: all that the head names, pages read. ``settled_version``: the
     newest that was in the bucket before the grace period, see ``settled_version``."""
     plan = GcPlan()
-    for key, doom in state.doomed.items():
-        is_over = now_ms - doom.doomed_ms >= grace_ms and doom.version <= settled_version
+    for key, pending in state.pending_deletions.items():
+        is_over = now_ms - pending.since_ms >= grace_ms and pending.version <= settled_version
         if is_over and key not in references:
             plan.purge.append(key)
     due = set(plan.purge)
@@ -110,7 +110,7 @@ def _reason_to_keep(key: str, state: CatalogState, references: KeySet, due: set[
         return "named by the head"
     if key in due:
         return ""
-    if key in state.doomed:
+    if key in state.pending_deletions:
         return "given up, within the grace period"
     epoch = epoch_of(key)
     if epoch is None:
@@ -158,7 +158,7 @@ def run_gc(
     listing = (info for prefix in COLLECTED for info in store.list(prefix))
     # Some buckets tell the time in whole seconds.
     before_ms = max(now_ms, bucket_ms + CLOCK_UNIT_MS) - grace_ms
-    settled = settled_version(store, state.version, before_ms) if state.doomed else 0
+    settled = settled_version(store, state.version, before_ms) if state.pending_deletions else 0
     plan = plan_gc(
         listing,
         state,
@@ -169,14 +169,14 @@ def run_gc(
     )
     if apply:
         purged = _purge(store, state, plan, clock) if plan.purge else frozenset()
-        plan.delete = [key for key in plan.delete if key not in state.doomed or key in purged]
+        plan.delete = [key for key in plan.delete if key not in state.pending_deletions or key in purged]
         for first in range(0, len(plan.delete), DELETE_BATCH):
             store.delete(plan.delete[first : first + DELETE_BATCH])
     return plan
 
 
 def _purge(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]) -> frozenset[str]:
-    """Commit that the plan's doomed keys will be deleted; those taken back meanwhile are left out."""
+    """Commit that the plan's pending deletions will be deleted; those taken back meanwhile are left out."""
     nonce = random.SystemRandom().getrandbits(48)
     writer = CatalogWriter(
         store,
@@ -189,7 +189,7 @@ def _purge(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callabl
     purged: list[str] = []
 
     def build(newest: CatalogState) -> CommitDraft | None:
-        purged[:] = [key for key in plan.purge if key in newest.doomed]
+        purged[:] = [key for key in plan.purge if key in newest.pending_deletions]
         if not purged:
             return None
         return CommitDraft(CommitKind.MAINTENANCE, purged=tuple(purged), created_ms=clock())

@@ -21,9 +21,9 @@ from tiered.catalog.json_fields import fields, items, text, whole
 from tiered.errors import CorruptionError
 from tiered.formats.keys import epoch_of
 
-LEFT_OUT = "index_left_out"
+UNINDEXED = "index_left_out"
 """Name of the archive-wide setting: key of a data object → versions that index files cover without it."""
-LEFT_OUT_MAX = 1000
+UNINDEXED_MAX = 1000
 """Objects in it, at most: it is part of every root page."""
 
 
@@ -52,7 +52,7 @@ class IndexRef(NamedTuple):
 
 @dataclass(frozen=True)
 class IndexChange:
-    """What a maintenance commit does: ``removed`` keys leave (and are doomed), ``added`` files take their place or
+    """What a maintenance commit does: ``removed`` keys leave and become garbage, ``added`` files take their place or
     extend the coverage."""
 
     added: Sequence[IndexRef] = ()
@@ -70,17 +70,17 @@ def indexed_version(indexes: Sequence[IndexRef]) -> int:
     return indexes[-1].to_version if indexes else 0
 
 
-def left_out(settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def unindexed(settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Data objects whose keys are in no index file, and the versions of theirs that files cover. Raises
     CorruptionError."""
     try:
-        found = fields(settings.get(LEFT_OUT, {}))
+        found = fields(settings.get(UNINDEXED, {}))
         return {key: tuple(map(whole, items(versions))) for key, versions in found.items()}
     except (TypeError, ValueError) as error:
-        raise CorruptionError(f"the setting {LEFT_OUT} does not parse: {error!r}") from error
+        raise CorruptionError(f"the setting {UNINDEXED} does not parse: {error!r}") from error
 
 
-def with_left_out(
+def with_unindexed(
     before: Mapping[str, Sequence[int]],
     objects: Mapping[str, Iterable[int]],
     gone: Mapping[str, Collection[int]] = MappingProxyType({}),
@@ -91,11 +91,16 @@ def with_left_out(
     kept |= {key: sorted({*kept.get(key, ()), *versions}) for key, versions in objects.items()}
     after = {key: versions for key, versions in kept.items() if versions}
     is_same = after == {key: list(versions) for key, versions in before.items()}
-    return {} if is_same else {LEFT_OUT: after}
+    return {} if is_same else {UNINDEXED: after}
 
 
 def after_change(
-    indexes: Sequence[IndexRef], change: IndexChange, *, epoch: int, version: int, doomed: Iterable[str]
+    indexes: Sequence[IndexRef],
+    change: IndexChange,
+    *,
+    epoch: int,
+    version: int,
+    pending_deletions: Iterable[str],
 ) -> tuple[IndexRef, ...]:
     """The files after ``change``, which a commit of ``epoch`` makes as ``version``.
 
@@ -106,11 +111,11 @@ def after_change(
     gone = set(change.removed)
     if len(gone) != len(change.removed) or not gone <= {ref.key for ref in indexes}:
         raise ValueError("an index file to be removed is not there any more")
-    given_up = set(doomed)
+    garbage = set(pending_deletions)
     for ref in change.added:
         if epoch_of(ref.key) != epoch:
             raise ValueError(f"{ref.key} is not of epoch {epoch}: its attempt is fenced")
-        if ref.key in given_up:
+        if ref.key in garbage:
             raise ValueError(f"{ref.key} was given up before")
         if not 0 < ref.from_version <= ref.to_version < version:
             raise ValueError(

@@ -13,7 +13,7 @@ class CatalogLimits:
     spill_runs: int = 65_536
     page_runs_max: int = 32_768
     merge_sequences: int = 8
-    carried_bytes_max: int = 4 << 20
+    embedded_bytes_max: int = 4 << 20
     """Pages up to so many bytes travel inside a commit, more are objects of their own."""
     pack_bytes_max: int = 8 << 20
     """About how many bytes of pages make one object."""

@@ -1,10 +1,10 @@
-"""The log was replaced: the state with which a new log line begins (3a, The log may be replaced).
+"""Starts a new log history after the broker's log was replaced or truncated.
 
-Records above the last common point are superseded: taken out of the visible offsets, their objects doomed. They stay
-findable in the commits that named them, which are kept. If nothing of the archive is in the new log, nothing is taken
-out: every queue ends with its line, hidden, and its next record starts a new generation.
+Records above the divergence point are superseded: they leave the visible offsets and their objects become garbage.
+They stay findable in the commits that added them, which are kept. If the archive and the new log share no record,
+nothing is removed: every queue ends hidden, and its next record starts a new generation.
 
-Owns that decision. Reads pages and the state at the common version; checking the log is the uploader's.
+Reads pages and the state at the common version. The uploader finds the divergence point.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tiered.catalog.pages import Page, PutPage, RunIndex, cut, referenced_keys, 
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import (
     CatalogState,
-    Doom,
     LogCheck,
     LogCursor,
-    LogLine,
+    LogHistory,
     PageRef,
+    PendingDeletion,
     RootRef,
     RunChunk,
     selected,
@@ -36,7 +36,7 @@ Ints = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class LineStart:
+class Divergence:
     """Where the new line begins. ``common``: the state at the last common version, or None when there is none."""
 
     phys: int
@@ -45,8 +45,8 @@ class LineStart:
     now_ms: int
 
 
-def begin_line(
-    state: CatalogState, start: LineStart, index: RunIndex, put: PutPage, runs_max: int
+def begin_history(
+    state: CatalogState, start: Divergence, index: RunIndex, put: PutPage, runs_max: int
 ) -> CatalogState:
     """The state one version after ``state`` with which the new line begins; its put id is not known yet.
 
@@ -56,20 +56,20 @@ def begin_line(
     common_version = 0 if start.common is None else start.common.version
     if start.common is not None and not (start.common.started and start.common.cursor.phys == start.phys):
         raise CommitInvalidError(f"version {common_version} does not end at {start.phys}")
-    if any(line.common_version < common_version < line.version for line in state.lines):
+    if any(history.common_version < common_version < history.version for history in state.log_histories):
         raise CommitInvalidError(f"version {common_version} belongs to a log line that was left")
-    line = LogLine(state.cursor.line + 1, start.phys, common_version, version, start.root_key)
+    history = LogHistory(state.cursor.history + 1, start.phys, common_version, version, start.root_key)
     check = LogCheck(start.phys, start.phys, 0) if start.common is None else start.common.cursor.check
     base = replace(
         state,
         version=version,
         put_id="",
-        cursor=LogCursor(line.line, start.phys, check),
+        cursor=LogCursor(history.number, start.phys, check),
         started=True,
         advanced_ms=start.now_ms,
         created_ms=start.now_ms,
         root=RootRef(start.root_key, version),
-        lines=(*state.lines, line),
+        log_histories=(*state.log_histories, history),
     )
     if start.common is None:
         table = state.table.copy()
@@ -78,11 +78,11 @@ def begin_line(
         superseded: list[str] = []
     else:
         after, superseded = _walked_back(base, state, start.common, _Cut(index, put, runs_max, start.phys))
-    given_up = [*superseded, *sorted(state.catalog_keys() - after.catalog_keys())]
-    doomed = dict(state.doomed)
-    for key in given_up:
-        doomed.setdefault(key, Doom(start.now_ms, version))
-    return replace(after, doomed=doomed)
+    garbage = [*superseded, *sorted(state.catalog_keys() - after.catalog_keys())]
+    pending_deletions = dict(state.pending_deletions)
+    for key in garbage:
+        pending_deletions.setdefault(key, PendingDeletion(start.now_ms, version))
+    return replace(after, pending_deletions=pending_deletions)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tiered.catalog.commit import PageChange
-from tiered.catalog.embedded_pages import CARRIED_BEGIN
+from tiered.catalog.embedded_pages import EMBEDDED_BEGIN
 from tiered.catalog.state import PageRef, RootRef
 from tiered.formats.keys import catalog_key, parse_part_key, part_key
 
@@ -39,11 +39,11 @@ class PagePacks:
         self._version = version
         return name
 
-    def placed(self, change: PageChange, version: int, carried_bytes_max: int) -> PageChange:
+    def placed(self, change: PageChange, version: int, embedded_bytes_max: int) -> PageChange:
         """``change`` with final names: inside the commit of ``version`` if all pages are at most so many bytes, else
         in objects, which are put."""
-        if self.fit(carried_bytes_max):
-            return _renamed(change, [catalog_key(version)], CARRIED_BEGIN, carried=tuple(self._pages))
+        if self.fit(embedded_bytes_max):
+            return _renamed(change, [catalog_key(version)], EMBEDDED_BEGIN, embedded=tuple(self._pages))
         return self.put(change)
 
     def put(self, change: PageChange) -> PageChange:
@@ -69,7 +69,7 @@ class PagePacks:
 
 
 def _renamed(
-    change: PageChange, objects: Sequence[str], begin: int, carried: Sequence[bytes] = ()
+    change: PageChange, objects: Sequence[str], begin: int, embedded: Sequence[bytes] = ()
 ) -> PageChange:
     def name(key: str) -> str:
         part = parse_part_key(key)
@@ -78,4 +78,4 @@ def _renamed(
 
     added: list[PageRef] = [page._replace(key=name(page.key)) for page in change.added]
     root = RootRef(name(change.root.key), change.root.version) if change.root.key else change.root
-    return replace(change, added=tuple(added), root=root, carried=carried)
+    return replace(change, added=tuple(added), root=root, embedded=embedded)

@@ -39,7 +39,7 @@ class _Merged:
     epoch: int
     change: PageChange
     packs: PagePacks | None
-    """Its pages, to be carried by a commit; None: they are objects already."""
+    """Its pages, to be embedded by a commit; None: they are objects already."""
 
     def is_valid(self, state: CatalogState) -> bool:
         return state.epoch == self.epoch and set(self.change.removed) <= {page.key for page in state.pages}
@@ -56,7 +56,7 @@ class PageWriter:
         self._after_version = 0
         self._merged: _Merged | None = None
         self.index = RunIndex(store)
-        self.given_up: list[str] = []
+        self.garbage: list[str] = []
         """Keys that no commit has named yet."""
 
     def with_pages(self, state: CatalogState, draft: CommitDraft) -> CommitDraft:
@@ -66,9 +66,9 @@ class PageWriter:
         wanted = (
             {object_of(page.key) for page in merged.change.added} if merged and not merged.packs else set()
         )
-        given_up = [key for key in self.given_up if key not in wanted]
-        if given_up:
-            draft = replace(draft, doomed=(*draft.doomed, *given_up))
+        garbage = [key for key in self.garbage if key not in wanted]
+        if garbage:
+            draft = replace(draft, pending_deletions=(*draft.pending_deletions, *garbage))
         if state.version < self._after_version or draft.pages is not NO_PAGES:
             return draft
         try:
@@ -90,7 +90,7 @@ class PageWriter:
             added = merge(self.index, state, sequences, self._limits.page_runs_max, packs.add)
             gone = [page.key for sequence in sequences for page in sequence]
             change = PageChange(added=tuple(added), removed=gone, resolved_version=state.version)
-            if not packs.fit(self._limits.carried_bytes_max):
+            if not packs.fit(self._limits.embedded_bytes_max):
                 change, packs = packs.put(change), None
         except (UnavailableError, CorruptionError, NotFoundError) as error:
             if not isinstance(error, UnavailableError):
@@ -105,7 +105,7 @@ class PageWriter:
 
     def settled(self, keys: Collection[str]) -> None:
         """A commit has named these, or given them up."""
-        self.given_up = [key for key in self.given_up if key not in keys]
+        self.garbage = [key for key in self.garbage if key not in keys]
 
     def put_runs(self, state: CatalogState) -> PutPage:
         """Puts a page of runs as an object; see ``_put_pages``."""
@@ -118,11 +118,11 @@ class PageWriter:
 
     def put(self, key: str, pages: Sequence[bytes]) -> None:
         """One attempt; until a commit names ``key`` it counts as given up."""
-        self.given_up.append(key)
+        self.garbage.append(key)
         try:
             put_own(self._store, key, pages, timeout_s=self._limits.timeout_s(sum(map(len, pages))))
         except WITHOUT_EFFECT:
-            self.given_up.remove(key)
+            self.garbage.remove(key)
             raise
 
     def _due(self, state: CatalogState, merged: _Merged | None) -> PageChange | None:
@@ -132,11 +132,11 @@ class PageWriter:
         if state.memory_runs >= self._limits.spill_runs:
             added = spill(state, self._limits.page_runs_max, packs.add)
             change = replace(change, spilled_version=state.version, added=(*change.added, *added))
-        if state.wants_root or state.version - state.root.version >= self._limits.root_every:
+        if state.needs_root or state.version - state.root.version >= self._limits.root_every:
             key = packs.add(state.version, encode_root(state))
             change = replace(change, root=RootRef(key, state.version))
         if change is not NO_PAGES:
-            change = packs.placed(change, state.version + 1, self._limits.carried_bytes_max)
+            change = packs.placed(change, state.version + 1, self._limits.embedded_bytes_max)
         if merged and not merged.packs:
             change = replace(
                 change,

@@ -1,8 +1,7 @@
 """How a version is won: create-if-absent of the next number, and nothing else (design rules: Commits, Epochs).
 
     build the commit on the newest state known → check it locally → PUT version + 1 until won or lost
-    (commit_attempt.py)
-    lost: catch up with the head; a higher epoch → FencedError; else build anew on the newer state
+    lost: catch up with the head; a higher epoch → FencedError; else build again on the newer state
 
 An unanswered commit is settled before other content is tried, even across calls that gave up. One writer object per
 process and archive; every public method may be called from any thread, commits are made one at a time. Pages that
@@ -30,14 +29,14 @@ from tiered.catalog.commit import (
     commit_object,
     encode_commit,
 )
-from tiered.catalog.commit_attempt import VersionRace
-from tiered.catalog.commit_deadline import Patience
+from tiered.catalog.commit_attempt import CommitAttempt
 from tiered.catalog.limits import CatalogLimits
-from tiered.catalog.log_histories import LineStart, begin_line
+from tiered.catalog.log_histories import Divergence, begin_history
 from tiered.catalog.page_writer import PageWriter
 from tiered.catalog.reading import head_version, load, refresh
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, Owner, RootRef
+from tiered.catalog.store_retry import StoreRetry
 from tiered.errors import (
     FencedError,
     UsageError,
@@ -89,9 +88,9 @@ class CatalogWriter:
         self._limits = limits if root_every is None else replace(limits, root_every=root_every)
         self._random = random or random_module.SystemRandom()
         self._nonce = f"{self._random.getrandbits(64):016x}"
-        self._patience = Patience(self._limits, self._random, wait)
+        self._retry = StoreRetry(self._limits, self._random, wait)
         self._pages = PageWriter(store, self._limits, self._nonce)
-        self._race = VersionRace(store, self._limits, self._patience)
+        self._attempt = CommitAttempt(store, self._limits, self._retry)
         self._lock = threading.RLock()
         self._state = CatalogState()
         self._own_state: CatalogState | None = None
@@ -115,9 +114,9 @@ class CatalogWriter:
         return self.state if self.state.started else None
 
     @property
-    def waits_for(self) -> str:
+    def retry_reason(self) -> str:
         """Why a commit, or a look at the catalog, is tried again; empty when none is."""
-        return self._patience.waits_for
+        return self._retry.retry_reason
 
     @property
     def is_claimed(self) -> bool:
@@ -155,7 +154,7 @@ class CatalogWriter:
 
     def abort(self) -> None:
         """Make a call that waits for the store give up with UnavailableError; safe from any thread, final."""
-        self._patience.abort()
+        self._retry.abort()
 
     # -- commits ----------------------------------------------------------------------------------------------
 
@@ -168,7 +167,7 @@ class CatalogWriter:
         """
         with self._lock:
             self._settle()
-            self._patience.answer(self.load)
+            self._retry.call(self.load)
             before = self._state.epoch
 
             def build(state: CatalogState) -> Built:
@@ -204,19 +203,19 @@ class CatalogWriter:
                 self._pages.merge(self._state)
             return self.state
 
-    def append_line(self, *, common_version: int, phys: int) -> CatalogState:
+    def append_history(self, *, common_version: int, phys: int) -> CatalogState:
         """Start a new log line at ``phys``, the end of ``common_version``; 0: no version is in the new log."""
         with self._lock:
             common = (
-                self._patience.answer(lambda: load(self._store, version=common_version))
+                self._retry.call(lambda: load(self._store, version=common_version))
                 if common_version
                 else None
             )
 
             def build(state: CatalogState) -> Built:
-                return self._patience.answer(lambda: self._line(self._owned(state), common, phys))
+                return self._retry.call(lambda: self._history(self._owned(state), common, phys))
 
-            self._commit(CommitDraft(CommitKind.LINE), build)
+            self._commit(CommitDraft(CommitKind.LOG_HISTORY), build)
             return self._state
 
     def maintain(self, build: Callable[[CatalogState], CommitDraft | None]) -> CatalogState:
@@ -231,20 +230,24 @@ class CatalogWriter:
                 return None if draft is None else (draft, None)
 
             if self._state.version == 0:
-                self._patience.answer(self.load)
+                self._retry.call(self.load)
             self._commit(CommitDraft(CommitKind.MAINTENANCE), built)
             return self._state
 
-    def release(self, *, doomed: Sequence[str] = ()) -> CatalogState:
-        """Leave the epoch so that the next writer need not take over. ``doomed``: attempts not yet given up."""
+    def release(self, *, pending_deletions: Sequence[str] = ()) -> CatalogState:
+        """Release the epoch so that the next writer need not take over. ``pending_deletions``: uncommitted objects."""
         with self._lock:
-            draft = CommitDraft(CommitKind.RELEASE, doomed=tuple(doomed), created_ms=self._clock_ms())
+            draft = CommitDraft(
+                CommitKind.RELEASE, pending_deletions=tuple(pending_deletions), created_ms=self._clock_ms()
+            )
 
             def build(state: CatalogState) -> Built | None:
                 if self._epoch is not None and not self.is_claimed and state.epoch == self._epoch:
                     return None  # an earlier call that gave up has won after all
                 self._owned(state)
-                return replace(draft, doomed=(*draft.doomed, *self._pages.given_up)), None
+                return replace(
+                    draft, pending_deletions=(*draft.pending_deletions, *self._pages.garbage)
+                ), None
 
             self._commit(draft, build)
             self._epoch, self._own_state = None, None
@@ -275,7 +278,7 @@ class CatalogWriter:
         if settled is not None and settled.source is source:
             return
         while (built := build(self._state)) is not None:
-            draft, line_state = built
+            draft, history_state = built
             state = self._state
             place = CommitPlace(
                 state.version + 1, state.epoch + epoch_step, state.put_id,
@@ -283,7 +286,7 @@ class CatalogWriter:
             )  # fmt: skip
             commit, container = encode_commit(draft, place, self._nonce)
             body = commit_object(commit, container)
-            self._pending = _Pending(source, commit, body, apply(state, commit, line_state))
+            self._pending = _Pending(source, commit, body, apply(state, commit, history_state))
             if self._settle() is not None:
                 return
 
@@ -295,36 +298,38 @@ class CatalogWriter:
         pending = self._pending
         if pending is None:
             return None
-        if self._race.is_won(pending.commit, pending.body):
+        if self._attempt.is_won(pending.commit, pending.body):
             self._move_to(pending.next_state)
             self._pending = None
-            self._pages.settled(pending.next_state.catalog_keys() | set(pending.commit.draft.doomed))
+            self._pages.settled(
+                pending.next_state.catalog_keys() | set(pending.commit.draft.pending_deletions)
+            )
             return pending
-        self._move_to(self._patience.answer(lambda: refresh(self._store, self._state)))
+        self._move_to(self._retry.call(lambda: refresh(self._store, self._state)))
         self._pending = None
         if pending.commit.draft.pages is not NO_PAGES:
             self._pages.postpone(self._state)
         return None
 
-    def _line(self, state: CatalogState, common: CatalogState | None, phys: int) -> Built:
+    def _history(self, state: CatalogState, common: CatalogState | None, phys: int) -> Built:
         now_ms = self._clock_ms()
         root_key = self._pages.new_key("line", state.version + 1, state.epoch)
-        start = LineStart(phys, common, root_key, now_ms)
-        line_state = begin_line(
+        start = Divergence(phys, common, root_key, now_ms)
+        history_state = begin_history(
             state, start, self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max
         )
-        self._pages.put(root_key, [encode_root(line_state)])
+        self._pages.put(root_key, [encode_root(history_state)])
         draft = CommitDraft(
-            CommitKind.LINE,
-            line=line_state.cursor.line,
+            CommitKind.LOG_HISTORY,
+            history=history_state.cursor.history,
             from_phys=phys,
             to_phys=phys,
-            check=line_state.cursor.check,
+            check=history_state.cursor.check,
             created_ms=now_ms,
             common_version=0 if common is None else common.version,
             pages=PageChange(root=RootRef(root_key, state.version + 1)),
         )
-        return draft, line_state
+        return draft, history_state
 
 
 def _name(owner: Owner | None) -> str:

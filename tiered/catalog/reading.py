@@ -104,22 +104,22 @@ def replay(store: ObjectStore, state: CatalogState, version: int) -> CatalogStat
 
 def follow(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogState:
     """``state`` after ``commit`` as read back; a commit that does not follow is a CorruptionError."""
-    line_state = _line_state(store, commit) if commit.draft.kind == CommitKind.LINE else None
+    history_state = _history_state(store, commit) if commit.draft.kind == CommitKind.LOG_HISTORY else None
     try:
-        return apply(state, commit, line_state)
+        return apply(state, commit, history_state)
     except CommitInvalidError as error:
         raise CorruptionError(f"{store.url}/{catalog_key(commit.version)}: {error}") from error
 
 
-def line_spans(state: CatalogState) -> list[tuple[int, int]]:
+def history_spans(state: CatalogState) -> list[tuple[int, int]]:
     """Versions (first, last), newest first, of the log that the archive is made from; what lies between was left."""
     spans = []
     last = state.version
-    for line in reversed(state.lines):
-        if line.version > last:
+    for history in reversed(state.log_histories):
+        if history.version > last:
             continue  # itself left by a newer line
-        spans.append((line.version + 1, last))
-        last = line.common_version
+        spans.append((history.version + 1, last))
+        last = history.common_version
     spans.append((1, last))
     return [(first, last) for first, last in spans if first <= last]
 
@@ -168,8 +168,8 @@ def _root_before(store: ObjectStore, root: RootRef, unread: TieredError) -> Root
     the one that a log line of this version began with."""
     commit = _commit_of(store, root, unread)
     before = commit.place.root if commit.root == root else commit.root
-    began_line = commit.draft.kind == CommitKind.LINE and before == commit.draft.pages.root
-    if before.version > root.version - (not began_line):
+    began_history = commit.draft.kind == CommitKind.LOG_HISTORY and before == commit.draft.pages.root
+    if before.version > root.version - (not began_history):
         raise CorruptionError(
             f"{unread.message}; and without it: version {root.version} names the root of version {before.version}"
         )
@@ -187,7 +187,7 @@ def _commit_of(store: ObjectStore, root: RootRef, unread: TieredError | None) ->
         ) from error
 
 
-def _line_state(store: ObjectStore, line: Commit) -> CatalogState:
+def _history_state(store: ObjectStore, line: Commit) -> CatalogState:
     """The state a new log line begins with. No commit says it; but the one after it has a second copy."""
     try:
         return read_root(store, line.draft.pages.root)

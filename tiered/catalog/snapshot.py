@@ -15,12 +15,12 @@ from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import (
     REMOVED_DTYPE,
     CatalogState,
-    Doom,
     LogCheck,
     LogCursor,
-    LogLine,
+    LogHistory,
     Owner,
     PageRef,
+    PendingDeletion,
     RootRef,
     RunChunk,
 )
@@ -43,12 +43,12 @@ def encode_root(state: CatalogState) -> bytes:
     header = {
         "version": state.version, "epoch": state.epoch, "put_id": state.put_id, "owner": state.owner,
         "cluster": state.cluster, "broker": state.broker,
-        "line": state.cursor.line, "phys": state.cursor.phys, "check": state.cursor.check,
+        "line": state.cursor.history, "phys": state.cursor.phys, "check": state.cursor.check,
         "started": state.started, "advanced_ms": state.advanced_ms, "created_ms": state.created_ms,
         "topics": topics, "object_keys": list(memory.object_keys),
-        "pages": list(state.pages), "root": state.root, "lines": list(state.lines),
+        "pages": list(state.pages), "root": state.root, "lines": list(state.log_histories),
         "state_objects": dict(state.state_objects), "settings": dict(state.settings),
-        "doomed": dict(state.doomed), "indexes": list(state.indexes),
+        "doomed": dict(state.pending_deletions), "indexes": list(state.indexes),
     }  # fmt: skip
     tables = {
         "queues": table, "gaps": state.gaps, "tombstones": state.tombstones,
@@ -91,10 +91,12 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
             pages=tuple(row(PageRef, item) for item in items(header["pages"])),
             tombstones=conformed(tables["tombstones"], REMOVED_DTYPE),
             root=row(RootRef, header["root"]),
-            lines=tuple(row(LogLine, item) for item in items(header["lines"])),
+            log_histories=tuple(row(LogHistory, item) for item in items(header["lines"])),
             state_objects=text_fields(header["state_objects"]),
             settings=fields(header["settings"]),
-            doomed={key: row(Doom, item) for key, item in fields(header["doomed"]).items()},
+            pending_deletions={
+                key: row(PendingDeletion, item) for key, item in fields(header["doomed"]).items()
+            },
             indexes=tuple(
                 index_ref(item) for item in items(header.get("indexes", []))
             ),  # absent in format 1.0
@@ -126,10 +128,10 @@ def describe(state: CatalogState) -> dict[str, object]:
     gaps = sorted((*state.key_of(int(gap["queue"])), *gap.tolist()[1:]) for gap in state.gaps)
     tombstones = sorted((*state.key_of(int(run["queue"])), *run.tolist()[1:]) for run in state.tombstones)
     plain = (state.version, state.epoch, state.put_id, state.owner, state.cluster, state.broker, state.cursor,
-             state.started, state.advanced_ms, state.created_ms, state.root, state.lines)  # fmt: skip
+             state.started, state.advanced_ms, state.created_ms, state.root, state.log_histories)  # fmt: skip
     return {
         "plain": plain, "queues": queues, "runs": runs, "gaps": gaps, "tombstones": tombstones,
         "pages": sorted(state.pages), "state_objects": dict(state.state_objects),
-        "settings": json.loads(json.dumps(state.settings)), "doomed": dict(state.doomed),
+        "settings": json.loads(json.dumps(state.settings)), "doomed": dict(state.pending_deletions),
         "indexes": state.indexes,
     }  # fmt: skip

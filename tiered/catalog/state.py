@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.index_refs import IndexRef, indexed_version, left_out
+from tiered.catalog.index_refs import IndexRef, indexed_version, unindexed
 from tiered.catalog.queue_directory import QueueDirectory
 from tiered.formats.keys import CATALOG_PREFIX, object_of
 from tiered.model.queue import QueueKey
@@ -56,7 +56,7 @@ NO_CHECK = LogCheck(0, 0, 0)
 class LogCursor:
     """Everything below ``phys`` of log line ``line`` is committed: the dispatch offset."""
 
-    line: int
+    history: int
     phys: int
     check: LogCheck
 
@@ -101,21 +101,21 @@ class RootRef(NamedTuple):
 NO_ROOT = RootRef("", 0)
 
 
-class LogLine(NamedTuple):
+class LogHistory(NamedTuple):
     """One life of the commitlog. Commits in (common_version, version) belong to an older line and are superseded;
     the commits themselves are kept, so their records can still be found. ``root`` is the state it began with."""
 
-    line: int
+    number: int
     begin_phys: int
     common_version: int
     version: int
     root: str
 
 
-class Doom(NamedTuple):
+class PendingDeletion(NamedTuple):
     """When and by which version an object was given up."""
 
-    doomed_ms: int
+    since_ms: int
     version: int
 
 
@@ -158,19 +158,19 @@ class CatalogState:
     pages: tuple[PageRef, ...] = ()
     tombstones: Table = field(default_factory=lambda: np.zeros(0, REMOVED_DTYPE))
     root: RootRef = NO_ROOT
-    lines: tuple[LogLine, ...] = ()
+    log_histories: tuple[LogHistory, ...] = ()
     state_objects: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    doomed: Mapping[str, Doom] = field(default_factory=dict)
+    pending_deletions: Mapping[str, PendingDeletion] = field(default_factory=dict)
     indexes: tuple[IndexRef, ...] = ()
     """Index files, by the versions they cover."""
     unread_root: RootRef = NO_ROOT
     """The root that could not be read when this was loaded, and commits were read instead. Not stored."""
 
     @cached_property
-    def oldest_doomed_ms(self) -> int | None:
-        """When the first of the doomed objects was given up."""
-        return min((doom.doomed_ms for doom in self.doomed.values()), default=None)
+    def oldest_pending_deletion_ms(self) -> int | None:
+        """When the oldest pending deletion became garbage."""
+        return min((pending.since_ms for pending in self.pending_deletions.values()), default=None)
 
     # -- queues -----------------------------------------------------------------------------------------------
 
@@ -262,26 +262,26 @@ class CatalogState:
         return indexed_version(self.indexes)
 
     @cached_property
-    def left_out(self) -> Mapping[str, tuple[int, ...]]:
+    def unindexed(self) -> Mapping[str, tuple[int, ...]]:
         """Data objects that could not be read when they were indexed, and versions of their runs: a query scans these
         too. Raises CorruptionError."""
-        return left_out(self.settings)
+        return unindexed(self.settings)
 
     # -- roots ------------------------------------------------------------------------------------------------
 
     @property
-    def wants_root(self) -> bool:
+    def needs_root(self) -> bool:
         """Whether the newest root should be followed by another soon: it could not be read, or it began a log line,
         of which no commits tell."""
-        began_line = bool(self.lines) and self.lines[-1].root == self.root.key
-        return began_line or bool(self.root.key and self.root == self.unread_root)
+        began_history = bool(self.log_histories) and self.log_histories[-1].root == self.root.key
+        return began_history or bool(self.root.key and self.root == self.unread_root)
 
     # -- keys -------------------------------------------------------------------------------------------------
 
     def catalog_keys(self) -> set[str]:
         """Objects with pages, index files and state objects this version needs, not counting what is inside the
         pages. Commits, which may carry pages, are not among them: they are never given up."""
-        keys = {object_of(page.key) for page in self.pages} | {line.root for line in self.lines}
+        keys = {object_of(page.key) for page in self.pages} | {history.root for history in self.log_histories}
         keys |= set(self.state_objects.values()) | {index.key for index in self.indexes}
         if self.root.key:
             keys.add(object_of(self.root.key))

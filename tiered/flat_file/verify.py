@@ -182,7 +182,7 @@ class _Objects:
         report.counts |= counts
 
     def _remember(self, objects: WindowObjects, report: VerifyReport) -> None:
-        for key in sorted(self._runs.state.doomed.keys() & objects.keys()):
+        for key in sorted(self._runs.state.pending_deletions.keys() & objects.keys()):
             report.add(AnomalyKind.DOOMED, key, "given up for deletion, but still needed")
         self.count += len(objects)
         self._hashes.append(np.fromiter(map(_hash, objects), np.uint64, len(objects)))
@@ -254,18 +254,18 @@ def _check_named(
 ) -> None:
     wanted = state.catalog_keys()
     missing = set(wanted)
-    doomed = 0
+    pending_deletions = 0
     for info in (info for prefix in _PREFIXES for info in store.list(prefix)):
         missing.discard(info.key)
-        if info.key in state.doomed:
-            doomed += 1
+        if info.key in state.pending_deletions:
+            pending_deletions += 1
         elif not (info.key in wanted or info.key.startswith(SERVE_PREFIX) or is_referenced(info.key)):
             report.leftovers.append(info.key)
     for key in sorted(missing):
         report.add(AnomalyKind.MISSING, key, "the catalog names it, but it does not exist")
-    for key in sorted(state.doomed.keys() & wanted):
+    for key in sorted(state.pending_deletions.keys() & wanted):
         report.add(AnomalyKind.DOOMED, key, "given up for deletion, but still needed")
-    report.counts["doomed"] = doomed
+    report.counts["pending_deletions"] = pending_deletions
     report.leftovers.sort()
 
 

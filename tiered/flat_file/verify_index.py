@@ -56,7 +56,7 @@ def check_indexes(
         try:
             _check_tail(store, ref, segments)
             if full:
-                indexed = [segment for segment in segments if segment.key not in state.left_out]
+                indexed = [segment for segment in segments if segment.key not in state.unindexed]
                 _check_items(store, ref, indexed)
         except NotFoundError:
             continue  # reported with everything else that is named and does not exist

@@ -215,9 +215,7 @@ class ProcessSettings:
 class GcSettings:
     """Removing garbage."""
 
-    grace_ms: int = setting(
-        72 * HOUR_MS, "a doomed object is kept this long after the commit that doomed it", minimum=0
-    )
+    grace_ms: int = setting(72 * HOUR_MS, "how long garbage is kept before gc deletes it", minimum=0)
 
 
 @dataclass(frozen=True)

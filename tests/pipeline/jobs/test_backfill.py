@@ -68,7 +68,7 @@ def truth_of(root: Path) -> dict[Any, Any]:
     return {
         "queues": queues,
         "gaps": gaps,
-        "cursor": (state.cursor.line, state.cursor.phys),
+        "cursor": (state.cursor.history, state.cursor.phys),
         "tables": set(state.state_objects),
     }
 

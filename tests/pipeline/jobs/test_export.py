@@ -187,8 +187,8 @@ def test_rows_that_a_replaced_log_took_back_are_an_error(real_store: RealStore, 
         archive, cluster=CLUSTER, broker=BROKER, instance="x", kind="run", clock_ms=lambda: 10**14
     )
     state = writer.claim()
-    writer.append_line(common_version=3, phys=_cursor_at(archive, 3))
-    assert writer.state.cursor.line == state.cursor.line + 1
+    writer.append_history(common_version=3, phys=_cursor_at(archive, 3))
+    assert writer.state.cursor.history == state.cursor.history + 1
     with pytest.raises(UsageError, match="log was replaced"):
         run(source(tmp_path / "archive"), tmp_path / "table")
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Patience:
+class StoreRetry:
     """One actor's. ``wait`` is for tests; ``random`` gives the jitter."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Patience:
     ) -> None:
         self._limits = limits
         self._random = random
-        self.waits_for = ""
+        self.retry_reason = ""
         """Why the last try was in vain; empty when nobody waits."""
         self._aborted = threading.Event()
         self._wait = wait or self._aborted.wait
@@ -40,24 +40,24 @@ class Patience:
         """Whoever waits gives up; safe from any thread, final."""
         self._aborted.set()
 
-    def answer(self, ask: Callable[[], T]) -> T:
+    def call(self, request: Callable[[], T]) -> T:
         """The answer of a question that may be asked again. Raises UnavailableError after ``abort``."""
         failures = 0
         while True:
             try:
-                answer = ask()
+                result = request()
             except UnavailableError as error:
                 failures += 1
                 self.back_off(failures, error)
             else:
-                self.waits_for = ""
-                return answer
+                self.retry_reason = ""
+                return result
 
     def back_off(self, failures: int, cause: UnavailableError) -> None:
         """Wait after the ``failures``-th failure in a row (from 1); raises ``cause`` once aborted."""
         if self._aborted.is_set():
             raise cause
-        self.waits_for = str(cause)
+        self.retry_reason = str(cause)
         logger.warning(
             "the catalog waits for the object store", extra={"error": str(cause), "failures": failures}
         )
