@@ -73,7 +73,7 @@ def test_one_cursor_an_append_begins_where_the_last_one_ended(started: CatalogSt
     draft = append_draft(started, {})
     refused(started, replace(draft, from_phys=900), "cursor is at 1000")
     refused(started, replace(draft, from_phys=1100, to_phys=1200), "cursor is at 1000")
-    refused(started, replace(draft, history=2), "line 2")
+    refused(started, replace(draft, history=2), "history 2")
 
 
 def test_filtered_traffic_moves_the_cursor_without_data(started: CatalogState) -> None:

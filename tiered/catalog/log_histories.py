@@ -57,7 +57,7 @@ def begin_history(
     if start.common is not None and not (start.common.started and start.common.cursor.phys == start.phys):
         raise CommitInvalidError(f"version {common_version} does not end at {start.phys}")
     if any(history.common_version < common_version < history.version for history in state.log_histories):
-        raise CommitInvalidError(f"version {common_version} belongs to a log line that was left")
+        raise CommitInvalidError(f"version {common_version} belongs to an abandoned log history")
     history = LogHistory(state.cursor.history + 1, start.phys, common_version, version, start.root_key)
     check = LogCheck(start.phys, start.phys, 0) if start.common is None else start.common.cursor.check
     base = replace(
