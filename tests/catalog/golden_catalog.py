@@ -17,7 +17,7 @@ from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writ
 from tests.formats.golden_archive import GOLDEN
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.garbage import run_gc
-from tiered.catalog.index_refs import LEFT_OUT, IndexChange, IndexRef
+from tiered.catalog.index_refs import UNINDEXED, IndexChange, IndexRef
 from tiered.catalog.pages import RunIndex, runs_of_queue
 from tiered.catalog.protocol import CatalogLimits, CatalogWriter, load
 from tiered.catalog.state import REMOVED_DTYPE
@@ -139,13 +139,13 @@ def _written(limits: CatalogLimits) -> dict[str, bytes]:
     history.append({A: 1, BIG: 70_000}, gap={A: 4})
     for number in range(6):
         history.append({A: 2, B: 1 + number}, gap={B: number % 2})
-    history.append({B: 1}, state_objects={"topics": later_topics}, settings={LEFT_OUT: {"sets/x": [2, 3]}})
+    history.append({B: 1}, state_objects={"topics": later_topics}, settings={UNINDEXED: {"sets/x": [2, 3]}})
     history.maintain(hide=[BIG])
     history.maintain(unhide=[BIG], pending_deletions=["sets/02/attempt-1-7.sso", "sets/02/attempt-1-8.sso"])
     history.maintain(restored=["sets/02/attempt-1-8.sso"])
     one, two = _index(1, 4, 1), _index(5, 8, 1)
     history.maintain(index=IndexChange([one, two]))
-    history.maintain(index=IndexChange([_index(1, 8, 1)], [one.key, two.key]), settings={LEFT_OUT: {}})
+    history.maintain(index=IndexChange([_index(1, 8, 1)], [one.key, two.key]), settings={UNINDEXED: {}})
     history.replace_run(A, 0)
     history.expire(B, 2)
     for _ in range(8):
