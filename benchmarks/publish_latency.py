@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.live_store import read_word
 from benchmarks.report import Row
 from benchmarks.synthetic_store import StoreSpec
-from tiered.broker_store.bound import BrokerWord
+from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.store import open_broker_store
 from tiered.kernels.scan import warm_up
 from tiered.model.queue import TopicFilter
@@ -118,7 +118,7 @@ def _follow(experiment: Experiment, directory: Path, start_ms: int) -> Row:
         OffloadIdentity("BenchCluster", "bench-a", "publish-latency", "run"),
         OffloadSettings(batch_age_ms=experiment.batch_age_ms),
         topic_filter=TopicFilter(),
-        word_source=lambda: BrokerWord(max_phys=read_word(directory / "store")),
+        offsets_source=lambda: BrokerOffsets(max_phys=read_word(directory / "store")),
     )
     stop = threading.Event()
     failure: list[BaseException] = []

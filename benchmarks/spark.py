@@ -62,7 +62,7 @@ from tiered.model.queue import TopicFilter
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import OffloadSettings
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _archived(directory: Path, profile: StoreProfile) -> Archived:
         with open_broker_store(store.path) as broker_store:
             Offloader(
                 broker_store, FileStore(root), OffloadIdentity(CLUSTER, BROKER, "bench", "backfill"),
-                OffloadSettings(), topic_filter=TopicFilter(), word_source=no_word,
+                OffloadSettings(), topic_filter=TopicFilter(), offsets_source=no_offsets,
             ).run(threading.Event(), follow=False)  # fmt: skip
         (root / "done").touch()
     archive = PrefixedStore(FileStore(root), archive_prefix(CLUSTER, BROKER))

@@ -18,7 +18,7 @@ from tiered.whole_file import replace_whole
 logger = logging.getLogger(__name__)
 
 
-class BegunArchive:
+class ArchiveMarker:
     """The archive at ``url``, which names cluster and broker too."""
 
     def __init__(self, state_dir: Path, url: str) -> None:
@@ -34,7 +34,7 @@ class BegunArchive:
         except OSError as error:  # archiving does not wait for that
             logger.warning("not remembered that the archive was begun", extra={"problem": str(error)})
 
-    def refuse_anew(self) -> None:
+    def refuse_empty(self) -> None:
         """It has no commits. Raises UnavailableError when it had."""
         try:
             self.path.stat()

@@ -1,4 +1,4 @@
-"""The broker's own word about its log, asked over the wire when somebody says where the broker is.
+"""The broker's own offsets about its log, asked over the wire when somebody says where the broker is.
 
 Owns the connection and the log line when the broker stops or starts answering. Does not decide the bound.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from tiered.broker_store.bound import BrokerWord
+from tiered.broker_store.bound import BrokerOffsets
 from tiered.errors import TieredError, UnavailableError
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.credentials import Credentials
@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 Connect = Callable[[str, float, Credentials | None, ClientTls | None], BrokerClient]
 
 
-class BrokerVoice:
+class BrokerOffsetsClient:
     """Asks one broker. ``address`` empty: there is nobody to ask. ``name``: what it must call itself to be believed,
-    empty: anything. Another broker's word would be a wrong bound, or make the log look cut. Not thread-safe.
+    empty: anything. Another broker's offsets would be a wrong bound, or make the log look cut. Not thread-safe.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class BrokerVoice:
         self._is_silent = False
         self._config: Mapping[str, str] = {}
 
-    def ask(self) -> BrokerWord | None:
+    def ask(self) -> BrokerOffsets | None:
         """What the broker says now; None when it does not answer, said once in the log."""
         if not self._address:
             return None
         try:
-            word = self._word()
+            offsets = self._read()
         except TieredError as error:
             self.close()
             if not self._is_silent:
@@ -60,9 +60,9 @@ class BrokerVoice:
         if self._is_silent:
             logger.info("the broker answers again", extra={"address": self._address})
         self._is_silent = False
-        return word
+        return offsets
 
-    def _word(self) -> BrokerWord:
+    def _read(self) -> BrokerOffsets:
         if self._client is None:
             self._client = self._connect(self._address, self._timeout_s, self._credentials, self._tls)
             self._config = self._client.broker_config() or {}
@@ -76,7 +76,7 @@ class BrokerVoice:
             if confirm_phys is None:
                 raise
             info = {}
-        return BrokerWord(
+        return BrokerOffsets(
             max_phys=_number(info, "commitLogMaxOffset"),
             confirm_phys=confirm_phys,
             dispatch_behind_bytes=_number(info, "dispatchBehindBytes"),

@@ -73,10 +73,10 @@ def credentials_of(settings: Settings) -> Credentials | None:
 
 def tls_of(settings: Settings) -> ClientTls | None:
     """How the broker and its name servers are dialled; None: plain. Raises UsageError for files that do not load."""
-    return KeptTls().of(settings)
+    return TlsCache().of(settings)
 
 
-class KeptTls:
+class TlsCache:
     """How one process dials, from job to job: what was loaded once stays in use when a later job finds its files
     unusable."""
 

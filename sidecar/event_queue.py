@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Mailbox(Generic[T]):
+class EventQueue(Generic[T]):
     """Many senders, one receiver: the main thread."""
 
     def __init__(self) -> None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from sidecar.event_queue import Mailbox
+from sidecar.event_queue import EventQueue
 from sidecar.report import StatusReport
-from sidecar.sighup import came_early
+from sidecar.sighup import was_received
 from tiered.errors import FencedError, TieredError, UnavailableError
 from tiered.settings.load import FIELDS, LoadedSettings, changed_keys, value_of
 from tiered.settings.sections import Settings
@@ -119,7 +119,7 @@ class Service:
         self._on_reload = on_reload
         self._monotonic_s = monotonic_s
         self._jitter = jitter
-        self._events: Mailbox[tuple[Event, int]] = Mailbox()
+        self._events: EventQueue[tuple[Event, int]] = EventQueue()
         self._state = State.STARTING
         self._why = "starting"
         self._failures = 0
@@ -149,7 +149,7 @@ class Service:
         signal.signal(signal.SIGTERM, lambda *_: self.post(Event.STOP))
         signal.signal(signal.SIGINT, lambda *_: self.post(Event.STOP))
         replaced = signal.signal(signal.SIGHUP, lambda *_: self.post(Event.RELOAD))
-        if came_early(replaced):
+        if was_received(replaced):
             self.post(Event.RELOAD)
 
     def post(self, event: Event) -> None:

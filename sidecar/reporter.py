@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from sidecar.lag import Lag, measure_lag
 from sidecar.report import StatusReport, seconds_since
-from sidecar.retention_margin import LogGrowth, margin_of
+from sidecar.retention_margin import LogGrowth, retention_margin_s
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinStatus
 from tiered.broker_store.store import BrokerStore
@@ -137,7 +137,7 @@ class Reporter:
             lag_messages=lag.messages,
             lag_bytes=max(0, end_phys - status.committed_phys),
             lag_seconds=age_s(lag, now_ms),
-            retention_margin_seconds=margin_of(self._view, status.committed_phys, end_phys, growth),
+            retention_margin_seconds=retention_margin_s(self._view, status.committed_phys, end_phys, growth),
             queues=lag.reports(now_ms),
         )
 

@@ -17,7 +17,7 @@ from tiered.broker_store.store import BrokerStore
 GROWTH_WINDOW_S = 10.0
 
 
-def margin_of(
+def retention_margin_s(
     store: BrokerStore, committed_phys: int, end_phys: int, growth_bytes_per_s: float
 ) -> float | None:
     """Seconds until the broker deletes unarchived log; None when nothing is at risk or nothing can be told.

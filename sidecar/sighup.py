@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 
 
-class EarlyHangUp:
+class EarlySighup:
     """The handler until there is another one."""
 
     def __init__(self) -> None:
@@ -20,11 +20,11 @@ class EarlyHangUp:
         self.came = True
 
 
-def note_hang_up() -> None:
+def catch_sighup() -> None:
     """From now on SIGHUP does not end the process. Main thread only."""
-    signal.signal(signal.SIGHUP, EarlyHangUp())
+    signal.signal(signal.SIGHUP, EarlySighup())
 
 
-def came_early(replaced: object) -> bool:
+def was_received(replaced: object) -> bool:
     """Whether SIGHUP came to the handler that was replaced."""
-    return isinstance(replaced, EarlyHangUp) and replaced.came
+    return isinstance(replaced, EarlySighup) and replaced.came

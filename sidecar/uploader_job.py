@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sidecar.archive_marker import BegunArchive
-from sidecar.broker_offsets import BrokerVoice
+from sidecar.archive_marker import ArchiveMarker
+from sidecar.broker_offsets import BrokerOffsetsClient
 from sidecar.broker_side import (
-    KeptTls,
+    TlsCache,
     address_of,
     credentials_of,
     names_of,
@@ -44,7 +44,7 @@ from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadRes
 logger = logging.getLogger(__name__)
 
 
-class KeptPins:
+class ProcessPins:
     """The pins of one process, from job to job: descriptors are to keep files as long as the process lives."""
 
     def __init__(self) -> None:
@@ -76,8 +76,8 @@ class Writer:
     state_dir: Path | None = None
     committed: Callable[[CatalogState], None] = lambda state: None
     """See uploader.offload.Environment."""
-    pins: KeptPins = field(default_factory=KeptPins)
-    tls: KeptTls = field(default_factory=KeptTls)
+    pins: ProcessPins = field(default_factory=ProcessPins)
+    tls: TlsCache = field(default_factory=TlsCache)
 
 
 class UploaderJob:
@@ -98,7 +98,7 @@ class UploaderJob:
         pinned = pins.files if pins is not None else None
         store = opened.enter_context(open_store_of(settings, conf, pinned))
         names: BrokerNames = names_of(settings, store)
-        voice = BrokerVoice(
+        voice = BrokerOffsetsClient(
             address_of(settings, conf),
             timeout_s,
             credentials_of(settings),
@@ -117,7 +117,7 @@ class UploaderJob:
             OffloadIdentity(names.cluster, names.broker, writer.instance, writer.kind),
             settings.offload,
             topic_filter=topic_filter,
-            word_source=voice.ask,
+            offsets_source=voice.ask,
             take_over=writer.take_over,
             replace_log=settings.archive.replace_log,
             pins=pins,
@@ -138,9 +138,9 @@ class UploaderJob:
             return self._offloader.run(stop, follow=follow)
 
     @property
-    def has_been_answered(self) -> bool:
+    def is_claim_settled(self) -> bool:
         """Whether its claim of the archive was won or refused."""
-        return self._offloader.has_been_answered
+        return self._offloader.is_claim_settled
 
     @property
     def retry_reason(self) -> str:
@@ -169,8 +169,8 @@ def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> En
     if writer.state_dir is None or archive.url.startswith("memory:"):
         return environment
     url = PrefixedStore(archive, archive_prefix(names.cluster, names.broker)).url
-    begun = BegunArchive(writer.state_dir, url)
-    return replace(environment, begun=begun.remember, refuse_anew=begun.refuse_anew)
+    begun = ArchiveMarker(writer.state_dir, url)
+    return replace(environment, begun=begun.remember, refuse_empty=begun.refuse_empty)
 
 
 def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> PinKeeper | None:

@@ -17,7 +17,14 @@ from tiered.catalog.reading import history_spans, newest_log_check
 from tiered.errors import FencedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.protocol import ObjectStore
-from uploader.log_divergence import CheckResult, NewLine, compare, ends_before, find_new_line, require_shared
+from uploader.log_divergence import (
+    CheckResult,
+    Divergence,
+    compare,
+    ends_before,
+    find_divergence,
+    require_shared,
+)
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 
@@ -35,18 +42,18 @@ class ArchiveOwner:
         root_every: int,
         take_over: bool,
         may_replace_log: bool,
-        said_end_phys: Callable[[], int | None],
+        reported_end_phys: Callable[[], int | None],
     ) -> None:
-        """``may_replace_log``: go on also with a log that has nothing of the archive. ``said_end_phys``: where a live
-        broker says its log ends, None from one that does not."""
+        """``may_replace_log``: continue even with a log that shares nothing with the archive. ``reported_end_phys``:
+        the end of log that a live broker reports, or None."""
         self._may_replace_log = may_replace_log
-        self._said_end_phys = said_end_phys
+        self._said_end_phys = reported_end_phys
         self._archive = archive
         self._log = log
         self._environment = environment
         self._take_over = take_over
         self._has_claimed = False
-        self.has_been_answered = False
+        self.is_claim_settled = False
         """Whether a claim was won or refused; one that a store that is away left open was neither."""
         self._has_planned = False
         self.writer = CatalogWriter(
@@ -67,18 +74,18 @@ class ArchiveOwner:
         if self.writer.state.version:
             self._environment.begun()
         else:
-            self._environment.refuse_anew()
+            self._environment.refuse_empty()
         if claim_now:
             # The owner before may commit until the claim is won: compare with what is there after it.
             self.claim()
             state = self.writer.state_or_none
         if state is None:
             return self._log.min_phys
-        said_end_phys = self._said_end_phys()
-        if compare(self._log, state.cursor.check, said_end_phys) == CheckResult.DIFFERENT:
-            self._find_line(said_end_phys)  # who may not go on claims nothing
+        reported_end_phys = self._said_end_phys()
+        if compare(self._log, state.cursor.check, reported_end_phys) == CheckResult.DIFFERENT:
+            self._find_line(reported_end_phys)  # who may not go on claims nothing
             self.claim()
-            return self._start_new_line(self._find_line(said_end_phys))
+            return self._start_new_line(self._find_line(reported_end_phys))
         return state.cursor.phys
 
     def planning_begins(self) -> None:
@@ -97,9 +104,9 @@ class ArchiveOwner:
         try:
             self.writer.claim(take_over=self._take_over)
         except FencedError:
-            self.has_been_answered = True
+            self.is_claim_settled = True
             raise
-        self._has_claimed = self.has_been_answered = True
+        self._has_claimed = self.is_claim_settled = True
         self._environment.begun()
         self._environment.log("epoch claimed", {"epoch": self.writer.state.epoch})
         after = self.writer.state_or_none
@@ -121,14 +128,14 @@ class ArchiveOwner:
                 generation=key.generation,
             )
 
-    def _find_line(self, said_end_phys: int | None) -> NewLine:
+    def _find_line(self, reported_end_phys: int | None) -> Divergence:
         newest = partial(newest_log_check, self._archive)
-        line = find_new_line(self._log, history_spans(self.writer.state), newest, said_end_phys)
+        line = find_divergence(self._log, history_spans(self.writer.state), newest, reported_end_phys)
         may_be_older = line.version > 0 and not self._may_replace_log
         is_older_copy = may_be_older and ends_before(self._log, self.writer.state.cursor.check, line.phys)
         return require_shared(line, is_older_copy=is_older_copy, may_replace=self._may_replace_log)
 
-    def _start_new_line(self, new_line: NewLine) -> int:
+    def _start_new_line(self, new_line: Divergence) -> int:
         self.writer.append_history(common_version=new_line.version, phys=new_line.phys)
         self._environment.log(
             "the broker's log differs from the archive: new log line",

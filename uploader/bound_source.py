@@ -1,6 +1,6 @@
-"""Gathers what the upload bound depends on, in the order the rule demands: liveness, word, frontier, end of log.
+"""Gathers what the upload bound depends on, in the order the rule demands: liveness, offsets, frontier, end of log.
 
-The decision itself is tiered.broker_store.bound. Owns the previous bound; asks the broker through ``word_source``,
+The decision itself is tiered.broker_store.bound. Owns the previous bound; asks the broker through ``offsets_source``,
 which answers None when the broker does not.
 """
 
@@ -11,19 +11,19 @@ from concurrent.futures import Future
 from dataclasses import replace
 from threading import Thread
 
-from tiered.broker_store.bound import Bound, BoundFacts, BoundReason, BrokerWord, decide_bound
+from tiered.broker_store.bound import Bound, BoundFacts, BoundReason, BrokerOffsets, decide_bound
 from tiered.broker_store.consume_queue_index import ConsumeQueueIndex
 from tiered.broker_store.damage import accepted_size, find_next_record, proven_phys
 from tiered.broker_store.store import BrokerStore
 from tiered.errors import UnavailableError
 from uploader.log_feed import FeedBound
 
-WordSource = Callable[[], BrokerWord | None]
+OffsetsSource = Callable[[], BrokerOffsets | None]
 Queues = set[tuple[str, int]]
 """(topic, queue id)"""
 
 
-def no_word() -> BrokerWord | None:
+def no_offsets() -> BrokerOffsets | None:
     """For a store whose broker cannot be asked."""
     return None
 
@@ -31,9 +31,9 @@ def no_word() -> BrokerWord | None:
 class BoundSource:
     """One store's bound, asked again and again. Not thread-safe."""
 
-    def __init__(self, store: BrokerStore, word_source: WordSource) -> None:
+    def __init__(self, store: BrokerStore, offsets_source: OffsetsSource) -> None:
         self._store = store
-        self._word_source = word_source
+        self._word_source = offsets_source
         self.last: Bound | None = None
         self._facts: BoundFacts
         self._shown: Future[Queues] | None = None
@@ -64,20 +64,22 @@ class BoundSource:
 
     @property
     def written_phys(self) -> int:
-        """Below it records may stand that the bound does not admit yet: the broker's word of where its log ends, of one
-        that does not say the end of its files. At the last look; 0 before the first."""
+        """End of the log that the broker last reported, else of its files: records below it may be above the bound. 0
+        before the first check."""
         if self.last is None:
             return 0
-        word, log_end_phys = self._facts.word, self._facts.log_end_phys
-        said = -1 if word is None or word.max_phys is None else word.max_phys
+        offsets, log_end_phys = self._facts.offsets, self._facts.log_end_phys
+        said = -1 if offsets is None or offsets.max_phys is None else offsets.max_phys
         return log_end_phys if said < 0 else min(said, log_end_phys)
 
-    def said_end_phys(self) -> int | None:
+    def reported_end_phys(self) -> int | None:
         """Where a live broker says its log ends; None from one that is dead or silent."""
         if self._store.liveness().is_dead:
             return None
-        word = self._word_source()
-        return None if word is None or word.max_phys is None or word.max_phys < 0 else word.max_phys
+        offsets = self._word_source()
+        return (
+            None if offsets is None or offsets.max_phys is None or offsets.max_phys < 0 else offsets.max_phys
+        )
 
     def settle(self) -> Bound | None:
         """Look at what ``ask_early`` left open; None when nothing was. Raises what the look at the queues raises."""
@@ -88,7 +90,7 @@ class BoundSource:
 
     def refuse_started_broker(self) -> None:
         """Raises UnavailableError when the broker was proven dead for the bound and no longer is: what it appends has
-        the bytes of records, but not its word."""
+        the bytes of records, but not its offsets."""
         if self.last is not None and self.last.why is BoundReason.DEAD:
             now = self._store.liveness()
             if not now.is_dead:
@@ -110,21 +112,21 @@ class BoundSource:
 
     def _gather(self, cursor_phys: int) -> Bound:
         liveness = self._store.liveness()
-        word = None if liveness.is_dead else self._word_source()
-        if word is not None and word.config:
-            self.config = word.config
+        offsets = None if liveness.is_dead else self._word_source()
+        if offsets is not None and offsets.config:
+            self.config = offsets.config
         index = self._store.consume_queues()
         frontier = None
         if index is not None and not liveness.is_dead:
             # Finds new queues by itself; a refresh would cost a stat per queue at every look.
-            said = word.max_phys if word is not None else None
+            said = offsets.max_phys if offsets is not None else None
             frontier = index.frontier_phys(at_least=said)
         log = self._store.commit_log
         log.refresh()
         self._unproven = index if liveness.is_dead else None
         self._facts = BoundFacts(
             liveness=liveness.liveness,
-            word=word,
+            offsets=offsets,
             frontier_phys=frontier,
             log_end_phys=log.max_file_end,
             cursor_phys=cursor_phys,

@@ -23,7 +23,7 @@ from tiered.object_store.abandonment import Abandonment
 from tiered.object_store.protocol import ObjectStore
 from uploader.attempts import AttemptPolicy
 from uploader.cycle_plan import CyclePlan, CyclePlanner
-from uploader.header_check import QueueWitness
+from uploader.header_check import HeaderCheck
 from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
 
@@ -55,7 +55,7 @@ class UploadContext:
     archive: ObjectStore
     writer: CatalogWriter
     planner: CyclePlanner
-    witness: QueueWitness
+    header_check: HeaderCheck
     tails: QueueTails
     pool: LogBatchPool
     codec: BlockCodec

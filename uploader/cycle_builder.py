@@ -77,7 +77,7 @@ class CycleBuilder:
         return True
 
     def _plan(self, batch: LogBatch) -> CyclePlan:
-        plan = self._context.witness.plan(self._context.planner, batch, self._gap_reason)
+        plan = self._context.header_check.plan(self._context.planner, batch, self._gap_reason)
         self._was_damaged = self._was_damaged or bool(batch.damaged)
         self._was_lost = self._was_lost or bool(batch.lost)
         self._context.tails.apply(plan.change)

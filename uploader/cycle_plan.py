@@ -25,7 +25,7 @@ from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import QueueSelection, distinct
 from tiered.model.tables import RUN_DTYPE, GapReason, RunKind, Table
 from uploader.lmq_dispatch import LmqOffsets, resolved_lmq_rows
-from uploader.queue_generations import QueueLives
+from uploader.queue_generations import QueueGenerations
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
 from uploader.skipped_log import SkippedLog
 
@@ -120,7 +120,7 @@ class CyclePlanner:
         self._split_bytes = split_bytes
         self._knows_ends = knows_ends
         self._skipped = skipped or SkippedLog()
-        self._lives = QueueLives(table)
+        self._generations = QueueGenerations(table)
         self._scratch = SplitScratch()
 
     def plan(
@@ -128,13 +128,13 @@ class CyclePlanner:
         columns: RecordColumns,
         *,
         gap_reason: GapReason,
-        left_out: Sequence[int] = (),
+        excluded: Sequence[int] = (),
         lmq: LmqOffsets = MappingProxyType({}),
     ) -> CyclePlan:
-        """Plan all rows of ``columns`` but ``left_out``. Does not touch the tails: the caller applies
+        """Plan all rows of ``columns`` but ``excluded``. Does not touch the tails: the caller applies
         ``plan.change``."""
         self._tails.grow(len(self._table))
-        rows = self._admitted_rows(columns, left_out, lmq)
+        rows = self._admitted_rows(columns, excluded, lmq)
         if len(rows.queue) == 0:
             empty = np.empty(0, np.int64)
             change = TailChange(empty, self._tails.of(empty), self._tails.of(empty))
@@ -143,7 +143,7 @@ class CyclePlanner:
         runs = self._cut(columns, rows, order)
         gaps, unusual = self._chain(runs, gap_reason)
         change = self._change(runs)
-        by_queue = np.argsort(self._lives.rank()[runs.ordinal], kind="stable")
+        by_queue = np.argsort(self._generations.rank()[runs.ordinal], kind="stable")
         large = runs.byte_count[by_queue] >= self._split_bytes
         groups = [by_queue[i : i + 1] for i in np.flatnonzero(large)]
         small = by_queue[~large]
@@ -158,11 +158,11 @@ class CyclePlanner:
         self._tails.grow(len(self._table))
         return self._tails.of(ordinals)[:, 0]
 
-    def _admitted_rows(self, columns: RecordColumns, left_out: Sequence[int], word: LmqOffsets) -> _Rows:
+    def _admitted_rows(self, columns: RecordColumns, excluded: Sequence[int], word: LmqOffsets) -> _Rows:
         count = columns.rows
         admitted = self._table.admitted[: len(self._table)] == 1
         is_in = admitted[columns.queue[:count]]
-        is_in[list(left_out)] = False
+        is_in[list(excluded)] = False
         record = np.flatnonzero(is_in)
         queue = columns.queue[record].astype(np.int64)
         offset = columns.queue_offset[record]
@@ -170,7 +170,7 @@ class CyclePlanner:
         records = len(record)
         if columns.lmq_rows:
             lmq, lmq_offset = resolved_lmq_rows(columns, word)
-            is_in = admitted[columns.lmq_queue[lmq]] & ~np.isin(columns.lmq_row[lmq], left_out)
+            is_in = admitted[columns.lmq_queue[lmq]] & ~np.isin(columns.lmq_row[lmq], excluded)
             # A record that names its own queue is in it once, as in the broker's consume queue.
             is_in &= columns.lmq_queue[lmq] != columns.queue[columns.lmq_row[lmq]]
             lmq, lmq_offset = lmq[is_in], lmq_offset[is_in]
@@ -241,7 +241,7 @@ class CyclePlanner:
             base = int(runs.base[i])
             if next_offset != UNKNOWN and base > next_offset:
                 why = self._skipped.reason(end_phys) if reason is GapReason.NEVER_WRITTEN else reason
-                gaps.append(PlannedGap(self._lives.key(ordinal, generation), next_offset, base, why))
+                gaps.append(PlannedGap(self._generations.key(ordinal, generation), next_offset, base, why))
             elif base < next_offset:
                 generation, byte = generation + 1, 0
             runs.generation[i] = generation
@@ -282,7 +282,7 @@ class CyclePlanner:
         # Runs of one life of a queue stand together: a queue is new where the one before is another.
         is_new = np.ones(len(group), bool)
         is_new[1:] = (ordinal[1:] != ordinal[:-1]) | (generation[1:] != generation[:-1])
-        numbers = self._lives.numbers(ordinal[is_new], generation[is_new])
+        numbers = self._generations.numbers(ordinal[is_new], generation[is_new])
         parent = np.full(len(row), -1, np.int32)
         parent_offset = np.full(len(row), -1, np.int64)
         if is_lmq.any():
@@ -290,10 +290,10 @@ class CyclePlanner:
             row_of_record = np.full(columns.rows, -1, np.int64)
             row_of_record[rows.record[: rows.records]] = np.arange(rows.records)
             parent_generation = generation_of_row[row_of_record[record[is_lmq]]]
-            parents = self._lives.numbers(columns.queue[record[is_lmq]], parent_generation)
+            parents = self._generations.numbers(columns.queue[record[is_lmq]], parent_generation)
             parent_offset[is_lmq] = columns.queue_offset[record[is_lmq]]
             numbers = distinct(np.concatenate([numbers, parents]))
-            place = np.empty(len(self._lives.roster), np.int32)
+            place = np.empty(len(self._generations.roster), np.int32)
             place[numbers] = np.arange(len(numbers))
             parent[is_lmq] = place[parents]
         table = np.zeros(len(group), RUN_DTYPE)
@@ -313,7 +313,7 @@ class CyclePlanner:
         )
         return ObjectPlan(
             is_set=len(group) > 1,
-            queues=QueueSelection(self._lives.roster, numbers),
+            queues=QueueSelection(self._generations.roster, numbers),
             runs=table,
             rows=RowTable(
                 position=np.where(is_lmq, -1, columns.position[record]),

@@ -125,7 +125,7 @@ class CycleUploader:
             created_ms=self._context.clock_ms(),
         )
 
-    def commit_marks(self, *, hide: list[QueueKey]) -> None:
+    def commit_metadata(self, *, hide: list[QueueKey]) -> None:
         """Commit without a range: queues to hide, broker tables to name.
 
         Raises CommitInvalidError when a cycle was committed at the same moment: try again later.

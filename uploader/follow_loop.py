@@ -100,7 +100,7 @@ class FollowLoop:
 
     def _refuse_cut_log(self) -> None:
         """Also where nothing new stands at the cursor: what comes after a cut comes below it."""
-        end_phys = self._context.bound_source.said_end_phys()
+        end_phys = self._context.bound_source.reported_end_phys()
         if end_phys is not None and end_phys < self._context.dispatcher.cursor:
             raise BrokerRestartedError(
                 f"the broker's log ends at {end_phys} now, lower than what was read of it"

@@ -51,7 +51,7 @@ MISSING_MAX = 1024
 """Missing offsets of a queue that are looked up where they begin and where they end; a header may claim any offset."""
 
 
-class QueueWitness:
+class HeaderCheck:
     """The consume queues of one store, asked about batches of its log. ``table`` numbers the queues of the batches."""
 
     def __init__(
@@ -78,12 +78,12 @@ class QueueWitness:
         batch.lmq = self._lmq.word(batch.columns, planner.next_offsets)
         while True:
             plan = planner.plan(
-                batch.columns, gap_reason=gap_reason(batch), left_out=batch.left_out, lmq=batch.lmq
+                batch.columns, gap_reason=gap_reason(batch), excluded=batch.excluded, lmq=batch.lmq
             )
             rows = self._contradicted(batch, plan.unusual, may_search=may_search)
             if not len(rows):
                 return plan
-            self.leave_out(batch, rows.tolist())
+            self.exclude(batch, rows.tolist())
             may_search = False
 
     def _contradicted(self, batch: LogBatch, unusual: Sequence[UnusualQueue], *, may_search: bool) -> Ints:
@@ -96,10 +96,10 @@ class QueueWitness:
             index = self._consume_queues()
             if index is None:
                 return nothing
-            trial = Trial(batch.columns, self._table, index, self._log, batch.left_out)
+            trial = HeaderComparison(batch.columns, self._table, index, self._log, batch.excluded)
             found = trial.contradicted(unusual, may_search=may_search)
         except Exception as error:
-            # Nobody may stop archiving for being no witness; the broker may just have started.
+            # Nobody may stop archiving for being no header_check; the broker may just have started.
             logger.warning("consume queues not asked about records: %s", error)
             return nothing
         if trial.has_searched:
@@ -107,18 +107,18 @@ class QueueWitness:
             self._search_again_s = ended_s + (ended_s - began_s) / SEARCH_SHARE
         return found
 
-    def leave_out(self, batch: LogBatch, rows: Sequence[int]) -> None:
+    def exclude(self, batch: LogBatch, rows: Sequence[int]) -> None:
         """Make contradicted ``rows`` damage of ``batch``."""
         columns = batch.columns
         for row in rows:
             phys, size = int(columns.phys[row]), int(columns.size[row])
             file = self._log.file_at(phys)
             path = "" if file is None else str(file.path)
-            batch.left_out.append(row)
+            batch.excluded.append(row)
             batch.damaged.append(DamagedRange(phys, phys + size, path, "a consume queue has it elsewhere"))
 
 
-class Trial:
+class HeaderComparison:
     """One batch before one index. Rows are indices into ``columns``. For one question."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Trial:
         table: QueueTable,
         index: ConsumeQueueIndex,
         log: CommitLog,
-        left_out: Sequence[int] = (),
+        excluded: Sequence[int] = (),
     ) -> None:
         count = columns.rows
         self._index, self._log = index, log
@@ -142,7 +142,7 @@ class Trial:
         self._ordinals = {name: ordinal for ordinal, name in self._names.items()}
         # A record with references to light queues is in several queues: whose unit names it proves nothing.
         self._may_be_tried = (columns.flags[:count] & FLAG_LMQ) == 0
-        self._may_be_tried[list(left_out)] = False
+        self._may_be_tried[list(excluded)] = False
         self._suspected = np.zeros(count, bool)
         self._stands_alone = np.zeros(count, bool)
         """Of suspected rows: no record of the queue leads to it or goes on from it."""

@@ -61,7 +61,7 @@ from uploader.index_plan import (
     segments_of,
     stretches,
 )
-from uploader.unindexed import Gone, gone_entries, without
+from uploader.unindexed import Gone, stale_entries, without
 
 T = TypeVar("T")
 
@@ -304,7 +304,7 @@ class IndexBuilder:
         """Whether there is room for one more, if need be by forgetting those that are no longer there."""
         state = self._writer.state
         if len({*state.unindexed, key}) > UNINDEXED_MAX and not self._gone:
-            self._gone = gone_entries(state, self._run_index)
+            self._gone = stale_entries(state, self._run_index)
         return len({*without(state.unindexed, self._gone), key}) <= UNINDEXED_MAX
 
     def _used(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T:
@@ -324,7 +324,7 @@ class IndexBuilder:
 
     def _merge_or_mend(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
         """Merge, or make those anew that keep it from being done: nothing would be merged any more."""
-        self._gone = gone_entries(state, self._run_index)
+        self._gone = stale_entries(state, self._run_index)
         try:
             self._merge(state, refs)
             return

@@ -218,7 +218,7 @@ class LmqDispatch:
             if index is not None and queue_id >= 0:
                 return _units_say(index, topic, queue_id, records)
         except Exception as error:
-            # As in header_check.py: nobody may stop archiving for being no witness.
+            # As in header_check.py: nobody may stop archiving for being no header_check.
             logger.warning("consume queue of %s/%d not asked about its records: %s", topic, queue_id, error)
         return np.full(len(records.phys), NO_WORD)
 

@@ -45,7 +45,7 @@ class LogBatch:
     """Filled by one thread at a time; handed from dispatcher to builder to uploader and back to the pool.
 
     ``is_wanted``: it holds a row of an admitted queue. (The first rows of a new queue are scanned before the filter
-    has decided about it.) ``left_out``: rows that are damage although their bytes hold: header_check.py. ``light``:
+    has decided about it.) ``excluded``: rows that are damage although their bytes hold: header_check.py. ``light``:
     what is unusual of its references to light queues: lmq_dispatch.py.
     """
 
@@ -66,7 +66,7 @@ class LogBatch:
         self._kept_check: LogCheck | None = None
         self.is_wanted = False
         self.damaged: list[DamagedRange] = []
-        self.left_out: list[int] = []
+        self.excluded: list[int] = []
         self.lmq: LmqOffsets = {}
         self.lost: list[LostRange] = []
 

@@ -41,25 +41,25 @@ class CheckResult(Enum):
 
 
 @dataclass(frozen=True)
-class NewLine:
+class Divergence:
     """Start a new line at ``phys``, right after commit ``version`` (0: nothing of the archive is in this log)."""
 
     version: int
     phys: int
 
 
-def compare(log: CommitLog, check: LogCheck, said_end_phys: int | None = None) -> CheckResult:
-    """Read the checked bytes again. ``said_end_phys``: where the broker says its log ends, None if it does not.
+def compare(log: CommitLog, check: LogCheck, reported_end_phys: int | None = None) -> CheckResult:
+    """Read the checked bytes again. ``reported_end_phys``: where the broker says its log ends, None if it does not.
 
     Raises UnavailableError when it may be that the log is only not mounted.
     """
     if check.end_phys <= check.begin_phys:
         return CheckResult.SAME
     log.refuse_unmounted()
-    end_phys = _end_phys(log, said_end_phys)
+    end_phys = _end_phys(log, reported_end_phys)
     if check.begin_phys < log.min_phys:
         return CheckResult.DELETED if check.end_phys <= end_phys else CheckResult.DIFFERENT
-    if check.end_phys > end_phys and said_end_phys is not None:
+    if check.end_phys > end_phys and reported_end_phys is not None:
         return CheckResult.DIFFERENT
     data = bytearray(check.end_phys - check.begin_phys)
     filled = 0
@@ -79,12 +79,12 @@ Check = tuple[int, LogCheck, int]
 """(version, check, to_phys) of a commit that moved the cursor."""
 
 
-def find_new_line(
+def find_divergence(
     log: CommitLog,
     spans: Iterable[tuple[int, int]],
     newest: Callable[[int, int], Check | None],
-    said_end_phys: int | None = None,
-) -> NewLine:
+    reported_end_phys: int | None = None,
+) -> Divergence:
     """The newest commit whose check the log still holds. ``spans`` of versions, newest first, are looked through by
     doubling and halving: a log that holds one commit holds those before it in the log, and history is long. ``newest``
     gives the newest check in a span.
@@ -94,25 +94,25 @@ def find_new_line(
     there and are others: a log that contradicts all it can be asked about is another's, or of a disk that was lost, and
     taking out what lies above would destroy the only copy.
     """
-    search = _Search(log, newest, said_end_phys)
+    search = _Search(log, newest, reported_end_phys)
     for first, last in spans:
         found = search.newest_held(first, last)
         if found is not None:
             version, check, to_phys = found
-            is_deleted = compare(log, check, said_end_phys) == CheckResult.DELETED
+            is_deleted = compare(log, check, reported_end_phys) == CheckResult.DELETED
             if is_deleted and search.is_contradicted:
                 break
-            return NewLine(version, to_phys)
-    return NewLine(0, log.min_phys)
+            return Divergence(version, to_phys)
+    return Divergence(0, log.min_phys)
 
 
 class _Search:
     def __init__(
-        self, log: CommitLog, newest: Callable[[int, int], Check | None], said_end_phys: int | None
+        self, log: CommitLog, newest: Callable[[int, int], Check | None], reported_end_phys: int | None
     ) -> None:
         self._log = log
         self._newest = newest
-        self._said_end_phys = said_end_phys
+        self._said_end_phys = reported_end_phys
         self.is_contradicted = False
         """Whether bytes that are there were seen to be others."""
 
@@ -148,7 +148,7 @@ class _Search:
         return result != CheckResult.DIFFERENT and check.begin_phys < check.end_phys and to_phys <= end_phys
 
 
-def require_shared(line: NewLine, *, is_older_copy: bool, may_replace: bool) -> NewLine:
+def require_shared(line: Divergence, *, is_older_copy: bool, may_replace: bool) -> Divergence:
     """``line``, unless it takes out what nothing replaces and nobody said that it may. Raises UsageError.
 
     A running broker that lost its disk, or the end of its log, goes on under its name; a directory may be another
@@ -196,5 +196,5 @@ def _is_written_through(log: CommitLog, phys: int, end_phys: int) -> bool:
     return True
 
 
-def _end_phys(log: CommitLog, said_end_phys: int | None) -> int:
-    return log.max_file_end if said_end_phys is None else min(log.max_file_end, said_end_phys)
+def _end_phys(log: CommitLog, reported_end_phys: int | None) -> int:
+    return log.max_file_end if reported_end_phys is None else min(log.max_file_end, reported_end_phys)

@@ -42,7 +42,7 @@ def broker_tables(store: BrokerStore) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class MarksContext:
+class MetadataContext:
     """What marks are made from and where they go. ``claim`` owns the epoch, ``log`` takes a line, ``wait`` lets a store
     that refuses come to itself."""
 
@@ -55,10 +55,10 @@ class MarksContext:
     wait: Callable[[float], object]
 
 
-class BrokerMarks:
+class MetadataCommits:
     """One writer's marks. Not thread-safe: one thread looks."""
 
-    def __init__(self, context: MarksContext) -> None:
+    def __init__(self, context: MetadataContext) -> None:
         self._context = context
         self._fingerprint: tuple[tuple[str, int, int], ...] = ()
         self._deleted_topics = DeletedTopics()
@@ -101,7 +101,7 @@ class BrokerMarks:
             self._refresh(following=False)
         if hidden or context.state_archive.pending():
             context.claim()
-            context.uploader.commit_marks(hide=hidden)
+            context.uploader.commit_metadata(hide=hidden)
 
     def _are_tables_owed(self, state: CatalogState) -> bool:
         """Whether an earlier back-fill ended, or lost the store, between the last messages and the tables, or these
@@ -152,7 +152,7 @@ class BrokerMarks:
         if not self._hide and not self._context.state_archive.pending():
             return
         try:
-            self._context.uploader.commit_marks(hide=self._hide)
+            self._context.uploader.commit_metadata(hide=self._hide)
         except CommitInvalidError:
             return  # a cycle was committed at the same moment; the next look tries again
         if self._hide:

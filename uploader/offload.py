@@ -27,18 +27,18 @@ from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.archive_owner import ArchiveOwner
-from uploader.bound_source import BoundSource, WordSource
+from uploader.bound_source import BoundSource, OffsetsSource
 from uploader.cycle_upload import CycleUploader
 from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.follow_loop import PIN_EVERY_MS, BrokerRestartedError, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatchPool
-from uploader.metadata_commits import BrokerMarks
+from uploader.metadata_commits import MetadataCommits
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.offload_parts import OffloadGiven, wire
 from uploader.offload_status import OffloadResult, OffloadStatus
 from uploader.pin_watch import kept_up, watched_pins
-from uploader.truncation import named_end_phys
+from uploader.truncation import referenced_end_phys
 
 __all__ = [
     "BrokerRestartedError",
@@ -66,7 +66,7 @@ class Offloader:
         settings: OffloadSettings,
         *,
         topic_filter: TopicFilter,
-        word_source: WordSource,
+        offsets_source: OffsetsSource,
         take_over: bool = False,
         replace_log: bool = False,
         pins: PinKeeper | None = None,
@@ -77,12 +77,12 @@ class Offloader:
         self._log = broker_store.commit_log
         self._settings = settings
         self._environment = environment
-        self._bound_source = BoundSource(broker_store, word_source)
+        self._bound_source = BoundSource(broker_store, offsets_source)
         prefixed = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
         self._owner = ArchiveOwner(
             prefixed, self._log, identity, environment, root_every=settings.root_every, take_over=take_over,
             may_replace_log=replace_log or identity.kind == "run",
-            said_end_phys=self._bound_source.said_end_phys,
+            reported_end_phys=self._bound_source.reported_end_phys,
         )  # fmt: skip
         self._writer = self._owner.writer
         self._given = OffloadGiven(
@@ -108,7 +108,7 @@ class Offloader:
         self._dispatcher: TieredDispatcher
         self._uploader: CycleUploader
         self._index_builder: IndexBuilder
-        self._marks: BrokerMarks
+        self._marks: MetadataCommits
         self._loop: FollowLoop
 
     # -- start ------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class Offloader:
         if index is None or state is None or last is None or last.why is not BoundReason.DEAD:
             return
         end_phys = self._dispatcher.cursor
-        named_phys = named_end_phys(index, state, end_phys, shown=shown, topics=self._given.topic_filter)
+        named_phys = referenced_end_phys(index, state, end_phys, shown=shown, topics=self._given.topic_filter)
         if named_phys > end_phys:
             self._uploader.counters.lost_ranges += 1
             file = self._log.file_at(max(end_phys - 1, 0))
@@ -342,9 +342,9 @@ class Offloader:
     # -- status -----------------------------------------------------------------------------------------------
 
     @property
-    def has_been_answered(self) -> bool:
+    def is_claim_settled(self) -> bool:
         """Whether a claim of the archive was won or refused."""
-        return self._owner.has_been_answered
+        return self._owner.is_claim_settled
 
     @property
     def retry_reason(self) -> str:

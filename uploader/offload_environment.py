@@ -35,5 +35,5 @@ class Environment:
     """Gets every state this writer has committed messages with; must not block."""
     begun: Callable[[], None] = lambda: None
     """Called when the archive is known to have commits."""
-    refuse_anew: Callable[[], None] = lambda: None
+    refuse_empty: Callable[[], None] = lambda: None
     """Called when it has none; raises UnavailableError when it had some."""

@@ -28,11 +28,11 @@ from uploader.double_buffer import DoubleBuffer
 from uploader.follow_loop import FollowContext, FollowLoop
 from uploader.index_builder import IndexBuilder
 from uploader.log_batch import LogBatch, LogBatchPool
-from uploader.metadata_commits import BrokerMarks, MarksContext, broker_tables
+from uploader.metadata_commits import MetadataCommits, MetadataContext, broker_tables
 from uploader.offload_environment import Environment, OffloadIdentity
 from uploader.queue_tails import QueueTails
 from uploader.skipped_log import SkippedLog
-from uploader.store_feed import feed_of, witness_of
+from uploader.store_feed import feed_of, header_check_of
 
 ARENA_SLACK = 0.25
 """Room beyond batch_bytes, so that a retry can take newer data along."""
@@ -64,7 +64,7 @@ class OffloadParts:
     dispatcher: TieredDispatcher
     uploader: CycleUploader
     index_builder: IndexBuilder
-    marks: BrokerMarks
+    marks: MetadataCommits
     loop: FollowLoop
 
 
@@ -100,8 +100,8 @@ def wire(
     index_builder = IndexBuilder(
         given.archive, writer, given.index_settings, clock_ms=environment.clock_ms, log=environment.log
     )  # fmt: skip
-    marks = BrokerMarks(
-        MarksContext(
+    marks = MetadataCommits(
+        MetadataContext(
             given.store, writer, uploader, state_archive, given.owner.claim, environment.log, environment.wait
         )
     )
@@ -132,7 +132,7 @@ def _upload_context(given: OffloadGiven, pool: LogBatchPool) -> UploadContext:
             split_bytes=settings.split_bytes,
             skipped=SkippedLog.of(given.owner.writer.state),
         ),
-        witness=witness_of(given.store, given.table, given.bound_source),
+        header_check=header_check_of(given.store, given.table, given.bound_source),
         tails=given.tails,
         pool=pool,
         codec=BlockCodec(settings.compression_level, settings.block_bytes, settings.compress_threads),

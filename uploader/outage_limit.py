@@ -1,7 +1,7 @@
-"""How long a back-fill goes on against an object store that takes nothing, and what is said then. Pure.
+"""The time limit after which a backfill ends because the object store stores nothing. Pure.
 
-A catalog commit is tried until it is known what became of it, for ever if need be, as suits a process that follows a
-broker; a back-fill has somebody who waits for its exit code. Used by `tiered backfill` and by bulk back-fill.
+A catalog commit is retried without limit, which suits a process that follows a broker. A backfill must end with an exit
+code. Used by `tiered backfill` and by `tiered-spark backfill`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from uploader.offload_status import OffloadStatus
 AGAIN = "the same command continues where it stopped"
 
 
-def nothing_stored(refused_s_max: float, why: str) -> UnavailableError:
-    """Patience is at its end."""
-    return UnavailableError(f"nothing stored for {refused_s_max:g} s: {why}", hint=AGAIN)
+def outage_error(outage_s_max: float, why: str) -> UnavailableError:
+    """The error that ends a backfill at its outage limit."""
+    return UnavailableError(f"nothing stored for {outage_s_max:g} s: {why}", hint=AGAIN)
 
 
 @dataclass
-class Patience:
-    """How long a back-fill goes on against a store that takes nothing, and how long it drains once stopped."""
+class OutageLimit:
+    """Limits of an outage, and of the drain after a stop."""
 
-    refused_s_max: float
+    outage_s_max: float
     drain_s_max: float
-    _refused_since_s: float | None = None
-    _stopped_since_s: float | None = None
+    _failing_since_s: float | None = None
+    _stopping_since_s: float | None = None
 
     def check(
         self, status: OffloadStatus | None, *, is_stopping: bool, now_s: float, retry_reason: str = ""
@@ -37,12 +37,12 @@ class Patience:
         why = status.last_error if status is not None else "the object store does not answer"
         why = retry_reason or why
         if is_stopping:
-            self._stopped_since_s = now_s if self._stopped_since_s is None else self._stopped_since_s
-            if now_s - self._stopped_since_s >= self.drain_s_max:
-                raise UnavailableError(f"stopped before everything in flight was stored: {why}", hint=AGAIN)
+            self._stopping_since_s = now_s if self._stopping_since_s is None else self._stopping_since_s
+            if now_s - self._stopping_since_s >= self.drain_s_max:
+                raise UnavailableError(f"stopped before all uploads in flight were stored: {why}", hint=AGAIN)
         elif failing:
-            self._refused_since_s = now_s if self._refused_since_s is None else self._refused_since_s
-            if now_s - self._refused_since_s >= self.refused_s_max:
-                raise nothing_stored(self.refused_s_max, why)
+            self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
+            if now_s - self._failing_since_s >= self.outage_s_max:
+                raise outage_error(self.outage_s_max, why)
         else:
-            self._refused_since_s = None
+            self._failing_since_s = None

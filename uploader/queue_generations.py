@@ -18,7 +18,7 @@ from tiered.model.queue_roster import QueueRoster
 Ints = NDArray[Any]
 
 
-class QueueLives:
+class QueueGenerations:
     """Of one queue table, which may grow meanwhile. Not thread-safe."""
 
     def __init__(self, table: QueueTable) -> None:

@@ -13,7 +13,7 @@ from tiered.broker_store.store import BrokerStore
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import SCHEDULE_TOPIC, TopicFilter
 from uploader.bound_source import BoundSource
-from uploader.header_check import QueueWitness
+from uploader.header_check import HeaderCheck
 from uploader.lmq_dispatch import LmqRules
 from uploader.log_feed import LogFeed
 
@@ -35,15 +35,15 @@ def feed_of(
     )
 
 
-def witness_of(
+def header_check_of(
     store: BrokerStore, table: QueueTable, bound_source: BoundSource | None = None
-) -> QueueWitness:
+) -> HeaderCheck:
     """The store's consume queues as far as they are visible: none of a live RocksDB."""
 
     def rules() -> LmqRules:
         return lmq_rules(store, {} if bound_source is None else bound_source.config)
 
-    return QueueWitness(table, store.consume_queues, store.commit_log, lmq_rules=rules)
+    return HeaderCheck(table, store.consume_queues, store.commit_log, lmq_rules=rules)
 
 
 def lmq_rules(store: BrokerStore, said: Mapping[str, str]) -> LmqRules:

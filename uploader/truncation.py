@@ -16,7 +16,7 @@ from tiered.model.queue import TopicFilter
 from tiered.model.tables import QUEUE_HIDDEN
 
 
-def named_end_phys(
+def referenced_end_phys(
     index: ConsumeQueueIndex,
     state: CatalogState,
     end_phys: int,

@@ -18,7 +18,7 @@ Gone = Mapping[str, Set[int]]
 """Data object → versions whose runs in it are no longer there."""
 
 
-def gone_entries(state: CatalogState, index: RunIndex) -> Gone:
+def stale_entries(state: CatalogState, index: RunIndex) -> Gone:
     """Of what is left out in ``state``; nothing where a page cannot be read."""
     left_out = state.unindexed
     versions = sorted({version for found in left_out.values() for version in found})

@@ -30,22 +30,22 @@ from tiered.object_store.own_name import put_own
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import OffloadSettings
 from uploader.attempts import AttemptPolicy, Stop, after_failure, attempt_timeout_ms
-from uploader.bound_source import BoundSource, no_word
+from uploader.bound_source import BoundSource, no_offsets
 from uploader.cycle_draft import CycleRange, cycle_draft, gap_reason, object_key
 from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.dispatcher import StepResult, TieredDispatcher
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch, LogBatchPool
-from uploader.outage_limit import nothing_stored
+from uploader.outage_limit import outage_error
 from uploader.queue_tails import QueueTails
-from uploader.store_feed import feed_of, witness_of
+from uploader.store_feed import feed_of, header_check_of
 
 logger = logging.getLogger(__name__)
 
 ARENA_SLACK = 0.25
 """Room beyond batch_bytes for the record that fills a cycle."""
 ATTEMPTS_MAX = ATTEMPTS_PER_TASK - 1
-"""Attempts at one cycle before its task fails whatever the patience, and Spark decides."""
+"""Attempts at one cycle before its task fails whatever the outage_limit, and Spark decides."""
 
 
 # -- scan -----------------------------------------------------------------------------------------------------
@@ -59,8 +59,10 @@ def scan_part(task: ScanTask) -> Scan:
         # Each cycle as if nothing had been before it.
         planner = CyclePlanner(table, QueueTails(), split_bytes=task.settings.split_bytes, knows_ends=False)
         for batch in _cycles(store, task.source, task.settings, table, task.part):
-            witness = witness_of(store, table)  # a new one for each: it spares none for what another cost
-            plan = witness.plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
+            header_check = header_check_of(
+                store, table
+            )  # a new one for each: it spares none for what another cost
+            plan = header_check.plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
             ordinals, moves = moves_of(plan, table)
             part = replace(task.part, from_phys=batch.from_phys, to_phys=batch.to_phys, is_cycle=True)
             lmq = [
@@ -73,7 +75,7 @@ def scan_part(task: ScanTask) -> Scan:
                     plan.rows,
                     bool(batch.damaged),
                     bool(batch.lost),
-                    batch.columns.phys[batch.left_out].tolist(),
+                    batch.columns.phys[batch.excluded].tolist(),
                     lmq,
                     ordinals,
                     moves,
@@ -87,7 +89,7 @@ def _cycles(
     store: BrokerStore, source: StoreSource, settings: OffloadSettings, table: QueueTable, part: LogPart
 ) -> Iterator[LogBatch]:
     """The cycles of ``part``, one at a time: a batch is good until the next one is asked for."""
-    feed = feed_of(store, table, source.topics, BoundSource(store, no_word))
+    feed = feed_of(store, table, source.topics, BoundSource(store, no_offsets))
     pool = LogBatchPool(batch_bytes=int(settings.batch_bytes * (1 + ARENA_SLACK)), count=1)
     closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=1)
     dispatcher = TieredDispatcher(
@@ -131,10 +133,10 @@ def put_cycle(task: PutTask) -> PutCycle:
         batch = next(batches, None)
         if batch is None or (batch.from_phys, batch.to_phys) != (task.part.from_phys, task.part.to_phys):
             raise _changed(task)
-        left_out = np.flatnonzero(np.isin(batch.columns.phys[: batch.columns.rows], task.left_out)).tolist()
-        if len(left_out) != len(task.left_out):
+        excluded = np.flatnonzero(np.isin(batch.columns.phys[: batch.columns.rows], task.excluded)).tolist()
+        if len(excluded) != len(task.excluded):
             raise _changed(task)
-        witness_of(store, table).leave_out(batch, left_out)
+        header_check_of(store, table).exclude(batch, excluded)
         reason = gap_reason(
             is_lost=bool(batch.lost),
             is_damaged=bool(batch.damaged),
@@ -143,7 +145,7 @@ def put_cycle(task: PutTask) -> PutCycle:
         )
         planner = CyclePlanner(table, tails, split_bytes=task.settings.split_bytes, skipped=task.skipped)
         lmq = {(phys, table.ordinal(topic, queue_id)): offset for phys, topic, queue_id, offset in task.lmq}
-        plan = planner.plan(batch.columns, gap_reason=reason, left_out=batch.left_out, lmq=lmq)
+        plan = planner.plan(batch.columns, gap_reason=reason, excluded=batch.excluded, lmq=lmq)
         if plan.rows != task.rows:
             raise _changed(task)
         result = _Putter(task, archive).put(plan, batch)
@@ -186,7 +188,7 @@ class _Putter:
                 raise error
             outage_limit_s = self._task.outage_limit_s
             if time.monotonic() - refused_since_s >= outage_limit_s or failures >= ATTEMPTS_MAX:
-                raise nothing_stored(outage_limit_s, str(error)) from error
+                raise outage_error(outage_limit_s, str(error)) from error
             logger.warning("upload attempt abandoned: %s", error)
             time.sleep(step.delay_ms / 1000)
         task = self._task

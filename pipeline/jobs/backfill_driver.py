@@ -51,7 +51,7 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.protocol import ObjectStore
 from tiered.object_store.url import open_store
 from uploader.archive_owner import ArchiveOwner
-from uploader.bound_source import BoundSource, no_word
+from uploader.bound_source import BoundSource, no_offsets
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_draft import draft_in_place
 from uploader.metadata_commits import broker_tables
@@ -101,7 +101,7 @@ class StoreBackfill:
     # -- settle -----------------------------------------------------------------------------------------------
 
     def _ship(self, store: BrokerStore, archive: ObjectStore) -> None:
-        self._bound_source = BoundSource(store, no_word)
+        self._bound_source = BoundSource(store, no_offsets)
         owner = ArchiveOwner(
             archive,
             store.commit_log,
@@ -110,7 +110,7 @@ class StoreBackfill:
             root_every=self._options.settings.root_every,
             take_over=self._options.take_over,
             may_replace_log=self._options.replace_log,
-            said_end_phys=self._bound_source.said_end_phys,
+            reported_end_phys=self._bound_source.reported_end_phys,
         )
         writer = owner.writer
         with bounded(self._options.outage_limit_s, lambda: writer.retry_reason, lambda _: writer.abort()):
@@ -187,7 +187,7 @@ class StoreBackfill:
                     queues=[scan.queues[ordinal] for ordinal in cycle.ordinals.tolist()],
                     tails=before,
                     rows=cycle.rows,
-                    left_out=cycle.left_out,
+                    excluded=cycle.excluded,
                     lmq=cycle.lmq,
                     was_damaged=self._was_damaged,
                     was_lost=self._was_lost,
@@ -255,7 +255,7 @@ class StoreBackfill:
                 OffloadIdentity(self._source.cluster, self._source.broker, self._instance, BACKFILL),
                 self._options.settings,
                 topic_filter=self._source.topics,
-                word_source=no_word,
+                offsets_source=no_offsets,
                 index_settings=self._options.index,
             )
             with bounded(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from tiered.errors import UnavailableError
 from uploader.offload_status import OffloadStatus
-from uploader.outage_limit import Patience
+from uploader.outage_limit import OutageLimit
 
 POLL_S = 0.2
 
@@ -28,12 +28,12 @@ def bounded(
     """
     over = threading.Event()
     given_up: list[UnavailableError] = []
-    patience = Patience(outage_limit_s, drain_s_max=0.0)
+    outage_limit = OutageLimit(outage_limit_s, drain_s_max=0.0)
 
     def watch() -> None:
         while not over.wait(POLL_S):
             try:
-                patience.check(
+                outage_limit.check(
                     status(), is_stopping=False, now_s=time.monotonic(), retry_reason=retry_reason()
                 )
             except UnavailableError as error:
@@ -41,7 +41,7 @@ def bounded(
                 give_up(error)
                 return
 
-    watching = threading.Thread(target=watch, name="patience", daemon=True)
+    watching = threading.Thread(target=watch, name="outage_limit", daemon=True)
     watching.start()
     try:
         yield

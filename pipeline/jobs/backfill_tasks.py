@@ -96,7 +96,7 @@ class ScanTask:
 
 @dataclass(frozen=True)
 class ScannedCycle:
-    """A cycle that ``part`` was cut into. ``left_out``: physical offsets of records that consume queues contradict.
+    """A cycle that ``part`` was cut into. ``excluded``: physical offsets of records that consume queues contradict.
     (Not rows: a scan also has the first ones of topics that are not archived, while nobody has asked about them.)
     ``ordinals`` index the queues of the scan."""
 
@@ -104,7 +104,7 @@ class ScannedCycle:
     rows: int
     is_damaged: bool
     is_lost: bool
-    left_out: list[int]
+    excluded: list[int]
     lmq: LmqNames
     ordinals: NDArray[np.int64]
     moves: NDArray[np.int64]
@@ -142,7 +142,7 @@ class PutTask:
     queues: QueueNames
     tails: NDArray[np.int64]
     rows: int
-    left_out: list[int]
+    excluded: list[int]
     lmq: LmqNames
     was_damaged: bool
     was_lost: bool

@@ -27,7 +27,7 @@ from tiered.errors import UnavailableError, UsageError
 from tiered.kernels.queue_table import ADMITTED, QueueTable
 from tiered.kernels.scan import FLAG_BATCH
 from tiered.model.queue import QueueKey, TopicFilter
-from uploader.bound_source import BoundSource, no_word
+from uploader.bound_source import BoundSource, no_offsets
 from uploader.lmq_dispatch import LmqDispatch, resolved_lmq_rows
 from uploader.log_batch import LogBatch
 from uploader.log_feed import FeedBound, FeedOutcome
@@ -91,7 +91,7 @@ def _open(options: SourceOptions) -> BrokerStore:
 def _bound(store: BrokerStore) -> tuple[int, int]:
     """(nothing at or above is read, everything below is valid)."""
     if store.liveness().is_dead:
-        bound = BoundSource(store, no_word).ask(store.commit_log.min_phys)
+        bound = BoundSource(store, no_offsets).ask(store.commit_log.min_phys)
         return bound.phys, bound.proven_phys
     queues = store.consume_queues()
     if queues is None:
@@ -123,7 +123,7 @@ class StoreScanner:
         """All rows of ``part`` that pass, a window at a time. A chunk is good until the next one is asked for."""
         with _open(self._options) as store:
             table = QueueTable()
-            feed = feed_of(store, table, self._filter(part.names), BoundSource(store, no_word))
+            feed = feed_of(store, table, self._filter(part.names), BoundSource(store, no_offsets))
             references = LmqDispatch(table, store.consume_queues, partial(lmq_rules, store, {}))
             batch = LogBatch(self._window_bytes)
             batch.reset(part.begin_phys, 0)

@@ -19,7 +19,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import NoReturn
 
-from sidecar.sighup import note_hang_up
+from sidecar.sighup import catch_sighup
 from tiered.errors import FULL_ERRNOS, StoreFullError, TieredError, UsageError
 
 EXIT_INTERRUPTED = 130
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb is None:
         return 2
     if verb in SERVICES:
-        note_hang_up()  # their modules take a second to import, in which a manager may have them reload
+        catch_sighup()  # their modules take a second to import, in which a manager may have them reload
     module_name, help_text = VERBS[verb]
     set_threshold(COLLECT_EVERY)
     atexit.register(freeze)  # the interpreter's last look for garbage takes 0.2 s and finds nothing

@@ -31,7 +31,7 @@ from sidecar.uploader_job import UploaderJob, Writer
 from tiered.console import camel_names, print_json
 from tiered.object_store.metrics import StoreMetrics
 from uploader.offload import OffloadResult
-from uploader.outage_limit import AGAIN, Patience
+from uploader.outage_limit import AGAIN, OutageLimit
 from uploader.outcome_text import outcome_text
 
 EXIT_ANOMALIES = 1
@@ -63,8 +63,8 @@ def execute(options: argparse.Namespace) -> int:
     stop = threading.Event()
     with _set_by_signals(stop), Progress("backfill", 0, quiet=options.json) as progress:
         limits = settings.process
-        patience = Patience(limits.patience_ms / 1000, limits.drain_timeout_ms / 1000)
-        result = _run(job, stop, progress, patience)
+        outage_limit = OutageLimit(limits.patience_ms / 1000, limits.drain_timeout_ms / 1000)
+        result = _run(job, stop, progress, outage_limit)
     title = f"{job.names.cluster}/{job.names.broker} in {settings.archive.url}"
     if options.json:
         print_json(camel_names(asdict(result)) | {"interrupted": stop.is_set()})
@@ -77,7 +77,9 @@ def execute(options: argparse.Namespace) -> int:
     return EXIT_ANOMALIES if result.damaged or result.lost else 0
 
 
-def _run(job: UploaderJob, stop: threading.Event, progress: Progress, patience: Patience) -> OffloadResult:
+def _run(
+    job: UploaderJob, stop: threading.Event, progress: Progress, outage_limit: OutageLimit
+) -> OffloadResult:
     """The uploader in a thread, progress and signals in this one."""
     outcome: list[OffloadResult] = []
     failure: list[BaseException] = []
@@ -96,7 +98,7 @@ def _run(job: UploaderJob, stop: threading.Event, progress: Progress, patience: 
     while not ended.wait(POLL_S):
         status = job.status()
         now_s = time.monotonic()
-        patience.check(status, is_stopping=stop.is_set(), now_s=now_s, retry_reason=job.retry_reason)
+        outage_limit.check(status, is_stopping=stop.is_set(), now_s=now_s, retry_reason=job.retry_reason)
         if status is not None:
             first_phys = status.committed_phys if first_phys is None else first_phys
             progress.update(status.committed_phys - first_phys, job.expected_end_phys(status) - first_phys)

@@ -18,7 +18,7 @@ from server.proxy.proxy_service import ProxyService
 from server.slave.slave_service import SlaveService
 from sidecar.admin import AdminServer
 from sidecar.allocator import return_freed_memory
-from sidecar.broker_side import KeptTls, names_of, open_store_of, read_conf
+from sidecar.broker_side import TlsCache, names_of, open_store_of, read_conf
 from sidecar.cli.arguments import (
     BROKER_FLAGS,
     NAME_FLAGS,
@@ -41,7 +41,7 @@ from sidecar.report import StatusReport, encode_report
 from sidecar.serving_thread import Port, ServingThread
 from sidecar.slave_metrics import SlaveCollector, slave_report
 from sidecar.slave_port import slave_port
-from sidecar.uploader_job import KeptPins, UploaderJob, Writer
+from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.catalog.state import CatalogState
@@ -170,10 +170,10 @@ class _Factory:
         self._committed = committed
         self._took_over_for: Settings | None = None
         self._asking: tuple[UploaderJob, Settings] | None = None
-        self._pins, self._tls = KeptPins(), KeptTls()
+        self._pins, self._tls = ProcessPins(), TlsCache()
 
     def __call__(self, settings: Settings) -> UploaderJob:
-        if self._asking is not None and self._asking[0].has_been_answered:
+        if self._asking is not None and self._asking[0].is_claim_settled:
             self._took_over_for = self._asking[1]
         take_over = settings.archive.take_over and settings is not self._took_over_for
         writer = Writer(

@@ -20,7 +20,7 @@ from server.retries.retry_queue import RetryLimits, RetryQueues
 from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
 from sidecar.group_owner import is_gone, own_name
 from sidecar.logs import log_json
-from sidecar.sighup import came_early
+from sidecar.sighup import was_received
 from tiered.errors import UsageError
 from tiered.settings.sections import Settings
 
@@ -66,7 +66,7 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
         loop.add_signal_handler(number, stop.set)
     early = signal.getsignal(signal.SIGHUP)
     loop.add_signal_handler(signal.SIGHUP, _tell_of_hang_up)
-    if came_early(early):
+    if was_received(early):
         _tell_of_hang_up()
     try:
         address = await service.start()

@@ -35,7 +35,7 @@ from sidecar.report import (
     seconds_since,
 )
 from sidecar.reporter import age_s
-from sidecar.retention_margin import margin_of
+from sidecar.retention_margin import retention_margin_s
 from tiered.console import duration_text, print_json, print_table, size_text
 from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.settings.sections import Settings
@@ -126,7 +126,9 @@ def _from_archive(settings: Settings) -> StatusReport:
             topics = topic_filter_of(settings, conf, archive.cluster, archive.broker)
             end = store.commit_log.max_file_end
             lag = measure_lag(store.commit_log, store.consume_queues(), topics, committed, end)
-            return _report(archive, lag, lag.end_phys, margin_of(store, committed, lag.end_phys, 0.0))
+            return _report(
+                archive, lag, lag.end_phys, retention_margin_s(store, committed, lag.end_phys, 0.0)
+            )
 
 
 def _report(

@@ -17,7 +17,7 @@ from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity, OffloadResult
 
 
@@ -29,7 +29,7 @@ def backfill_from(store: Path, dirs: Sequence[Path], memory: MemoryStore) -> Off
     with open_broker_store(store, commitlog_dirs=dirs) as broker_store:
         return Offloader(
             broker_store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "backfill"), SMALL,
-            topic_filter=FILTER, word_source=no_word,
+            topic_filter=FILTER, offsets_source=no_offsets,
         ).run(threading.Event(), follow=False)  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.cycle_plan import UnusualQueue
-from uploader.header_check import QueueWitness
+from uploader.header_check import HeaderCheck
 from uploader.log_batch import LogBatch
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
@@ -106,7 +106,7 @@ def test_beside_a_broker_its_word_bounds(
     with open_broker_store(store) as opened:
         Offloader(
             opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), replace(SMALL, batch_age_ms=50),
-            topic_filter=FILTER, word_source=broker.word, environment=Environment(committed=look),
+            topic_filter=FILTER, offsets_source=broker.word, environment=Environment(committed=look),
         ).run(stop, follow=True)  # fmt: skip
     ended.cancel()
     broker.close()
@@ -125,7 +125,7 @@ def test_the_witness_says_nothing_about_its_records(
     disk.break_all(path)
     with open_broker_store(store) as opened:
         table = QueueTable()
-        witness = QueueWitness(table, opened.consume_queues, opened.commit_log)
+        header_check = HeaderCheck(table, opened.consume_queues, opened.commit_log)
         for columns in scanned_files(opened, table):
             batch = LogBatch(0)
             batch.columns = columns
@@ -135,7 +135,7 @@ def test_the_witness_says_nothing_about_its_records(
                 if (table.topic(ordinal), int(table.queue_id[ordinal])) == queue
             ]
             reads = disk.reads
-            assert witness._contradicted(batch, mine, may_search=True).tolist() == []
+            assert header_check._contradicted(batch, mine, may_search=True).tolist() == []
             assert not mine or disk.reads > reads
     disk.mend()
 

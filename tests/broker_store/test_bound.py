@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered.broker_store.bound import Bound, BoundFacts, BoundReason, BrokerWord, decide_bound
+from tiered.broker_store.bound import Bound, BoundFacts, BoundReason, BrokerOffsets, decide_bound
 from tiered.broker_store.liveness import Liveness
 
 LIVE = BoundFacts(
     liveness=Liveness.ALIVE,
-    word=BrokerWord(max_phys=1000, confirm_phys=1000),
+    offsets=BrokerOffsets(max_phys=1000, confirm_phys=1000),
     frontier_phys=1000,
     log_end_phys=4096,
     cursor_phys=500,
@@ -25,13 +25,13 @@ def test_a_live_brokers_word_is_the_bound() -> None:
 
 
 def test_nothing_above_the_confirm_offset() -> None:
-    bound = decide_bound(replace(LIVE, word=BrokerWord(max_phys=1000, confirm_phys=700)))
+    bound = decide_bound(replace(LIVE, offsets=BrokerOffsets(max_phys=1000, confirm_phys=700)))
     assert bound.phys == 700
 
 
 def test_one_number_is_enough() -> None:
-    assert decide_bound(replace(LIVE, word=BrokerWord(confirm_phys=800))).phys == 800
-    assert decide_bound(replace(LIVE, word=BrokerWord(max_phys=900))).phys == 900
+    assert decide_bound(replace(LIVE, offsets=BrokerOffsets(confirm_phys=800))).phys == 800
+    assert decide_bound(replace(LIVE, offsets=BrokerOffsets(max_phys=900))).phys == 900
 
 
 def test_never_above_the_consume_queue_frontier_where_one_is_visible() -> None:
@@ -44,27 +44,29 @@ def test_no_visible_consume_queue_leaves_the_brokers_word() -> None:
 
 
 def test_records_that_belong_to_no_queue_do_not_hold_the_bound() -> None:
-    word = BrokerWord(max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=0)
-    assert decide_bound(replace(LIVE, word=word, frontier_phys=640)).phys == 1000
+    offsets = BrokerOffsets(max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=0)
+    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=640)).phys == 1000
 
 
 def test_what_the_broker_has_not_dispatched_is_above_the_bound() -> None:
-    word = BrokerWord(max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=300)
-    assert decide_bound(replace(LIVE, word=word, frontier_phys=640)).phys == 700
-    assert decide_bound(replace(LIVE, word=word, frontier_phys=None)).phys == 700
+    offsets = BrokerOffsets(max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=300)
+    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=640)).phys == 700
+    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=None)).phys == 700
 
 
 def test_what_is_not_dispatched_is_counted_from_the_confirm_offset() -> None:
-    word = BrokerWord(max_phys=1000, confirm_phys=800, dispatch_behind_bytes=100)
-    assert decide_bound(replace(LIVE, word=word, frontier_phys=640)).phys == 700
-    assert decide_bound(replace(LIVE, word=word, frontier_phys=None)).phys == 700
+    offsets = BrokerOffsets(max_phys=1000, confirm_phys=800, dispatch_behind_bytes=100)
+    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=640)).phys == 700
+    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=None)).phys == 700
 
 
 def test_a_count_from_a_confirm_offset_that_may_be_lower_is_an_upper_limit_only() -> None:
-    word = BrokerWord(max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=0, is_confirm_certain=False)
-    assert decide_bound(replace(LIVE, word=word, frontier_phys=640)).phys == 640
-    behind = replace(word, dispatch_behind_bytes=300)
-    assert decide_bound(replace(LIVE, word=behind, frontier_phys=None)).phys == 700
+    offsets = BrokerOffsets(
+        max_phys=1000, confirm_phys=1000, dispatch_behind_bytes=0, is_confirm_certain=False
+    )
+    assert decide_bound(replace(LIVE, offsets=offsets, frontier_phys=640)).phys == 640
+    behind = replace(offsets, dispatch_behind_bytes=300)
+    assert decide_bound(replace(LIVE, offsets=behind, frontier_phys=None)).phys == 700
 
 
 def test_nothing_above_the_files_seen() -> None:
@@ -74,37 +76,37 @@ def test_nothing_above_the_files_seen() -> None:
 @pytest.mark.parametrize("liveness", [Liveness.ALIVE, Liveness.UNKNOWN])
 def test_a_live_but_unreachable_broker_freezes_the_bound(liveness: Liveness) -> None:
     before = decide_bound(LIVE)
-    bound = decide_bound(replace(LIVE, liveness=liveness, word=None, frontier_phys=4000, previous=before))
+    bound = decide_bound(replace(LIVE, liveness=liveness, offsets=None, frontier_phys=4000, previous=before))
     assert bound == Bound(1000, 1000, BoundReason.FROZEN, frozen=True)
 
 
 def test_a_broker_that_says_no_number_freezes_the_bound() -> None:
-    bound = decide_bound(replace(LIVE, word=BrokerWord(), previous=decide_bound(LIVE)))
+    bound = decide_bound(replace(LIVE, offsets=BrokerOffsets(), previous=decide_bound(LIVE)))
     assert bound.frozen
     assert bound.phys == 1000
 
 
 def test_frozen_from_the_start_uploads_nothing_new() -> None:
-    bound = decide_bound(replace(LIVE, word=None, cursor_phys=0))
+    bound = decide_bound(replace(LIVE, offsets=None, cursor_phys=0))
     assert (bound.phys, bound.frozen) == (0, True)
 
 
 def test_bytes_alone_decide_only_for_a_broker_proven_dead() -> None:
-    dead = replace(LIVE, liveness=Liveness.DEAD, word=None, proven_phys=3000)
+    dead = replace(LIVE, liveness=Liveness.DEAD, offsets=None, proven_phys=3000)
     assert decide_bound(dead) == Bound(4096, 3000, BoundReason.DEAD)
     assert decide_bound(replace(dead, liveness=Liveness.UNKNOWN)).phys == 500
 
 
 def test_a_dead_brokers_last_records_need_no_consume_queue() -> None:
-    dead = replace(LIVE, liveness=Liveness.DEAD, word=None, frontier_phys=900, proven_phys=900)
+    dead = replace(LIVE, liveness=Liveness.DEAD, offsets=None, frontier_phys=900, proven_phys=900)
     bound = decide_bound(dead)
     assert bound.phys == 4096
     assert bound.proven_phys == 900
 
 
 def test_a_broker_that_comes_back_stops_the_scan_where_it_is() -> None:
-    scan = decide_bound(replace(LIVE, liveness=Liveness.DEAD, word=None, proven_phys=900))
-    bound = decide_bound(replace(LIVE, word=None, cursor_phys=950, previous=scan))
+    scan = decide_bound(replace(LIVE, liveness=Liveness.DEAD, offsets=None, proven_phys=900))
+    bound = decide_bound(replace(LIVE, offsets=None, cursor_phys=950, previous=scan))
     assert (bound.phys, bound.frozen) == (950, True)
 
 
@@ -119,9 +121,11 @@ def test_a_bound_that_retreats_says_so() -> None:
 
 
 def test_a_log_that_ends_below_what_was_read_was_cut() -> None:
-    word = BrokerWord(max_phys=400, confirm_phys=400)
-    assert decide_bound(replace(LIVE, word=word)).has_retreated
-    assert not decide_bound(replace(LIVE, word=BrokerWord(max_phys=500, confirm_phys=400))).has_retreated
+    offsets = BrokerOffsets(max_phys=400, confirm_phys=400)
+    assert decide_bound(replace(LIVE, offsets=offsets)).has_retreated
+    assert not decide_bound(
+        replace(LIVE, offsets=BrokerOffsets(max_phys=500, confirm_phys=400))
+    ).has_retreated
 
 
 offsets = st.none() | st.integers(-1, 5000)
@@ -129,7 +133,7 @@ offsets = st.none() | st.integers(-1, 5000)
 
 @given(
     liveness=st.sampled_from(Liveness),
-    word=st.none() | st.builds(BrokerWord, offsets, offsets, offsets, st.booleans()),
+    offsets=st.none() | st.builds(BrokerOffsets, offsets, offsets, offsets, st.booleans()),
     frontier=st.none() | st.integers(0, 5000),
     log_end=st.integers(0, 5000),
     cursor=st.integers(0, 5000),
@@ -137,14 +141,16 @@ offsets = st.none() | st.integers(-1, 5000)
 )
 def test_no_facts_lift_the_bound_above_what_the_broker_said(
     liveness: Liveness,
-    word: BrokerWord | None,
+    offsets: BrokerOffsets | None,
     frontier: int | None,
     log_end: int,
     cursor: int,
     previous: Bound | None,
 ) -> None:
-    bound = decide_bound(BoundFacts(liveness, word, frontier, log_end, cursor, 10_000, previous))
-    said = [p for p in (word.max_phys, word.confirm_phys) if p is not None and p >= 0] if word else []
+    bound = decide_bound(BoundFacts(liveness, offsets, frontier, log_end, cursor, 10_000, previous))
+    said = (
+        [p for p in (offsets.max_phys, offsets.confirm_phys) if p is not None and p >= 0] if offsets else []
+    )
     if said:
         assert bound.phys <= min(*said, log_end)
         assert not bound.frozen

@@ -10,7 +10,7 @@ from tiered.broker_store.store import open_broker_store
 from tiered.model.queue import TopicFilter
 from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult
 
 CLUSTER, BROKER = "FxCluster", "fx-a"
@@ -39,7 +39,7 @@ def backfill(
             OffloadIdentity(CLUSTER, BROKER, instance, "backfill"),
             settings,
             topic_filter=topic_filter,
-            word_source=no_word,
+            offsets_source=no_offsets,
             replace_log=replace_log,
             environment=environment,
             index_settings=index_settings,

@@ -19,7 +19,7 @@ from tiered.object_store.options import S3Credentials, StoreOptions
 from tiered.object_store.protocol import Body, ObjectStore
 from tiered.object_store.url import open_store
 from tiered.settings.sections import ObjectStoreSettings, OffloadSettings
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 MOMENTS = ("scan", "data put", "between put and commit", "commit sent", "reply lost")
@@ -92,7 +92,7 @@ def main(store: str, url: str, moment: str, nth: str) -> None:
             OffloadIdentity(CLUSTER, BROKER, "kill-nine", "backfill"),
             OffloadSettings(batch_bytes=256 << 10, split_bytes=128 << 10, block_bytes=32 << 10, root_every=4),
             topic_filter=FILTER,
-            word_source=no_word,
+            offsets_source=no_offsets,
         ).run(threading.Event(), follow=False)
 
 

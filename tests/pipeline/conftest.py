@@ -13,7 +13,7 @@ from rocketmq_tiered.spark import session
 from tests.end_to_end.offloading import CLUSTER, FILTER, SMALL
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.file import FileStore
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def archive_store(store: Path, archive: Path, broker: str) -> None:
     with open_broker_store(store) as broker_store:
         identity = OffloadIdentity(CLUSTER, broker, "test", "backfill")
         offloader = Offloader(
-            broker_store, FileStore(archive), identity, SMALL, topic_filter=FILTER, word_source=no_word
+            broker_store, FileStore(archive), identity, SMALL, topic_filter=FILTER, offsets_source=no_offsets
         )
         offloader.run(threading.Event(), follow=False)
 

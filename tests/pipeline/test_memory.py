@@ -21,7 +21,7 @@ from tiered.broker_store.store import open_broker_store
 from tiered.model.queue import TopicFilter
 from tiered.object_store.file import FileStore
 from tiered.settings.sections import OffloadSettings
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def big_archive(root: Path, log_bytes: int) -> int:
     with open_broker_store(store) as broker_store:
         Offloader(
             broker_store, FileStore(root), OffloadIdentity("BenchCluster", "big", "soak", "backfill"),
-            OffloadSettings(), topic_filter=TopicFilter(), word_source=no_word,
+            OffloadSettings(), topic_filter=TopicFilter(), offsets_source=no_offsets,
         ).run(threading.Event(), follow=False)  # fmt: skip
     shutil.rmtree(store)
     return totals.messages

@@ -34,7 +34,7 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import FRAME_BYTES_MAX
 from tiered.settings.sections import Settings
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 
@@ -51,7 +51,7 @@ def on_another_disk(store: Path, root: FileStore) -> None:
     """What the sidecar does beside a broker that came back with nothing of what is archived."""
     with open_broker_store(store) as opened:
         identity = OffloadIdentity(CLUSTER, BROKER, "second", "run")
-        offloader = Offloader(opened, root, identity, SMALL, topic_filter=FILTER, word_source=no_word)
+        offloader = Offloader(opened, root, identity, SMALL, topic_filter=FILTER, offsets_source=no_offsets)
         offloader.run(threading.Event(), follow=False)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.archive_marker import BegunArchive
+from sidecar.archive_marker import ArchiveMarker
 from sidecar.instance import StateDirectory
-from sidecar.uploader_job import KeptPins, UploaderJob, Writer
+from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tests.servers.running_store import RunningStore
 from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState
@@ -52,7 +52,12 @@ class Host:
         with StateDirectory(self.state_dir) as state:
             ended = threading.Event()
             writer = Writer(
-                state.identity(), "run", False, state.path, committed=lambda _: ended.set(), pins=KeptPins()
+                state.identity(),
+                "run",
+                False,
+                state.path,
+                committed=lambda _: ended.set(),
+                pins=ProcessPins(),
             )
             timer = threading.Timer(1, ended.set)
             timer.start()
@@ -149,6 +154,6 @@ def test_a_state_directory_that_is_full_keeps_nothing_from_being_archived(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "state").touch()
-    begun = BegunArchive(tmp_path / "state", "s3://bucket/c/b")
+    begun = ArchiveMarker(tmp_path / "state", "s3://bucket/c/b")
     begun.remember()
     assert "not remembered" in caplog.text

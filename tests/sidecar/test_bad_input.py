@@ -24,7 +24,7 @@ from tests.truth import read_lines
 from tiered.errors import UnavailableError
 from uploader.cycle_upload import UploadCounters
 from uploader.offload import OffloadStatus
-from uploader.outage_limit import Patience
+from uploader.outage_limit import OutageLimit
 
 ROOT = Path(__file__).parents[2]
 TIERED = (sys.executable, "-c", "import sys; from sidecar.cli import main; sys.exit(main())")
@@ -337,22 +337,22 @@ def test_sigterm_stops_in_time_even_when_nothing_can_be_stored(case: Case, small
         process.terminate()
         errors = process.stderr.read()
         assert process.wait(30) == 4
-    assert errors.splitlines()[-1].startswith("tiered: stopped before everything in flight was stored")
+    assert errors.splitlines()[-1].startswith("tiered: stopped before all uploads in flight were stored")
 
 
 def test_patience_is_lost_only_after_a_while_of_refusals() -> None:
-    patience = Patience(refused_s_max=10, drain_s_max=5)
-    patience.check(None, is_stopping=False, now_s=0)
+    outage_limit = OutageLimit(outage_s_max=10, drain_s_max=5)
+    outage_limit.check(None, is_stopping=False, now_s=0)
     refused = cast(
         "OffloadStatus", SimpleNamespace(counters=UploadCounters(consecutive_failures=3), last_error="503")
     )
     well = cast("OffloadStatus", SimpleNamespace(counters=UploadCounters(), last_error="503"))
-    patience.check(refused, is_stopping=False, now_s=1)
-    patience.check(refused, is_stopping=False, now_s=10.9)
-    patience.check(well, is_stopping=False, now_s=11)
-    patience.check(refused, is_stopping=False, now_s=12)
+    outage_limit.check(refused, is_stopping=False, now_s=1)
+    outage_limit.check(refused, is_stopping=False, now_s=10.9)
+    outage_limit.check(well, is_stopping=False, now_s=11)
+    outage_limit.check(refused, is_stopping=False, now_s=12)
     with pytest.raises(UnavailableError, match="503"):
-        patience.check(refused, is_stopping=False, now_s=22)
-    patience.check(well, is_stopping=True, now_s=30)
+        outage_limit.check(refused, is_stopping=False, now_s=22)
+    outage_limit.check(well, is_stopping=True, now_s=30)
     with pytest.raises(UnavailableError, match="stopped before"):
-        patience.check(well, is_stopping=True, now_s=35)
+        outage_limit.check(well, is_stopping=True, now_s=35)

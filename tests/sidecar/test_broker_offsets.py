@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.broker_offsets import BrokerVoice
-from sidecar.broker_side import KeptTls, address_of, tls_of
+from sidecar.broker_offsets import BrokerOffsetsClient
+from sidecar.broker_side import TlsCache, address_of, tls_of
 from tests.remoting.tls_peer import Papers, answering, listening, shows
 from tests.servers.certificates import Authority
-from tiered.broker_store.bound import BoundFacts, BrokerWord, decide_bound
+from tiered.broker_store.bound import BoundFacts, BrokerOffsets, decide_bound
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.liveness import Liveness
 from tiered.errors import UnavailableError, UsageError
@@ -44,26 +44,26 @@ class FakeClient:
         self.closed += 1
 
 
-def _voice(client: FakeClient) -> BrokerVoice:
-    return BrokerVoice("127.0.0.1:10911", 1.0, connect=lambda *_: client)  # type: ignore[arg-type]
+def _voice(client: FakeClient) -> BrokerOffsetsClient:
+    return BrokerOffsetsClient("127.0.0.1:10911", 1.0, connect=lambda *_: client)  # type: ignore[arg-type]
 
 
 def test_a_5x_broker_says_everything() -> None:
     client = FakeClient({"commitLogMaxOffset": "100", "dispatchBehindBytes": "7"}, 90)
     client.config = {"enableControllerMode": "false"}
-    word = _voice(client).ask()
-    assert word == BrokerWord(100, 90, 7)
-    assert word.config == client.config
+    offsets = _voice(client).ask()
+    assert offsets == BrokerOffsets(100, 90, 7)
+    assert offsets.config == client.config
 
 
 def test_a_49_broker_knows_no_confirm_offset() -> None:
-    assert _voice(FakeClient({"commitLogMaxOffset": "100"}, None)).ask() == BrokerWord(100, None, None)
+    assert _voice(FakeClient({"commitLogMaxOffset": "100"}, None)).ask() == BrokerOffsets(100, None, None)
 
 
 def test_a_broker_without_runtime_info_still_has_a_word() -> None:
-    word = _voice(FakeClient(None, 90)).ask()
-    assert word is not None
-    assert (word.max_phys, word.confirm_phys, word.dispatch_behind_bytes) == (None, 90, None)
+    offsets = _voice(FakeClient(None, 90)).ask()
+    assert offsets is not None
+    assert (offsets.max_phys, offsets.confirm_phys, offsets.dispatch_behind_bytes) == (None, 90, None)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_a_broker_whose_own_confirm_offset_may_be_lower_is_not_taken_at_its_coun
     info = {"commitLogMaxOffset": "1000", "dispatchBehindBytes": "0", "remainHowManyDataToFlush": unflushed}
     client = FakeClient(info, 1000)
     client.config = config
-    word = _voice(client).ask()
-    assert word is not None and word.is_confirm_certain == is_certain
-    facts = BoundFacts(Liveness.ALIVE, word, frontier_phys=700, log_end_phys=4096, cursor_phys=500)
+    offsets = _voice(client).ask()
+    assert offsets is not None and offsets.is_confirm_certain == is_certain
+    facts = BoundFacts(Liveness.ALIVE, offsets, frontier_phys=700, log_end_phys=4096, cursor_phys=500)
     assert decide_bound(facts).phys == (1000 if is_certain else 700)
 
 
@@ -104,8 +104,8 @@ def test_a_broker_too_busy_to_tell_its_configuration_is_asked_for_it_again() -> 
 
     client.broker_config = busy_once  # type: ignore[method-assign]
     assert voice.ask() is None
-    word = voice.ask()
-    assert word is not None and not word.is_confirm_certain
+    offsets = voice.ask()
+    assert offsets is not None and not offsets.is_confirm_certain
 
 
 def test_a_silent_broker_is_none_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +121,7 @@ def test_a_silent_broker_is_none_and_said_once(caplog: pytest.LogCaptureFixture)
 
 def test_another_broker_at_the_address_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient({"commitLogMaxOffset": "100"}, 90)
-    voice = BrokerVoice("127.0.0.1:10911", 1.0, name="broker-a", connect=lambda *_: client)  # type: ignore[arg-type]
+    voice = BrokerOffsetsClient("127.0.0.1:10911", 1.0, name="broker-a", connect=lambda *_: client)  # type: ignore[arg-type]
     assert voice.ask() is not None, "who may not know is not stopped"
     voice.close()
     client.config = {"brokerName": "broker-b"}
@@ -132,7 +132,7 @@ def test_another_broker_at_the_address_is_not_believed(caplog: pytest.LogCapture
 
 
 def test_without_an_address_nobody_is_asked() -> None:
-    assert BrokerVoice("", 1.0).ask() is None
+    assert BrokerOffsetsClient("", 1.0).ask() is None
 
 
 def test_where_the_broker_is() -> None:
@@ -155,8 +155,8 @@ def test_it_is_dialled_as_the_settings_say(tmp_path: Path) -> None:
     flags = {f"broker.{name}": ("flag", str(path)) for name, path in files.items()}
     tls = tls_of(load_settings(flags={"broker.tls": ("flag", True), **flags}).settings)
     with listening(answering(shows(papers.server, asks=papers.ca))) as address:
-        voice = BrokerVoice(address, 5.0, tls=tls)
-        assert voice.ask() == BrokerWord(None, None, None)
+        voice = BrokerOffsetsClient(address, 5.0, tls=tls)
+        assert voice.ask() == BrokerOffsets(None, None, None)
         voice.close()
     assert tls is not None and tls.options.verify == "full"
     assert tls_of(load_settings().settings) is None
@@ -166,7 +166,7 @@ def test_a_later_job_goes_on_with_what_was_loaded(tmp_path: Path) -> None:
     ca = tmp_path / "copy.pem"
     ca.write_bytes(Authority(tmp_path).certificate.read_bytes())
     flags = {"broker.tls": ("flag", True), "broker.tls_ca": ("flag", str(ca))}
-    kept, settings = KeptTls(), load_settings(flags=flags).settings
+    kept, settings = TlsCache(), load_settings(flags=flags).settings
     first = kept.of(settings)
     ca.write_text("half writ")
     assert kept.of(settings) is first is not None

@@ -10,14 +10,14 @@ import threading
 import time
 from pathlib import Path
 
-from sidecar.event_queue import Mailbox
+from sidecar.event_queue import EventQueue
 
 ROOT = Path(__file__).parents[2]
 
 CHILD = """
 import signal, sys, threading, time
-from sidecar.event_queue import Mailbox
-mailbox = Mailbox()
+from sidecar.event_queue import EventQueue
+mailbox = EventQueue()
 mailbox.wake_on_signals()
 signal.signal(signal.SIGHUP, lambda *_: mailbox.put("reload"))
 # A thread that takes every signal: the kernel may choose any, and this one never runs Python handlers.
@@ -29,7 +29,7 @@ sys.exit(0 if mailbox.get(20) == "reload" else 1)
 
 
 def test_letters_arrive_in_order_and_time_limits_hold() -> None:
-    mailbox: Mailbox[int] = Mailbox()
+    mailbox: EventQueue[int] = EventQueue()
     assert mailbox.get(0) is None
     for letter in (1, 2, 3):
         mailbox.put(letter)
@@ -40,7 +40,7 @@ def test_letters_arrive_in_order_and_time_limits_hold() -> None:
 
 
 def test_a_full_pipe_does_not_block_the_sender() -> None:
-    mailbox: Mailbox[int] = Mailbox()
+    mailbox: EventQueue[int] = EventQueue()
     for letter in range(100_000):
         mailbox.put(letter)
     assert [mailbox.get(0) for _ in range(100_000)] == list(range(100_000))

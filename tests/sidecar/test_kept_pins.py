@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.uploader_job import KeptPins, UploaderJob, Writer
+from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.pins import PinLimits, PinMethod
 from tiered.broker_store.retention import DiskUse
@@ -42,19 +42,19 @@ def settings(linking: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return replace(linking, pins=replace(linking.pins, directory=str(tmp_path / "pins")))
 
 
-def job_of(settings: Settings, tmp_path: Path, kept: KeptPins) -> UploaderJob:
+def job_of(settings: Settings, tmp_path: Path, kept: ProcessPins) -> UploaderJob:
     writer = Writer("me", "run", False, tmp_path / "state", pins=kept)
     return UploaderJob(settings, writer, StoreMetrics())
 
 
-def log_of(settings: Settings, kept: KeptPins) -> CommitLog:
+def log_of(settings: Settings, kept: ProcessPins) -> CommitLog:
     """The log as the present job reads it."""
     keeper = kept.keeper
     directory = Path(settings.broker.store_path) / "commitlog"
     return CommitLog([directory], pinned=keeper.files if keeper is not None else None)
 
 
-def linked(settings: Settings, tmp_path: Path, kept: KeptPins) -> set[Path]:
+def linked(settings: Settings, tmp_path: Path, kept: ProcessPins) -> set[Path]:
     """The links of a job that ends. Its broker deletes the files then: nothing else holds them."""
     (tmp_path / "state").mkdir()
     job = job_of(settings, tmp_path, kept)
@@ -70,7 +70,7 @@ def linked(settings: Settings, tmp_path: Path, kept: KeptPins) -> set[Path]:
 
 
 def test_a_file_that_the_broker_deleted_is_there_for_the_next_job(settings: Settings, tmp_path: Path) -> None:
-    kept = KeptPins()
+    kept = ProcessPins()
     job = job_of(settings, tmp_path, kept)
     log = log_of(settings, kept)
     oldest = log.files[0]
@@ -98,11 +98,11 @@ def test_links_of_other_settings_are_not_left_behind(
     linking: Settings, tmp_path: Path, wanted: str, is_same_process: bool
 ) -> None:
     """They keep the broker's disk full: what it deletes is freed with the last link."""
-    kept = KeptPins()
+    kept = ProcessPins()
     links = linked(linking, tmp_path, kept)
     if not is_same_process:
         kept.close()
-        kept = KeptPins()
+        kept = ProcessPins()
     pins = replace(linking.pins, enabled=wanted != "no more", directory=str(tmp_path / "elsewhere"))
     job = job_of(replace(linking, pins=pins), tmp_path, kept)
     if kept.keeper is not None:
@@ -135,7 +135,7 @@ def test_a_directory_of_pins_that_cannot_be_listed_keeps_no_job_from_being_made(
         return iterdir(path)
 
     monkeypatch.setattr(Path, "iterdir", listed)
-    kept = KeptPins()
+    kept = ProcessPins()
     job_of(replace(settings, pins=replace(settings.pins, enabled=is_enabled)), tmp_path, kept).close()
     assert os.strerror(code) in vars(caplog.records[0])["problem"]
     kept.close()
@@ -152,7 +152,7 @@ def test_pins_that_cannot_be_released_keep_no_job_from_being_made(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    kept = KeptPins()
+    kept = ProcessPins()
     job_of(replace(settings, pins=replace(settings.pins, enabled=False)), tmp_path, kept).close()
     assert os.strerror(errno.EROFS) in vars(caplog.records[0])["problem"]
     kept.close()

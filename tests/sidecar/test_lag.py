@@ -9,7 +9,7 @@ import pytest
 
 from sidecar import lag as lag_module
 from sidecar.lag import Lag, measure_lag, store_timestamp_at
-from sidecar.retention_margin import LogGrowth, margin_of
+from sidecar.retention_margin import LogGrowth, retention_margin_s
 from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import BrokerStore, open_broker_store
@@ -110,9 +110,9 @@ def test_store_timestamps_come_from_the_record(store: BrokerStore) -> None:
 def test_the_margin_is_none_when_everything_is_archived(store: BrokerStore) -> None:
     log = store.commit_log
     store.conf = BrokerConf(file_reserved_hours=1_000_000)
-    assert margin_of(store, log.max_file_end, log.max_file_end, 0.0) is None
+    assert retention_margin_s(store, log.max_file_end, log.max_file_end, 0.0) is None
     if len(log.files) > 1:
-        assert (margin_of(store, log.min_phys, log.max_file_end, 0.0) or 0) > 3600
+        assert (retention_margin_s(store, log.min_phys, log.max_file_end, 0.0) or 0) > 3600
 
 
 def test_growth_is_measured_over_a_window() -> None:

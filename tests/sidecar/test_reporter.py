@@ -115,7 +115,7 @@ def test_a_file_that_is_gone_makes_the_lag_unknown_not_the_report(
     def gone(*_arguments: object) -> float | None:
         raise FileNotFoundError(2, "No such file or directory", "00000000000000000000")
 
-    monkeypatch.setattr(reporter_module, "margin_of", gone)
+    monkeypatch.setattr(reporter_module, "retention_margin_s", gone)
     broker.end_phys = MESSAGES * RECORD
     with followed(tmp_path / "store", broker) as ask:
         report = ask(lambda report: report.committed_phys == MESSAGES * RECORD)

@@ -14,7 +14,7 @@ from tiered.broker_store.file_consume_queue import FileConsumeQueues
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import OffloadSettings
-from uploader.bound_source import BoundSource, no_word
+from uploader.bound_source import BoundSource, no_offsets
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
 SMALL = OffloadSettings(batch_bytes=256 << 10, split_bytes=64 << 10, block_bytes=64 << 10)
@@ -43,7 +43,7 @@ def _offloader(store: BrokerStore, environment: Environment) -> Offloader:
         identity,
         SMALL,
         topic_filter=FILTER,
-        word_source=no_word,
+        offsets_source=no_offsets,
         environment=environment,
     )
 
@@ -117,6 +117,6 @@ def test_what_cannot_be_looked_at_ends_the_back_fill(
         file.write(b"\1")  # something was written behind the last record: is it damage, or the end?
     with open_broker_store(directory) as store:
         with pytest.raises(PermissionError):
-            BoundSource(store, no_word).ask(0)
+            BoundSource(store, no_offsets).ask(0)
         with pytest.raises(PermissionError):
             _offloader(store, Environment()).run(threading.Event(), follow=False)

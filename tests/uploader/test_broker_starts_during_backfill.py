@@ -20,7 +20,7 @@ from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
 HOLD_LOCK = """
@@ -96,7 +96,7 @@ def test_a_back_fill_takes_nothing_that_a_broker_appends_meanwhile(
     ):
         Offloader(
             store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "backfill"), SMALL,
-            topic_filter=FILTER, word_source=no_word, environment=Environment(committed=lambda _: broker.start()),
+            topic_filter=FILTER, offsets_source=no_offsets, environment=Environment(committed=lambda _: broker.start()),
         ).run(threading.Event(), follow=False)  # fmt: skip
     state = load(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
     assert 0 < state.cursor.phys <= end_phys

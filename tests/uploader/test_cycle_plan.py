@@ -31,7 +31,7 @@ class Writer:
         self.phys = 0
         self.arena = b""
 
-    def plan(self, messages: Sequence[Message], left_out: Sequence[int] = ()) -> CyclePlan:
+    def plan(self, messages: Sequence[Message], excluded: Sequence[int] = ()) -> CyclePlan:
         self.arena = build_log(messages, self.phys)
         arena = np.frombuffer(self.arena, np.uint8)
         columns = RecordColumns()
@@ -41,7 +41,7 @@ class Writer:
         for ordinal in range(len(self.table)):
             self.table.admitted[ordinal] = self.filter.admits(self.table.topic(ordinal))
         self.phys += len(arena)
-        return self.planner.plan(columns, gap_reason=GapReason.NEVER_WRITTEN, left_out=left_out)
+        return self.planner.plan(columns, gap_reason=GapReason.NEVER_WRITTEN, excluded=excluded)
 
     def plan_and_apply(self, messages: Sequence[Message]) -> CyclePlan:
         plan = self.plan(messages)
@@ -103,10 +103,10 @@ def test_what_does_not_go_on_where_its_queue_ended_is_unusual() -> None:
 
 def test_a_row_left_out_leaves_a_gap_in_its_queue_and_in_lmqs() -> None:
     writer = Writer()
-    plan = writer.plan([message(b"p", 0), message(b"p", 1, properties=LMQ), message(b"p", 2)], left_out=[1])
+    plan = writer.plan([message(b"p", 0), message(b"p", 1, properties=LMQ), message(b"p", 2)], excluded=[1])
     assert runs_of(plan) == {QueueKey("p", 0, 0): [(0, 1), (2, 3)]}
     assert [(gap.begin_queue_offset, gap.end_queue_offset) for gap in plan.gaps] == [(1, 2)]
-    assert writer.plan([message(b"p", 0)], left_out=[0]).objects == []
+    assert writer.plan([message(b"p", 0)], excluded=[0]).objects == []
 
 
 def test_inner_batches_count_by_inner_num() -> None:

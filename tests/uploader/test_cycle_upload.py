@@ -33,7 +33,7 @@ from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle_plan import CyclePlanner
 from uploader.cycle_upload import CycleUploader, UploadContext
 from uploader.double_buffer import DoubleBuffer
-from uploader.header_check import QueueWitness
+from uploader.header_check import HeaderCheck
 from uploader.log_batch import DamagedRange, LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
 
@@ -73,7 +73,7 @@ class Bench:
         self.context = UploadContext(
             archive=data or archive, writer=self.writer,
             planner=CyclePlanner(self.table, self.tails, split_bytes=1),
-            witness=QueueWitness(self.table, lambda: None, CommitLog([])), tails=self.tails, pool=self.pool,
+            header_check=HeaderCheck(self.table, lambda: None, CommitLog([])), tails=self.tails, pool=self.pool,
             codec=BlockCodec(), policy=AttemptPolicy(timeout_ms_min=200, timeout_ms_max=200, backoff_ms_first=1),
             cluster="c", broker="b", writer_name="i", clock_ms=lambda: 1_700_000_000_000,
             monotonic_s=time.monotonic, jitter=lambda: 0.0, claim=lambda: None, log=lambda _message, _fields: None,

@@ -24,7 +24,7 @@ from tiered.model.tables import GapReason
 from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 PATIENCE_S = 60.0
@@ -39,7 +39,7 @@ def test_messages_do_not_wait_for_the_brokers_tables(real_store: Callable[[str],
     with open_broker_store(real_store("F") / "store") as store:
         offloader = Offloader(
             store, stalling, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SMALL,
-            topic_filter=FILTER, word_source=no_word,
+            topic_filter=FILTER, offsets_source=no_offsets,
         )  # fmt: skip
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
@@ -85,7 +85,7 @@ def follow_to_the_end(
     with open_broker_store(store) as opened:
         offloader = Offloader(
             opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), replace(SMALL, batch_age_ms=100),
-            topic_filter=FILTER, word_source=broker.word, pins=pins,
+            topic_filter=FILTER, offsets_source=broker.word, pins=pins,
         )  # fmt: skip
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()

@@ -31,9 +31,9 @@ from tiered.kernels.scan import RecordColumns, scan_log
 from tiered.model.tables import GapReason, Table
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.cycle_plan import CyclePlanner, UnusualQueue
-from uploader.header_check import QueueWitness, Trial
+from uploader.header_check import HeaderCheck, HeaderComparison
 from uploader.log_batch import LogBatch
 from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult
 from uploader.queue_tails import UNKNOWN, QueueTails
@@ -67,7 +67,10 @@ def test_no_sound_record_is_contradicted(
         for columns in scanned_files(store, table):
             rows += columns.rows
             everything = [UnusualQueue(ordinal, next_offset) for ordinal in range(len(table))]
-            assert Trial(columns, table, index, store.commit_log).contradicted(everything).tolist() == []
+            assert (
+                HeaderComparison(columns, table, index, store.commit_log).contradicted(everything).tolist()
+                == []
+            )
         assert rows > 1000
 
 
@@ -176,7 +179,7 @@ def test_what_a_broker_that_lost_count_appends_is_sound(
 def archived(store_path: Path, name: str) -> tuple[OffloadResult, list[Mapping[str, object]], PrefixedStore]:
     """A back-fill, the damage it named, and the archive."""
     said: list[Mapping[str, object]] = []
-    memory = MemoryStore(f"memory://witness-{name}")
+    memory = MemoryStore(f"memory://header_check-{name}")
 
     def log(message: str, fields: Mapping[str, object]) -> None:
         if "damaged" in message:
@@ -185,7 +188,7 @@ def archived(store_path: Path, name: str) -> tuple[OffloadResult, list[Mapping[s
     with open_broker_store(store_path) as store:
         result = Offloader(
             store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "backfill"), SMALL,
-            topic_filter=FILTER, word_source=no_word, environment=Environment(log=log),
+            topic_filter=FILTER, offsets_source=no_offsets, environment=Environment(log=log),
         ).run(threading.Event(), follow=False)  # fmt: skip
     return result, said, PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
 
@@ -237,7 +240,7 @@ def judged(
         return struct.pack(">12xi4xq", *claims[(phys - BEGIN_PHYS) // RECORD_BYTES][1:])
 
     unusual = [UnusualQueue(table.ordinal(topic, 0), end) for topic, end in ended.items()]
-    trial = Trial(columns, table, PlayedUnits(units), SimpleNamespace(read=read))  # type: ignore[arg-type]
+    trial = HeaderComparison(columns, table, PlayedUnits(units), SimpleNamespace(read=read))  # type: ignore[arg-type]
     return trial.contradicted(unusual).tolist()
 
 
@@ -279,6 +282,6 @@ def test_who_cannot_be_asked_says_nothing() -> None:
     batch.arena[: len(data)] = np.frombuffer(data, np.uint8)
     scan_log(batch.arena, 0, len(data), 0, 1 << 40, table, batch.columns, delay_levels_ms=None)
     table.admitted[:] = 1
-    witness = QueueWitness(table, Broken, CommitLog([]))  # type: ignore[arg-type]
-    plan = witness.plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
+    header_check = HeaderCheck(table, Broken, CommitLog([]))  # type: ignore[arg-type]
+    plan = header_check.plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
     assert (plan.rows, len(plan.unusual), batch.damaged) == (1, 1, [])

@@ -40,7 +40,7 @@ from tiered.settings.sections import IndexSettings
 from uploader import gathered_items, index_builder
 from uploader.index_builder import IndexBuilder
 from uploader.index_plan import groups_of
-from uploader.unindexed import gone_entries
+from uploader.unindexed import stale_entries
 
 _seeds = itertools.count()
 A, B = QueueKey("a", 0, 0), QueueKey("b", 3, 0)
@@ -616,12 +616,12 @@ def test_what_is_no_longer_there_is_left_out_no_more(
     state = load(damaged.store)
     assert list(state.unindexed) == [damaged.key]
     ((key, versions),) = state.unindexed.items()
-    assert gone_entries(state, RunIndex(damaged.store)) == {}, "it is damaged, not gone"
+    assert stale_entries(state, RunIndex(damaged.store)) == {}, "it is damaged, not gone"
     extra = {UNINDEXED: {key: [*versions, 1], "data/long/gone": [2]}}
     damaged.archive.writer.maintain(
         lambda _: CommitDraft(CommitKind.MAINTENANCE, settings=extra, created_ms=NOW_MS)
     )
-    assert gone_entries(load(damaged.store), RunIndex(damaged.store)) == {key: {1}, "data/long/gone": {2}}
+    assert stale_entries(load(damaged.store), RunIndex(damaged.store)) == {key: {1}, "data/long/gone": {2}}
     damaged.builder(unindexed_objects_max=1, merge_files=2).run_to_end(threading.Event())
     assert load(damaged.store).unindexed == {key: versions}
     damaged.check_others()

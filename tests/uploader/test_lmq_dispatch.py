@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.record_builder import Message, build_log, properties
-from tiered.broker_store.bound import BrokerWord
+from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.consume_queue_index import UNIT_DTYPE, ConsumeQueueIndex
 from tiered.broker_store.liveness import Liveness, LivenessReport
@@ -168,7 +168,7 @@ class Asked:
             )
 
         references = LmqDispatch(self.table, consume_queues, lambda: rules)
-        rows, offsets = resolved_lmq_rows(self.columns, references.word(self.columns, next_offsets))
+        rows, offsets = resolved_lmq_rows(self.columns, references.offsets(self.columns, next_offsets))
         queue = self.columns.lmq_queue[rows].tolist()
         return [
             (record, self.table.topic(ordinal), int(self.table.queue_id[ordinal]), offset)
@@ -243,8 +243,8 @@ def test_the_count_that_is_ahead_is_known_in_the_next_batch_and_in_one_planned_a
     references = LmqDispatch(logs[0].table, lambda: None, LmqRules)
     for _ in range(2):
         for end, log in enumerate(logs):
-            word = references.word(log.columns, lambda ordinals, end=end: np.full(len(ordinals), end))  # type: ignore[misc]
-            assert resolved_lmq_rows(log.columns, word)[1].tolist() == [end]
+            offsets = references.offsets(log.columns, lambda ordinals, end=end: np.full(len(ordinals), end))  # type: ignore[misc]
+            assert resolved_lmq_rows(log.columns, offsets)[1].tolist() == [end]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_whether_the_broker_dispatches_is_its_configurations_word(
 
 def test_what_the_broker_last_said_of_its_configuration_is_kept(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
-    said = [BrokerWord(), BrokerWord(config={"enableMultiDispatch": "false"}), BrokerWord(), None]
+    said = [BrokerOffsets(), BrokerOffsets(config={"enableMultiDispatch": "false"}), BrokerOffsets(), None]
     words = iter(said)
     with open_broker_store(tmp_path) as store:
         source = BoundSource(store, lambda: next(words))

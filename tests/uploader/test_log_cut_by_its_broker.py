@@ -1,4 +1,4 @@
-"""A log that its broker cut, with stale records still in the files: the broker's word says so, bytes do not."""
+"""A log that its broker cut, with stale records still in the files: the broker's offsets says so, bytes do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.uploader.test_broker_starts_during_backfill import HOLD_LOCK
-from tiered.broker_store.bound import BrokerWord
+from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.pages import RunIndex
@@ -47,8 +47,8 @@ class LivingBroker:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"held\n"
 
-    def word(self) -> BrokerWord | None:
-        return BrokerWord(max_phys=self.end_phys, dispatch_behind_bytes=0) if self.answers else None
+    def offsets(self) -> BrokerOffsets | None:
+        return BrokerOffsets(max_phys=self.end_phys, dispatch_behind_bytes=0) if self.answers else None
 
     def close(self) -> None:
         self._process.communicate()
@@ -85,7 +85,7 @@ def overwrite(store: Path, broker: LivingBroker, tmp_path: Path) -> None:
 def offloader_of(store: object, memory: MemoryStore, broker: LivingBroker) -> Offloader:
     identity = OffloadIdentity(CLUSTER, BROKER, "test", "run")
     return Offloader(
-        store, memory, identity, SMALL, topic_filter=FILTER, word_source=broker.word  # type: ignore[arg-type]
+        store, memory, identity, SMALL, topic_filter=FILTER, offsets_source=broker.offsets  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_what_came_after_the_cut_is_archived(
 def test_a_broker_that_tells_only_later_is_believed_then(
     cut: tuple[Path, MemoryStore, LivingBroker], tmp_path: Path
 ) -> None:
-    """At the start it does not answer: nothing is uploaded. Its first word makes following start again."""
+    """At the start it does not answer: nothing is uploaded. Its first offsets makes following start again."""
     directory, memory, broker = cut
     overwrite(directory, broker, tmp_path)
     broker.answers = False

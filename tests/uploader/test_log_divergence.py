@@ -20,10 +20,10 @@ from uploader.log_divergence import (
     WRITTEN_BYTES,
     Check,
     CheckResult,
-    NewLine,
+    Divergence,
     compare,
     ends_before,
-    find_new_line,
+    find_divergence,
     require_shared,
 )
 
@@ -40,7 +40,7 @@ def check_of(data: bytes, begin: int, end: int) -> LogCheck:
     return LogCheck(begin, end, fastcrc.crc32.iscsi(data[begin:end]))
 
 
-def line_among(log: CommitLog, checks: list[Check]) -> NewLine:
+def line_among(log: CommitLog, checks: list[Check]) -> Divergence:
     """``checks``: newest first."""
 
     def newest(first: int, last: int) -> Check | None:
@@ -48,7 +48,7 @@ def line_among(log: CommitLog, checks: list[Check]) -> NewLine:
         return next((entry for entry in checks if first <= entry[0] <= last), None)
 
     asked: list[tuple[int, int]] = []
-    found = find_new_line(log, [(1, checks[0][0])], newest)
+    found = find_divergence(log, [(1, checks[0][0])], newest)
     assert len(asked) <= 2 * len(checks).bit_length() + 2
     return found
 
@@ -89,32 +89,32 @@ def test_the_walk_ends_at_the_newest_common_commit(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA)
     lost = LogCheck(5000, 5100, 1)
     checks = [(4, lost, 5100), (3, lost, 5050), (2, check_of(DATA, 900, 1000), 1000), (1, lost, 500)]
-    assert line_among(log, checks) == NewLine(2, 1000)
+    assert line_among(log, checks) == Divergence(2, 1000)
 
 
 def test_history_that_was_deleted_stays_when_everything_newer_was_cut_off(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     checks = [(3, LogCheck(15000, 15100, 1), 15100), (2, check_of(DATA, 900, 1000), 1000)]
-    assert line_among(log, checks) == NewLine(2, 1000)
+    assert line_among(log, checks) == Divergence(2, 1000)
 
 
 def test_a_log_that_contradicts_all_it_can_be_asked_about_shares_nothing(tmp_path: Path) -> None:
     """Another broker's, or a new disk's, whose first files are gone already: what is archived is the only copy."""
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     checks = [(3, LogCheck(5000, 5100, 1), 5100), (2, check_of(DATA, 900, 1000), 1000)]
-    assert line_among(log, checks) == NewLine(0, FILE_BYTES)
+    assert line_among(log, checks) == Divergence(0, FILE_BYTES)
 
 
 def test_a_log_that_shares_nothing_is_taken_only_by_who_may() -> None:
-    nothing = NewLine(0, 0)
+    nothing = Divergence(0, 0)
     assert require_shared(nothing, is_older_copy=False, may_replace=True) == nothing
-    assert require_shared(NewLine(3, 70), is_older_copy=False, may_replace=False) == NewLine(3, 70)
+    assert require_shared(Divergence(3, 70), is_older_copy=False, may_replace=False) == Divergence(3, 70)
     with pytest.raises(UsageError, match="--replace-log"):
         require_shared(nothing, is_older_copy=False, may_replace=False)
 
 
 def test_an_older_copy_takes_nothing_out_unless_told() -> None:
-    older = NewLine(2, 50)
+    older = Divergence(2, 50)
     assert require_shared(older, is_older_copy=True, may_replace=True) == older
     with pytest.raises(UsageError, match="an older copy"):
         require_shared(older, is_older_copy=True, may_replace=False)
@@ -173,7 +173,7 @@ def test_padding_is_not_looked_for_far_away(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_wiped_disk_shares_nothing(tmp_path: Path) -> None:
     log = log_of(tmp_path, bytes(FILE_BYTES))
-    assert line_among(log, [(1, LogCheck(5000, 5100, 1), 5100)]) == NewLine(0, 0)
+    assert line_among(log, [(1, LogCheck(5000, 5100, 1), 5100)]) == Divergence(0, 0)
 
 
 @pytest.mark.parametrize("held", [0, 1, 2, 3, 500, 998, 999, 1000])
@@ -184,14 +184,14 @@ def test_long_history_is_not_walked_through(tmp_path: Path, held: int) -> None:
         (v, good if v <= held else LogCheck(5000, 5100, 1), 1000 + v) for v in range(1000, 0, -1) if v % 7
     ]
     expected = next((v for v in range(held, 0, -1) if v % 7), 0)
-    assert line_among(log, checks) == NewLine(expected, 1000 + expected if expected else 0)
+    assert line_among(log, checks) == Divergence(expected, 1000 + expected if expected else 0)
 
 
 def test_a_commit_without_bytes_proves_nothing(tmp_path: Path) -> None:
     """The first of a line may have lost all it covers."""
     log = log_of(tmp_path, DATA)
     checks = [(3, LogCheck(5000, 5100, 1), 5100), (2, LogCheck(900, 1000, 1), 1000), (1, NO_CHECK, 500)]
-    assert line_among(log, checks) == NewLine(0, 0)
+    assert line_among(log, checks) == Divergence(0, 0)
 
 
 def test_a_commit_that_ends_above_the_log_is_not_in_it(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_commit_that_ends_above_the_log_is_not_in_it(tmp_path: Path) -> None:
     log = log_of(tmp_path, DATA[FILE_BYTES:], FILE_BYTES)
     gone = check_of(DATA, 900, 1000)
     checks = [(3, LogCheck(20_000, 20_100, 1), 20_100), (2, gone, 15_000), (1, gone, 1000)]
-    assert line_among(log, checks) == NewLine(1, 1000)
+    assert line_among(log, checks) == Divergence(1, 1000)
 
 
 @given(
@@ -233,5 +233,5 @@ def test_of_several_lines_the_newest_commit_that_is_held_is_found(
         return (found, in_log[found], ends[found]) if found else None
 
     common = max((v for v in moved if ends[v] <= 100 * held), default=0)
-    expected = NewLine(common, ends[common]) if common else NewLine(0, begin)
-    assert find_new_line(log, spans, newest) == expected
+    expected = Divergence(common, ends[common]) if common else Divergence(0, begin)
+    assert find_divergence(log, spans, newest) == expected

@@ -11,7 +11,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL
 from tiered.broker_store.store import open_broker_store
 from tiered.model.queue import TopicFilter
 from tiered.object_store.memory import MemoryStore
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 
@@ -24,7 +24,7 @@ def test_a_writer_without_messages_says_that_it_owns_the_archive(real_store: Cal
             OffloadIdentity(CLUSTER, BROKER, "test", "run"),
             SMALL,
             topic_filter=TopicFilter(include=("no such topic",), cluster=CLUSTER, broker=BROKER),
-            word_source=no_word,
+            offsets_source=no_offsets,
         )
         assert offloader.status() is None
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})

@@ -21,7 +21,7 @@ from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.protocol import Body, ObjectStore
 from uploader import offload
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 
@@ -46,7 +46,7 @@ def store(real_store: Callable[[str], Path], tmp_path: Path) -> Path:
 def offloader_of(store: BrokerStore, archive: ObjectStore, disk: Disk) -> Offloader:
     return Offloader(
         store, archive, OffloadIdentity(CLUSTER, BROKER, "mine", "run"), SMALL,
-        topic_filter=FILTER, word_source=no_word, pins=disk.keeper,
+        topic_filter=FILTER, offsets_source=no_offsets, pins=disk.keeper,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.memory import MemoryStore
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 
@@ -25,7 +25,7 @@ def test_archived_files_are_let_go(real_store: Callable[[str], Path], tmp_path: 
         offloader = Offloader(
             store, MemoryStore("memory://pins-at-the-end"), OffloadIdentity(CLUSTER, BROKER, "test", "run"),
             replace(SMALL, batch_age_ms=100),
-            topic_filter=FILTER, word_source=no_word, pins=pins,
+            topic_filter=FILTER, offsets_source=no_offsets, pins=pins,
         )  # fmt: skip
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import QueueKey
-from uploader.queue_generations import QueueLives
+from uploader.queue_generations import QueueGenerations
 
 
 class GrowingTable(QueueTable):
@@ -40,7 +40,7 @@ def test_the_order_is_that_of_names_though_the_table_grows_meanwhile(
     for queue in first:
         table.ordinal(*queue)
     table.waiting = [*later]
-    lives = QueueLives(table)
+    lives = QueueGenerations(table)
     rank = lives.rank()
     table.waiting = []
     assert [first[at] for at in np.argsort(rank).tolist()] == sorted(first)
@@ -53,7 +53,7 @@ def test_each_life_has_one_number(named: list[tuple[str, int]], asked: list[tupl
     table = QueueTable()
     for queue in named:
         table.ordinal(*queue)
-    lives = QueueLives(table)
+    lives = QueueGenerations(table)
     asked = [(ordinal, generation) for ordinal, generation in asked if ordinal < len(table)]
     ordinal, generation = (np.array([life[i] for life in asked], np.int64) for i in (0, 1))
     for _ in range(2):

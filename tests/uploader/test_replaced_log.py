@@ -29,7 +29,7 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.faults import FaultStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 MESSAGES = 4_000
@@ -70,7 +70,7 @@ def follow_a_while(directory: Path, memory: MemoryStore) -> None:
     with open_broker_store(directory) as store:
         offloader = Offloader(
             store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
-            topic_filter=FILTER, word_source=no_word,
+            topic_filter=FILTER, offsets_source=no_offsets,
         )  # fmt: skip
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
@@ -156,7 +156,7 @@ def test_long_history_costs_a_new_disk_few_requests(
     with open_broker_store(tmp_path / "store") as store:
         offloader = Offloader(
             store, counted, OffloadIdentity(CLUSTER, BROKER, "test", "run"), SETTINGS,
-            topic_filter=FILTER, word_source=no_word,
+            topic_filter=FILTER, offsets_source=no_offsets,
         )  # fmt: skip
         assert offloader._owner.open(claim_now=True) == 0
     operations = Counter(request.operation for request in counted.requests)

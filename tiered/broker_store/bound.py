@@ -1,6 +1,6 @@
 """Up to where the log may be uploaded (3a, Bound). Pure: facts in, bound out.
 
-While a broker runs only its own word counts, read *before* the bytes: confirm offset and end of log, and
+While a broker runs, only the offsets it reports count, read *before* the bytes: confirm offset and end of log, and
 never above what its consume queues show. If it runs and does not answer, the bound freezes. Bytes alone
 decide only for a broker proven dead: then its own recovery scan, last record included.
 
@@ -20,7 +20,7 @@ from tiered.broker_store.liveness import Liveness
 class BoundReason(Enum):
     """What set the bound."""
 
-    BROKER = "the broker's word"
+    BROKER = "reported by the broker"
     CONSUME_QUEUE = "the consume queues"
     LOG_END = "the end of the files seen"
     FROZEN = "frozen: the broker runs but does not answer"
@@ -28,7 +28,7 @@ class BoundReason(Enum):
 
 
 @dataclass(frozen=True)
-class BrokerWord:
+class BrokerOffsets:
     """What the broker answered, in physical offsets; None where it did not say.
 
     ``max_phys``: commitLogMaxOffset of the runtime info. ``confirm_phys``: low-water mark over its replicas.
@@ -59,7 +59,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class BoundFacts:
-    """Everything the bound depends on, gathered in this order: liveness, word, frontier, log end.
+    """Everything the bound depends on, gathered in this order: liveness, offsets, frontier, log end.
 
     ``frontier_phys``: physical end of what the consume queues show, None where none is visible (RocksDB of a
     running broker). ``log_end_phys``: end of the last file. ``cursor_phys``: how far the log was read.
@@ -67,7 +67,7 @@ class BoundFacts:
     """
 
     liveness: Liveness
-    word: BrokerWord | None
+    offsets: BrokerOffsets | None
     frontier_phys: int | None
     log_end_phys: int
     cursor_phys: int
@@ -77,7 +77,7 @@ class BoundFacts:
 
 def decide_bound(facts: BoundFacts) -> Bound:
     """The bound that ``facts`` allow."""
-    said = _said_phys(facts.word)
+    said = _reported_phys(facts.offsets)
     if said is not None:
         bound = _bound_by_word(facts, said)
     elif facts.liveness is Liveness.DEAD:
@@ -89,15 +89,17 @@ def decide_bound(facts: BoundFacts) -> Bound:
     )
     # What was read lay below the bound of its time: a log that ends below it now was cut.
     cut = (
-        facts.word is not None and facts.word.max_phys is not None and facts.word.max_phys < facts.cursor_phys
+        facts.offsets is not None
+        and facts.offsets.max_phys is not None
+        and facts.offsets.max_phys < facts.cursor_phys
     )
     return Bound(bound.phys, bound.proven_phys, bound.why, has_retreated=retreated or cut)
 
 
-def _said_phys(word: BrokerWord | None) -> int | None:
-    if word is None:
+def _reported_phys(offsets: BrokerOffsets | None) -> int | None:
+    if offsets is None:
         return None
-    said = [phys for phys in (word.max_phys, word.confirm_phys) if phys is not None and phys >= 0]
+    said = [phys for phys in (offsets.max_phys, offsets.confirm_phys) if phys is not None and phys >= 0]
     return min(said) if said else None
 
 
@@ -115,13 +117,13 @@ def _frontier(facts: BoundFacts) -> int | None:
 
     The count is needed because the last records of a log may belong to no queue (half messages, deleted
     topics)."""
-    word, said = facts.word, _said_phys(facts.word)
+    offsets, said = facts.offsets, _reported_phys(facts.offsets)
     counted = None
-    if word is not None and said is not None and word.dispatch_behind_bytes is not None:
-        counted = said - max(word.dispatch_behind_bytes, 0)
+    if offsets is not None and said is not None and offsets.dispatch_behind_bytes is not None:
+        counted = said - max(offsets.dispatch_behind_bytes, 0)
     if facts.frontier_phys is None:
         return counted
-    if counted is None or word is None or not word.is_confirm_certain:
+    if counted is None or offsets is None or not offsets.is_confirm_certain:
         return facts.frontier_phys
     return max(facts.frontier_phys, counted)
 

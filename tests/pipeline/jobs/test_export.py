@@ -30,7 +30,7 @@ from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 if TYPE_CHECKING:
@@ -207,7 +207,9 @@ def test_the_rest_of_a_queue_that_was_begun_is_exported_though_it_is_hidden_now(
         with open_broker_store(store.path) as opened:
             identity = OffloadIdentity(CLUSTER, BROKER, store.path.name, "run")
             archive = FileStore(tmp_path / "archive")
-            offloader = Offloader(opened, archive, identity, SMALL, topic_filter=FILTER, word_source=no_word)
+            offloader = Offloader(
+                opened, archive, identity, SMALL, topic_filter=FILTER, offsets_source=no_offsets
+            )
             offloader.run(threading.Event(), follow=False)
 
     first = WrittenStore(tmp_path / "first")

@@ -31,7 +31,7 @@ from tiered.flat_file.verify import AnomalyKind, verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
-from uploader.bound_source import no_word
+from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ def test_what_ended_with_a_replaced_log_is_no_difference(spark: SparkSession, tm
             store.put("t", 0, f"{name} {number}".encode())
         with open_broker_store(store.path) as opened:
             identity, root = OffloadIdentity(CLUSTER, BROKER, name, "run"), FileStore(tmp_path / "archive")
-            offloader = Offloader(opened, root, identity, SMALL, topic_filter=FILTER, word_source=no_word)
+            offloader = Offloader(
+                opened, root, identity, SMALL, topic_filter=FILTER, offsets_source=no_offsets
+            )
             offloader.run(threading.Event(), follow=False)
     archive = SourceOptions(f"file://{tmp_path / 'archive'}")
     store_now = SourceOptions(str(tmp_path / "second"), source=Source.STORE, cluster=CLUSTER, broker=BROKER)
