@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.archive_marker import BegunArchive
+from sidecar.archive_marker import ArchiveMarker
 from sidecar.instance import StateDirectory
-from sidecar.uploader_job import KeptPins, UploaderJob, Writer
+from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tests.upgrade.left_behind import ROOT
 from tiered.catalog.reading import load
 from tiered.errors import FencedError, UnavailableError
@@ -43,7 +43,7 @@ def archive_of(root: Path) -> PrefixedStore:
 
 def run(root: Path, instance: str, state_dir: Path) -> None:
     """Archive everything that the store and the pins have."""
-    writer = Writer(instance, "run", False, state_dir, pins=KeptPins())
+    writer = Writer(instance, "run", False, state_dir, pins=ProcessPins())
     UploaderJob(settings_of(root), writer, StoreMetrics()).offload(threading.Event(), follow=False)
 
 
@@ -87,7 +87,7 @@ def test_another_instance_is_refused_while_the_epoch_is_owned(root: Path) -> Non
 
 def test_pins_are_found_and_released_once_archived(root: Path) -> None:
     with StateDirectory(root / "state") as state:
-        job_pins = KeptPins()
+        job_pins = ProcessPins()
         writer = Writer(state.identity(), "run", False, state.path, pins=job_pins)
         UploaderJob(settings_of(root), writer, StoreMetrics()).close()
         assert job_pins.keeper is not None
@@ -100,5 +100,5 @@ def test_pins_are_found_and_released_once_archived(root: Path) -> None:
 def test_an_archive_begun_before_is_not_begun_again_when_it_is_empty(root: Path) -> None:
     url = f"file://{ROOT}/uploader/archive/c/b"
     with pytest.raises(UnavailableError):
-        BegunArchive(root / "state", url).refuse_anew()
-    BegunArchive(root / "state", f"{url}2").refuse_anew()
+        ArchiveMarker(root / "state", url).refuse_empty()
+    ArchiveMarker(root / "state", f"{url}2").refuse_empty()
