@@ -16,7 +16,8 @@ from benchmarks.stores import StoreProfile
 from pipeline.options.predicate import Allowed, Predicate
 from pipeline.options.source_options import parse_options
 from pipeline.plan.archive_plan import pinned_versions, plan
-from pipeline.scan.archive_scan import ArchiveScanner
+from pipeline.scan.archive_scan import archive_chunks
+from pipeline.scan.queue_scan import ArchiveScan
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
@@ -65,15 +66,15 @@ def range_bytes(archived: Archived, begin: int, end: int) -> Row:
     options = parse_options({"path": archived.url})
     predicate = Predicate({"storeTimestamp": Allowed(begin, end - 1)})
     store = _CountingStore(PrefixedStore(FileStore(archived.root), archive_prefix(CLUSTER, BROKER)))
-    scanner = ArchiveScanner(
+    scan = ArchiveScan(
         store,
         predicate,
         with_records=True,
         window_bytes=options.window_bytes,
-        on_corrupt=_never,  # type: ignore[arg-type]
+        on_corrupt=_never,
     )
     parts = plan(options, pinned_versions(options), predicate, is_header_only=False)
-    message_bytes = sum(int(chunk.size.sum()) for part in parts for chunk in scanner.chunks(part))
+    message_bytes = sum(int(chunk.size.sum()) for part in parts for chunk in archive_chunks(scan, part))
     tails = {(ref.key, ref.tail_bytes) for part in parts for ref in part.objects}
     return {
         "read_bytes": store.read_bytes,

@@ -1,7 +1,4 @@
-"""Bodies of located records, decompressed, in batches that stay bounded however well they had compressed.
-
-Owns decompressing and its failures. Rules of compression are in ``tiered.formats.record``.
-"""
+"""Decompressed bodies of located records, in batches bounded by decompressed size."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from tiered.kernels.record_fields import Number, RecordFields, copy_to
 
 @dataclass(frozen=True)
 class Bodies:
-    """Bodies of the rows up to ``end``. ``inflated``: those that were compressed, None where that failed.
+    """Bodies of the rows up to ``end``. ``inflated``: decompressed bodies by row of the batch, None where it failed.
 
-    Row numbers count from the first row of the batch, but in ``failures``: (row of the chunk, what is wrong).
+    ``failures``: (row of the chunk, error).
     """
 
     end: int
@@ -34,7 +31,7 @@ class Bodies:
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def array(self) -> pa.Array:
-        """As binary; null where decompressing failed."""
+        """The bodies; null where decompression failed."""
         lengths, valid = self._lengths()
         offsets = np.zeros(len(lengths) + 1, np.int32)
         offsets[1:] = np.cumsum(lengths)
@@ -50,12 +47,12 @@ class Bodies:
         )
 
     def lengths(self) -> pa.Array:
-        """Bytes of each; null where decompressing failed."""
+        """Their sizes in bytes; null where decompression failed."""
         lengths, valid = self._lengths()
         return pa.array(lengths, mask=~valid)
 
     def each(self) -> Iterator[bytes | None]:
-        """One after another."""
+        """The bodies one by one."""
         for row, (begin, length) in enumerate(zip(self.at.tolist(), self.stored.tolist(), strict=True)):
             if row in self.inflated:
                 yield self.inflated[row]
@@ -70,7 +67,7 @@ class Bodies:
 
 
 class BodyReader:
-    """Hands out the bodies of a chunk, batch by batch."""
+    """Yields the bodies of a chunk, batch by batch."""
 
     def __init__(self, chunk: RowChunk, fields: RecordFields, batch_bytes: int) -> None:
         self._chunk = chunk
@@ -81,7 +78,8 @@ class BodyReader:
         self._ahead: dict[int, bytes | CorruptionError] = {}
 
     def take(self, begin: int) -> Bodies:
-        """Bodies from row ``begin`` on: records and what decompressing adds stay at ``batch_bytes``, but for one."""
+        """Bodies from row ``begin`` on. Records plus decompressed bytes stay within ``batch_bytes``, except for a
+        single larger message."""
         before = int(self._ends[begin - 1]) if begin else 0
         limit = before + self._batch_bytes
         first = int(np.searchsorted(self._compressed, begin))
@@ -115,11 +113,10 @@ class BodyReader:
 
     def _inflate(self, row: int) -> bytes | CorruptionError:
         begin, length = int(self._fields[Number.BODY_AT][row]), int(self._fields[Number.BODY_BYTES][row])
-        stored, flag = (
-            self._chunk.data[begin : begin + length].tobytes(),
-            int(self._fields[Number.SYS_FLAG][row]),
-        )
+        stored = self._chunk.data[begin : begin + length].tobytes()
         try:
-            return decompress_body(stored, flag, BODY_BYTES_MAX, source="body")
+            return decompress_body(
+                stored, int(self._fields[Number.SYS_FLAG][row]), BODY_BYTES_MAX, source="body"
+            )
         except CorruptionError as error:
             return error

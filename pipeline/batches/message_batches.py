@@ -1,14 +1,13 @@
-"""Rows into Arrow record batches: columns by name, from the footer's columns and the records' bytes.
+"""Arrow record batches from rows: each column of columns.py, from footer columns and the records' bytes.
 
-Owns what every column of columns.py contains; ``tiered.formats.record`` says it in plain Python and is what the tests
-compare with. Batches are bounded by the bytes of their messages. Does not own where rows come from.
+Batches are bounded by message bytes. ``tiered.formats.record`` is the plain Python form that tests compare with.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from pipeline.batches.bodies import Bodies, BodyReader
 from pipeline.batches.record_columns import RecordText, host_strings, ids, inner_lists, other_topics
 from pipeline.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
-from pipeline.scan.row_chunk import CorruptPlace, RowChunk
+from pipeline.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
 from tiered.formats.record import MAGIC_V1, SYS_COMPRESSED
 from tiered.kernels.record_fields import Number, RecordFields, record_fields, slice_crc32
 
@@ -31,12 +30,9 @@ _TEXTS = {"tags": Number.TAGS_AT, "keys": Number.KEYS_AT, "uniqKey": Number.UNIQ
 
 logger = logging.getLogger(__name__)
 
-OnCorrupt = Callable[[CorruptPlace], None]
-"""What to do about a record that fails a check: raises, or notes it and returns."""
-
 
 class BatchBuilder:
-    """Makes batches of one schema. ``columns`` and ``schema`` are in the same order."""
+    """Builds batches of one schema. ``columns`` and ``schema`` have the same order."""
 
     def __init__(
         self, columns: Sequence[Column], schema: pa.Schema, *, batch_bytes: int, on_corrupt: OnCorrupt
@@ -49,7 +45,7 @@ class BatchBuilder:
         self.cost = cost_of(columns)
 
     def batches(self, chunk: RowChunk) -> Iterator[pa.RecordBatch]:
-        """The rows of ``chunk``, in pieces of about ``batch_bytes``: what is made of one stays in a core's cache."""
+        """The rows of ``chunk`` in pieces of about ``batch_bytes``, which fit a core's cache."""
         if len(chunk) == 0:
             return
         if self.cost <= Cost.FOOTER:
@@ -59,11 +55,11 @@ class BatchBuilder:
             yield from self._record_batches(_rows(chunk, begin, end))
 
     def _record_batches(self, chunk: RowChunk) -> Iterator[pa.RecordBatch]:
-        """One batch, or several where decompressing bodies makes it too large."""
+        """One batch, or several if decompressed bodies make it too large."""
         fields = record_fields(
             chunk.data, chunk.starts, chunk.size, properties=bool(self._names & _PROPERTY_COLUMNS)
         )
-        chunk, fields = self._believed(chunk, fields)
+        chunk, fields = self._valid(chunk, fields)
         if self.cost == Cost.RECORD:
             yield self._batch(chunk, fields, None)
             return
@@ -73,15 +69,17 @@ class BatchBuilder:
             piece = bodies.take(begin)
             if piece.failures:
                 row, message = piece.failures[0]
-                # Shown as null: its producer may have made it so, and it must not hide the messages behind it.
+                # Such a body is null: its producer may have sent it damaged, and later messages must stay readable.
                 logger.warning(
-                    "bodies not decoded: %d; %s", len(piece.failures), _place(chunk, row, message).message
+                    "%d bodies do not decode; first: %s",
+                    len(piece.failures),
+                    _place(chunk, row, message).message,
                 )
             yield self._batch(_rows(chunk, begin, piece.end), _part(fields, begin, piece.end), piece)
             begin = piece.end
 
     def corrupt_batch(self, place: CorruptPlace) -> pa.RecordBatch:
-        """One row that says what could not be read."""
+        """One row that reports damage."""
         values: dict[str, Any] = {
             "cluster": place.cluster, "brokerName": place.broker, CORRUPT_RECORD: place.message,
         }  # fmt: skip
@@ -90,13 +88,13 @@ class BatchBuilder:
         arrays = [pa.array([values.get(field.name)], field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _believed(self, chunk: RowChunk, fields: RecordFields) -> tuple[RowChunk, RecordFields]:
-        """Without records whose lengths do not add up, or that are not the ones their rows describe."""
+    def _valid(self, chunk: RowChunk, fields: RecordFields) -> tuple[RowChunk, RecordFields]:
+        """The rows whose records have consistent lengths and the row's physical offset. Others are reported."""
         good = (fields[Number.VALID] == 1) & (fields[Number.PHYS] == chunk.phys)
         if good.all():
             return chunk, fields
         for row in np.flatnonzero(~good).tolist():
-            self._on_corrupt(_place(chunk, row, "the record does not decode, or is another one"))
+            self._on_corrupt(_place(chunk, row, "the record does not decode or does not match its row"))
         index = np.flatnonzero(good)
         return chunk.taken(index), RecordFields(np.ascontiguousarray(fields.numbers[:, index]))
 
@@ -134,7 +132,7 @@ def _part(fields: RecordFields, begin: int, end: int) -> RecordFields:
 
 
 class _Columns:
-    """Arrays of the rows of one batch, by column name. ``fields`` and ``bodies`` are there if a column needs them."""
+    """Arrays of one batch by column name. ``fields`` and ``bodies`` are given if a column needs them."""
 
     def __init__(self, chunk: RowChunk, fields: RecordFields | None, bodies: Bodies | None) -> None:
         self._chunk = chunk
@@ -143,7 +141,7 @@ class _Columns:
         self._text = RecordText(chunk.data, fields) if fields is not None else None
 
     def array(self, field: pa.Field) -> pa.Array:
-        """The column, of the type the schema wants."""
+        """The column, with the type of the schema."""
         made = self._footer_column(field.name)
         if made is None:
             made = self._record_column(field.name)
@@ -162,15 +160,15 @@ class _Columns:
         if name == CORRUPT_RECORD:
             return pa.nulls(len(chunk), pa.string())
         if name == "topic":
-            return pa.array([queue.topic for queue in chunk.queues], pa.string()).take(pa.array(chunk.queue))
-        if name == "queueId":
-            return pa.array([queue.queue_id for queue in chunk.queues], pa.int32()).take(
-                pa.array(chunk.queue)
-            )
-        if name == "generation":
-            lives = [queue.generation if queue.generation >= 0 else None for queue in chunk.queues]
-            return pa.array(lives, pa.int32()).take(pa.array(chunk.queue))
-        return None
+            by_queue = pa.array([queue.topic for queue in chunk.queues], pa.string())
+        elif name == "queueId":
+            by_queue = pa.array([queue.queue_id for queue in chunk.queues], pa.int32())
+        elif name == "generation":
+            generations = [queue.generation if queue.generation >= 0 else None for queue in chunk.queues]
+            by_queue = pa.array(generations, pa.int32())
+        else:
+            return None
+        return by_queue.take(pa.array(chunk.queue))
 
     def _record_column(self, name: str) -> pa.Array:
         fields, text, chunk = self._fields, self._text, self._chunk
@@ -200,7 +198,7 @@ class _Columns:
         return self._body_column(name)
 
     def _crc_is_right(self, fields: RecordFields) -> NDArray[np.bool_]:
-        """Nobody checks the CRC of an empty body, and brokers leave it 0 or not."""
+        """Empty bodies count as right: clients do not check them, and brokers store 0 or another value."""
         lengths = fields[Number.BODY_BYTES]
         found = slice_crc32(self._chunk.data, fields[Number.BODY_AT], lengths) & 0x7FFFFFFF
         right: NDArray[np.bool_] = (found == fields[Number.BODY_CRC]) | (lengths == 0)
@@ -219,7 +217,7 @@ class _Columns:
         return pa.array(np.ones(len(chunk), bool), mask=~chunk.is_batch)
 
     def _wire_column(self, name: str, fields: RecordFields) -> pa.Array:
-        """What was stored, of compressed bodies only."""
+        """Columns of the stored form, null unless the body is compressed."""
         plain = (fields[Number.SYS_FLAG] & SYS_COMPRESSED) == 0
         lengths = fields[Number.BODY_BYTES]
         if name == "wireBodyLen":

@@ -1,7 +1,7 @@
-"""Arrow arrays of fields that are text: properties, hosts, ids, topics, inner batches.
+"""Arrow arrays of text fields: properties, hosts, ids, topics, inner batches.
 
-Owns how located fields become arrays. Bytes are copied together by kernels; Python looks at single records only
-where that is rare: text that is no UTF-8, IPv6 hosts, inner batches.
+Kernels copy the bytes of many records at once. Only rare records are handled one by one in Python: text that is not
+UTF-8, IPv6 hosts, inner batches.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RecordText:
         self._fields = fields
 
     def strings(self, at: Number) -> pa.Array:
-        """The property whose place begins in ``at``; null where there is none."""
+        """The property located by ``at``; null where a record lacks it."""
         begins, lengths = self._fields[at], self._fields[Number(at + 1)]
         if self._is_text:
             return string_array(*copied(self._data, begins, lengths), valid=lengths > 0)
@@ -76,26 +76,26 @@ class RecordText:
 def string_array(
     offsets: NDArray[np.int32], text: NDArray[np.uint8], *, valid: NDArray[np.bool_] | None = None
 ) -> pa.Array:
-    """Strings from UTF-8 bytes, without a look at them; null where not ``valid``."""
+    """Strings from UTF-8 bytes, unchecked; null where not ``valid``."""
     return pa.StringArray.from_buffers(
         len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(text), validity(valid)
     )
 
 
 def validity(valid: NDArray[np.bool_] | None) -> pa.Buffer | None:
-    """An Arrow validity bitmap; None: all valid."""
+    """An Arrow validity bitmap; None if all are valid."""
     if valid is None or valid.all():
         return None
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def host_strings(data: NDArray[np.uint8], fields: RecordFields, at: Number) -> pa.Array:
-    """``address:port``. There are few different ones in a batch: each is written once."""
+    """``address:port``, each distinct host formatted once."""
     begins, lengths = fields[at], fields[Number(at + 1)]
     offsets, stored = copied(data, begins, lengths)
     if (lengths == _IPV4_HOST_BYTES).all():
         words = stored.view("<u8")
-        if len(words) and (words == words[0]).all():  # storeHost always is
+        if len(words) and (words == words[0]).all():  # always true of storeHost
             return pa.repeat(pa.scalar(host_text(words[:1].tobytes())), len(words))
         hosts, index = np.unique(words, return_inverse=True)
         names = [host_text(host.tobytes()) for host in hosts]
@@ -111,12 +111,12 @@ def host_strings(data: NDArray[np.uint8], fields: RecordFields, at: Number) -> p
 
 
 def ids(data: NDArray[np.uint8], fields: RecordFields) -> pa.Array:
-    """Message ids of the broker."""
+    """The broker's message ids."""
     return string_array(*message_ids(data, fields))
 
 
 def other_topics(chunk: RowChunk, fields: RecordFields) -> pa.Array:
-    """The record's own topic where it is not that of the queue it was read from."""
+    """The record's topic where it differs from its queue's; else null."""
     known: dict[bytes, str] = {}
     topics = [queue.topic for queue in chunk.queues]
     found: list[str | None] = []
@@ -136,7 +136,7 @@ def other_topics(chunk: RowChunk, fields: RecordFields) -> pa.Array:
 
 
 def inner_lists(chunk: RowChunk, fields: RecordFields) -> pa.Array:
-    """Messages of inner batches; null for all other records, and for batches that do not decode."""
+    """Messages of inner batches; null for other records and for batches that do not decode."""
     found: list[Any] = [None] * len(chunk)
     flags = fields[Number.SYS_FLAG]
     for row in np.flatnonzero(flags & (SYS_INNER_BATCH | SYS_NEED_UNWRAP)).tolist():

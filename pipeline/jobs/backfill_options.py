@@ -1,4 +1,4 @@
-"""What a bulk back-fill is told, and what it says became of each store. Plain data."""
+"""Options of a bulk backfill and its report of each store. Plain data."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tiered.object_store.options import StoreOptions
 from tiered.settings.sections import IndexSettings, OffloadSettings, ProcessSettings
 
 Report = Callable[[str, int, int], None]
-"""(store directory, bytes of commitlog done, bytes in all)."""
+"""(store directory, bytes of commitlog done, total bytes)."""
 
 
 @dataclass(frozen=True)
 class StoreToBackfill:
-    """A store directory and, where the store does not tell, whose it is."""
+    """A store directory. Names and configuration are optional if the store contains them."""
 
     path: str
     cluster: str = ""
@@ -25,21 +25,23 @@ class StoreToBackfill:
 
 @dataclass(frozen=True)
 class BackfillOptions:
-    """What holds for all stores. ``topics``: include, exclude and system topics; names are filled in."""
+    """Options for all stores. ``topics``: include, exclude and system topics; broker names are filled in.
+
+    ``outage_limit_s``: how long the object store may refuse every request.
+    """
 
     topics: TopicFilter = field(default_factory=TopicFilter)
     settings: OffloadSettings = field(default_factory=OffloadSettings)
     index: IndexSettings = field(default_factory=IndexSettings)
     store: StoreOptions = field(default_factory=StoreOptions)
     outage_limit_s: float = ProcessSettings.patience_ms / 1000
-    """How long the object store may refuse everything."""
     take_over: bool = False
     replace_log: bool = False
 
 
 @dataclass(frozen=True)
 class BackfillReport:
-    """What became of one store directory. Offsets are physical commitlog ones."""
+    """The result for one store directory. Offsets are physical commitlog offsets."""
 
     path: str
     cluster: str

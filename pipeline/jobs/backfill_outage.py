@@ -18,16 +18,16 @@ POLL_S = 0.2
 def bounded(
     outage_limit_s: float,
     retry_reason: Callable[[], str],
-    give_up: Callable[[UnavailableError], None],
+    abort: Callable[[UnavailableError], None],
     status: Callable[[], OffloadStatus | None] = lambda: None,
 ) -> Iterator[None]:
-    """Run the block, but not longer than ``outage_limit_s`` after the object store began to refuse everything.
+    """Run the block, at most ``outage_limit_s`` after the object store began to refuse every request.
 
-    ``retry_reason``: why a commit of the block is retried, empty if none is. ``give_up`` makes the block end. Raises
-    UnavailableError when it did.
+    ``retry_reason``: why a commit of the block is retried, empty if none is. ``abort`` ends the block. Raises
+    UnavailableError after it did.
     """
     over = threading.Event()
-    given_up: list[UnavailableError] = []
+    aborted: list[UnavailableError] = []
     outage_limit = OutageLimit(outage_limit_s, drain_s_max=0.0)
 
     def watch() -> None:
@@ -37,8 +37,8 @@ def bounded(
                     status(), is_stopping=False, now_s=time.monotonic(), retry_reason=retry_reason()
                 )
             except UnavailableError as error:
-                given_up.append(error)
-                give_up(error)
+                aborted.append(error)
+                abort(error)
                 return
 
     watching = threading.Thread(target=watch, name="outage_limit", daemon=True)
@@ -46,7 +46,7 @@ def bounded(
     try:
         yield
     except UnavailableError as error:
-        raise given_up[0] if given_up else error from None
+        raise aborted[0] if aborted else error from None
     finally:
         over.set()
         watching.join()

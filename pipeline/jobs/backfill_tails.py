@@ -1,9 +1,8 @@
-"""How a part of the commitlog moves the ends of its queues, whatever they were before. Pure.
+"""How a part of the commitlog moves the ends of its queues. Pure.
 
-A cycle can only be encoded once the end of every queue before it is known: its runs begin there. So the log is scanned
-first, in parallel, and each cycle is summed up as *moves*; composing them in log order gives the ends that every cycle
-begins with, and then all cycles can be encoded side by side. Moves are made by the uploader's own planner, from a plan
-that knows no ends.
+Encoding a cycle requires the ends of all queues before it, where its runs begin. So the log is first scanned in
+parallel, and each cycle is summarised as *moves*, relative to unknown ends. Composing the moves in log order gives the
+ends before each cycle; then all cycles can be encoded in parallel. The uploader's planner makes the moves.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from uploader.cycle_plan import CyclePlan
 from uploader.queue_tails import UNKNOWN, QueueTails, TailChange
 
 MOVE_FIELDS = ("first_base", "next_offset", "bytes", "end_phys", "new_generations")
-"""First queue offset of the part; where its last generation ends, in offsets and in bytes since that generation or the
-part began; physical end of its last record; generations begun inside."""
+"""First queue offset of the part; end of its last generation, in offsets, and in bytes since that generation or the
+part began; physical end of its last record; generations that begin inside."""
 
 Moves = NDArray[Any]
 
 
 def moves_of(plan: CyclePlan, table: QueueTable) -> tuple[NDArray[np.int64], Moves]:
-    """(ordinals, moves) of a ``plan`` made with unknown ends."""
+    """(ordinals, moves) of a ``plan`` made from unknown ends."""
     ordinals, after = plan.change.ordinals, plan.change.after
-    assert (plan.change.before[:, 0] == UNKNOWN).all(), "moves are relative: the plan must know no ends"
+    assert (plan.change.before[:, 0] == UNKNOWN).all(), "moves are relative: the plan must not know any ends"
     position = {int(ordinal): row for row, ordinal in enumerate(ordinals.tolist())}
     first = np.full(len(ordinals), np.iinfo(np.int64).max, np.int64)
     for item in plan.objects:
@@ -41,13 +40,13 @@ def moves_of(plan: CyclePlan, table: QueueTable) -> tuple[NDArray[np.int64], Mov
 
 
 def _row(position: dict[int, int], table: QueueTable, topic: str, queue_id: int, generation: int) -> int:
-    """-1 for what is not the first generation, and for parents that are only referred to."""
+    """The row of a queue; -1 for later generations and for parents that are only referred to."""
     ordinal = None if generation else table.find(topic, queue_id)
     return -1 if ordinal is None else position.get(ordinal, -1)
 
 
 def advance(before: NDArray[np.int64], moves: Moves) -> NDArray[np.int64]:
-    """TAIL_FIELDS after the part, from those before it; both have a row for each queue of ``moves``."""
+    """TAIL_FIELDS after the part from those before it, one row for each queue of ``moves``."""
     restarts = (before[:, 0] != UNKNOWN) & (moves[:, 0] < before[:, 0])
     is_new = restarts | (moves[:, 4] > 0)
     return np.stack(
@@ -62,7 +61,7 @@ def advance(before: NDArray[np.int64], moves: Moves) -> NDArray[np.int64]:
 
 
 def move(tails: QueueTails, ordinals: NDArray[np.int64], moves: Moves) -> NDArray[np.int64]:
-    """Move ``tails`` over a part; returns what they were before it."""
+    """Move ``tails`` over a part and return those before it."""
     before = tails.of(ordinals)
     tails.apply(TailChange(ordinals, before, advance(before, moves)))
     return before

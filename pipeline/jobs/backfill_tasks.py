@@ -1,7 +1,4 @@
-"""What travels between the driver and the workers of a bulk back-fill: tasks, and what they bring back. Plain data.
-
-Owns the values and how a task opens store and archive. Does not own what a task does (backfill_cycles.py).
-"""
+"""Tasks of a bulk backfill and their results, as plain data, and how a task opens store and archive."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.broker_store.conf import BrokerConf, read_broker_conf
+from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.catalog.commit import CommitDraft
 from tiered.formats.keys import archive_prefix
@@ -35,7 +32,7 @@ LEFT_OUT (uploader.lmq_dispatch)."""
 
 @dataclass(frozen=True)
 class StoreSource:
-    """A broker's store directory, as every worker sees it, and whose archive it becomes."""
+    """A broker's store directory, at the same path on every worker, and the names of its archive."""
 
     path: str
     cluster: str
@@ -43,18 +40,15 @@ class StoreSource:
     conf_path: str = ""
     topics: TopicFilter = field(default_factory=TopicFilter)
 
-    def conf(self) -> BrokerConf | None:
-        """The broker's configuration, if there is one."""
-        return read_broker_conf(Path(self.conf_path)) if self.conf_path else None
-
     def open(self) -> BrokerStore:
         """Open it for reading. Raises what open_broker_store raises."""
-        return open_broker_store(Path(self.path), conf=self.conf())
+        conf = read_broker_conf(Path(self.conf_path)) if self.conf_path else None
+        return open_broker_store(Path(self.path), conf=conf)
 
 
 @dataclass(frozen=True)
 class ArchiveTarget:
-    """Where the archives are, and how the object store is opened."""
+    """The URL of the archives, and options that open the object store."""
 
     url: str
     options: StoreOptions = field(default_factory=StoreOptions)
@@ -71,8 +65,8 @@ class ArchiveTarget:
 
 @dataclass(frozen=True)
 class LogPart:
-    """Physical offsets [from_phys, to_phys); below ``proven_phys`` every record must be valid. ``is_cycle``: was read
-    before, and ends where a record ends."""
+    """Physical offsets [from_phys, to_phys). Below ``proven_phys`` every record must be valid. ``is_cycle``: the part
+    was read before and ends with a record."""
 
     from_phys: int
     to_phys: int
@@ -81,7 +75,7 @@ class LogPart:
 
     @property
     def bound(self) -> FeedBound:
-        """What the feed may read."""
+        """The bound of the feed."""
         return FeedBound(self.to_phys, min(self.proven_phys, self.to_phys), is_record_end=self.is_cycle)
 
 
@@ -112,7 +106,7 @@ class ScannedCycle:
 
 @dataclass(frozen=True)
 class Scan:
-    """What a part of the log holds: cycles that follow one another from its beginning."""
+    """The consecutive cycles of a part of the log, from its start."""
 
     queues: QueueNames
     cycles: list[ScannedCycle]
@@ -120,7 +114,7 @@ class Scan:
 
     @property
     def end_phys(self) -> int:
-        """Where the last cycle ends; below the end of the part when what is written ends there."""
+        """The end of the last cycle. It is below the end of the part if the written log ends there."""
         return self.cycles[-1].part.to_phys if self.cycles else self.part.from_phys
 
 
@@ -152,7 +146,7 @@ class PutTask:
 
 @dataclass(frozen=True)
 class PutCycle:
-    """A durable cycle. ``draft`` lacks the time; its check is NO_CHECK when the cycle holds no bytes."""
+    """A durable cycle. ``draft`` lacks the time; its check is NO_CHECK if the cycle has no bytes."""
 
     draft: CommitDraft
     rows: int

@@ -14,13 +14,13 @@ import numpy as np
 from pipeline.jobs.export_progress import ArchiveEnds, Intent
 from pipeline.options.predicate import Predicate
 from pipeline.options.source_options import SourceOptions
-from pipeline.plan.archive_plan import opened, slices, wanted_queues
+from pipeline.plan.archive_plan import opened, require_topics, slices, wanted_queues
 from pipeline.plan.filled_gaps import Gaps, Layer, by_queue, filled, gaps_in
 from pipeline.plan.partitions import ArchiveRef, OffsetRange, Slices, cut
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import load
 from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState
-from tiered.errors import NotFoundError, UsageError
+from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.object_store.prefixed import PrefixedStore
@@ -59,16 +59,9 @@ def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveE
             for layer in (fresh, *filled(state, _gaps(last), _below(wanted, ended))):
                 found += slices(RunIndex(archive), state, ref, layer, Predicate(), is_header_only=False)
             ends.append(_ends(state, last, ended, wanted))
-    _require_topics(options, ends)
+    require_topics(options, {queue[0] for one in ends for queue in one.queues})
     ends += known.values()
     return BatchPlan(_parts(found, intent.partition_bytes), ends, expired)
-
-
-def _require_topics(options: SourceOptions, ends: Iterable[ArchiveEnds]) -> None:
-    known = {queue[0] for one in ends for queue in one.queues}
-    for topic in options.topics:
-        if not set("*?[") & set(topic) and topic not in known:
-            raise NotFoundError(f"{options.path} has no topic {topic!r}", hint="tiered ls shows the topics")
 
 
 def _begun(state: CatalogState, options: SourceOptions, ended: Iterable[QueueKey]) -> Layer:

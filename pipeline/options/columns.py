@@ -1,7 +1,4 @@
-"""The columns of the data source: names and meaning of the one field table, and what each one costs to read.
-
-Owns the table of columns and their Spark types as text. Imports no Spark. Decoding is in message_batches.py.
-"""
+"""Columns of the data source: name, Spark type, meaning, and what must be read for each. Imports no Spark."""
 
 from __future__ import annotations
 
@@ -22,18 +19,18 @@ class Cost(IntEnum):
     """What must be read for a column."""
 
     CATALOG = 0
-    """Nothing but the plan."""
+    """Only the plan."""
     FOOTER = 1
-    """The object's footer: no block."""
+    """The object's footer, no block."""
     RECORD = 2
-    """The block with the record."""
+    """The record's block."""
     BODY = 3
-    """The record and its body, decompressed."""
+    """The record's block, and the body is decompressed."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column. ``is_default``: part of the schema when no columns are named."""
+    """One column. ``is_default``: in the schema when no columns are named; ``is_nullable``: messages may lack it."""
 
     name: str
     spark_type: str
@@ -41,7 +38,6 @@ class Column:
     meaning: str
     is_default: bool = False
     is_nullable: bool = True
-    """Whether a message can be without it."""
 
 
 DEFAULT_NAMES = (
@@ -57,7 +53,7 @@ NEVER_NULL = frozenset({
     "tagsCode", "innerNum", "bornTimestamp", "bornHost", "storeHost", "sysFlag", "flag", "reconsumeTimes", "ptOffset",
     "properties", "bodyCRC", "bodyCrcOk", "recCrc32", "offsetMsgId", "magic",
 })  # fmt: skip
-"""What every message has. Spark asks for each value of any other column whether it is null, twice."""
+"""Columns that every message has. Spark checks each value of any other column for null, twice."""
 
 _COSTS = {
     "cluster": Cost.CATALOG, "brokerName": Cost.CATALOG, "topic": Cost.CATALOG, "generation": Cost.CATALOG,
@@ -67,16 +63,20 @@ _COSTS = {
     "body": Cost.BODY, "bodyLen": Cost.BODY, "bodySha256": Cost.BODY, "inner": Cost.BODY,
 }  # fmt: skip
 _OWN_FIELDS = (
-    Field("cluster", "string", "cluster whose archive it is"),
-    Field("brokerName", "string", "broker whose archive it is"),
-    Field("generation", "int32", "life of a deleted and recreated topic, from 0; null in a store directory"),
-    Field("tagsCode", "int64", "Java hash of the tags; of a scheduled message its deliver time"),
-    Field("innerNum", "int32", "queue offsets the row spans: 1, or the messages of an inner batch"),
-    Field("bodyCrcOk", "bool", "whether bodyCRC is that of the stored body"),
-    Field(CORRUPT_RECORD, "string", "null, or what could not be read here (mode PERMISSIVE)"),
+    Field("cluster", "string", "cluster of the archive"),
+    Field("brokerName", "string", "broker of the archive"),
+    Field(
+        "generation",
+        "int32",
+        "generation of a deleted and recreated topic, from 0; null in a store directory",
+    ),
+    Field("tagsCode", "int64", "Java hash of the tags; the delivery time of a scheduled message"),
+    Field("innerNum", "int32", "queue offsets of the row: 1, or the messages of an inner batch"),
+    Field("bodyCrcOk", "bool", "whether bodyCRC matches the stored body"),
+    Field(CORRUPT_RECORD, "string", "null, or the damage found here (mode PERMISSIVE)"),
 )
 INNER = "array<struct>"
-"""Type of the column ``inner``; its fields are those of INNER_FIELD_TABLE."""
+"""Type of the column ``inner``, with the fields of INNER_FIELD_TABLE."""
 
 
 def _column(field: Field) -> Column:
@@ -91,22 +91,22 @@ COLUMNS: dict[str, Column] = {
     column.name: column
     for column in (
         *map(_column, (*_OWN_FIELDS, *FIELD_TABLE)),
-        Column("body", "binary", Cost.BODY, "the body, decompressed", is_default=True),
+        Column("body", "binary", Cost.BODY, "the decompressed body", is_default=True),
     )
 }
-"""Every column there is, by name."""
+"""All columns by name."""
 
 
 def chosen(names: Sequence[str]) -> list[Column]:
-    """The columns of these names, in this order; without names the default ones. Raises UsageError."""
+    """The named columns in this order; the default ones without names. Raises UsageError."""
     unknown = [name for name in names if name not in COLUMNS]
     if unknown:
-        raise UsageError(f"no column {unknown[0]!r}", hint=f"there are {', '.join(sorted(COLUMNS))}")
+        raise UsageError(f"unknown column {unknown[0]}", hint=f"columns: {', '.join(sorted(COLUMNS))}")
     if len(set(names)) < len(names):
-        raise UsageError(f"a column is named twice: {', '.join(names)}")
+        raise UsageError(f"columns has duplicates: {', '.join(names)}")
     return [COLUMNS[name] for name in names or DEFAULT_NAMES]
 
 
 def cost_of(columns: Sequence[Column]) -> Cost:
-    """What must be read for all of them."""
+    """The highest cost of ``columns``."""
     return max((column.cost for column in columns), default=Cost.CATALOG)

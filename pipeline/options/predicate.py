@@ -1,6 +1,6 @@
-"""What a pushed-down filter says of catalog and footer columns: ranges, sets, tags. Pure; imports no Spark.
+"""Predicates on catalog and footer columns, from pushed-down filters: ranges, sets, tags. Pure; imports no Spark.
 
-A predicate never excludes a message that the filters admit. Those it decides exactly need not be asked again.
+A predicate never excludes a message that the filters admit. Spark need not apply filters that it decides exactly.
 """
 
 from __future__ import annotations
@@ -20,24 +20,22 @@ NUMBER_COLUMNS = (
     "queueId", "generation", "queueOffset", "storeTimestamp", "commitLogOffset", "storeSize", "innerNum",
     "tagsCode",
 )  # fmt: skip
-"""Columns decided exactly, for every row: none of them is ever null in an archive."""
-
+"""Columns decided exactly for every row: they are never null in an archive."""
 
 Filter = Any
-"""One of pyspark.sql.datasource's filters: its class name says which, ``attribute`` is the path of the column, and
-``value`` what it is compared with, of In a tuple."""
+"""A filter of pyspark.sql.datasource: ``attribute`` is the path of the column, ``value`` the operand (In: a tuple)."""
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """Values a column may have: in [low, high], and in ``values`` if that is not None (ascending)."""
+    """Values in [low, high], and in the ascending ``values`` unless None."""
 
     low: int = INT64_MIN
     high: int = INT64_MAX
     values: tuple[int, ...] | None = None
 
     def meets(self, other: Allowed) -> Allowed:
-        """Values that both allow."""
+        """The values that both allow."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         values = self.values
         if values is None:
@@ -60,7 +58,7 @@ class Allowed:
         return inside
 
     def may_hold(self, low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which ranges [low[i], high[i]] hold an allowed value."""
+        """Which ranges [low[i], high[i]] contain an allowed value."""
         touching: NDArray[np.bool_] = (high >= self.low) & (low <= self.high)
         if self.values is not None:
             values = np.array(self.values, np.int64)
@@ -70,22 +68,22 @@ class Allowed:
 
 @dataclass(frozen=True)
 class Predicate:
-    """Conjunction of conditions. ``topics`` and ``tags``: names, or None for any."""
+    """A conjunction of conditions. ``topics`` and ``tags``: names, or None for any."""
 
     numbers: Mapping[str, Allowed] = field(default_factory=dict)
     topics: frozenset[str] | None = None
     tags: frozenset[str] | None = None
 
     def allowed(self, column: str) -> Allowed:
-        """What ``column`` may be."""
+        """The allowed values of ``column``."""
         return self.numbers.get(column, Allowed())
 
     def admits_topic(self, topic: str) -> bool:
-        """Whether messages of ``topic`` can pass."""
+        """Whether messages of ``topic`` may match."""
         return self.topics is None or topic in self.topics
 
     def mask(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:
-        """Rows that pass the conditions on these columns; None: all do. Tags are judged by their code."""
+        """Rows that match the conditions on these columns, or None for all. Tags are compared by hash code."""
         masks = [self.numbers[name].mask(column) for name, column in columns.items() if name in self.numbers]
         codes = self.tags_codes
         if codes is not None and "tagsCode" in columns:
@@ -93,7 +91,7 @@ class Predicate:
         return np.logical_and.reduce(masks) if masks else None
 
     def also(self, other: Predicate) -> Predicate:
-        """Both together."""
+        """The conjunction of both."""
         numbers = dict(self.numbers)
         for name, allowed in other.numbers.items():
             numbers[name] = self.allowed(name).meets(allowed)
@@ -103,25 +101,20 @@ class Predicate:
 
     @property
     def tags_codes(self) -> NDArray[np.int64] | None:
-        """Codes of the tags wanted, None when any tag will do."""
+        """Hash codes of ``tags``; None for any."""
         return None if self.tags is None else np.array([java_hash(tag) for tag in self.tags], np.int64)
 
     def without_tags(self) -> Predicate:
-        """For rows whose code is no hash of their tags."""
+        """For rows whose tagsCode is not a hash of their tags: those of LMQs may refer to any topic."""
         return replace(self, tags=None)
 
-    def for_topic(self, topic: str) -> Predicate:
-        """What of it can be judged by the columns of ``topic``: codes of scheduled messages are times."""
-        return self.without_tags() if topic == SCHEDULE_TOPIC else self
-
-    def for_lmq(self) -> Predicate:
-        """What of it can be judged by the columns of light queues: their codes are those of records of any topic, among
-        them scheduled messages."""
-        return self.without_tags()
+    def for_topics(self, topics: Collection[str]) -> Predicate:
+        """The part that columns of ``topics`` decide: the tagsCode of a scheduled message is a time."""
+        return self.without_tags() if SCHEDULE_TOPIC in topics else self
 
 
 def stored_between(since_ms: int | None, until_ms: int | None) -> Predicate:
-    """Messages stored in [``since_ms``, ``until_ms``), ms since the epoch; None: no bound."""
+    """Messages stored in [``since_ms``, ``until_ms``), ms since the epoch; None is no bound."""
     if since_ms is None and until_ms is None:
         return Predicate()
     low = INT64_MIN if since_ms is None else since_ms
@@ -132,7 +125,7 @@ def stored_between(since_ms: int | None, until_ms: int | None) -> Predicate:
 def push_down(
     filters: Sequence[Filter], numbers: Collection[str] = NUMBER_COLUMNS
 ) -> tuple[Predicate, list[Filter]]:
-    """(the predicate, the filters that Spark must still apply). ``numbers``: columns that are never null here."""
+    """(the predicate, the filters that Spark must still apply). ``numbers``: columns that are never null."""
     predicate, left = Predicate(), list[Filter]()
     for one in filters:
         path: tuple[str, ...] = getattr(one, "attribute", ())  # Not has none
@@ -157,7 +150,7 @@ def push_down(
 
 
 def _has_code(tags: str) -> bool:
-    """Whether records with these tags have their hash as code: not those that were decoded with replacements."""
+    """Whether the tagsCode of these tags is their hash: not of tags that were decoded with replacements."""
     return tags != "" and "\ufffd" not in tags and tags.encode("utf-8", "ignore").decode() == tags
 
 
@@ -185,7 +178,7 @@ def _numbers(one: Filter) -> Allowed | None:
 
 
 def _is_number(value: object) -> bool:
-    """A whole number that a column can hold, with room for the one beside it."""
+    """Whether ``value`` and its neighbours are integers that a column can hold."""
     return isinstance(value, int) and not isinstance(value, bool) and INT64_MIN < value < INT64_MAX
 
 

@@ -1,6 +1,6 @@
-"""The options of the data source, parsed once: unknown names and impossible values are errors that say the fix.
+"""Options of the data source: names, defaults, limits, parsing.
 
-Owns names, defaults and limits. Credentials travel in options to the workers, and are never shown.
+Credentials in options travel to the workers and are never shown.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ E = TypeVar("E", bound=Enum)
 SOURCE_NAME = "rocketmq-tiered"
 MIB = 1 << 20
 WINDOW_BYTES_MIN = 8 * MIB
-"""Smaller requests cost more than they carry."""
 BATCH_BYTES_MAX = 1024 * MIB
-"""An Arrow column of bytes or text holds less than 2 GiB: so many, and a body larger than that for itself, fit."""
+"""An Arrow column of bytes or text holds less than 2 GiB, and a body larger than the limit still has to fit."""
 
 
 class Mode(Enum):
-    """What becomes of bytes that fail a check."""
+    """How damaged bytes are handled."""
 
     FAILFAST = "FAILFAST"
     """The job fails and names object and range."""
     PERMISSIVE = "PERMISSIVE"
-    """They are skipped and reported: in the log, and as rows if the column _corrupt_record is asked for."""
+    """They are skipped and logged, and reported as rows if the column _corrupt_record is read."""
 
 
 class Source(Enum):
-    """What the path is."""
+    """Kind of the path."""
 
     ARCHIVE = "archive"
     STORE = "store"
@@ -45,7 +44,7 @@ class Source(Enum):
 
 
 class Starting(Enum):
-    """Where a stream begins."""
+    """Where a stream starts."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -55,33 +54,33 @@ class Starting(Enum):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """All options. Times are ms since the epoch."""
+    """Parsed options. Times are ms since the epoch."""
 
     path: str
     source: Source = Source.ARCHIVE
     topics: tuple[str, ...] = ()
-    """Names or shell patterns; empty: all."""
+    """Names or shell patterns; empty means all."""
     cluster: str | None = None
     broker: str | None = None
     generation: int | None = None
-    """A life of recreated topics; None: what the archive shows by default."""
+    """Generation of recreated topics; None means the one shown by default."""
     all_generations: bool = False
     with_superseded: bool = True
-    """Whether those are among them that ended with a log that another replaced. For jobs; no option says so."""
+    """Include generations that ended when the log was replaced. Set by jobs; not an option."""
     version: int | None = None
-    """Catalog version to read; None: the newest when the DataFrame is made."""
+    """Catalog version to read; None means the newest when the DataFrame is created."""
     since_ms: int | None = None
     until_ms: int | None = None
-    """Messages stored in [since_ms, until_ms): what lies outside is not read."""
+    """Only messages stored in [since_ms, until_ms) are read."""
     columns: tuple[str, ...] = ()
     push_filters: bool = False
-    """Take filters over from Spark. Only for a DataFrame that is used once: Spark 4.2 keeps what was pushed for one
-    scan and applies it to every other scan of the same DataFrame."""
+    """Accept filters from Spark. Only safe for a DataFrame that is used once: Spark 4.2 applies the filters pushed for
+    one scan to every other scan of the same DataFrame."""
     mode: Mode = Mode.FAILFAST
     partition_bytes: int = 64 * MIB
-    """Message bytes of a partition, before compression, about."""
+    """Approximate message bytes of a partition, before compression."""
     batch_bytes: int = 2 * MIB
-    """Message bytes of an Arrow batch, about; a single larger message is still read."""
+    """Approximate message bytes of an Arrow batch; a single larger message is still read."""
     broker_conf: str | None = None
     """broker.conf of a store directory whose commitlog is elsewhere."""
     starting: Starting = Starting.EARLIEST
@@ -102,25 +101,27 @@ class SourceOptions:
         """Whether the archive of these names is read."""
         return self.cluster in (None, cluster) and self.broker in (None, broker)
 
-    def refuse_of_a_stream(self) -> None:
-        """Raises UsageError for what only a stream understands: rows that were not meant would be read."""
+    def refuse_stream_options(self) -> None:
+        """Raises UsageError for options that apply to streams only."""
         if self.starting is not Starting.EARLIEST:
-            raise UsageError("startingOffsets is of a stream", hint="since and until choose a time range")
+            raise UsageError(
+                "startingOffsets applies to streams only", hint="since and until select a time range"
+            )
         if self.max_rows_per_trigger is not None or self.max_bytes_per_trigger is not None:
-            raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger are of a stream")
+            raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger apply to streams only")
 
     @property
     def times(self) -> Predicate:
-        """What ``since_ms`` and ``until_ms`` admit."""
+        """The predicate of ``since_ms`` and ``until_ms``."""
         return stored_between(self.since_ms, self.until_ms)
 
     @property
     def window_bytes(self) -> int:
-        """Message bytes that one request asks for, before compression, about."""
+        """Approximate message bytes of one request, before compression."""
         return max(self.batch_bytes, WINDOW_BYTES_MIN)
 
     def store_options(self) -> StoreOptions:
-        """How the object store is opened."""
+        """Options that open the object store."""
         settings = ObjectStoreSettings(
             endpoint_url=self.endpoint, region=self.region, addressing_style=self.addressing_style
         )
@@ -134,34 +135,34 @@ _NAMES = (
     "accessKey", "secretKey", "sessionToken",
 )  # fmt: skip
 OPTION_NAMES = {name.lower(): name for name in _NAMES}
-"""Spark's options are the same in any case."""
+"""Lower case -> name: Spark's options are case-insensitive."""
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """Options as Spark hands them over. Raises UsageError."""
+    """Parse the options that Spark passes. Raises UsageError."""
     options = {name.lower(): value for name, value in given.items()}
     unknown = sorted(set(options) - set(OPTION_NAMES))
     if unknown:
-        raise UsageError(f"no option {unknown[0]!r}", hint=f"there are {', '.join(_NAMES)}")
+        raise UsageError(f"unknown option {unknown[0]}", hint=f"options: {', '.join(_NAMES)}")
     text = _Options(options)
     path = options.get("path", "").strip()
     if not path:
-        raise UsageError("no path", hint="load('s3://bucket/prefix') or option('path', …)")
+        raise UsageError("path is missing", hint="use load('s3://bucket/prefix') or option('path', …)")
     starting = text.choice("startingOffsets", Starting, Starting.EARLIEST)
     timestamp = text.number("startingTimestamp", 0)
     if (starting is Starting.TIMESTAMP) != (timestamp is not None):
-        raise UsageError("startingOffsets 'timestamp' and startingTimestamp (ms) belong together")
+        raise UsageError("startingOffsets=timestamp and startingTimestamp (ms) require each other")
     rows, size = text.number("maxRowsPerTrigger", 1), text.number("maxBytesPerTrigger", 1)
     if rows is not None and size is not None:
-        raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger exclude each other")
+        raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger are mutually exclusive")
     since, until = text.instant("since"), text.instant("until")
     if since is not None and until is not None and since >= until:
-        raise UsageError("since is not before until", hint="until is not included")
+        raise UsageError("since is not before until", hint="until is exclusive")
     source = text.choice("source", Source, Source.ARCHIVE)
     for name in ("generation", "version") if source is Source.STORE else ("brokerConf",):
         if name.lower() in options:
             other = Source.ARCHIVE if source is Source.STORE else Source.STORE
-            raise UsageError(f"{name} is of source={other.value}, not of source={source.value}")
+            raise UsageError(f"{name} requires source={other.value}, not source={source.value}")
     every = options.get("generation", "").lower() == "all"
     return SourceOptions(
         path=path,
@@ -195,7 +196,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
 def _credentials(options: Mapping[str, str]) -> S3Credentials | None:
     access, secret = options.get("accesskey"), options.get("secretkey")
     if (access is None) != (secret is None):
-        raise UsageError("accessKey and secretKey belong together")
+        raise UsageError("accessKey and secretKey require each other")
     if access is None or secret is None:
         return None
     return S3Credentials(access, secret, options.get("sessiontoken"))
@@ -220,8 +221,8 @@ class _Options:
         except ValueError:
             value = minimum - 1
         if value < minimum or (maximum is not None and value > maximum):
-            bounds = f"from {minimum} " + ("on" if maximum is None else f"to {maximum}")
-            raise UsageError(f"{name} is {text!r}", hint=f"a whole number {bounds}")
+            bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+            raise UsageError(f"{name} is {text}", hint=f"use a whole number {bounds}")
         return value
 
     def instant(self, name: str) -> int | None:
@@ -236,15 +237,15 @@ class _Options:
     def flag(self, name: str, *, default: bool) -> bool:
         text = self._options.get(name.lower(), str(default)).lower()
         if text not in ("true", "false"):
-            raise UsageError(f"{name} is {text!r}", hint="true or false")
+            raise UsageError(f"{name} is {text}", hint="use true or false")
         return text == "true"
 
     def choice(self, name: str, kind: type[E], default: E) -> E:
         text = self._options.get(name.lower())
         if text is None:
             return default
-        for choice in kind:
-            if str(choice.value).lower() == text.lower():
-                return choice
+        choices = {str(choice.value).lower(): choice for choice in kind}
+        if text.lower() in choices:
+            return choices[text.lower()]
         names = ", ".join(str(choice.value) for choice in kind)
-        raise UsageError(f"{name} is {text!r}", hint=f"one of {names}")
+        raise UsageError(f"{name} is {text}", hint=f"use one of {names}")

@@ -1,4 +1,4 @@
-"""Spark's types of the columns, and the check of a schema that a user gives."""
+"""Spark types of the columns, and the check of a user's schema."""
 
 from __future__ import annotations
 
@@ -29,26 +29,24 @@ _TYPES[INNER] = ArrayType(
 
 
 def schema_of(columns: list[Column]) -> StructType:
-    """The schema of these columns. With rows that report damage, which have nulls everywhere, all may be null."""
+    """The schema of ``columns``. With _corrupt_record all are nullable, as rows that report damage are mostly null."""
     reports = any(column.name == CORRUPT_RECORD for column in columns)
-    return StructType(
-        [
-            StructField(column.name, _TYPES[column.spark_type], nullable=column.is_nullable or reports)
-            for column in columns
-        ]
-    )
+    return StructType([
+        StructField(column.name, _TYPES[column.spark_type], nullable=column.is_nullable or reports)
+        for column in columns
+    ])  # fmt: skip
 
 
 def columns_of(schema: StructType) -> list[Column]:
-    """The columns of a schema. Raises UsageError for an unknown name, or a type that is not the column's."""
+    """The columns of a schema. Raises UsageError for an unknown name or a wrong type."""
     columns = chosen(schema.fieldNames()) if schema.fieldNames() else []
     for field, column, own in zip(schema.fields, columns, schema_of(columns), strict=True):
         wanted = _TYPES[column.spark_type].simpleString()
         if field.dataType.simpleString() != wanted:
             raise UsageError(
                 f"column {column.name} is {wanted}, not {field.dataType.simpleString()}",
-                hint="cast it afterwards",
+                hint="cast it after reading",
             )
         if own.nullable and not field.nullable:
-            raise UsageError(f"column {column.name} can be null", hint="leave NOT NULL out of the schema")
+            raise UsageError(f"column {column.name} can be null", hint="remove NOT NULL from the schema")
     return columns

@@ -1,12 +1,9 @@
-"""From options to partitions of archives: which archives, at which catalog version, which queues, which runs.
-
-Reads catalogs only. Owns the choice; cutting is in partitions.py, reading in archive_scan.py.
-"""
+"""Plans partitions of archives from options: archives, catalog versions, queues, runs. Reads catalogs only."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pipeline.options.predicate import Predicate
@@ -32,7 +29,7 @@ Names = tuple[str, str]
 
 @contextmanager
 def opened(options: SourceOptions) -> Iterator[ObjectStore]:
-    """The object store of the path."""
+    """The object store of ``options.path``."""
     store = open_store(options.path, options.store_options())
     try:
         yield store
@@ -41,38 +38,36 @@ def opened(options: SourceOptions) -> Iterator[ObjectStore]:
 
 
 def archives(store: ObjectStore, options: SourceOptions) -> list[Archive]:
-    """Every archive below the path that the options mean. Raises NotFoundError when there is none."""
+    """The selected archives below the path. Raises NotFoundError if there are none."""
     if options.cluster is not None and options.broker is not None:
         return [open_archive(store, options.cluster, options.broker)]
     every = list_archives(store)
-    fitting = [
+    selected = [
         Archive(cluster, broker, PrefixedStore(store, archive_prefix(cluster, broker)))
         for cluster, broker in every
         if options.wants_archive(cluster, broker)
     ]
-    if not fitting:
+    if not selected:
         known = ", ".join("/".join(names) for names in every)
-        raise NotFoundError(
-            f"{store.url} holds no archive that is asked for", hint=known and f"there are {known}"
-        )
-    return fitting
+        raise NotFoundError(f"{store.url} has no such archive", hint=known and f"archives: {known}")
+    return selected
 
 
 def pinned_versions(options: SourceOptions) -> dict[Names, int]:
-    """The catalog version of every archive that is read: as asked for, else the newest now."""
+    """The catalog version to read of each archive: the given one, or the newest now."""
     with opened(options) as store:
         found = archives(store, options)
         if options.version is not None:
             if len(found) > 1:
                 raise UsageError(
-                    f"version {options.version} of {len(found)} archives",
-                    hint="choose one with cluster and broker",
+                    f"version {options.version} applies to one archive, but the path has {len(found)}",
+                    hint="select one with cluster and broker",
                 )
             newest = head_version(found[0].store)
             if options.version > newest:
                 raise NotFoundError(
                     f"{found[0].store.url} has no catalog version {options.version}",
-                    hint=f"the newest is {newest}",
+                    hint=f"the newest version is {newest}",
                 )
             return {(found[0].cluster, found[0].broker): options.version}
         return {(one.cluster, one.broker): head_version(one.store) for one in found}
@@ -81,7 +76,7 @@ def pinned_versions(options: SourceOptions) -> dict[Names, int]:
 def plan(
     options: SourceOptions, versions: Mapping[Names, int], predicate: Predicate, *, is_header_only: bool
 ) -> list[Slices]:
-    """Partitions of all archives at these versions. The same arguments give the same partitions."""
+    """Partitions of all archives at ``versions``. The same arguments give the same partitions."""
     parts: list[Slices] = []
     topics: set[str] = set()
     with opened(options) as store:
@@ -93,23 +88,28 @@ def plan(
             parts += ArchivePlanner(archive, (cluster, broker)).slices(
                 state, [wanted], predicate, is_header_only=is_header_only
             )
-    missing = [topic for topic in options.topics if not set("*?[") & set(topic) and topic not in topics]
-    if missing:
-        raise NotFoundError(f"{options.path} has no topic {missing[0]!r}", hint="tiered ls shows the topics")
+    require_topics(options, topics)
     return cut(parts, options.partition_bytes)
 
 
-def wanted_queues(state: CatalogState, options: SourceOptions) -> dict[QueueKey, OffsetRange]:
-    """The queues that the options mean, with the offsets that are archived of them."""
+def require_topics(options: SourceOptions, found: Collection[str]) -> None:
+    """Raises NotFoundError for a topic of the options that is no pattern and not in ``found``."""
+    for topic in options.topics:
+        if not set("*?[") & set(topic) and topic not in found:
+            raise NotFoundError(f"{options.path} has no topic {topic}", hint="tiered ls lists topics")
+
+
+def wanted_queues(state: CatalogState, options: SourceOptions) -> Layer:
+    """The selected queues with their archived offsets."""
     found = {}
     for queue, row in state.queues():
         if options.generation is not None:
-            is_meant = queue.generation == options.generation
+            is_selected = queue.generation == options.generation
         else:
-            is_meant = options.all_generations or not int(row["flags"]) & QUEUE_HIDDEN
+            is_selected = options.all_generations or not int(row["flags"]) & QUEUE_HIDDEN
         if not options.with_superseded and int(row["flags"]) & QUEUE_SUPERSEDED:
             continue
-        if is_meant and options.wants(queue.topic):
+        if is_selected and options.wants(queue.topic):
             found[queue] = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
     return found
 
@@ -123,7 +123,7 @@ def slices(
     *,
     is_header_only: bool,
 ) -> Iterator[Slices]:
-    """What of ``wanted`` passes, page of runs after page. Pages without a queue that is wanted are not read."""
+    """Slices of ``wanted``, one page of runs at a time. Pages without such queues are not read."""
     names, row_bytes = sorted(wanted), lmq_row_bytes(state.table)
     pages = (
         run_index.living(state, run_index.page(ref))
@@ -140,7 +140,7 @@ def slices(
 
 
 class ArchivePlanner:
-    """Plans from one archive, at any version. Pages of runs are kept for the next plan."""
+    """Plans from one archive, at any version. Caches pages of runs."""
 
     def __init__(self, store: ObjectStore, names: Names) -> None:
         self._store = store
@@ -156,9 +156,10 @@ class ArchivePlanner:
         is_header_only: bool,
         on_expired: OnExpired | None = None,
     ) -> list[Slices]:
-        """What of ``wanted`` at ``state`` passes, though pages of that version may be gone.
+        """Slices of ``wanted`` at ``state``, even if pages of that version no longer exist.
 
-        Raises NotFoundError for what expired or was taken back since; ``on_expired`` may decide otherwise.
+        Raises NotFoundError for messages that a replaced log took back since, and for expired ones unless
+        ``on_expired`` returns.
         """
         try:
             return self._slices(state, wanted, predicate, is_header_only)

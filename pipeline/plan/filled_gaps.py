@@ -1,7 +1,6 @@
-"""Gaps that were filled: offsets that held nothing at one catalog version, and hold messages at a later one.
+"""Filled gaps: offsets without messages at one catalog version and with messages at a later one.
 
-What follows the end of a queue is new anyway; a gap below it is filled by a commit of its own, whenever what was lost
-is found. Owns that arithmetic for exports and streams, which must neither miss these messages nor read them twice.
+Exports and streams must neither miss these messages nor read them twice. A commit of its own fills a gap, at any time.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from tiered.catalog.state import CatalogState
 from tiered.model.queue import QueueKey
 
 Gaps = Mapping[QueueKey, Sequence[OffsetRange]]
-"""Ascending and apart, of the queues that have any."""
+"""Ascending disjoint gaps, of the queues that have any."""
 Layer = dict[QueueKey, OffsetRange]
-"""One range of each of some queues."""
+"""One range for each of some queues."""
 VERSIONS_KEPT = 8
 
 
@@ -36,7 +35,7 @@ def gaps_in(state: CatalogState) -> Gaps:
 
 
 def by_queue(gaps: Iterable[tuple[QueueKey, OffsetRange]]) -> Gaps:
-    """``gaps`` in any order."""
+    """``gaps``, in any order, as Gaps."""
     found: dict[QueueKey, list[OffsetRange]] = {}
     for queue, gap in gaps:
         found.setdefault(queue, []).append(gap)
@@ -44,7 +43,7 @@ def by_queue(gaps: Iterable[tuple[QueueKey, OffsetRange]]) -> Gaps:
 
 
 def filled(state: CatalogState, gaps: Gaps, within: Mapping[QueueKey, OffsetRange]) -> list[Layer]:
-    """What of ``gaps``, as they were once, is none in ``state``: only ``within``, and nothing that has expired."""
+    """The parts of earlier ``gaps`` that are no gap in ``state``, are inside ``within`` and have not expired."""
     if not gaps:
         return []
     now = gaps_in(state)
@@ -65,7 +64,7 @@ def filled(state: CatalogState, gaps: Gaps, within: Mapping[QueueKey, OffsetRang
 
 
 def without(wanted: OffsetRange, gaps: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
-    """``wanted`` without ``gaps``, which are ascending and apart."""
+    """``wanted`` without ``gaps``, which are ascending and disjoint."""
     begin = wanted.begin
     for number in range(bisect_right(gaps, begin, key=attrgetter("end")), len(gaps)):
         gap = gaps[number]
@@ -79,30 +78,30 @@ def without(wanted: OffsetRange, gaps: Sequence[OffsetRange]) -> Iterator[Offset
 
 
 def layers(pieces: Mapping[QueueKey, Sequence[OffsetRange]]) -> Iterator[Layer]:
-    """The ranges of every queue, one of each at a time."""
+    """The ranges of all queues, one range of each queue at a time."""
     for number in range(max(map(len, pieces.values()), default=0)):
         yield {queue: ranges[number] for queue, ranges in pieces.items() if number < len(ranges)}
 
 
 class GapsByVersion:
-    """The gaps of the versions of one archive that were seen last: a stream asks what was filled since the version it
-    had come to, and the whole state of that one would have to be loaded again."""
+    """Caches the gaps of the latest versions of one archive. A stream needs those of the version it has reached, whose
+    state would have to be loaded again."""
 
     def __init__(self, load: Callable[[int], CatalogState]) -> None:
         self._load = load
-        self._known: OrderedDict[int, Gaps] = OrderedDict()
+        self._cached: OrderedDict[int, Gaps] = OrderedDict()
 
-    def note(self, state: CatalogState) -> None:
-        """Remember those of ``state``."""
-        if state.version not in self._known:
-            self._known[state.version] = gaps_in(state)
-        self._known.move_to_end(state.version)
-        while len(self._known) > VERSIONS_KEPT:
-            self._known.popitem(last=False)
+    def add(self, state: CatalogState) -> None:
+        """Cache the gaps of ``state``."""
+        if state.version not in self._cached:
+            self._cached[state.version] = gaps_in(state)
+        self._cached.move_to_end(state.version)
+        while len(self._cached) > VERSIONS_KEPT:
+            self._cached.popitem(last=False)
 
     def at(self, version: int) -> Gaps:
-        """Those of ``version``. Raises what loading it raises."""
-        if version not in self._known:
-            self.note(self._load(version))
-        self._known.move_to_end(version)
-        return self._known[version]
+        """The gaps of ``version``. Raises what loading it raises."""
+        if version not in self._cached:
+            self.add(self._load(version))
+        self._cached.move_to_end(version)
+        return self._cached[version]

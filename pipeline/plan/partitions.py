@@ -1,7 +1,6 @@
-"""What one task reads: slices of runs with the objects that hold them, sized by bytes. Pure.
+"""Partitions: slices of runs with their objects, selected by predicate and sized by bytes. Pure.
 
-Owns choosing runs by predicate and cutting them into partitions. A partition is plain data: it pins the catalog
-version it was planned from and needs nothing but the source's options to be read. Does not own reading.
+A partition is plain data. It names its catalog version, and reading it requires only the source's options.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table
 
 ROW_BYTES = 64
-"""What a row weighs besides its message."""
+"""Weight of a row besides its message."""
 LMQ_ROW_BYTES = 1024
-"""What a light-queue row weighs at least: its message is somewhere else, of a size not known here."""
+"""Minimum weight of an LMQ row, whose message is in another run and of unknown size."""
 
 SLICE_DTYPE = np.dtype([
     ("queue", "<u4"),     # index into the partition's queues
@@ -29,13 +28,13 @@ SLICE_DTYPE = np.dtype([
     ("kind", "<u4"),      # RunKind
     ("begin", "<i8"),     # rows whose queue offset is in [begin, end)
     ("end", "<i8"),
-    ("weight", "<i8"),    # bytes, about
+    ("weight", "<i8"),    # approximate bytes
 ])  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """An object as the catalog describes it; its tail opens it."""
+    """An object as the catalog describes it."""
 
     key: str
     size_bytes: int
@@ -53,7 +52,7 @@ class ArchiveRef:
 
 @dataclass(frozen=True)
 class Slices:
-    """Parts of runs of one archive: a SLICE_DTYPE table and what it refers to."""
+    """Parts of runs of one archive: a SLICE_DTYPE table, and the queues and objects it refers to."""
 
     archive: ArchiveRef
     table: Table
@@ -62,13 +61,13 @@ class Slices:
 
     @property
     def weight_bytes(self) -> int:
-        """All weights together."""
+        """The sum of all weights."""
         return int(self.table["weight"].sum())
 
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """Queue offsets [begin, end) of a queue."""
+    """Queue offsets [begin, end)."""
 
     begin: int
     end: int
@@ -83,17 +82,14 @@ def slices_of_page(
     is_header_only: bool,
     lmq_row_bytes: int = LMQ_ROW_BYTES,
 ) -> Slices | None:
-    """The runs of ``page`` that can hold messages of ``wanted`` that pass; None when there are none.
-
-    Only the catalog is asked: nothing is read for a run whose queue, offsets or times do not fit.
-    """
+    """The runs of ``page`` that may contain matching messages of ``wanted``, by the catalog alone; None without any."""
     runs = page.chunk.runs
     ranges = [wanted.get(queue) if _fits(queue, predicate) else None for queue in page.queues]
     low = np.array([one.begin if one else 0 for one in ranges], np.int64)[runs["queue"]]
     high = np.array([one.end if one else 0 for one in ranges], np.int64)[runs["queue"]]
     begin, end = np.maximum(runs["base_queue_offset"], low), np.minimum(runs["end_queue_offset"], high)
     offsets = predicate.allowed("queueOffset")
-    # A BatchCQ row begins at its first offset: the range may end inside a row, never before it begins.
+    # A BatchCQ row starts at its first offset: the range may end inside a row, but not start inside one.
     begin = np.where(runs["kind"] == RunKind.BATCH, begin, np.maximum(begin, offsets.low))
     end = np.minimum(end, min(offsets.high, (1 << 62)) + 1)
     times = predicate.allowed("storeTimestamp")
@@ -109,8 +105,7 @@ def slices_of_page(
 
 
 def lmq_row_bytes(queues: Table) -> int:
-    """What a record of an archive of these ``queues`` weighs on average, or less: offsets that were never archived
-    count."""
+    """The average record size of an archive with these ``queues``, or less: offsets never archived count."""
     with_bytes = queues[queues["end_byte"] > 0]
     offsets = int(with_bytes["end_queue_offset"].sum())
     return max(LMQ_ROW_BYTES, int(with_bytes["end_byte"].sum()) // max(offsets, 1))
@@ -155,7 +150,7 @@ def _sliced(
 
 
 def cut(parts: Iterable[Slices], partition_bytes: int) -> list[Slices]:
-    """Partitions of about ``partition_bytes``: large runs are split, small ones of an object stay together.
+    """Partitions of about ``partition_bytes``: large runs are split, small runs of an object stay together.
 
     The same input gives the same partitions.
     """
@@ -173,7 +168,7 @@ def cut(parts: Iterable[Slices], partition_bytes: int) -> list[Slices]:
 
 
 def _by_archive(parts: Iterable[Slices]) -> list[Slices]:
-    """One Slices for each archive."""
+    """``parts`` joined by archive."""
     groups: dict[ArchiveRef, list[Slices]] = {}
     for part in parts:
         groups.setdefault(part.archive, []).append(part)
@@ -195,7 +190,7 @@ def _joined(group: Sequence[Slices]) -> Slices:
 
 
 def _split_large(table: Table, partition_bytes: int) -> Table:
-    """Runs heavier than a partition in equal pieces, by queue offset."""
+    """Runs heavier than a partition, split by queue offset into equal pieces."""
     offsets = table["end"] - table["begin"]
     pieces = np.minimum(np.maximum(-(-table["weight"] // partition_bytes), 1), offsets)
     if not len(table) or int(pieces.max()) == 1:
@@ -210,7 +205,7 @@ def _split_large(table: Table, partition_bytes: int) -> Table:
 
 
 def _compact(part: Slices, table: Table) -> Slices:
-    """``table`` with only the queues and objects it needs."""
+    """``table`` with only the queues and objects it refers to."""
     table = table.copy()
     queues, table["queue"] = np.unique(table["queue"], return_inverse=True)
     objects, table["object"] = np.unique(table["object"], return_inverse=True)

@@ -1,8 +1,8 @@
-"""The messages of one catalog version, found at a later one: what is merged or compacted is garbage in time.
+"""Finds the messages of an old catalog version at the newest one.
 
-A stream that was down for days runs its last batch again, and a DataFrame may be days old: the version they were
-planned from is still there, its pages of runs may not be. Which messages are meant is then what the old version says,
-and where they are what the newest says. Owns that translation; not planning (archive_plan.py).
+A stream that was down for days runs its last batch again, and a DataFrame may be days old. The catalog version of
+their plan still exists, but its pages of runs may be deleted after a merge or compaction. The old version then
+determines which messages are read, and the newest where they are.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.protocol import ObjectStore
 
 OnExpired = Callable[[QueueKey, OffsetRange], None]
-"""Told of offsets that were deleted since; raises, or returns to go on without them."""
-PLAN_AGAIN = "run the job again: it plans from the newest version"
+"""Handles offsets that expired since: raises, or returns to skip them."""
+PLAN_AGAIN = "run the job again to plan from the newest version"
 
 
 def later_layers(
@@ -29,9 +29,9 @@ def later_layers(
     wanted: Iterable[Layer],
     on_expired: OnExpired,
 ) -> list[Layer]:
-    """The ranges of ``newest`` that hold what ``wanted`` held at ``before``: without what was filled into gaps since.
+    """The ranges of ``newest`` with the messages that ``wanted`` had at ``before``; gaps filled since are excluded.
 
-    Raises NotFoundError for what a replaced log took back, and what ``on_expired`` raises.
+    Raises NotFoundError for messages that a replaced log took back, and what ``on_expired`` raises.
     """
     gaps, ends = gaps_in(before), KeptEnds(store, newest, before.version)
     pieces: dict[QueueKey, list[OffsetRange]] = {}
@@ -54,7 +54,7 @@ def later_layers(
 
 
 class KeptEnds:
-    """Up to where queues still have at ``newest`` the messages they had at ``version``."""
+    """The offsets up to which queues have the same messages at ``newest`` as at ``version``."""
 
     def __init__(self, store: ObjectStore, newest: CatalogState, version: int) -> None:
         self.newest = newest
@@ -65,22 +65,29 @@ class KeptEnds:
         ]
 
     def of(self, queue: QueueKey) -> int:
-        """A queue offset."""
-        states = (self.newest, *self._commons)
-        rows = [state.queue(queue) for state in states]
-        return min(0 if row is None else int(row["end_queue_offset"]) for row in rows)
+        """The end of the common messages of ``queue``."""
+        return min(_end(state, queue) for state in (self.newest, *self._commons))
+
+    def before_divergence(self, queue: QueueKey) -> int | None:
+        """The end of ``queue`` at the earliest divergence of the log since ``version``; None without one."""
+        return min((_end(state, queue) for state in self._commons), default=None)
+
+
+def _end(state: CatalogState, queue: QueueKey) -> int:
+    row = state.queue(queue)
+    return 0 if row is None else max(0, int(row["end_queue_offset"]))
 
 
 def taken_back(queue: QueueKey, end: int, version: int) -> NotFoundError:
-    """What a log that another replaced had up to offset ``end``."""
+    """The error for messages of a log that was replaced."""
     return NotFoundError(
-        f"{queue} before offset {end} was taken back by a replaced log since catalog version {version}",
+        f"{queue}: messages before offset {end} were taken back by a replaced log since catalog version {version}",
         hint=PLAN_AGAIN,
     )
 
 
 def expired(queue: QueueKey, offsets: OffsetRange, version: int) -> NotFoundError:
-    """What retention deleted."""
+    """The error for messages that retention deleted."""
     return NotFoundError(
         f"{queue}: offsets [{offsets.begin}, {offsets.end}) have expired since catalog version {version}",
         hint=PLAN_AGAIN,

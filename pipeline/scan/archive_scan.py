@@ -1,25 +1,21 @@
-"""Reads the slices of a partition: footers first, then only the blocks whose rows pass.
+"""Reads the slices of a partition: footers first, then only the blocks with matching rows.
 
-Rows of consecutive runs are read together, so that an object of 100,000 small runs costs what one large run does.
-Requests run a few windows ahead; everything held is bounded by windows of ``window_bytes`` message bytes.
-
-Owns which bytes of which object are read. Does not own what to read (partitions.py), which rows of an object pass
-(object_rows.py), nor decoding (formats).
+Rows of consecutive runs are read together, so that an object of 100,000 small runs costs as much as one large run.
+Requests run a few windows ahead; memory is bounded by windows of ``window_bytes`` message bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.options.predicate import Predicate
 from pipeline.plan.partitions import ObjectRef, Slices
 from pipeline.scan.object_rows import ObjectRows, Window
-from pipeline.scan.queue_scan import QueueScanner
-from pipeline.scan.row_chunk import NO_BYTES, CorruptPlace, RowChunk
+from pipeline.scan.queue_scan import ArchiveScan, QueueScanner
+from pipeline.scan.row_chunk import NO_BYTES, RowChunk
 from pipeline.scan.row_prefetch import ahead, ahead_with
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.flat_file.segment_reader import SegmentReader
@@ -29,107 +25,63 @@ from tiered.object_store.protocol import ObjectStore
 
 WINDOWS_AHEAD = 2
 OBJECTS_AHEAD = 2
-OnCorrupt = Callable[[CorruptPlace], None]
 
 
-class ArchiveScanner:
-    """Reads partitions of one archive. ``store`` is rooted at it.
+def archive_chunks(scan: ArchiveScan, part: Slices) -> Iterator[RowChunk]:
+    """All matching rows of ``part``, one window at a time.
 
     Raises CorruptionError naming object and range unless ``on_corrupt`` returns, and what the store raises.
     """
+    lmq = part.table["kind"] == RunKind.LMQ
+    queues = QueueScanner(scan, part)
+    yield from queues.chunks(part.table[lmq])
+    table = part.table[~lmq]
+    groups = [group for group in np.split(table, np.flatnonzero(np.diff(table["object"])) + 1) if len(group)]
+    refs = [part.objects[int(group["object"][0])] for group in groups]
+    with ThreadPoolExecutor(WINDOWS_AHEAD + OBJECTS_AHEAD, thread_name_prefix="scan") as pool:
+        opened = ahead(pool, lambda ref: _open(scan.store, ref), refs, OBJECTS_AHEAD)
+        for group, ref, index in zip(groups, refs, opened, strict=True):
+            if isinstance(index, SegmentIndex):
+                yield from _ObjectScan(scan, pool, part, group, index).chunks()
+            elif isinstance(index, NotFoundError):
+                yield from queues.moved_chunks(group, index)
+            else:
+                scan.report(part, f"{scan.store.url}/{ref.key}: {index.message}")
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        predicate: Predicate,
-        *,
-        with_records: bool,
-        window_bytes: int,
-        on_corrupt: OnCorrupt,
-        may_have_expired: bool = False,
-    ) -> None:
-        self._store = store
-        self._may_have_expired = may_have_expired
-        self._predicate = predicate
-        self._with_records = with_records
-        self._window_bytes = window_bytes
-        self._on_corrupt = on_corrupt
 
-    def chunks(self, part: Slices) -> Iterator[RowChunk]:
-        """All rows of ``part`` that pass, a window at a time."""
-        lmq = part.table["kind"] == RunKind.LMQ
-        queues = QueueScanner(
-            self._store,
-            part,
-            self._predicate,
-            self._window_bytes,
-            self._on_corrupt,
-            may_have_expired=self._may_have_expired,
-        )
-        yield from queues.chunks(part.table[lmq])
-        table = part.table[~lmq]
-        groups = [
-            group for group in np.split(table, np.flatnonzero(np.diff(table["object"])) + 1) if len(group)
-        ]
-        refs = [part.objects[int(group["object"][0])] for group in groups]
-        with ThreadPoolExecutor(WINDOWS_AHEAD + OBJECTS_AHEAD, thread_name_prefix="scan") as pool:
-            opened = ahead(pool, self._open, refs, OBJECTS_AHEAD)
-            for group, ref, index in zip(groups, refs, opened, strict=True):
-                if isinstance(index, SegmentIndex):
-                    yield from _ObjectScan(self, pool, part, group, index).chunks()
-                elif isinstance(index, NotFoundError):
-                    yield from queues.moved_chunks(group, index)
-                else:
-                    self._on_corrupt(self._place(part, f"{ref.key}: {index.message}"))
-
-    def _open(self, ref: ObjectRef) -> SegmentIndex | NotFoundError | CorruptionError:
-        try:
-            reader = SegmentReader.open(
-                self._store, ref.key, size_bytes=ref.size_bytes, tail_bytes=ref.tail_bytes
-            )
-        except (NotFoundError, CorruptionError) as error:
-            return error
-        except UnsupportedFormatError as error:
-            raise UnsupportedFormatError(f"{self._store.url}/{ref.key}: {error.message}") from error
-        return reader.index
-
-    def _place(self, part: Slices, message: str) -> CorruptPlace:
-        return CorruptPlace(part.archive.cluster, part.archive.broker, None, f"{self._store.url}/{message}")
+def _open(store: ObjectStore, ref: ObjectRef) -> SegmentIndex | NotFoundError | CorruptionError:
+    try:
+        reader = SegmentReader.open(store, ref.key, size_bytes=ref.size_bytes, tail_bytes=ref.tail_bytes)
+    except (NotFoundError, CorruptionError) as error:
+        return error
+    except UnsupportedFormatError as error:
+        raise UnsupportedFormatError(f"{store.url}/{ref.key}: {error.message}") from error
+    return reader.index
 
 
 class _ObjectScan:
     """The slices of one open object."""
 
     def __init__(
-        self,
-        scanner: ArchiveScanner,
-        pool: ThreadPoolExecutor,
-        part: Slices,
-        table: Table,
-        index: SegmentIndex,
+        self, scan: ArchiveScan, pool: ThreadPoolExecutor, part: Slices, table: Table, index: SegmentIndex
     ) -> None:
-        self._scanner = scanner
+        self._scan = scan
         self._pool = pool
         self._part = part
         self._index = index
         self._rows = ObjectRows(
-            part,
-            table,
-            index,
-            scanner._predicate,
-            with_records=scanner._with_records,
-            window_bytes=scanner._window_bytes,
+            part, table, index, scan.predicate, with_records=scan.with_records, window_bytes=scan.window_bytes
         )
 
     def chunks(self) -> Iterator[RowChunk]:
-        """Rows that pass, window after window."""
+        """Matching rows, window after window."""
         try:
             self._rows.check_runs()
         except CorruptionError as error:
             self._report(error.message)
             return
         windows = self._rows.windows(self._report)
-        if not self._scanner._with_records:
+        if not self._scan.with_records:
             for window in windows:
                 yield self._chunk(window, NO_BYTES, np.zeros(0, np.int64))
             return
@@ -143,14 +95,14 @@ class _ObjectScan:
                     yield chunk
 
     def _report(self, message: str) -> None:
-        self._scanner._on_corrupt(self._scanner._place(self._part, message))
+        self._scan.report(self._part, f"{self._scan.store.url}/{message}")
 
     def _fetch(self, window: Window) -> tuple[list[tuple[BlockSpan, NDArray[np.uint8]]], list[str]]:
-        """(decoded spans, what is wrong with the blocks that are not among them). Runs in the pool."""
+        """(decoded spans, errors of the damaged blocks). Runs in the pool."""
         pieces: list[tuple[BlockSpan, NDArray[np.uint8]]] = []
         corrupt: list[str] = []
         for span in window.spans:
-            stored = memoryview(self._scanner._store.get_range(self._index.key, span.offset, span.length))
+            stored = memoryview(self._scan.store.get_range(self._index.key, span.offset, span.length))
             try:
                 pieces.append((span, self._index.decode_blocks(span, stored)))
             except CorruptionError:
@@ -187,7 +139,7 @@ class _ObjectScan:
             is_batch=self._index.runs["kind"][run] == RunKind.BATCH,
             data=data,
             starts=starts[at] if len(starts) else starts,
-            source=f"{self._scanner._store.url}/{self._index.key}",
+            source=f"{self._scan.store.url}/{self._index.key}",
         )
 
 

@@ -1,6 +1,6 @@
-"""Which rows of an open object a partition wants, window by window, and the blocks that hold them.
+"""The rows of an open object that a partition reads, window by window, and their blocks.
 
-Owns choosing by footer columns: runs, offsets, predicate, positions in blocks. Reads pages of columns, no block.
+Selects by footer columns: runs, offsets, predicate, positions in blocks. Reads column pages, no block.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ WINDOW_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Window:
-    """Rows of some consecutive blocks that pass, and the spans of blocks that hold them."""
+    """Matching rows of some consecutive blocks, and the spans of their blocks. ``rows`` number the object's rows."""
 
     rows: NDArray[np.int64]
-    """Numbers in the object."""
     run: NDArray[np.int64]
     offset: NDArray[np.int64]
     columns: tuple[NDArray[Any], ...]
     position: NDArray[np.int64]
-    """Raw bytes of the object before the record."""
+    """Raw bytes before the record in the object."""
     spans: list[BlockSpan]
 
 
 class ObjectRows:
-    """The slices of one object. Raises CorruptionError where the object is not what the catalog says."""
+    """The slices of one object. Raises CorruptionError where the object contradicts the catalog."""
 
     def __init__(
         self,
@@ -58,20 +57,20 @@ class ObjectRows:
         self._block_row = _sums(index.blocks["rows"])
         self._block_raw = _sums(index.blocks["raw_bytes"])
         self._block_offset = _sums(index.blocks["stored_bytes"]) + HEADER_BYTES
-        # Rows are numbered here as they lie in blocks: light-queue rows, which have no bytes, do not count.
+        # Rows are numbered as in blocks: LMQ rows, which have no bytes, do not count.
         is_lmq = index.runs["kind"] == RunKind.LMQ
         self._first_row = _sums(np.where(is_lmq, 0, index.runs["rows"]))
         self.queue_of_run = np.zeros(len(index), np.uint32)
-        """Number of each wanted run's queue in the partition."""
+        """For each run that is read, its queue's number in the partition."""
         inside = table["ordinal"] < len(index)
         self.queue_of_run[table["ordinal"][inside]] = table["queue"][inside]
 
     def check_runs(self) -> None:
-        """The object must hold the runs that the catalog says are in it."""
+        """Raises CorruptionError unless the object has the runs that the catalog names."""
         index, table = self._index, self._table
         ordinals = table["ordinal"].astype(np.int64)
         if int(ordinals.max()) >= len(index):
-            raise CorruptionError(f"{index.key}: has {len(index)} runs, not the ones the catalog names")
+            raise CorruptionError(f"{index.key}: has {len(index)} runs, fewer than the catalog names")
         mine = index.runs[ordinals]
         wrong = (mine["kind"] != table["kind"]) | (mine["base_queue_offset"] > table["begin"])
         wrong |= mine["end_queue_offset"] < table["end"]
@@ -79,22 +78,22 @@ class ObjectRows:
         other = [index.queue_of(run) != queue for run, queue in zip(ordinals.tolist(), queues, strict=True)]
         if wrong.any() or any(other):
             run = int(ordinals[int(np.argmax(wrong | np.array(other)))])
-            raise CorruptionError(f"{index.key}: run {run} is not what the catalog says")
+            raise CorruptionError(f"{index.key}: run {run} does not match the catalog")
 
     def windows(self, on_corrupt: Callable[[str], None]) -> Iterator[Window]:
-        """Windows in order. Of a page of columns that fails its check ``on_corrupt`` is told; its rows are left out."""
+        """Windows in order. A column page that fails its check goes to ``on_corrupt``; its rows are skipped."""
         for begin, end, offsets in self._ranges():
             for first, last in self._cut(begin, end):
                 try:
                     window = self._window(first, last, offsets)
-                except CorruptionError as error:  # a page of columns: its rows are lost with it
+                except CorruptionError as error:
                     on_corrupt(error.message)
                     continue
                 if len(window.rows):
                     yield window
 
     def _ranges(self) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
-        """Rows [begin, end) to look at, neighbours together; of a BatchCQ run with the offsets wanted."""
+        """Row ranges [begin, end), neighbours merged; for a BatchCQ run with the offsets to read."""
         index, table = self._index, self._table
         ordinals = table["ordinal"].astype(np.int64)
         mine = index.runs[ordinals]
@@ -113,7 +112,7 @@ class ObjectRows:
             at = last + 1
 
     def _cut(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """[begin, end) in windows that end with a block, but for the last one."""
+        """[begin, end) in windows; all but the last end with a block."""
         if not self._with_records:
             for first in range(begin, end, WINDOW_ROWS):
                 yield first, min(first + WINDOW_ROWS, end)
@@ -131,10 +130,10 @@ class ObjectRows:
             first = stop
 
     def _window(self, first: int, end: int, offsets: tuple[int, int] | None) -> Window:
-        """The rows of [first, end) that pass, with their blocks."""
+        """The matching rows of [first, end), with their blocks."""
         low, high = first, end
         block = last = 0
-        if self._with_records:  # positions are sums from the begin of a block
+        if self._with_records:  # positions are sums from the start of a block
             block = int(np.searchsorted(self._block_row, first, side="right")) - 1
             last = int(np.searchsorted(self._block_row, end, side="left"))
             low, high = int(self._block_row[block]), int(self._block_row[last])
@@ -150,9 +149,9 @@ class ObjectRows:
         kept = (rows >= first) & (rows < end)
         if offsets is not None:
             kept &= (offset >= offsets[0]) & (offset < offsets[1])
-        passing = self._passing(run, offset, columns)
-        if passing is not None:
-            kept &= passing
+        matching = self._matching(run, offset, columns)
+        if matching is not None:
+            kept &= matching
         at = np.flatnonzero(kept)
         spans = self._spans(rows[at]) if self._with_records else []
         return Window(
@@ -160,7 +159,7 @@ class ObjectRows:
         )
 
     def _columns(self, rows: NDArray[np.int64], run: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-        """Footer columns of ``rows``, without those of light queues that lie between."""
+        """Footer columns of ``rows``, without the LMQ rows between them."""
         inside = self._index.first_row[run] + rows - self._first_row[run]
         first, end = int(inside[0]), int(inside[-1]) + 1
         columns = self._index.stored_columns(first, end)
@@ -179,31 +178,25 @@ class ObjectRows:
         return offset
 
     def _check_sizes(self, sizes: NDArray[np.int64], block: int, last: int, low: int) -> None:
-        """Sizes of a block's rows must add up to the block, or records would be cut at wrong places."""
+        """Raises CorruptionError unless the sizes of each block's rows add up to the block."""
         sums = np.add.reduceat(sizes, self._block_row[block:last] - low)
         if (sums != self._index.blocks["raw_bytes"][block:last]).any():
             raise CorruptionError(
-                f"{self._index.key}: sizes of rows do not add up to blocks [{block}, {last})"
+                f"{self._index.key}: row sizes do not add up to the size of blocks [{block}, {last})"
             )
 
-    def _passing(
+    def _matching(
         self, run: NDArray[np.int64], offset: NDArray[np.int64], columns: tuple[NDArray[Any], ...]
     ) -> NDArray[np.bool_] | None:
         size, tags_code, stamp, phys, inner = columns[:5]
-        known = {
+        topics = {self._part.queues[number].topic for number in self.queue_of_run[np.unique(run)].tolist()}
+        return self._predicate.for_topics(topics).mask({
             "queueOffset": offset, "storeTimestamp": stamp, "commitLogOffset": phys, "storeSize": size,
             "innerNum": inner, "tagsCode": tags_code,
-        }  # fmt: skip
-        predicate = self._predicate
-        topics = {self._part.queues[number].topic for number in self.queue_of_run[np.unique(run)].tolist()}
-        if predicate.tags is not None and any(
-            predicate.for_topic(topic) is not predicate for topic in topics
-        ):
-            predicate = predicate.without_tags()
-        return predicate.mask(known)
+        })  # fmt: skip
 
     def _spans(self, rows: NDArray[np.int64]) -> list[BlockSpan]:
-        """The blocks of these stored rows, neighbours together."""
+        """The blocks of ``rows``, neighbours merged."""
         if len(rows) == 0:
             return []
         wanted = np.unique(np.searchsorted(self._block_row, rows, side="right") - 1)
@@ -211,6 +204,7 @@ class ObjectRows:
         return [self.span(int(group[0]), int(group[-1]) + 1) for group in groups]
 
     def span(self, first: int, end: int) -> BlockSpan:
+        """Blocks [first, end)."""
         offset, raw = int(self._block_offset[first]), int(self._block_raw[first])
         return BlockSpan(
             first, end, offset, int(self._block_offset[end]) - offset,

@@ -1,20 +1,21 @@
-"""Rows that are read by queue offset: light queues through their parents, and slices whose object is gone.
+"""Rows read by queue offset: LMQs through their parents, and slices whose object no longer exists.
 
-An object may have been compacted away since the plan: then the newest catalog says where its messages are. What has
-expired since is an error, never a shorter answer, unless whoever asks has said that it may be.
+A compacted object may be deleted after the plan was made: the newest catalog names the new place of its messages.
+Messages that expired since are an error, never a shorter result, unless the scan allows it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.options.predicate import Predicate
 from pipeline.plan.partitions import OffsetRange, Slices
 from pipeline.plan.superseded_plan import KeptEnds, expired, taken_back
-from pipeline.scan.row_chunk import CorruptPlace, RowChunk
+from pipeline.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState
@@ -29,45 +30,46 @@ READ_ROWS = 8192
 CACHE_BYTES = 16 << 20
 logger = logging.getLogger(__name__)
 
-OnCorrupt = Callable[[CorruptPlace], None]
+
+@dataclass(frozen=True)
+class ArchiveScan:
+    """How the partitions of one archive are read. ``store`` is rooted at the archive."""
+
+    store: ObjectStore
+    predicate: Predicate
+    with_records: bool
+    window_bytes: int
+    on_corrupt: OnCorrupt
+    may_have_expired: bool = False
+
+    def report(self, part: Slices, message: str, queue: QueueKey | None = None) -> None:
+        """Pass damage to ``on_corrupt``, which may raise."""
+        self.on_corrupt(CorruptPlace(part.archive.cluster, part.archive.broker, queue, message))
 
 
 class QueueScanner:
     """Reads slices of one partition by queue offset."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        part: Slices,
-        predicate: Predicate,
-        window_bytes: int,
-        on_corrupt: OnCorrupt,
-        *,
-        may_have_expired: bool = False,
-    ) -> None:
-        self._store = store
+    def __init__(self, scan: ArchiveScan, part: Slices) -> None:
+        self._scan = scan
+        self._store = scan.store
         self._part = part
-        self._may_have_expired = may_have_expired
-        self._predicate = predicate
-        self._window_bytes = window_bytes
-        self._on_corrupt = on_corrupt
-        self._segments = SegmentCache(store, cache_bytes=CACHE_BYTES)
-        self._run_index = RunIndex(store, cache_bytes=CACHE_BYTES)
+        self._segments = SegmentCache(scan.store, cache_bytes=CACHE_BYTES)
+        self._run_index = RunIndex(scan.store, cache_bytes=CACHE_BYTES)
         self._ends: KeptEnds | None = None
 
     def chunks(self, table: Table) -> Iterator[RowChunk]:
-        """The rows of these slices, from the catalog version of the plan."""
+        """The rows of the slices in ``table``, from the catalog version of the plan."""
         if len(table):
             state = load(self._store, version=self._part.archive.version)
             for row in table:
                 yield from self._read(state, row)
 
     def moved_chunks(self, table: Table, missing: NotFoundError) -> Iterator[RowChunk]:
-        """The same from the newest version, because ``missing`` is no longer there."""
+        """The same from the newest version, after their object was ``missing``."""
         state = load(self._store)
         if state.version == self._part.archive.version:
-            message = f"catalog version {state.version} names what is not there: {missing.message}"
-            self._report(None, message)
+            self._report(None, f"catalog version {state.version} names what is not there: {missing.message}")
             return
         for row in table:
             queue = self._part.queues[int(row["queue"])]
@@ -75,14 +77,16 @@ class QueueScanner:
             yield from self._read(state, row)
 
     def _require(self, queue: QueueKey, begin: int, end: int, newest: CatalogState) -> None:
-        """Raises NotFoundError unless ``newest`` still has offsets [begin, end) as they were planned, or may have lost
-        the first of them."""
+        """Raises NotFoundError unless ``newest`` still has the planned messages in [begin, end).
+
+        With ``may_have_expired`` the first of them may be missing.
+        """
         version = self._part.archive.version
         row = newest.queue(queue)
         floor = end if row is None else int(row["min_queue_offset"])
         if floor > begin:
             error = expired(queue, OffsetRange(begin, min(floor, end)), version)
-            if not self._may_have_expired:
+            if not self._scan.may_have_expired:
                 raise error
             logger.warning("skipped: %s", error.message)
         if self._ends is None or self._ends.newest.version != newest.version:
@@ -93,10 +97,10 @@ class QueueScanner:
     def _read(self, state: CatalogState, row: np.void) -> Iterator[RowChunk]:
         queue, end = self._part.queues[int(row["queue"])], int(row["end"])
         reader = QueueReader(self._store, state, queue, segments=self._segments, run_index=self._run_index)
-        offset, rows = int(row["begin"]), READ_ROWS
+        offset, rows, max_bytes = int(row["begin"]), READ_ROWS, self._scan.window_bytes
         while offset < end:
             try:
-                batch = reader.read(offset, max_rows=min(rows, end - offset), max_bytes=self._window_bytes)
+                batch = reader.read(offset, max_rows=min(rows, end - offset), max_bytes=max_bytes)
             except CorruptionError as error:
                 if rows > 1:
                     rows = 1
@@ -104,17 +108,16 @@ class QueueScanner:
                 self._report(queue, error.message)
                 offset += 1
                 continue
-            if reader.state.version != state.version:  # something was gone: it had to look at a newer one
+            if reader.state.version != state.version:  # it found an object missing and refreshed the catalog
                 self._require(queue, offset, end, reader.state)
             rows = min(rows * 2, READ_ROWS)
             if len(batch):
-                yield self._chunk(batch, row, queue)
+                yield self._chunk(batch, row)
             if batch.next_offset <= offset:
                 return
             offset = batch.next_offset
 
-    def _chunk(self, batch: Batch, row: np.void, queue: QueueKey) -> RowChunk:
-        is_batch = int(row["kind"]) == RunKind.BATCH
+    def _chunk(self, batch: Batch, row: np.void) -> RowChunk:
         chunk = RowChunk(
             cluster=self._part.archive.cluster,
             broker=self._part.archive.broker,
@@ -126,26 +129,14 @@ class QueueScanner:
             size=batch.sizes,
             store_timestamp=batch.store_timestamp,
             tags_code=batch.tags_code,
-            is_batch=np.full(len(batch), is_batch),
+            is_batch=np.full(len(batch), int(row["kind"]) == RunKind.BATCH),
             data=batch.data,
             starts=batch.starts,
             source=f"{self._store.url} version {self._part.archive.version}",
         )
-        kept = (chunk.queue_offset >= int(row["begin"])) & (chunk.queue_offset < int(row["end"]))
-        columns = {
-            "queueOffset": chunk.queue_offset, "storeTimestamp": chunk.store_timestamp,
-            "commitLogOffset": chunk.phys, "storeSize": chunk.size, "innerNum": chunk.inner_num,
-            "tagsCode": chunk.tags_code,
-        }  # fmt: skip
-        is_lmq = int(row["kind"]) == RunKind.LMQ
-        predicate = self._predicate.for_lmq() if is_lmq else self._predicate.for_topic(queue.topic)
-        passing = predicate.mask(columns)
-        if passing is not None:
-            kept &= passing
-        return chunk if kept.all() else chunk.taken(np.flatnonzero(kept))
+        inside = (chunk.queue_offset >= int(row["begin"])) & (chunk.queue_offset < int(row["end"]))
+        chunk = chunk if inside.all() else chunk.taken(np.flatnonzero(inside))
+        return chunk.matching(self._scan.predicate, is_lmq=int(row["kind"]) == RunKind.LMQ)
 
     def _report(self, queue: QueueKey | None, message: str) -> None:
-        archive = self._part.archive
-        self._on_corrupt(
-            CorruptPlace(archive.cluster, archive.broker, queue, f"{self._store.url}: {message}")
-        )
+        self._scan.report(self._part, f"{self._store.url}: {message}", queue)

@@ -1,18 +1,15 @@
-"""Consume-queue rows on their way into Arrow: columns from a footer, and the records' bytes if they were fetched.
-
-Owns the value only. Where rows come from is in archive_scan.py and store_scan.py, what becomes of them in
-message_batches.py.
-"""
+"""Consume-queue rows between scan and Arrow: columns, and the records' bytes if they were fetched."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.options.predicate import Predicate
 from tiered.model.queue import QueueKey
 
 NO_BYTES = np.zeros(0, np.uint8)
@@ -22,7 +19,8 @@ NO_BYTES = np.zeros(0, np.uint8)
 class RowChunk:
     """Rows of some queues: row i is of ``queues[queue[i]]``; its record is ``data[starts[i] : starts[i] + size[i]]``.
 
-    ``data`` and ``starts`` are empty when no record was asked for. ``source`` names where the bytes are, for errors.
+    ``data`` and ``starts`` are empty when no records were read. ``source`` names the place in errors. Offsets of
+    ``is_batch`` rows (BatchCQ) are the records' own and may jump.
     """
 
     cluster: str
@@ -36,7 +34,6 @@ class RowChunk:
     store_timestamp: NDArray[Any]
     tags_code: NDArray[Any]
     is_batch: NDArray[Any]
-    """Whether the queue is a BatchCQ one: offsets are the records' own and may jump."""
     data: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
     starts: NDArray[Any] = field(default_factory=lambda: np.zeros(0, np.int64))
     source: str = ""
@@ -45,29 +42,38 @@ class RowChunk:
         return len(self.size)
 
     def taken(self, index: NDArray[Any] | slice) -> RowChunk:
-        """The rows at ``index``; their bytes are shared."""
+        """The rows at ``index``; they share the bytes."""
         columns = {name: getattr(self, name)[index] for name in ROW_COLUMNS}
         starts = self.starts[index] if len(self.starts) else self.starts
         return replace(self, starts=starts, **columns)
 
+    def matching(self, predicate: Predicate, *, is_lmq: bool) -> RowChunk:
+        """The rows that match ``predicate``."""
+        topics = {self.queues[number].topic for number in np.unique(self.queue).tolist()}
+        predicate = predicate.without_tags() if is_lmq else predicate.for_topics(topics)
+        ids = np.array([queue.queue_id for queue in self.queues] or [0], np.int64)
+        mask = predicate.mask({
+            "queueId": ids[self.queue], "queueOffset": self.queue_offset, "storeTimestamp": self.store_timestamp,
+            "commitLogOffset": self.phys, "storeSize": self.size, "innerNum": self.inner_num,
+            "tagsCode": self.tags_code,
+        })  # fmt: skip
+        return self if mask is None or mask.all() else self.taken(np.flatnonzero(mask))
+
 
 ROW_COLUMNS = (
-    "queue",
-    "queue_offset",
-    "inner_num",
-    "phys",
-    "size",
-    "store_timestamp",
-    "tags_code",
-    "is_batch",
-)
+    "queue", "queue_offset", "inner_num", "phys", "size", "store_timestamp", "tags_code", "is_batch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class CorruptPlace:
-    """Something that fails a check, in mode PERMISSIVE: which queue if it is known, and the error's text."""
+    """Damage that mode PERMISSIVE reports: its queue if known, and the error's text."""
 
     cluster: str
     broker: str
     queue: QueueKey | None
     message: str
+
+
+OnCorrupt = Callable[[CorruptPlace], None]
+"""Handles damage: raises, or records it and returns."""

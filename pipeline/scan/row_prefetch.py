@@ -1,4 +1,4 @@
-"""Work done a few items ahead of the one handed out, in order."""
+"""Runs work a few items ahead of the consumer, in order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ R = TypeVar("R")
 
 
 def ahead(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
-    """The results of ``ahead_with`` alone."""
+    """Only the results of ``ahead_with``."""
     return (result for _, result in ahead_with(pool, work, items, count))
 
 
 def ahead_with(
     pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], count: int
 ) -> Iterator[tuple[T, R]]:
-    """(item, work(item)) in order; ``count`` items are in work ahead of the one handed out."""
+    """(item, work(item)) in order; up to ``count`` items are worked on ahead of the consumer."""
     pending: deque[tuple[T, Future[R]]] = deque()
     try:
         for item in items:

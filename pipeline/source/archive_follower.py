@@ -1,13 +1,9 @@
-"""The archives below one path, followed from version to version: which offsets a stream's next batch has.
-
-Owns catalog states, limits and the slices between two offsets. Does not own Spark's side (stream_reader.py) nor what
-an offset is (stream_offsets.py).
-"""
+"""Follows the archives below one path and chooses the offsets and slices of a stream's batches."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,6 +19,7 @@ from pipeline.options.source_options import SourceOptions, Starting
 from pipeline.plan.archive_plan import ArchivePlanner, archives, opened, wanted_queues
 from pipeline.plan.filled_gaps import GapsByVersion, Layer, filled, without
 from pipeline.plan.partitions import OffsetRange, Slices
+from pipeline.plan.superseded_plan import KeptEnds
 from pipeline.source.stream_offsets import (
     ArchiveOffset,
     Names,
@@ -45,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class ArchiveFollower:
-    """The archives below one path, followed from version to version."""
+    """The archives below one path. Caches their newest catalog states."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -55,12 +52,13 @@ class ArchiveFollower:
         self._planners: dict[Names, ArchivePlanner] = {}
         self._gaps: dict[Names, GapsByVersion] = {}
         self._found: set[Names] = set()
-        """Archives that were there at the last look."""
+        """Archives that existed at the last refresh."""
 
     def close(self) -> None:
+        """Close the object store."""
         self._resources.close()
 
-    # -- where things are -------------------------------------------------------------------------------------
+    # -- catalog states ---------------------------------------------------------------------------------------
 
     def newest_offset(self) -> StreamOffset:
         """The end of everything archived now."""
@@ -73,13 +71,13 @@ class ArchiveFollower:
             for names, state in self._states.items()
         }
 
-    def with_known(self, newest: StreamOffset, start: StreamOffset) -> StreamOffset:
-        """``newest`` with the queues of ``start`` that are hidden by now: what is left of them is still read.
+    def with_hidden(self, newest: StreamOffset, start: StreamOffset) -> StreamOffset:
+        """``newest`` with the queues of ``start`` that were hidden since: the rest of them is still read.
 
-        Raises NotFoundError when an archive that ``start`` knows is no more, or is another one.
+        Raises NotFoundError if an archive of ``start`` no longer exists or was replaced by another one.
         """
-        for names, begun in start.items():
-            self._require_still(names, begun.version)
+        for names, reached in start.items():
+            self._require_archive(names, reached.version)
         found = dict(newest)
         for names, one in newest.items():
             state, queues = self._state(names, one.version), dict(one.queues)
@@ -90,28 +88,29 @@ class ArchiveFollower:
             found[names] = ArchiveOffset(one.version, queues)
         return found
 
-    def _require_still(self, names: Names, version: int) -> None:
-        """Raises NotFoundError unless the archive that was read at ``version`` is there."""
+    def _require_archive(self, names: Names, version: int) -> None:
+        """Raises NotFoundError unless the archive read at ``version`` exists."""
         if not self._options.wants_archive(*names):
             return
-        where = f"{self._options.path}, archive {'/'.join(names)}"
-        hint = "a new checkpoint begins with what is there now"
+        archive = f"{self._options.path}: archive {'/'.join(names)} in the checkpoint"
+        hint = "start with a new checkpoint"
         if names not in self._found:
-            raise NotFoundError(f"{where}: the stream has read of it, and it is there no more", hint=hint)
+            raise NotFoundError(f"{archive} no longer exists", hint=hint)
         newest = self._states[names].version
         if newest < version:
             raise NotFoundError(
-                f"{where}: the stream has read of catalog version {version}, the newest is {newest}: it is another one",
+                f"{archive} was replaced by another one: the stream read catalog version {version}, "
+                f"but the newest is {newest}",
                 hint=hint,
             )
 
     def starting_offset(self) -> StreamOffset:
-        """Where a new query begins. A queue that is not in it begins at its first message."""
+        """The start of a new query. Queues that are not in it start at their first message."""
         starting = self._options.starting
         if starting is Starting.LATEST:
             newest = self.newest_offset()
             return {
-                names: self._begun_at(names, self._states[names], dict(one.queues))
+                names: self._with_origins(names, self._states[names], dict(one.queues))
                 for names, one in newest.items()
             }
         self._refresh()
@@ -121,7 +120,7 @@ class ArchiveFollower:
             for queue, offsets in wanted_queues(state, self._options).items():
                 is_first = starting is Starting.EARLIEST
                 queues[queue] = offsets.begin if is_first else self._offset_at_time(names, state, queue)
-            found[names] = self._begun_at(names, state, queues)
+            found[names] = self._with_origins(names, state, queues)
         return found
 
     def _gaps_of(self, names: Names) -> GapsByVersion:
@@ -129,14 +128,14 @@ class ArchiveFollower:
             self._gaps[names] = GapsByVersion(partial(self._state, names))
         return self._gaps[names]
 
-    def _begun_at(self, names: Names, state: CatalogState, queues: dict[QueueKey, int]) -> ArchiveOffset:
+    def _with_origins(self, names: Names, state: CatalogState, queues: dict[QueueKey, int]) -> ArchiveOffset:
         gaps = self._gaps_of(names).at(state.version)
-        begun = {
+        origins = {
             queue: offset
             for queue, offset in queues.items()
             if queue in gaps and gaps[queue][0].begin < offset
         }
-        return ArchiveOffset(state.version, queues, begun)
+        return ArchiveOffset(state.version, queues, origins)
 
     def _refresh(self) -> None:
         try:
@@ -146,9 +145,9 @@ class ArchiveFollower:
         self._found = {(one.cluster, one.broker) for one in found}
         for one in found:
             names = one.cluster, one.broker
-            known = self._states.get(names)
-            self._states[names] = load(one.store) if known is None else refresh(one.store, known)
-            self._gaps_of(names).note(self._states[names])
+            cached = self._states.get(names)
+            self._states[names] = load(one.store) if cached is None else refresh(one.store, cached)
+            self._gaps_of(names).add(self._states[names])
 
     def _store(self, names: Names) -> ObjectStore:
         return PrefixedStore(self._root, archive_prefix(*names))
@@ -159,25 +158,23 @@ class ArchiveFollower:
         return self._planners[names]
 
     def _state(self, names: Names, version: int) -> CatalogState:
-        known = self._states.get(names)
-        return (
-            known
-            if known is not None and known.version == version
-            else load(self._store(names), version=version)
-        )
+        cached = self._states.get(names)
+        if cached is not None and cached.version == version:
+            return cached
+        return load(self._store(names), version=version)
 
     def _filled(self, names: Names, start: ArchiveOffset | None, version: int) -> list[Layer]:
-        """What was filled at ``version`` into gaps that the stream had passed by ``start``."""
+        """Ranges filled by ``version`` in gaps that the stream passed before ``start``."""
         if start is None or start.version >= version:
             return []
         passed = {
-            queue: OffsetRange(start.begun.get(queue, 0), offset) for queue, offset in start.queues.items()
+            queue: OffsetRange(start.origins.get(queue, 0), offset) for queue, offset in start.queues.items()
         }
         gaps = self._gaps_of(names).at(start.version)
         return filled(self._state(names, version), gaps, passed) if gaps else []
 
     def _offset_at_time(self, names: Names, state: CatalogState, queue: QueueKey) -> int:
-        """The first message stored at or after the starting time; the end if there is none."""
+        """The offset of the first message stored at or after the starting time, or the end."""
         wanted_ms = self._options.starting_timestamp or 0
         chunk = self._planner(names).run_index.runs_of(state, queue)
         for run in chunk.runs[chunk.runs["max_store_timestamp"] >= wanted_ms]:
@@ -199,8 +196,8 @@ class ArchiveFollower:
     # -- one batch --------------------------------------------------------------------------------------------
 
     def limited(self, start: StreamOffset, newest: StreamOffset, limit: ReadLimit) -> StreamOffset:
-        """The end of the batch that begins at ``start``, queue by queue in proportion to what there is."""
-        start = self._standing(start, newest)
+        """The end of the batch that begins at ``start``. Queues share the limit in proportion to their backlog."""
+        start = self._rewound(start, newest)
         moved = {names for names, one in newest.items() if self._filled(names, start.get(names), one.version)}
         if not isinstance(limit, ReadMaxRows | ReadMaxBytes):
             return _merged(start, newest, moved)
@@ -223,7 +220,7 @@ class ArchiveFollower:
     def _range(
         self, names: Names, queue: QueueKey, start: StreamOffset, newest: StreamOffset
     ) -> tuple[int, int]:
-        """Offsets [begin, end) that are to be read of a queue, now or later."""
+        """The unread offsets [begin, end) of a queue."""
         end = newest[names].queues[queue]
         begin = start[names].queues.get(queue) if names in start else None
         if begin is None:
@@ -249,7 +246,7 @@ class ArchiveFollower:
 
     def parts(self, start: StreamOffset, end: StreamOffset, *, is_header_only: bool) -> list[Slices]:
         """The slices between two offsets, from the catalog version of ``end``."""
-        start = self._standing(start, end)
+        start = self._rewound(start, end)
         found: list[Slices] = []
         for names, one in sorted(end.items()):
             state = self._state(names, one.version)
@@ -261,9 +258,9 @@ class ArchiveFollower:
                 first = int(row["min_queue_offset"])
                 begin = start[names].queues.get(queue, first) if names in start else first
                 if begin < min(first, stop):
-                    for lost in self._not_in_a_gap(
-                        names, start[names], queue, OffsetRange(begin, min(first, stop))
-                    ):
+                    # Gaps expire together with the runs before them.
+                    gaps = self._gaps_of(names).at(start[names].version).get(queue, ())
+                    for lost in without(OffsetRange(begin, min(first, stop)), gaps):
                         self._note_expired(queue, lost)
                 wanted[queue] = OffsetRange(max(begin, first), stop)
             found += self._planner(names).slices(
@@ -275,50 +272,39 @@ class ArchiveFollower:
             )
         return found
 
-    def _not_in_a_gap(
-        self, names: Names, start: ArchiveOffset, queue: QueueKey, offsets: OffsetRange
-    ) -> Iterator[OffsetRange]:
-        """``offsets`` without what was a gap at the version of ``start``: it leaves with the runs before it."""
-        return without(offsets, self._gaps_of(names).at(start.version).get(queue, ()))
-
-    def _standing(self, start: StreamOffset, end: StreamOffset) -> StreamOffset:
-        """``start`` as it stands at the versions of ``end``: where the broker's log was replaced since, queues go on
-        behind what both logs have in common, as other messages have the offsets read there."""
+    def _rewound(self, start: StreamOffset, end: StreamOffset) -> StreamOffset:
+        """``start`` with queues moved back to the divergence point if the broker's log was replaced since: other
+        messages have the offsets after it."""
         found = dict(start)
         for names, one in start.items():
-            kept = self._kept(names, one, end[names].version) if names in end else {}
-            for queue, offset in kept.items():
+            ends = self._common_ends(names, one, end[names].version) if names in end else {}
+            for queue, offset in ends.items():
                 self._note_loss(
-                    f"{queue}: the broker's log was replaced, offsets [{offset}, {one.queues[queue]}) that were read "
-                    "are other messages now",
-                    "failOnDataLoss=false reads the new ones",
+                    f"{queue}: the broker's log was replaced; offsets [{offset}, {one.queues[queue]}) were read and "
+                    "have other messages now",
+                    "failOnDataLoss=false reads the new messages",
                 )
-            found[names] = replace(one, queues={**one.queues, **kept})
+            found[names] = replace(one, queues={**one.queues, **ends})
         return found
 
-    def _kept(self, names: Names, start: ArchiveOffset, version: int) -> dict[QueueKey, int]:
-        """Ends of the queues of which log lines that began after ``start`` took something back."""
+    def _common_ends(self, names: Names, start: ArchiveOffset, version: int) -> dict[QueueKey, int]:
+        """Queues whose last messages before ``start`` were taken back by a replaced log -> end of the common ones."""
         if version <= start.version:
             return {}
         state = self._state(names, version)
-        kept: dict[QueueKey, int] = {}
-        for line in state.log_histories:
-            if line.version <= start.version or line.common_version == 0:
-                continue  # from nothing in common on, queues have a new generation: old rows stay what they were
-            common = self._state(names, line.common_version)
-            for queue, offset in start.queues.items():
-                now, before = state.queue(queue), common.queue(queue)
-                if now is not None and int(now["flags"]) & QUEUE_SUPERSEDED:
-                    continue
-                end = 0 if before is None else max(0, int(before["end_queue_offset"]))
-                if kept.get(queue, offset) > end:
-                    kept[queue] = end
-        return kept
+        kept = KeptEnds(self._store(names), state, start.version)
+        found = {}
+        for queue, offset in start.queues.items():
+            row, end = state.queue(queue), kept.before_divergence(queue)
+            is_superseded = row is not None and int(row["flags"]) & QUEUE_SUPERSEDED
+            if end is not None and end < offset and not is_superseded:
+                found[queue] = end
+        return found
 
     def _note_expired(self, queue: QueueKey, offsets: OffsetRange) -> None:
         self._note_loss(
             f"{queue}: offsets [{offsets.begin}, {offsets.end}) expired before they were read",
-            "failOnDataLoss=false goes on behind them",
+            "failOnDataLoss=false skips them",
         )
 
     def _note_loss(self, message: str, hint: str) -> None:
@@ -328,10 +314,10 @@ class ArchiveFollower:
 
 
 def _merged(start: StreamOffset, end: StreamOffset, moved: Collection[Names]) -> StreamOffset:
-    """``end`` with what ``start`` knows besides: an archive or queue that is out of sight is not forgotten.
+    """``end`` with the archives and queues of ``start`` that ``end`` lacks.
 
-    Where nothing moves, and nothing was filled in (``moved``), the version stays as well: equal offsets mean that there
-    is nothing to read.
+    An archive without new offsets and without filled gaps (``moved``) also keeps its version: equal offsets mean that
+    there is nothing to read.
     """
     merged = dict(start)
     for names, one in end.items():
@@ -343,5 +329,5 @@ def _merged(start: StreamOffset, end: StreamOffset, moved: Collection[Names]) ->
         for queue, offset in one.queues.items():
             queues[queue] = max(offset, before.queues.get(queue, offset))
         is_moved = names in moved or queues != dict(before.queues)
-        merged[names] = ArchiveOffset(one.version if is_moved else before.version, queues, before.begun)
+        merged[names] = ArchiveOffset(one.version if is_moved else before.version, queues, before.origins)
     return merged

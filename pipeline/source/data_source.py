@@ -1,7 +1,7 @@
 """The data source ``rocketmq-tiered``: Spark's Python DataSource API over archives and broker stores.
 
-Spark runs all of this in Python processes beside the JVM: the source is made in one, planned in another, read in
-workers. Only options and plain data travel. Owns the translation; the work is in the modules named.
+Spark runs it in Python processes beside the JVM: created in one, planned in another, read in workers. Only options
+and plain data travel between them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class RocketmqTieredSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is called with."""
+        """The name that ``format`` takes."""
         return SOURCE_NAME
 
     def schema(self) -> StructType:
-        """Of the columns asked for. Called once, by ``load``: settles the catalog version for all actions."""
+        """The schema of the chosen columns. ``load`` calls it once, which fixes the catalog version for all actions."""
         options = parse_options(dict(self.options))
         if options.source is Source.ARCHIVE and self._versions is None:
             self._versions = pinned_versions(options)
@@ -50,8 +50,8 @@ class RocketmqTieredSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """For one action."""
         options = parse_options(dict(self.options))
-        options.refuse_of_a_stream()
-        kind = PushingReader if options.push_filters and _is_asked_for_filters() else MessageReader
+        options.refuse_stream_options()
+        kind = PushingReader if options.push_filters and _takes_filters() else MessageReader
         return kind(options, schema, self._versions)
 
     def streamReader(self, schema: StructType) -> MessageStreamReader:  # noqa: N802 - Spark's name
@@ -59,18 +59,18 @@ class RocketmqTieredSource(DataSource):
         return MessageStreamReader(parse_options(dict(self.options)), schema)
 
 
-def _is_asked_for_filters() -> bool:
-    """Whether this process is the one in which Spark hands filters over.
+def _takes_filters() -> bool:
+    """Whether this is the process to which Spark passes filters.
 
-    Spark refuses a source that offers push-down in the planning process of a session that has it off, and tells
-    nobody the setting. But the process that takes filters is one of its own, started from this module only when
-    push-down is on: nothing else loads it.
+    If a session has push-down off, Spark refuses a source that offers it in the planning process, and the source cannot
+    read the setting. Filters are passed to a process of their own, started from _PUSHDOWN_MODULE only if push-down is
+    on; no other process imports it.
     """
     return _PUSHDOWN_MODULE in sys.modules
 
 
 class MessageReader(DataSourceReader):
-    """Plans and reads. Pickled into every task, so it holds options, names and numbers only."""
+    """Plans and reads. It is pickled into every task, so it has only options, names and numbers."""
 
     def __init__(self, options: SourceOptions, schema: StructType, versions: dict[Names, int] | None) -> None:
         self._options = options
@@ -89,7 +89,7 @@ class MessageReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The batches of one partition, in a worker."""
-        if partition.value is None:  # Spark's stand-in for "no partitions"
+        if partition.value is None:  # Spark's placeholder for "no partitions"
             return iter(())
         return read_in_worker(
             partition.value,
@@ -101,12 +101,12 @@ class MessageReader(DataSourceReader):
 
 
 class PushingReader(MessageReader):
-    """The reader that is offered filters."""
+    """The reader to which Spark passes filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Keep what prunes; give back what Spark must still apply."""
+        """Keep filters that prune; return those that Spark must still apply."""
         is_store = self._options.source is Source.STORE
         pushed, left = push_down(filters, _STORE_NUMBERS if is_store else NUMBER_COLUMNS)
         self._predicate = self._options.times.also(pushed)
-        # Rows that report damage have nulls in every column: Spark must judge them.
+        # Rows that report damage are null in every column: Spark must apply all filters to them.
         return filters if CORRUPT_RECORD in self._schema.fieldNames() else left

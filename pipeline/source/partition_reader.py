@@ -1,8 +1,4 @@
-"""Reads one partition in a worker: from options and plain data to Arrow batches, within a bounded memory.
-
-Owns what happens to damage: FAILFAST raises, PERMISSIVE reports and goes on. Everything a worker needs is opened here
-and closed when the partition is done.
-"""
+"""Reads one partition in a worker, as Arrow batches in bounded memory, and handles damage by mode."""
 
 from __future__ import annotations
 
@@ -17,9 +13,10 @@ from pipeline.options.predicate import Predicate
 from pipeline.options.source_options import Mode, SourceOptions
 from pipeline.plan.archive_plan import opened
 from pipeline.plan.partitions import Slices
-from pipeline.scan.archive_scan import ArchiveScanner
+from pipeline.scan.archive_scan import archive_chunks
+from pipeline.scan.queue_scan import ArchiveScan
 from pipeline.scan.row_chunk import CorruptPlace, RowChunk
-from pipeline.scan.store_scan import LogRange, StoreScanner
+from pipeline.scan.store_scan import LogRange, store_chunks
 from pipeline.source.worker_memory import keep_freed_memory
 from tiered.errors import CorruptionError
 from tiered.formats.keys import archive_prefix
@@ -40,11 +37,12 @@ def read_in_worker(
     columns: list[Column],
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """``read_partition`` in a Spark worker, a process that does nothing else and collects all garbage after every task.
+    """``read_partition`` in a Spark worker, which runs a full garbage collection after every task.
 
-    After the first one what libraries and kernels keep is left out of that: it took longer than a small partition.
+    After the first task, objects of libraries and kernels are frozen: collecting them took longer than a small
+    partition.
     """
-    global _begun, _settled  # noqa: PLW0603 - of the process
+    global _begun, _settled  # noqa: PLW0603 - state of the process
     if not _begun:
         keep_freed_memory()
         _begun = True
@@ -62,13 +60,13 @@ def read_partition(
     columns: list[Column],
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of ``part``. Raises CorruptionError naming object and range in mode FAILFAST."""
+    """The batches of ``part``. In mode FAILFAST, raises CorruptionError naming object and range."""
     damage = _Damage(options.mode, any(column.name == CORRUPT_RECORD for column in columns))
     builder = BatchBuilder(columns, schema, batch_bytes=options.batch_bytes, on_corrupt=damage)
     for chunk in _chunks(part, options, predicate, damage, with_records=cost_of(columns) > Cost.FOOTER):
         yield from builder.batches(chunk)
-        yield from map(builder.corrupt_batch, damage.taken())
-    yield from map(builder.corrupt_batch, damage.taken())
+        yield from map(builder.corrupt_batch, damage.drained())
+    yield from map(builder.corrupt_batch, damage.drained())
 
 
 def _chunks(
@@ -80,11 +78,10 @@ def _chunks(
     with_records: bool,
 ) -> Iterator[RowChunk]:
     if isinstance(part, LogRange):
-        log = StoreScanner(options, predicate, window_bytes=options.window_bytes, on_corrupt=damage)
-        yield from log.chunks(part)
+        yield from store_chunks(options, predicate, damage, part)
         return
     with opened(options) as store:
-        scanner = ArchiveScanner(
+        scan = ArchiveScan(
             PrefixedStore(store, archive_prefix(part.archive.cluster, part.archive.broker)),
             predicate,
             with_records=with_records,
@@ -92,11 +89,11 @@ def _chunks(
             on_corrupt=damage,
             may_have_expired=not options.fail_on_data_loss,
         )
-        yield from scanner.chunks(part)
+        yield from archive_chunks(scan, part)
 
 
 class _Damage:
-    """What to do about bytes that fail a check, and what was found so far."""
+    """Handles damage by mode, and collects it for rows of its own."""
 
     def __init__(self, mode: Mode, wants_rows: bool) -> None:
         self._mode = mode
@@ -105,12 +102,12 @@ class _Damage:
 
     def __call__(self, place: CorruptPlace) -> None:
         if self._mode is Mode.FAILFAST:
-            raise CorruptionError(place.message, hint="option mode=PERMISSIVE skips and reports it")
+            raise CorruptionError(place.message, hint="option mode=PERMISSIVE skips and reports damage")
         logger.warning("skipped: %s", place.message)
         if self._wants_rows:
             self._found.append(place)
 
-    def taken(self) -> list[CorruptPlace]:
-        """What was found since the last call, for rows of its own."""
+    def drained(self) -> list[CorruptPlace]:
+        """The damage found since the last call."""
         found, self._found = self._found, []
         return found

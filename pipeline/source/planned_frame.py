@@ -1,12 +1,8 @@
-"""DataFrames whose partitions are planned when they are made: one Spark partition for each part of the plan.
+"""DataFrames planned when they are created: one Spark partition for each part of the plan.
 
-What ``pipeline.read`` and the jobs use, unless Spark shall hand its filters over. Our batches reach Spark through
-``mapInArrow``, which copies every value into a row once; out of a Python data source Spark copies it twice
-(docs/decisions/0032). And Spark 4.2 keeps what a filter pruned with a source, for every use of a DataFrame, so that a
-query that reads it twice with different filters gets wrong rows: here nothing is pushed down; what a job knows of
-offsets and times is part of the plan.
-
-Owns the frame. Does not own planning (archive_plan.py, store_scan.py) nor reading (partition_reader.py).
+``read`` and the jobs use them. Batches reach Spark through ``mapInArrow``, which copies each value into a row once;
+from a Python data source Spark copies it twice (docs/decisions/0032). Filters are not pushed down: Spark 4.2 applies
+the filters pushed for one use of a DataFrame to all others. Offsets and times that a job selects are part of the plan.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ Part = Slices | LogRange
 def frame_of(
     spark: SparkSession, options: SourceOptions, versions: Mapping[Names, int] | None = None
 ) -> DataFrame:
-    """The messages that ``options`` mean, at the catalog ``versions`` given, or else those of this moment."""
+    """The messages that ``options`` select, at the catalog ``versions`` (default: the newest now)."""
     columns = chosen(options.columns)
     parts: Sequence[Part]
     if options.source is Source.STORE:
@@ -56,16 +52,15 @@ def frame_of_parts(
     schema = schema_of(columns)
     if not parts:
         return spark.createDataFrame([], schema)
-    numbers = spark.range(0, len(parts), 1, len(parts))  # one a partition
+    numbers = spark.range(0, len(parts), 1, len(parts))  # one per partition
     return numbers.mapInArrow(ReadParts(options, parts, schema), schema)
 
 
 class ReadParts:
-    """Reads the parts whose numbers it is given. Pickled, with the plan, and shipped to the workers.
+    """Reads parts by number. It is pickled with the plan and sent to the workers.
 
-    Spark ships it once to every executor where it is larger than a megabyte. A worker unpickles it for every task,
-    so that the parts are bytes in it of which a task unpacks its own. Keys among the options show nowhere: Spark
-    prints the name of the class.
+    Spark sends it to each executor once if it is larger than a megabyte. A worker unpickles it for every task: each
+    part is compressed bytes, and a task unpacks its own. Credentials are not shown: Spark prints the class name.
     """
 
     def __init__(self, options: SourceOptions, parts: Sequence[Part], schema: StructType) -> None:
@@ -73,7 +68,7 @@ class ReadParts:
         self._parts = [zlib.compress(pickle.dumps(part), 1) for part in parts]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """In a worker. ``batches`` have one column, of numbers of parts."""
+        """In a worker. ``batches`` have one column with part numbers."""
         columns = columns_of(self._schema)
         arrow = to_arrow_schema(self._schema, timezone="UTC")
         for batch in batches:

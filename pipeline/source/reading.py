@@ -1,8 +1,4 @@
-"""One call that reads an archive, or a broker's store directory, into a DataFrame.
-
-Owns how Python values become options, and by which way Spark gets the rows: planned here, or by the data source where
-Spark shall hand its filters over. The options themselves are in source_options.py.
-"""
+"""``read``: an archive or a broker's store directory as a DataFrame."""
 
 from __future__ import annotations
 
@@ -24,12 +20,12 @@ OptionValue = str | int | float | bool | datetime | Sequence[str] | None
 def read(
     spark: SparkSession, url: str, *, columns: Sequence[str] | None = None, **options: OptionValue
 ) -> DataFrame:
-    """The messages at ``url``: an archive's address, or with ``source="store"`` a broker's store directory.
+    """The messages at ``url``: an archive, or with ``source="store"`` a broker's store directory.
 
-    ``columns``: only these, in this order; what they do not need is not read. ``options``: as in docs/SPARK.md, by
-    their own names (``topic="Orders"``, ``since=datetime(2026, 11, 1)``); None is left out. The catalog version is
-    settled now, so every action on the DataFrame sees the same messages. Raises UsageError for options that are none,
-    NotFoundError and what the object store raises; with ``pushFilters`` Spark raises its own errors instead.
+    ``columns``: only these, in this order. ``options``: those of docs/SPARK.md by name (``topic="Orders"``,
+    ``since=datetime(2026, 11, 1)``); None is ignored. The catalog version is fixed by the call, so all actions on the
+    DataFrame read the same messages. Raises UsageError, NotFoundError and what the object store raises; with
+    ``pushFilters`` Spark raises its own errors instead.
     """
     texts = {
         name: option_text(value)
@@ -37,7 +33,7 @@ def read(
         if value is not None
     }
     chosen = parse_options(texts)
-    chosen.refuse_of_a_stream()
+    chosen.refuse_stream_options()
     if not chosen.push_filters:
         return frame_of(spark, chosen)
     register(spark)
@@ -45,7 +41,7 @@ def read(
 
 
 def option_text(value: OptionValue) -> str:
-    """How an option's value is written for Spark: lists with commas, times in ms, truth as ``true`` and ``false``."""
+    """An option's value as text: lists with commas, times in ms, booleans as ``true`` and ``false``."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, datetime):

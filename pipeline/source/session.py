@@ -1,7 +1,4 @@
-"""Starts a Spark session that suits the data source, and registers the data source with any session.
-
-Owns the settings a session needs. Does not own the data source (data_source.py).
-"""
+"""Starts a Spark session with settings for the data source, and registers the data source with any session."""
 
 from __future__ import annotations
 
@@ -26,25 +23,25 @@ _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
 }
 _LOCAL_JAVA_OPTIONS = "-XX:+UseParallelGC -Darrow.enable_unsafe_memory_access=true"
-"""Of a JVM that drives and reads at once. Turning batches into rows takes a quarter less CPU time: Arrow otherwise
-checks bounds and reference counts at every value, and G1 records every store."""
+"""For the JVM of local mode. Converting batches to rows takes a quarter less CPU time: Arrow otherwise checks bounds
+and reference counts at every value, and G1 records every store."""
 
 _registered: WeakSet[SparkSession] = WeakSet()
-"""Spark warns about every source that is registered twice."""
+"""Spark warns about a source that is registered twice."""
 
 
 def session(app_name: str, **conf: str) -> SparkSession:
-    """A session with filter push-down on, UTC, and the data source registered.
+    """A session with filter push-down enabled, UTC, and the data source registered.
 
-    ``conf`` are Spark settings (``**{"spark.driver.memory": "1g"}``) and win. Without ``spark.master``, and not under
-    spark-submit, it runs in this machine's processes, with this Python, and its warehouse is a directory that goes with
-    the process. A session that exists already is used.
+    ``conf``: Spark settings (``**{"spark.driver.memory": "1g"}``) that take precedence. Without ``spark.master`` and
+    outside spark-submit it runs in local mode with this Python, and its warehouse is a temporary directory. An existing
+    session is reused.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     settings = _DEFAULTS | conf
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has said where
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which chooses the master
         settings = {"spark.master": "local[*]"} | settings
         if settings["spark.master"].startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -60,14 +57,14 @@ def session(app_name: str, **conf: str) -> SparkSession:
 
 
 def _temporary_warehouse() -> str:
-    """Where Spark puts managed tables: it makes the directory at once, in the working directory unless told."""
+    """A directory for managed tables: Spark creates one at once, by default in the working directory."""
     directory = tempfile.mkdtemp(prefix="spark-warehouse-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark.read.format("rocketmq-tiered")`` known to ``spark``."""
+    """Enable ``spark.read.format("rocketmq-tiered")`` in ``spark``."""
     if spark not in _registered:
         spark.dataSource.register(RocketmqTieredSource)
         _registered.add(spark)

@@ -1,10 +1,10 @@
-"""Offsets of a stream as Spark keeps them in its checkpoint, and how much of what there is one batch takes. Pure.
+"""Offsets of a stream in Spark's checkpoint, and the sharing of a batch's limit. Pure.
 
     {"<cluster>/<broker>": {"version": 17, "queues": {"<topic>": {"<queueId>.<generation>": 4711}}}}
 
-An offset is the next queue offset to read; ``version`` is the catalog version that the end of a batch was planned
-from, so that a batch that is run again reads the same. Gaps below an offset are those of that version. ``from``, of the
-same shape as ``queues``, is there for queues that the stream began above a gap: what fills it is none of its messages.
+An offset is the next queue offset to read. ``version`` is the catalog version from which the batch was planned, so that
+a repeated batch reads the same messages; gaps below an offset are those of that version. ``from`` has the shape of
+``queues``, for queues where the stream started above a gap: messages that fill it later are not part of the stream.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ Names = tuple[str, str]
 
 @dataclass(frozen=True)
 class ArchiveOffset:
-    """Where a stream stands in one archive. ``begun``: where it began, of queues that have gaps below that."""
+    """A stream's position in one archive. ``origins``: where it started, for queues with gaps below that."""
 
     version: int
     queues: Mapping[QueueKey, int]
-    begun: Mapping[QueueKey, int] = field(default_factory=dict)
+    origins: Mapping[QueueKey, int] = field(default_factory=dict)
 
 
 StreamOffset = Mapping[Names, ArchiveOffset]
 
 
 def to_json(offset: StreamOffset) -> dict[str, Any]:
-    """For the checkpoint. Equal offsets give equal documents."""
+    """The checkpoint's form. Equal offsets give equal documents."""
     document: dict[str, Any] = {}
     for (cluster, broker), one in sorted(offset.items()):
-        begun = {"from": _by_topic(one.begun)} if one.begun else {}
+        origins = {"from": _by_topic(one.origins)} if one.origins else {}
         document[f"{quote(cluster, safe='')}/{quote(broker, safe='')}"] = {
             "version": one.version,
             "queues": _by_topic(one.queues),
-            **begun,
+            **origins,
         }
     return document
 
@@ -56,11 +56,11 @@ def _by_topic(offsets: Mapping[QueueKey, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(document: Mapping[str, Any]) -> dict[Names, ArchiveOffset]:
-    """From the checkpoint. Raises CorruptionError."""
+    """Parse the checkpoint's form. Raises CorruptionError."""
     try:
         return {_names(name): _archive_offset(one) for name, one in document.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptionError(f"an offset in the checkpoint does not parse: {error!r}") from error
+        raise CorruptionError(f"offset in the checkpoint does not parse: {error}") from error
 
 
 def _names(text: str) -> Names:
@@ -82,10 +82,7 @@ def _offsets(topics: Mapping[str, Mapping[str, Any]]) -> dict[QueueKey, int]:
 
 
 def share(available: Sequence[int], limit: int) -> list[int]:
-    """``limit`` divided in proportion to ``available``: never more than there is, and all of it if that is enough.
-
-    At least 1 in all if there is anything, so that a stream goes on.
-    """
+    """``limit`` divided in proportion to ``available``. The sum is at least 1 if anything is available."""
     total = sum(available)
     limit = min(max(limit, 1), total)
     if total == 0:
@@ -99,7 +96,7 @@ def share(available: Sequence[int], limit: int) -> list[int]:
 
 
 def bytes_between(runs: Table, begin: int, end: int) -> int:
-    """Message bytes of queue offsets [begin, end), about: within a run they count as equally large."""
+    """Approximate message bytes of queue offsets [begin, end): messages of a run count as equally large."""
     low = np.clip(begin, runs["base_queue_offset"], runs["end_queue_offset"])
     high = np.clip(end, runs["base_queue_offset"], runs["end_queue_offset"])
     span = np.maximum(runs["end_queue_offset"] - runs["base_queue_offset"], 1)
@@ -107,7 +104,7 @@ def bytes_between(runs: Table, begin: int, end: int) -> int:
 
 
 def offset_after(runs: Table, begin: int, end: int, byte_count: int) -> int:
-    """The offset in [begin, end] that so many bytes from ``begin`` reach, at least one more if there is one."""
+    """The offset in [begin, end] reached by ``byte_count`` bytes from ``begin``; at least one message if any."""
     low, high = min(begin + 1, end), end
     while low < high:
         middle = (low + high + 1) // 2
@@ -119,5 +116,5 @@ def offset_after(runs: Table, begin: int, end: int, byte_count: int) -> int:
 
 
 def _weights(runs: Table) -> Any:
-    """Bytes of a run; of light queues, whose bytes are elsewhere, something that counts rows."""
+    """Bytes of each run; for LMQs, whose bytes are in other runs, a number proportional to rows."""
     return np.where(runs["byte_count"] > 0, runs["byte_count"], runs["rows"] * 1024)

@@ -1,7 +1,7 @@
-"""The archive as a stream: each batch is a range of offsets per queue, planned from a catalog version kept with it.
+"""The archive as a Spark stream: each micro-batch is a range of offsets per queue at a recorded catalog version.
 
-Exactly once: what a batch holds follows from its two offsets, which Spark logs before it runs. Owns Spark's side; which
-offsets come next is in archive_follower.py. Reading a batch is that of any DataFrame.
+Exactly once: the content of a batch follows from its two offsets, which Spark logs before the batch runs.
+archive_follower.py chooses the offsets.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches of one query; its options travel to the workers, its open store does not."""
+    """Plans the micro-batches of one query. Its options travel to the workers, its open store does not."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         if options.source is not Source.ARCHIVE:
-            raise UsageError("a stream reads archives", hint="read a store directory with spark.read")
+            raise UsageError("streams read archives only", hint="read a store directory with spark.read")
         if options.since_ms is not None or options.until_ms is not None:
             raise UsageError(
-                "a stream has no since and until", hint="startingOffsets=timestamp begins at a time"
+                "streams do not take since and until", hint="startingOffsets=timestamp starts at a time"
             )
         if options.version is not None:
-            raise UsageError("a stream has no version", hint="it follows the archive from version to version")
+            raise UsageError("streams do not take version", hint="they follow the archive")
         self._options = options
         self._schema = schema
         self._follower: ArchiveFollower | None = None
@@ -65,13 +65,13 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._follower
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names from here on
-        """Where the query starts the first time."""
+        """The start of a new query."""
         return to_json(self._archive.starting_offset())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the next batch: everything, or as much as ``limit`` admits."""
+        """The end of the next batch: everything, or as much as ``limit`` allows."""
         begin = from_json(start)
-        newest = self._archive.with_known(self._newest(), begin)
+        newest = self._archive.with_hidden(self._newest(), begin)
         return to_json(self._archive.limited(begin, newest, limit))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -83,19 +83,19 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """For the progress of the query."""
+        """The newest offset, for the progress of the query."""
         return to_json(self._newest())
 
     def _newest(self) -> StreamOffset:
-        """Where this run ends: it may be where nothing was archived yet."""
+        # With Trigger.AvailableNow, the run ends at the target, which may precede the first archived message.
         return self._archive.newest_offset() if self._target is None else self._target
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is there now is all that this run reads."""
+        """Limit this run to what is archived now."""
         self._target = self._archive.newest_offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The parts of one batch; the same offsets always hold the same messages."""
+        """The parts of one batch. The same offsets always give the same messages."""
         is_header_only = cost_of(columns_of(self._schema)) <= Cost.FOOTER
         parts = self._archive.parts(from_json(start), from_json(end), is_header_only=is_header_only)
         return [InputPartition(part) for part in cut(parts, self._options.partition_bytes)]
@@ -111,7 +111,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def stop(self) -> None:
-        """The query ended."""
+        """Close the archive when the query ends."""
         if self._follower is not None:
             self._follower.close()
             self._follower = None

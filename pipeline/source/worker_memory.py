@@ -1,7 +1,7 @@
-"""Keeps a reading process from giving its buffers back to the system after every batch, and from asking anew.
+"""Settings of malloc that keep freed buffers in a worker process.
 
-Owns three settings of malloc. Buffers of megabytes are mapped and unmapped one by one otherwise, and touching fresh
-pages took a quarter of the CPU time of a scan. What is kept is bounded. Sidecars want the opposite.
+Buffers of megabytes are otherwise mapped and unmapped one by one, and touching fresh pages took a quarter of the CPU
+time of a scan. The memory kept is bounded.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ M_ARENA_MAX: Final = -8
 """Numbers of malloc.h."""
 ARENAS: Final = 2
 KEPT_BYTES: Final = 64 << 20
-"""Free memory at the end of the heap that stays."""
+"""Free memory kept at the end of the heap."""
 MMAP_THRESHOLD_BYTES: Final = 32 << 20
-"""Larger buffers are still mapped; the largest glibc takes."""
+"""Larger buffers are still mapped. glibc accepts no higher value."""
 
 
 def keep_freed_memory() -> None:
-    """For processes that only read partitions. Does nothing where malloc is not glibc's."""
+    """Apply the settings, in processes that only read partitions. Does nothing without glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_ARENA_MAX, ARENAS)

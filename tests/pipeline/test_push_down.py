@@ -32,7 +32,8 @@ from pipeline.options.source_options import parse_options
 from pipeline.options.spark_types import schema_of
 from pipeline.plan.archive_plan import pinned_versions, plan
 from pipeline.plan.partitions import Slices
-from pipeline.scan.archive_scan import ArchiveScanner
+from pipeline.scan.archive_scan import archive_chunks
+from pipeline.scan.queue_scan import ArchiveScan
 from pipeline.scan.row_chunk import RowChunk
 from pipeline.scan.store_scan import plan_ranges
 from pipeline.source.partition_reader import read_partition
@@ -197,23 +198,23 @@ class RecordingStore:
 def scanned(all_archives: Path) -> Callable[..., tuple[list[tuple[str, int, int]], list[Slices], int]]:
     """Reads store A's archive with a predicate: (ranged reads, partitions, rows)."""
 
-    def scan(
+    def scan_with(
         predicate: Predicate, *, with_records: bool
     ) -> tuple[list[tuple[str, int, int]], list[Slices], int]:
         options = parse_options({"path": f"file://{all_archives}", "broker": "A", "topic": "t_*"})
         parts = plan(options, pinned_versions(options), predicate, is_header_only=not with_records)
         store = RecordingStore(PrefixedStore(FileStore(all_archives), "FxCluster/A"))
-        scanner = ArchiveScanner(
+        scan = ArchiveScan(
             store,
             predicate,
             with_records=with_records,
             window_bytes=200_000,
             on_corrupt=pytest.fail,  # type: ignore[arg-type]
         )
-        chunks: Iterator[RowChunk] = (chunk for part in parts for chunk in scanner.chunks(part))
+        chunks: Iterator[RowChunk] = (chunk for part in parts for chunk in archive_chunks(scan, part))
         return store.reads, parts, sum(len(chunk) for chunk in chunks)
 
-    return scan
+    return scan_with
 
 
 def test_header_only_scans_touch_no_block(scanned: Callable[..., Any]) -> None:

@@ -260,9 +260,9 @@ def test_a_batch_whose_objects_are_gone_with_a_replaced_log_is_not_read_from_the
 
 
 def test_store_directories_are_no_streams() -> None:
-    with pytest.raises(UsageError, match="a stream reads archives"):
+    with pytest.raises(UsageError, match="streams read archives only"):
         stream_reader("/somewhere", source="store")
-    with pytest.raises(UsageError, match="a stream has no version"):
+    with pytest.raises(UsageError, match="streams do not take version"):
         stream_reader("file:///somewhere", version="3")
 
 

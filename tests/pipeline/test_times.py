@@ -88,7 +88,7 @@ def test_a_stream_says_how_it_begins_at_a_time(
         .load(f"file://{small_archive}")
     )
     query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
-    with pytest.raises(Exception, match="startingOffsets=timestamp begins at a time"):
+    with pytest.raises(Exception, match="startingOffsets=timestamp starts at a time"):
         query.awaitTermination(60)
 
 
