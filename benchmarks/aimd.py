@@ -31,10 +31,10 @@ from fetcher.prefetch.event_log import Event, EventKind
 from fetcher.prefetch.readers import ReaderKey
 from fetcher.rows.batch import GetStatus
 from tiered.catalog.archives import open_archive
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.model.queue import QueueKey
-from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
 from tiered.settings.sections import FetchSettings, PrefetchSettings, Settings
 
 COUNT = 32

@@ -26,7 +26,7 @@ from tiered.catalog.state import CatalogState
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.model.tables import RunKind
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 THREADS = 2
 PIECE_BYTES = 4 * 1024 * 1024

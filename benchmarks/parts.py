@@ -32,9 +32,9 @@ from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_columns import RecordColumns, StopReason
 from tiered.kernels.scan import scan_log
 from tiered.kernels.split import SplitScratch, cut_runs, split_by_queue
-from tiered.object_store.options import StoreOptions
-from tiered.object_store.protocol import Buffer, ObjectStore
-from tiered.object_store.url import open_store
+from tiered.object_store.interface import Buffer, ObjectStore
+from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings, OffloadSettings
 
 THREADS = 2

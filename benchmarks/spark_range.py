@@ -20,8 +20,8 @@ from pipeline.scan.archive_scan import archive_chunks
 from pipeline.scan.queue_scan import ArchiveScan
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 
 CLUSTER, BROKER = "BenchCluster", "bench-a"
 

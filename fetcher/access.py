@@ -37,18 +37,17 @@ from fetcher.span import Span
 from fetcher.walk import Walk
 from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
-from tiered.instant import TimePoint, milliseconds
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_BATCH
-from tiered.object_store.async_url import open_async_store
-from tiered.object_store.options import StoreOptions
-from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store, parse_url
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_async_store, open_store, parse_url
+from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
+from tiered.timestamps import TimePoint, milliseconds
 
 T = TypeVar("T")
 STEP_THREADS = 2

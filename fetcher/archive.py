@@ -25,9 +25,9 @@ from fetcher.rows.message import Message
 from fetcher.rows.tag_filter import MessageFilter
 from fetcher.span import Span, span_of
 from fetcher.walk import Walk
-from tiered.instant import TimePoint, milliseconds
-from tiered.object_store.url import url_of
+from tiered.object_store.open_store import url_of
 from tiered.settings.sections import Settings
+from tiered.timestamps import TimePoint, milliseconds
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiered.errors import UsageError
-from tiered.instant import TimePoint, milliseconds
+from tiered.timestamps import TimePoint, milliseconds
 
 BATCH_MESSAGES = 4096
 BATCH_BYTES = 4 * 1024 * 1024

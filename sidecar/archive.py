@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tiered.catalog.archives import open_archive
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.object_store.options import StoreOptions
-from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 
 

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from sidecar.report import QueueReport, StatusReport
-from tiered.object_store.metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics
+from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats, StoreMetrics
 
 PREFIX = "rocketmq_tiered_store"
 QUEUES_MAX = 1000

@@ -33,11 +33,11 @@ from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
-from tiered.object_store.metrics import StoreMetrics
-from tiered.object_store.options import StoreOptions
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
+from tiered.object_store.request_metrics import StoreMetrics
+from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult, OffloadStatus
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered.errors import UsageError
-from tiered.instant import milliseconds, parse_instant
+from tiered.timestamps import milliseconds, parse_instant
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import partial
 
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.reading import history_spans, newest_log_check
+from tiered.catalog.catalog_reader import history_spans, newest_log_check
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import FencedError, UnavailableError
 from tiered.kernels.queue_table import QueueTable
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 from uploader.log_divergence import (
     CheckResult,
     Divergence,

@@ -14,8 +14,8 @@ from typing import Any
 
 from tiered.formats.keys import state_key
 from tiered.formats.state_object import encode_state
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
-from tiered.object_store.protocol import ObjectStore
 
 
 class BrokerStateArchive:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
-from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import WITHOUT_EFFECT
 from tiered.formats.segment import BlockCodec, EncodedSegment
 from tiered.object_store.abandonment import Abandonment
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 from uploader.attempts import AttemptPolicy
 from uploader.cycle_plan import CyclePlan, CyclePlanner
 from uploader.header_check import HeaderCheck

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from tiered.broker_store.liveness import LivenessReport
 from tiered.broker_store.pins import PinKeeper, PinStatus
 from tiered.broker_store.store import BrokerStore
-from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import NO_CHECK
 from tiered.errors import UnavailableError, UnreadableError
 from tiered.settings.sections import OffloadSettings

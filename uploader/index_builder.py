@@ -31,10 +31,10 @@ from typing import IO, TypeVar
 
 import numpy as np
 
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import UNINDEXED_MAX, IndexChange, IndexRef, with_unindexed
 from tiered.catalog.pages import RunIndex, sorted_page
-from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.flat_file.index_shape import meta_of, shape_of
@@ -48,8 +48,8 @@ from tiered.index.layout import Form, Shape, slot_bits_for
 from tiered.index.merge import file_items, merged_items
 from tiered.index.writer import write_index
 from tiered.model.tables import Table
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
-from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings
 from uploader.gathered_items import GatheredItems
 from uploader.index_plan import (

@@ -12,9 +12,9 @@ from typing import Any
 
 from tiered.broker_store.config import state_fingerprint, topic_names_backup
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import BACKFILL
 from tiered.catalog.commit import CommitInvalidError
-from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.model.queue import QueueKey

@@ -23,8 +23,8 @@ from tiered.broker_store.store import BrokerStore
 from tiered.errors import FencedError, UnavailableError, UnreadableError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.archive_owner import ArchiveOwner
 from uploader.bound_source import BoundSource, OffsetsSource

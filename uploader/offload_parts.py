@@ -15,7 +15,7 @@ from tiered.broker_store.store import BrokerStore
 from tiered.formats.segment import BlockCodec
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.archive_owner import ArchiveOwner
 from uploader.attempts import AttemptPolicy

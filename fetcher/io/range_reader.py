@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fetcher.io.threads import Threads, check_process
-from tiered.object_store.protocol import AsyncObjectStore, ObjectStore
+from tiered.object_store.interface import AsyncObjectStore, ObjectStore
 
 if TYPE_CHECKING:
     import asyncio

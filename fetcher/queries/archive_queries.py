@@ -15,10 +15,10 @@ from fetcher.queries.by_key import KeyQuery, QueryCost, QueryPage, cost_of, find
 from fetcher.queries.found import FoundMessage
 from fetcher.queries.part_cache import KeptParts
 from fetcher.queries.source import QuerySource
-from tiered.catalog.reading import refresh
+from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 T = TypeVar("T")
 READ_THREADS = 8

@@ -18,7 +18,7 @@ from tiered.catalog.state import CatalogState
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_SUPERSEDED, RunKind
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 
 @dataclass

@@ -34,7 +34,7 @@ from tiered.formats.segment_layout import TRAILER_BYTES
 from tiered.index.layout import Shape
 from tiered.index.lookup import ReadRange
 from tiered.model.queue import QueueKey
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 T = TypeVar("T")
 INDEX_CHUNK_BYTES: Final = 16 * 1024

@@ -16,12 +16,12 @@ from typing import ParamSpec, TypeVar
 
 from fetcher.io.waiting import Executor, Wait, new_future
 from fetcher.rows.queue_view import QueueView, RunList
+from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.reading import refresh
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import TieredError, UnavailableError
 from tiered.model.queue import QueueKey
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 T = TypeVar("T")
 P = ParamSpec("P")

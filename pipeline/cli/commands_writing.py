@@ -17,7 +17,7 @@ from pipeline.jobs.delta_table import delta_conf
 from pipeline.jobs.export import DELTA, FORMATS, PARQUET, export
 from tiered.console import print_json, size_text
 from tiered.errors import UsageError
-from tiered.object_store.options import StoreOptions
+from tiered.object_store.store_options import StoreOptions
 from uploader.outcome_text import outcome_text
 
 EXIT_ANOMALIES = 1

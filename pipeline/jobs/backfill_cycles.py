@@ -26,8 +26,8 @@ from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats.segment import BlockCodec, EncodedSegment, SegmentMeta, SegmentScratch, encode_segment
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.tables import GapReason
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
-from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import OffloadSettings
 from uploader.attempts import AttemptPolicy, Stop, after_failure, attempt_timeout_ms
 from uploader.bound_source import BoundSource, no_offsets

@@ -44,12 +44,12 @@ from pipeline.jobs.backfill_tasks import (
 from pipeline.jobs.tasks import TaskRunner
 from tiered.broker_store.config import state_fingerprint
 from tiered.broker_store.store import BrokerStore
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.claims import BACKFILL
-from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import NO_CHECK
 from tiered.kernels.queue_table import QueueTable
-from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
 from uploader.archive_owner import ArchiveOwner
 from uploader.bound_source import BoundSource, no_offsets
 from uploader.broker_state_archive import BrokerStateArchive

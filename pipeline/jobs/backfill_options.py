@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tiered.model.queue import TopicFilter
-from tiered.object_store.options import StoreOptions
+from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import IndexSettings, OffloadSettings, ProcessSettings
 
 Report = Callable[[str, int, int], None]

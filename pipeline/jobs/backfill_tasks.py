@@ -15,10 +15,10 @@ from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.catalog.commit import CommitDraft
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
-from tiered.object_store.options import StoreOptions
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
+from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import OffloadSettings
 from uploader.log_batch import DamagedRange, LostRange
 from uploader.log_feed import FeedBound

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiered.errors import UsageError
-from tiered.object_store.options import StoreOptions
-from tiered.object_store.url import StoreAddress, parse_url
+from tiered.object_store.open_store import StoreAddress, parse_url
+from tiered.object_store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

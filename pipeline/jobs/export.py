@@ -29,12 +29,12 @@ from pipeline.options.source_options import Source, SourceOptions
 from pipeline.plan.archive_plan import opened, pinned_versions
 from pipeline.plan.partitions import Slices
 from pipeline.source.planned_frame import frame_of_parts
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
-from tiered.object_store.options import StoreOptions
+from tiered.object_store.open_store import open_store, parse_url
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.url import open_store, parse_url
+from tiered.object_store.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

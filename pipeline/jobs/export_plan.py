@@ -17,14 +17,14 @@ from pipeline.options.source_options import SourceOptions
 from pipeline.plan.archive_plan import opened, require_topics, slices, wanted_queues
 from pipeline.plan.filled_gaps import Gaps, Layer, by_queue, filled, gaps_in
 from pipeline.plan.partitions import ArchiveRef, OffsetRange, Slices, cut
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.reading import load
 from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 
 LARGE_TOPIC_SHARE = 8
 """A topic with at least partition_bytes / this gets parts of its own, so that it has few files."""

@@ -19,7 +19,7 @@ from pipeline.jobs.export_progress import ends_of
 from pipeline.options.source_options import SourceOptions
 from pipeline.plan.archive_plan import opened
 from pipeline.plan.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey

@@ -21,7 +21,7 @@ import orjson
 import zstandard
 
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 DIRECTORY = "_tiered_export"
 

@@ -25,8 +25,8 @@ from pipeline.plan.partitions import Slices
 from pipeline.source.partition_reader import read_partition
 from tiered.errors import UnavailableError
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
-from tiered.object_store.options import StoreOptions
-from tiered.object_store.url import open_store, parse_url
+from tiered.object_store.open_store import open_store, parse_url
+from tiered.object_store.store_options import StoreOptions
 from tiered.whole_file import replace_whole
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import numpy as np
 from pipeline.options.source_options import Source, SourceOptions
 from pipeline.plan.archive_plan import Names, opened, pinned_versions, wanted_queues
 from pipeline.source.planned_frame import frame_of
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import Page, RunIndex
-from tiered.catalog.reading import load
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.prefixed import PrefixedStore
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pipeline.jobs.tasks import SparkTasks, TaskRunner
 from pipeline.options.source_options import SourceOptions
 from pipeline.plan.archive_plan import archives, opened
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
 from tiered.flat_file.verify import VerifyReport, verify_archive

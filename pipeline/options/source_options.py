@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from pipeline.options.predicate import Predicate, stored_between
 from tiered.errors import UsageError
-from tiered.instant import parse_instant
-from tiered.object_store.options import S3Credentials, StoreOptions
+from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
+from tiered.timestamps import parse_instant
 
 E = TypeVar("E", bound=Enum)
 

@@ -12,16 +12,16 @@ from pipeline.plan.filled_gaps import Layer
 from pipeline.plan.partitions import ArchiveRef, OffsetRange, Slices, cut, lmq_row_bytes, slices_of_page
 from pipeline.plan.superseded_plan import OnExpired, expired, later_layers
 from tiered.catalog.archives import Archive, list_archives, open_archive
+from tiered.catalog.catalog_reader import head_version, load
 from tiered.catalog.pages import RunIndex, sorted_page
-from tiered.catalog.reading import head_version, load
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN, QUEUE_SUPERSEDED
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
 
 Names = tuple[str, str]
 """Cluster and broker."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 
 from pipeline.plan.filled_gaps import Layer, gaps_in, layers, without
 from pipeline.plan.partitions import OffsetRange
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError
 from tiered.model.queue import QueueKey
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 OnExpired = Callable[[QueueKey, OffsetRange], None]
 """Handles offsets that expired since: raises, or returns to skip them."""

@@ -21,7 +21,7 @@ from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.model.tables import RunKind, Table
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 WINDOWS_AHEAD = 2
 OBJECTS_AHEAD = 2

@@ -16,15 +16,15 @@ from pipeline.options.predicate import Predicate
 from pipeline.plan.partitions import OffsetRange, Slices
 from pipeline.plan.superseded_plan import KeptEnds, expired, taken_back
 from pipeline.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.flat_file.composite_flat_file import Batch, QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 READ_ROWS = 8192
 CACHE_BYTES = 16 << 20

@@ -28,15 +28,15 @@ from pipeline.source.stream_offsets import (
     offset_after,
     share,
 )
-from tiered.catalog.reading import load, refresh
+from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_SUPERSEDED
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 
 logger = logging.getLogger(__name__)
 

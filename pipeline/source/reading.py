@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.options.source_options import SOURCE_NAME, parse_options
 from pipeline.source.planned_frame import frame_of
 from pipeline.source.session import register
-from tiered.instant import milliseconds
+from tiered.timestamps import milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

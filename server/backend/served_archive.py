@@ -37,7 +37,7 @@ from tiered.formats.segment_index import begin_page_kernel
 from tiered.formats.state_object import decode_state
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 logger = logging.getLogger(__name__)
 

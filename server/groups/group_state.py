@@ -20,7 +20,7 @@ from typing import Any, Final
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.keys import SERVE_PREFIX
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 KIND: Final = b"RMQTSERV"
 VERSIONS_KEPT: Final = 8

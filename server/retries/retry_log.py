@@ -15,7 +15,7 @@ from typing import Final
 from server.retries.retry_state import RetryObject, RetryState, decode_object, encode_object
 from tiered.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError
 from tiered.formats.keys import SERVE_PREFIX
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 RETRY_KEYS: Final = f"{SERVE_PREFIX}retry/"
 CLAIMS_MAX: Final = 20

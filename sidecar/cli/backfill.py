@@ -29,7 +29,7 @@ from sidecar.logs import log_plain
 from sidecar.progress import Progress
 from sidecar.uploader_job import UploaderJob, Writer
 from tiered.console import camel_names, print_json
-from tiered.object_store.metrics import StoreMetrics
+from tiered.object_store.request_metrics import StoreMetrics
 from uploader.offload import OffloadResult
 from uploader.outage_limit import AGAIN, OutageLimit
 from uploader.outcome_text import outcome_text

@@ -17,7 +17,7 @@ from sidecar.cli.arguments import (
     settings_of,
 )
 from tiered.console import print_json, print_table
-from tiered.object_store.url import check_addresses
+from tiered.object_store.open_store import check_addresses
 from tiered.settings.load import FIELDS, value_of
 
 

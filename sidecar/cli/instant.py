@@ -1,11 +1,11 @@
-"""Points in time as arguments. Owns how argparse says that one is wrong; reading them is in tiered/instant.py."""
+"""Points in time as arguments. Owns how argparse says that one is wrong; reading them is in tiered/timestamps.py."""
 
 from __future__ import annotations
 
 import argparse
 
 from tiered.errors import UsageError
-from tiered.instant import parse_instant
+from tiered.timestamps import parse_instant
 
 
 def instant(text: str) -> int:

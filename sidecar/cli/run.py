@@ -46,8 +46,8 @@ from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.catalog.state import CatalogState
 from tiered.errors import StoreFullError, UnavailableError, UsageError
-from tiered.object_store.metrics import StoreMetrics
-from tiered.object_store.url import check_addresses
+from tiered.object_store.open_store import check_addresses
+from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.sections import Settings
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.end_to_end.test_ground_truth import records_of
 from tests.uploader.test_header_check import archived, assert_all_but, flip
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.end_to_end.test_ground_truth import records_of
 from tests.kernels.record_builder import Message, build_log, encode
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix

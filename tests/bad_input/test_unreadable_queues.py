@@ -19,7 +19,7 @@ from tests.end_to_end.test_ground_truth import check_against_truth
 from tests.uploader.test_header_check import scanned_files
 from tests.uploader.test_log_cut_by_its_broker import LivingBroker
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import AccessDeniedError, UnreadableError
 from tiered.formats.keys import archive_prefix

@@ -18,7 +18,7 @@ from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.residency import PAGE_BYTES
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnreadableError
 from tiered.flat_file.verify import verify_archive

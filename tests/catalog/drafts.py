@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from tiered.catalog.catalog_reader import history_spans, newest_log_check
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import Commit, CommitDraft, CommitKind, CommitPlace, decode_commit, encode_commit
-from tiered.catalog.protocol import CatalogLimits, CatalogWriter
-from tiered.catalog.reading import history_spans, newest_log_check
 from tiered.catalog.state import CatalogState, LogCheck, Owner
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind, Table
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 RECORD_BYTES = 100
 ROW_PHYS = 200

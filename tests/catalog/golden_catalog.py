@@ -15,17 +15,19 @@ import numpy as np
 
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
 from tests.formats.golden_archive import GOLDEN
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.index_refs import UNINDEXED, IndexChange, IndexRef
 from tiered.catalog.pages import RunIndex, runs_of_queue
-from tiered.catalog.protocol import CatalogLimits, CatalogWriter, load
 from tiered.catalog.state import REMOVED_DTYPE
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.keys import index_key, state_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
+from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.protocol import Body
 
 DIRECTORY = GOLDEN / "catalog"
 LIMITS = {

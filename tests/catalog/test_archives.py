@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tiered.catalog.archives import list_archives, open_archive
-from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.faults import FaultStore

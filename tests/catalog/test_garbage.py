@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
+from tiered.catalog.catalog_reader import head_version, load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.garbage import CLOCK_SKEW_MS_MAX, KeySet, plan_gc, referenced_by, run_gc, settled_version
-from tiered.catalog.protocol import CatalogWriter, load
-from tiered.catalog.reading import head_version
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, PendingDeletion
 from tiered.errors import UsageError
 from tiered.formats.keys import catalog_key
+from tiered.object_store.interface import ObjectInfo
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.protocol import ObjectInfo
 
 HOUR_MS = 3_600_000
 GRACE_MS = 72 * HOUR_MS

@@ -8,8 +8,7 @@ import pytest
 
 from tests.catalog.golden_catalog import DIRECTORY, LIMITS, write
 from tests.formats.golden_bytes import assert_same_files, needs_golden_zstd
-from tiered.catalog.protocol import load
-from tiered.catalog.reading import read_commit, refresh
+from tiered.catalog.catalog_reader import load, read_commit, refresh
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState
 from tiered.object_store.file import FileStore

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from tests.catalog.drafts import NOW_MS, append_draft, at, queue, writer
 from tiered.catalog.apply import apply
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.index_refs import (
@@ -21,7 +23,6 @@ from tiered.catalog.index_refs import (
     unindexed,
     with_unindexed,
 )
-from tiered.catalog.protocol import CatalogWriter, load
 from tiered.catalog.snapshot import decode_root, describe, encode_root
 from tiered.errors import CorruptionError
 from tiered.formats.keys import index_key

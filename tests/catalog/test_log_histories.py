@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, log_checks, queue, writer
+from tiered.catalog.catalog_reader import load, refresh
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.protocol import CatalogWriter, load, refresh
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState
 from tiered.errors import FencedError

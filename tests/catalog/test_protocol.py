@@ -11,11 +11,10 @@ import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, claim_draft, log_checks, queue, small_limits, writer
 from tiered.catalog import embedded_pages as embedded
+from tiered.catalog.catalog_reader import head_version, load, read_commit, refresh
 from tiered.catalog.claims import ADVANCING_MS, refusal
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind, PageChange
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.protocol import load, refresh
-from tiered.catalog.reading import head_version, read_commit
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, Owner
 from tiered.errors import (

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from tests.catalog.drafts import NOW_MS, append_draft, queue, small_limits, writer
-from tiered.catalog import reading
+from tiered.catalog import catalog_reader as reading
+from tiered.catalog.catalog_reader import REPLAY_MAX, load, read_commit, refresh
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import Commit, without_pages
 from tiered.catalog.garbage import run_gc
-from tiered.catalog.protocol import CatalogWriter, load, refresh
-from tiered.catalog.reading import REPLAY_MAX, read_commit
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import CatalogState, RootRef
 from tiered.errors import CorruptionError
 from tiered.formats.keys import Part, catalog_key, object_of, parse_part_key
 from tiered.object_store.faults import FaultStore
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.protocol import ObjectStore
 
 IN_OBJECTS = {"embedded_bytes_max": 0, "pack_bytes_max": 3000}
 GRACE_MS = 72 * 3_600_000

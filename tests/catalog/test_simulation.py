@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 
 from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, log_checks, small_limits
-from tiered.catalog import reading
+from tiered.catalog import catalog_reader as reading
+from tiered.catalog.catalog_reader import head_version, load, read_commit, refresh
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.reading import head_version, load, read_commit, refresh
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import REMOVED_DTYPE, UNKNOWN_OFFSET, CatalogState, LogCheck
 from tiered.errors import FencedError, NotFoundError, UnavailableError
@@ -33,8 +33,8 @@ from tiered.formats.keys import data_key, epoch_of, set_key
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE
 from tiered.object_store.faults import Fault, FaultRule, FaultStore
+from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.protocol import Body
 
 QUEUES = 5
 

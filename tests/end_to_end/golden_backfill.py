@@ -18,8 +18,7 @@ from unittest import mock
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.formats.golden_archive import GOLDEN
-from tiered.catalog.protocol import load
-from tiered.catalog.reading import read_commit
+from tiered.catalog.catalog_reader import load, read_commit
 from tiered.formats.container import decode_container
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment_layout import FOOTER_KIND

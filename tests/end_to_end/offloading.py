@@ -8,7 +8,7 @@ from pathlib import Path
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import open_broker_store
 from tiered.model.queue import TopicFilter
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.bound_source import no_offsets
 from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult

@@ -10,14 +10,14 @@ import pytest
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 
 STORES = ["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"]
 

@@ -15,7 +15,7 @@ from tests.end_to_end.test_ground_truth import records_of
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix

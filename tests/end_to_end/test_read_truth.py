@@ -19,7 +19,7 @@ from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.end_to_end.offloading import FILTER, backfill
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
-from tiered.object_store.url import open_store
+from tiered.object_store.open_store import open_store
 
 BROKERS_5 = ["A", "B", "C", "D", "F", "G", "H", "H2", "K"]
 REQUESTS_MAX = 2

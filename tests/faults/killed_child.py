@@ -15,9 +15,9 @@ from pathlib import Path
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
-from tiered.object_store.options import S3Credentials, StoreOptions
-from tiered.object_store.protocol import Body, ObjectStore
-from tiered.object_store.url import open_store
+from tiered.object_store.interface import Body, ObjectStore
+from tiered.object_store.open_store import open_store
+from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings, OffloadSettings
 from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity

@@ -14,9 +14,9 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
+from tiered.object_store.interface import Body, ObjectInfo
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import Body, ObjectInfo
 from tiered.settings.sections import IndexSettings, OffloadSettings
 
 SHORT_LIVED = IndexSettings(unindexed_objects_max=1, after_backfill=True)

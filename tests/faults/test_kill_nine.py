@@ -19,12 +19,12 @@ from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.end_to_end.test_ground_truth import check_against_truth
 from tests.faults.killed_child import MOMENTS
 from tests.servers.running_store import RunningStore
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.garbage import run_gc
-from tiered.catalog.protocol import load
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.url import open_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 NAME = "B"

@@ -12,14 +12,14 @@ import pytest
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.end_to_end.test_ground_truth import check_against_truth
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.garbage import run_gc
-from tiered.catalog.protocol import load
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.faults import Fault, FaultRule, FaultStore, Request
+from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import Body
 from tiered.settings.sections import OffloadSettings
 
 PREFIX = archive_prefix(CLUSTER, BROKER)

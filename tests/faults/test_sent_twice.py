@@ -11,9 +11,9 @@ from tests.end_to_end.test_ground_truth import check_against_truth
 from tiered.errors import AlreadyExistsError
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
+from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import Body
 
 
 class TwiceStore(MemoryStore):

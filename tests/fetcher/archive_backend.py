@@ -10,8 +10,8 @@ from tests.fetcher.reading_fakes import plain_fetcher
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError
 from tiered.formats.keys import archive_prefix
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 
 
 class Backend:

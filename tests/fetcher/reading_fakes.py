@@ -11,9 +11,9 @@ from fetcher.io.request_scheduler import Lane
 from fetcher.io.waiting import InlineExecutor
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.rows.catalog_view import CatalogView
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.formats.segment_index import SegmentIndex
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 from tiered.settings.sections import PrefetchSettings
 
 NO_PREFETCH = PrefetchSettings(enabled=False)

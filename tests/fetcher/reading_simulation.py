@@ -21,8 +21,8 @@ from fetcher.rows.batch import GetStatus
 from fetcher.rows.catalog_view import CatalogView
 from tests.fetcher.virtual import VirtualClock, VirtualReader
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent, Stored
-from tiered.catalog.protocol import CatalogLimits
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import TieredError, UnansweredError
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey

@@ -34,16 +34,16 @@ from fetcher.walk import Walk
 from tests.end_to_end.offloading import backfill
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.truth import read_lines
-from tiered.catalog.reading import refresh
+from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
 from tiered.formats.record import decode_record
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
 from tiered.settings.sections import FetchSettings, PrefetchSettings, Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -245,7 +245,7 @@ class AwayStore(FileStore):
 def test_a_walk_goes_on_where_it_stood_when_the_store_is_back(
     directory: Path, truth: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiered.object_store.url.FileStore", AwayStore)
+    monkeypatch.setattr("tiered.object_store.open_store.FileStore", AwayStore)
     small = Settings(fetch=FetchSettings(cache_bytes=0))
     with rocketmq_tiered.open(f"file://{directory}", settings=small) as archive:
         walk = archive.queue("t_one", 0).walk(Span(batch_messages=50))

@@ -13,7 +13,7 @@ from fetcher.io.waiting import InlineExecutor, new_future, run_sync
 from fetcher.rows.catalog_view import CatalogView
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.protocol import CatalogLimits
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore

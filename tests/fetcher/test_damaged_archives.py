@@ -19,8 +19,8 @@ import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.queries.time_search import Boundary
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.reading import load
 from tiered.errors import CorruptionError, TieredError
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix, catalog_key, object_of, parse_part_key

@@ -27,7 +27,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent, Stored
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.formats.keys import archive_prefix

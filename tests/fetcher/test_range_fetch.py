@@ -19,7 +19,7 @@ from fetcher.walk import Walk
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.fetcher.reading_simulation import Consumer, Simulation
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore

@@ -11,9 +11,9 @@ import pytest
 import rocketmq_tiered
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.model.queue import QueueKey
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
 
 URL = "memory://reading-document"
 STORED_MS = 1795227708020

@@ -22,16 +22,16 @@ from fetcher.io.request_scheduler import Lane
 from fetcher.io.timer import ThreadTimer
 from fetcher.io.waiting import gather, run_async, run_sync
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.reading import load
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.formats.keys import archive_prefix
 from tiered.model.tables import RunKind
-from tiered.object_store.async_url import open_async_store
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.open_store import open_async_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import FetchSettings
 
 Place = tuple[str, int, int]

@@ -11,16 +11,17 @@ import xxhash
 
 from tests.formats.segment_builder import RowSpec, RunSpec, build
 from tests.kernels.record_builder import Message, encode, properties
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import runs_of_queue
-from tiered.catalog.protocol import CatalogLimits, CatalogWriter
 from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.keys import data_key, set_key
 from tiered.formats.segment import BlockCodec, SegmentMeta, encode_segment
 from tiered.kernels.oracle import java_hash
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind, Table
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 NOW_MS = 1_700_000_000_000
 

@@ -12,8 +12,8 @@ import pytest
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.formats.segment_builder import RowSpec, RunSpec, build, opened
 from tiered.broker_store.store import open_broker_store
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.protocol import load
 from tiered.consume_queue.unit_view import broker_units, byte_offsets, row_at, rows_that_fit, units
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.pages import sorted_page
-from tiered.catalog.protocol import CatalogLimits
-from tiered.catalog.reading import read_commit
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import NotFoundError, UnavailableError
 from tiered.flat_file.verify import Anomaly, AnomalyKind, VerifyReport, verify_archive
 from tiered.flat_file.verify_queues import check_queues

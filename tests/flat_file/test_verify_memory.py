@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
-from tiered.catalog.protocol import CatalogLimits
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.flat_file import verify_runs
 from tiered.flat_file.verify import AnomalyKind, verify_archive
 from tiered.flat_file.verify_runs import LivingRuns, cut_windows

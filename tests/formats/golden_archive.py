@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tiered.catalog.protocol import CatalogLimits
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.container import encode_container
 from tiered.formats.keys import state_key
 from tiered.formats.segment import BlockCodec

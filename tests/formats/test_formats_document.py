@@ -11,11 +11,11 @@ import pytest
 
 from tests.formats.golden_archive import GOLDEN, STATE_KIND
 from tiered.catalog import embedded_pages as embedded
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND
 from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, read_page_bytes
 from tiered.catalog.index_refs import IndexRef
 from tiered.catalog.pages import PAGE_KIND
-from tiered.catalog.protocol import load
 from tiered.catalog.snapshot import ROOT_KIND
 from tiered.catalog.state import REMOVED_DTYPE
 from tiered.formats import container, segment_layout

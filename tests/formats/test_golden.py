@@ -14,10 +14,10 @@ import pytest
 
 from tests.formats.golden_archive import GOLDEN, STATE_DOCUMENT, STATE_KIND, write
 from tests.formats.golden_bytes import assert_same_files, needs_golden_zstd
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
 from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, read_page_bytes
 from tiered.catalog.pages import PAGE_KIND, decode_page
-from tiered.catalog.protocol import load
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import UnsupportedFormatError
 from tiered.flat_file.composite_flat_file import QueueReader

@@ -23,7 +23,7 @@ from tests.integration.live_scene import Load, Producer, Scene, beside_broker
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes, java_command, run_java
 from tests.servers.running_store import RunningStore
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.remoting.client import BrokerClient, RequestCode
 from tiered.remoting.command import RemotingCommand
 

@@ -24,15 +24,15 @@ from tests.servers.running_store import RunningStore
 from tests.servers.store_directory import StoreDirectory
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.errors import NotFoundError
 from tiered.flat_file.composite_flat_file import Batch, QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.model.tables import QUEUE_SUPERSEDED
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.url import open_store
 from tiered.remoting.client import BrokerClient
 
 TIERED = [sys.executable, "-m", "sidecar.cli"]

@@ -12,8 +12,8 @@ from tests.end_to_end.test_ground_truth import STORES, check_against_truth
 from tests.servers.running_store import RunningStore
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.url import open_store
 
 pytestmark = [pytest.mark.integration]
 

@@ -13,7 +13,7 @@ from tests.integration.client_scene import all_there_is, delete_old_files, need_
 from tests.integration.proxy_scene import ProxyScene, proxy_beside_broker
 from tests.servers.rocketmq import BROKER
 from tests.servers.running_store import RunningStore
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.errors import NotFoundError
 from tiered.formats import fastjson
 from tiered.remoting.client import BrokerClient

@@ -28,7 +28,7 @@ from tests.integration.live_scene import Sent
 from tests.integration.proxy_scene import ProxyScene, proxy_beside_broker
 from tests.servers.running_store import RunningStore
 from tests.soak.results import knob, limits, publish
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(900)]
 

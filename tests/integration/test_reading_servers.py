@@ -10,7 +10,7 @@ import pytest
 import rocketmq_tiered
 from tests.end_to_end.offloading import backfill
 from tests.servers.running_store import RunningStore
-from tiered.object_store.url import open_store
+from tiered.object_store.open_store import open_store
 from tiered.settings.sections import ObjectStoreSettings, Settings
 
 pytestmark = pytest.mark.integration

@@ -24,12 +24,12 @@ from tests.servers.minio import start_minio
 from tests.servers.proxy import Action, FaultProxy, ProxiedRequest
 from tests.servers.running_store import RunningStore
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.url import open_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

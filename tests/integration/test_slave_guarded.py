@@ -20,7 +20,7 @@ from tests.integration.client_scene import (
 from tests.integration.slave_scene import Slave, standing
 from tests.servers.rocketmq import CLUSTER, checking_signatures
 from tests.servers.running_store import RunningStore
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.remoting.client import BrokerClient, RequestCode, is_refusal
 from tiered.remoting.credentials import Credentials
 

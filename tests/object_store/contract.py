@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError, UsageError
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 
 MIB = 1024 * 1024
 RACERS = 16

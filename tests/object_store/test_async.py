@@ -23,10 +23,9 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.object_store import s3_async, threaded
-from tiered.object_store.async_url import open_async_store
-from tiered.object_store.options import S3Credentials, StoreOptions
-from tiered.object_store.protocol import AsyncObjectStore
-from tiered.object_store.url import open_store
+from tiered.object_store.interface import AsyncObjectStore
+from tiered.object_store.open_store import open_async_store, open_store
+from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 KEYS = ["a", "b-b", "b/1", "b/2", "b0", "c"]

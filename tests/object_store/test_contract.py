@@ -16,9 +16,9 @@ from tests.servers.running_store import RunningStore
 from tiered.errors import AlreadyExistsError, NotFoundError
 from tiered.object_store import s3
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.protocol import ObjectStore
-from tiered.object_store.url import open_store
+from tiered.object_store.open_store import open_store
 
 
 class TestMemory(StoreContract):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tiered.object_store.options import S3Credentials, StoreOptions
 from tiered.object_store.s3_client import config_arguments, connect, quiet_sdk_logs
+from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 

@@ -23,9 +23,9 @@ from tiered.errors import (
     TieredError,
     UnansweredError,
 )
-from tiered.object_store.options import S3Credentials, StoreOptions
 from tiered.object_store.s3 import S3Store
 from tiered.object_store.s3_async import AsyncS3Store
+from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 MIB = 1024 * 1024

@@ -21,11 +21,11 @@ from tiered.errors import (
 from tiered.object_store.faults import OPERATIONS, Fault, FaultRule, FaultStore, Request
 from tiered.object_store.file import FileStore
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.metrics import MetricsStore, StoreMetrics
-from tiered.object_store.options import S3Credentials, StoreOptions
+from tiered.object_store.open_store import StoreAddress, open_store, parse_url
+from tiered.object_store.request_metrics import MetricsStore, StoreMetrics
 from tiered.object_store.retrying import ATTEMPTS_MAX, RetryingStore
+from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.object_store.throttle import ThrottledStore
-from tiered.object_store.url import StoreAddress, open_store, parse_url
 from tiered.settings.sections import ObjectStoreSettings
 
 ROOT = Path(__file__).parents[2]
@@ -307,7 +307,7 @@ def test_credentials_have_no_repr() -> None:
 def test_file_archives_never_load_the_sdk(tmp_path: Path) -> None:
     script = f"""
 import sys
-from tiered.object_store.url import open_store
+from tiered.object_store.open_store import open_store
 store = open_store("file://{tmp_path}/x")
 store.put_if_absent("k", [b"x"])
 store.get("k")

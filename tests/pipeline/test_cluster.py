@@ -15,7 +15,7 @@ from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import FILTER
 from tests.servers.running_store import REGION, RunningStore
 from tests.servers.spark_cluster import BARE, SPARK_HOME, Cluster, packed_environment, running_cluster
-from tiered.object_store.url import open_store
+from tiered.object_store.open_store import open_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 RealStore = Callable[[str], Path]

@@ -14,7 +14,7 @@ from tests.end_to_end.offloading import FILTER
 from tests.pipeline.conftest import STORES
 from tests.pipeline.row_truth import EVERY_COLUMN, differences, rows_by_place
 from tests.servers.running_store import REGION, RunningStore
-from tiered.object_store.url import open_store
+from tiered.object_store.open_store import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,8 +25,8 @@ from server.groups.group_state import (
 )
 from tiered.errors import CorruptionError, FencedError, UnansweredError, UnsupportedFormatError
 from tiered.formats.keys import SERVE_PREFIX
+from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.protocol import Body
 
 LEASE_MS = 60_000
 

@@ -42,8 +42,8 @@ from tests.server.serving_peer import request
 from tiered.errors import CorruptionError, FencedError, StoreFullError, UnansweredError
 from tiered.formats.record import Record, decode_record
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.protocol import Body
 from tiered.settings.sections import ServeSettings
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"

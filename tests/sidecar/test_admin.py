@@ -19,7 +19,7 @@ from sidecar.metrics import QUEUES_MAX, ObjectStoreCollector, StatusCollector
 from sidecar.report import QueueReport, StatusReport, decode_report, encode_report
 from tests.sidecar.status_report import REPORT as NOTHING_HAPPENED
 from tiered.errors import UnavailableError, UsageError
-from tiered.object_store.metrics import StoreMetrics
+from tiered.object_store.request_metrics import StoreMetrics
 
 QUEUE = QueueReport("orders", 3, lag_messages=10, lag_bytes=1000, lag_seconds=2.5)
 REPORT = dataclasses.replace(

@@ -15,14 +15,14 @@ from sidecar.archive_marker import ArchiveMarker
 from sidecar.instance import StateDirectory
 from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tests.servers.running_store import RunningStore
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix
-from tiered.object_store.metrics import StoreMetrics
-from tiered.object_store.options import StoreOptions
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.url import open_store
+from tiered.object_store.request_metrics import StoreMetrics
+from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import Settings
 
 

@@ -21,9 +21,9 @@ from sidecar.instance import IDENTITY_FILE
 from sidecar.lifecycle import Service
 from sidecar.progress import Progress
 from tests.truth import read_lines
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.reading import load
 from tiered.errors import NotFoundError, UnavailableError
 from tiered.formats.keys import archive_prefix, parse_part_key
 from tiered.object_store.file import FileStore

@@ -16,7 +16,7 @@ from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.pins import PinLimits, PinMethod
 from tiered.broker_store.retention import DiskUse
-from tiered.object_store.metrics import StoreMetrics
+from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.sections import Settings
 
 

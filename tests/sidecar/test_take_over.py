@@ -16,9 +16,9 @@ from tests.catalog.drafts import writer
 from tiered.errors import FencedError, ThrottledError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.metrics import StoreMetrics
+from tiered.object_store.open_store import open_store
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.url import open_store
+from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.load import load_settings
 from tiered.settings.sections import Settings
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tests.integration.live import Sidecar
+from tiered.catalog.catalog_reader import head_version, read_commit
 from tiered.catalog.commit import CommitKind
-from tiered.catalog.reading import head_version, read_commit
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from fetcher.policy.local_records import checked_timestamp
 from tests.formats.golden_archive import GOLDEN
 from tests.soak.fuzz_mutations import Mutation, changed, changed_json
 from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.commit import COMMIT_KIND, decode_commit
 from tiered.catalog.embedded_pages import (
     EMBEDDED_BEGIN,
@@ -32,7 +33,6 @@ from tiered.catalog.embedded_pages import (
     with_embedded_pages,
 )
 from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
-from tiered.catalog.reading import load
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import CorruptionError
 from tiered.flat_file.index_shape import shape_of

@@ -18,7 +18,7 @@ from itertools import cycle
 from benchmarks.cold_read_parts import Piece, all_pieces, fetch_and_expand
 from sidecar.archive import open_for_reading
 from tests.soak.told_to_stop import idle, told_to_stop
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 from tiered.settings.load import load_settings
 
 

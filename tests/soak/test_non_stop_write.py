@@ -21,7 +21,7 @@ from tests.servers.running_store import RunningStore
 from tests.soak.commit_times import commit_times, quantile
 from tests.soak.request_log import archive_key, attempt_of, base_of, failed_puts, is_data_put, questions_about
 from tests.soak.results import knob, limits, publish
-from tiered.catalog.reading import head_version
+from tiered.catalog.catalog_reader import head_version
 
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(3600)]
 

@@ -12,15 +12,15 @@ from sidecar.archive_marker import ArchiveMarker
 from sidecar.instance import StateDirectory
 from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tests.upgrade.left_behind import ROOT
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.errors import FencedError, UnavailableError
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.formats.keys import archive_prefix
 from tiered.formats.record import decode_record
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore
-from tiered.object_store.metrics import StoreMetrics
 from tiered.object_store.prefixed import PrefixedStore
+from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.sections import Settings
 
 MESSAGES = 300

@@ -12,8 +12,8 @@ import pytest
 
 from tests.broker_store.test_config import MAPPINGS
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import ThrottledError
 from tiered.formats.keys import archive_prefix
 from tiered.formats.state_object import decode_state

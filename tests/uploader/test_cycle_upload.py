@@ -15,17 +15,17 @@ import pytest
 
 from tests.kernels.record_builder import Message, build_log
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import AccessDeniedError, StoreFullError, ThrottledError, UnansweredError, UnavailableError
 from tiered.formats.segment import BlockCodec, EncodedSegment, encode_segment
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import scan_log
 from tiered.model.tables import GapReason
 from tiered.object_store.abandonment import current_abandonment
+from tiered.object_store.interface import Body, ObjectStore
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.options import StoreOptions
-from tiered.object_store.protocol import Body, ObjectStore
 from tiered.object_store.s3 import S3Store
+from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 from uploader import cycle, cycle_builder
 from uploader.attempts import AttemptPolicy

@@ -18,7 +18,7 @@ from tests.uploader.test_log_cut_by_its_broker import LivingBroker
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.formats.keys import archive_prefix
 from tiered.model.tables import GapReason
 from tiered.object_store.faults import Fault, FaultRule, FaultStore

@@ -22,7 +22,7 @@ from tests.kernels.record_builder import Message, build_log
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.consume_queue_index import UNIT_DTYPE, BrokerQueue, QueueKind
 from tiered.broker_store.store import BrokerStore, open_broker_store
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix

@@ -14,7 +14,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore

@@ -20,10 +20,12 @@ from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
 from tests.faults.test_crash_anywhere import CrashError, CrashingStore
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import UNINDEXED
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.protocol import CatalogLimits, CatalogWriter, load
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import object_of
@@ -34,8 +36,8 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
 from tiered.object_store.faults import Fault, FaultRule, FaultStore
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings
 from uploader import gathered_items, index_builder
 from uploader.index_builder import IndexBuilder

@@ -18,8 +18,8 @@ from tests.uploader.test_broker_starts_during_backfill import HOLD_LOCK
 from tiered.broker_store.bound import BrokerOffsets
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.reading import load
 from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.flat_file.verify import verify_archive

@@ -14,12 +14,12 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import BrokerStore, open_broker_store
-from tiered.catalog.protocol import CatalogWriter
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import FencedError, StoreFullError, TieredError
 from tiered.formats.keys import archive_prefix
+from tiered.object_store.interface import Body, ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import Body, ObjectStore
 from uploader import offload
 from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity

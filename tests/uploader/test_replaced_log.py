@@ -19,10 +19,10 @@ from tests.catalog.drafts import append_draft, queue
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.garbage import run_gc
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.reading import load
 from tiered.catalog.state import CatalogState, LogCheck
 from tiered.errors import UsageError
 from tiered.formats.keys import archive_prefix

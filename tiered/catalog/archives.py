@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiered.catalog.reading import head_version, read_commit
+from tiered.catalog.catalog_reader import head_version, read_commit
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.keys import CATALOG_PREFIX, archive_prefix, unescape
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 
 
 @dataclass(frozen=True)

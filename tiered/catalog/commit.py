@@ -1,7 +1,7 @@
 """One step of the catalog: what a commit says, and its bytes.
 
 A *draft* is the content a writer wants; a *commit* is the draft at one version of the chain, with the put id by which
-its writer recognises it. Says nothing about whether a commit is right (apply.py) or how it wins (protocol.py).
+its writer recognises it. Says nothing about whether a commit is right (apply.py) or how it wins (catalog_writer.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tiered.formats.keys import parse_part_key
 from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, QUEUE_DTYPE, RUN_DTYPE, Table
-from tiered.object_store.protocol import Body
+from tiered.object_store.interface import Body
 
 COMMIT_KIND = b"RMQTCMIT"
 

@@ -6,18 +6,18 @@
       no answer                → read the version back: ours → won, another's → lost, absent → the same bytes again
       exists                   → read what won: our put id → won, else lost
 
-Owns these requests. What is put, and what follows from losing, is protocol.py's.
+Owns these requests. What is put, and what follows from losing, is catalog_writer.py's.
 """
 
 from __future__ import annotations
 
+from tiered.catalog.catalog_reader import read_commit
 from tiered.catalog.commit import Commit
-from tiered.catalog.limits import CatalogLimits
-from tiered.catalog.reading import read_commit
 from tiered.catalog.store_retry import StoreRetry
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import AlreadyExistsError, NotFoundError, UnansweredError, UnavailableError
 from tiered.formats.keys import catalog_key
-from tiered.object_store.protocol import Body, ObjectStore
+from tiered.object_store.interface import Body, ObjectStore
 
 
 class CommitAttempt:

@@ -18,7 +18,7 @@ import fastcrc
 from tiered.errors import CorruptionError
 from tiered.formats.container import HEADER, empty_container
 from tiered.formats.keys import parse_part_key
-from tiered.object_store.protocol import Body, ObjectStore
+from tiered.object_store.interface import Body, ObjectStore
 
 PARTS_MAJOR = 2
 """Major version of commits and roots that name parts of objects."""

@@ -23,9 +23,9 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.pages import RunIndex, referenced_keys
-from tiered.catalog.protocol import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
 from tiered.formats.keys import (
@@ -37,7 +37,7 @@ from tiered.formats.keys import (
     catalog_key,
     epoch_of,
 )
-from tiered.object_store.protocol import ObjectInfo, ObjectStore
+from tiered.object_store.interface import ObjectInfo, ObjectStore
 
 CLOCK_SKEW_MS_MAX = 5 * 60_000
 CLOCK_UNIT_MS = 1_000

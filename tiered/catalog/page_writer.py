@@ -5,7 +5,7 @@ put before as an object of their own. Until a commit names such an object its ke
 leaves garbage that is known. One that cannot be written now is tried again some commits later.
 
 Owns when, and the PUTs and keys of page objects. The bytes of pages are in pages.py and snapshot.py, where they come to
-lie in page_packs.py, merging in page_merge.py, commits in protocol.py.
+lie in page_packs.py, merging in page_merge.py, commits in catalog_writer.py.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tiered.catalog.commit import NO_PAGES, CommitDraft, PageChange
-from tiered.catalog.limits import CatalogLimits
 from tiered.catalog.page_merge import merge, sequence_to_merge
 from tiered.catalog.page_packs import PagePacks
 from tiered.catalog.pages import PutPage, RunIndex, spill
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, RootRef
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import WITHOUT_EFFECT, CorruptionError, NotFoundError, UnavailableError
 from tiered.formats.keys import object_of, page_key
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.own_name import put_own
-from tiered.object_store.protocol import ObjectStore
 
 logger = logging.getLogger(__name__)
 

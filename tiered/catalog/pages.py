@@ -30,7 +30,7 @@ from tiered.formats.queue_names import queue_table
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import sorted_order, taken
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 PAGE_KIND = b"RMQTPAGE"
 CACHE_BYTES = 64 << 20

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from tiered.catalog.limits import CatalogLimits
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import UnavailableError
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.protocol import refresh
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.consume_queue.unit_view import row_at, rows_that_fit
@@ -26,7 +26,7 @@ from tiered.flat_file.segment_reader import Records, SegmentCache, SegmentReader
 from tiered.formats.segment import RowTable
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 T = TypeVar("T")
 _NO_BYTES = np.zeros(0, np.uint8)

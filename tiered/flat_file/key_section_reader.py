@@ -9,7 +9,7 @@ from __future__ import annotations
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.formats.segment_layout import TRAILER_BYTES
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 KEYS_PER_ROW = 2
 """A unique id and a key of one's own."""

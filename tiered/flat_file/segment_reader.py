@@ -19,7 +19,7 @@ from tiered.formats.segment_index import BlockSpan, KeySection, SegmentIndex, ta
 from tiered.formats.segment_layout import TRAILER_BYTES
 from tiered.model.queue import QueueKey
 from tiered.model.tables import Table
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 RANGE_BYTES_MAX = 16 * 1024 * 1024
 """Stored bytes of one GET; a single larger block is still read at once."""

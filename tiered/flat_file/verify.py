@@ -23,7 +23,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.catalog.reading import follow, head_version, load, read_commit, read_root, refresh
+from tiered.catalog.catalog_reader import follow, head_version, load, read_commit, read_root, refresh
 from tiered.catalog.snapshot import describe
 from tiered.catalog.state import NO_ROOT, CatalogState, RootRef
 from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
@@ -41,7 +41,7 @@ from tiered.formats.keys import (
     catalog_key,
 )
 from tiered.formats.state_object import decode_state
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 __all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_archive"]
 

@@ -25,7 +25,7 @@ from tiered.index.layout import HEADER_BYTES, SLOT, Shape, decode_slot, encode_h
 from tiered.index.merge import file_items
 from tiered.index.order import in_order, sorted_items
 from tiered.model.tables import Table
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 ITEMS_AT_ONCE = 1 << 21
 """Items held at a time, twice: 128 MiB."""

@@ -24,7 +24,7 @@ from tiered.errors import CorruptionError, NotFoundError, UnsupportedFormatError
 from tiered.flat_file.verify_segment import SegmentCheck
 from tiered.model.queue import QueueKey
 from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 WINDOW_RUNS = 262_144
 """Runs of 112 bytes, and as many objects at the most, in memory at a time."""

@@ -24,7 +24,7 @@ from tiered.kernels.record_columns import InvalidReason, RecordColumns
 from tiered.kernels.rescan import rescan
 from tiered.model.queue import LMQ_PREFIX, SCHEDULE_TOPIC, QueueKey
 from tiered.model.tables import RunKind, Table
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 
 class AnomalyKind(StrEnum):

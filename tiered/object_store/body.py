@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 
-from tiered.object_store.protocol import Body, Buffer
+from tiered.object_store.interface import Body, Buffer
 
 SMALL_PIECE_BYTES = 64 * 1024
 JOINED_BYTES_MAX = 256 * 1024

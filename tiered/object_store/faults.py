@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
 
 from tiered.errors import AlreadyExistsError, StoreFullError, ThrottledError, TieredError, UnansweredError
-from tiered.object_store.protocol import Body, ObjectInfo, ObjectStore
+from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
 
 T = TypeVar("T")
 

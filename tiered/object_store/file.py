@@ -37,8 +37,8 @@ from tiered.errors import (
     UnavailableError,
 )
 from tiered.object_store.body import as_views
+from tiered.object_store.interface import Body, ObjectInfo
 from tiered.object_store.key import check_key, is_component
-from tiered.object_store.protocol import Body, ObjectInfo
 
 UPLOADS = ".uploads"
 WRITE_BYTES_MAX = 8 * 1024 * 1024

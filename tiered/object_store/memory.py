@@ -11,8 +11,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 
 from tiered.errors import AlreadyExistsError, CorruptionError, NotFoundError
+from tiered.object_store.interface import Body, ObjectInfo
 from tiered.object_store.key import check_key
-from tiered.object_store.protocol import Body, ObjectInfo
 
 
 def wall_clock_ms() -> int:

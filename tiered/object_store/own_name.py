@@ -8,7 +8,7 @@ is whole nobody asks (NonStopWrite): it counts as unanswered, and the caller goe
 from __future__ import annotations
 
 from tiered.errors import AlreadyExistsError, UnansweredError
-from tiered.object_store.protocol import Body, ObjectStore
+from tiered.object_store.interface import Body, ObjectStore
 
 
 def put_own(store: ObjectStore, key: str, body: Body, *, timeout_s: float | None = None) -> None:

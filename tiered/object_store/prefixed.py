@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
 from tiered.object_store.key import check_key
-from tiered.object_store.protocol import Body, ObjectInfo, ObjectStore
 
 
 class PrefixedStore:

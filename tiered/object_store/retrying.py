@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tiered.errors import UnavailableError
-from tiered.object_store.protocol import Body, ObjectInfo, ObjectStore
+from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState

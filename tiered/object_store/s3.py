@@ -25,12 +25,12 @@ from tiered.errors import (
 )
 from tiered.object_store.abandonment import abandonable
 from tiered.object_store.body import PieceReader, as_views, crc32c_base64, parts
+from tiered.object_store.interface import Body, ObjectInfo
 from tiered.object_store.key import check_key, is_single_put
-from tiered.object_store.options import StoreOptions
-from tiered.object_store.protocol import Body, ObjectInfo
 from tiered.object_store.s3_client import connect, has_outdated_keys
 from tiered.object_store.s3_errors import release_frames, s3_error, with_new_keys
 from tiered.object_store.s3_transport import S3Transport, deadline
+from tiered.object_store.store_options import StoreOptions
 
 logger = logging.getLogger(__name__)
 

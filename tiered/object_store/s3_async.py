@@ -10,9 +10,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from tiered.errors import AccessDeniedError, CorruptionError, TieredError
+from tiered.object_store.interface import ObjectInfo
 from tiered.object_store.key import check_key
-from tiered.object_store.options import StoreOptions
-from tiered.object_store.protocol import ObjectInfo
 from tiered.object_store.s3 import LIST_KEYS_MAX, exact_range, listed_objects, next_page
 from tiered.object_store.s3_client import (
     client_arguments,
@@ -22,6 +21,7 @@ from tiered.object_store.s3_client import (
     with_endpoint,
 )
 from tiered.object_store.s3_errors import s3_error, with_new_keys
+from tiered.object_store.store_options import StoreOptions
 
 
 class AsyncS3Store:

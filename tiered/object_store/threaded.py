@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from tiered.object_store.protocol import ObjectInfo, ObjectStore
+from tiered.object_store.interface import ObjectInfo, ObjectStore
 
 T = TypeVar("T")
 P = ParamSpec("P")

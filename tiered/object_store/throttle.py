@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tiered.object_store.body import size_bytes
-from tiered.object_store.protocol import Body, ObjectInfo, ObjectStore
+from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
 
 
 class TokenBucket:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tiered.settings.fields import SettingField, declared
+from tiered.settings.declaration import SettingField, declared
 from tiered.settings.sections import NOT_IN_FORCE, SECTIONS
 from tiered.settings.values import limits
 

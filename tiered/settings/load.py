@@ -15,7 +15,7 @@ from typing import Any
 
 from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UsageError
 from tiered.settings.contradictions import contradictions
-from tiered.settings.fields import SettingField, declared
+from tiered.settings.declaration import SettingField, declared
 from tiered.settings.sections import NOT_IN_FORCE, SECTIONS, Settings
 from tiered.settings.values import BadValueError, parse_value
 

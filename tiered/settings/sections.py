@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tiered.model.queue import TopicFilter
-from tiered.settings.fields import setting
+from tiered.settings.declaration import setting
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from tiered.settings.fields import SettingField
+from tiered.settings.declaration import SettingField
 
 _SIZE_UNITS = {
     "": 1, "b": 1,

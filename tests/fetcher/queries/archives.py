@@ -10,13 +10,13 @@ from typing import Any
 from tests.end_to_end.ground_truth import read_jsonl
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.protocol import load
+from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.formats.keys import archive_prefix
 from tiered.formats.record import MAGIC_V1, MAGIC_V2, Record, decode_record
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 
 TRUTH_OF_ROUND = {"H": "after2", "H2": "after2"}

@@ -23,13 +23,13 @@ from tests.fetcher.queries.archives import RealArchive, archive_of, records_of_l
 from tests.fetcher.queries.test_ground_truth import Truth
 from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.index.rocketmq_index_file import HEADER_BYTES, BrokerIndex, broker_hash
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.protocol import ObjectStore
 
 STORES = [("B", 9), ("E", 9), ("F", 3), ("K", 9)]
 """Store, every how many of its queries."""

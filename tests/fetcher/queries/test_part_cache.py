@@ -23,7 +23,7 @@ from fetcher.queries.source import INDEX_WHOLE_BYTES
 from fetcher.rows.message import Message
 from tests.end_to_end.offloading import SMALL, backfill
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
 from tiered.errors import CorruptionError
 from tiered.model.queue import QueueKey
 from tiered.object_store.file import FileStore

@@ -11,7 +11,8 @@ from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import READ_AT_ONCE, KeyQuery
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
-from tiered.catalog.protocol import CatalogLimits, load
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError, UsageError
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore

@@ -25,8 +25,8 @@ from tests.pipeline.jobs.inline_tasks import InlineTasks
 from tests.uploader.test_broker_starts_during_backfill import halved_log
 from tests.uploader.test_header_check import QUEUE_ID, QUEUE_OFFSET, flip
 from tiered.broker_store.commit_log import CommitLog
-from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, FencedError, NotFoundError, UnavailableError, UsageError
 from tiered.flat_file.verify import verify_archive
@@ -34,8 +34,8 @@ from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey, TopicFilter
 from tiered.model.tables import GapReason
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
 from uploader.skipped_log import SkippedLog
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.jobs.inline_tasks import InlineTasks
 from tiered.broker_store.store import open_broker_store
-from tiered.catalog.protocol import CatalogWriter
-from tiered.catalog.reading import load
+from tiered.catalog.catalog_reader import load
+from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore

@@ -25,7 +25,7 @@ from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import CLUSTER, FILTER
 from tests.pipeline.jobs.test_export import exported
 from tests.servers.running_store import REGION, RunningStore
-from tiered.object_store.options import S3Credentials
+from tiered.object_store.store_options import S3Credentials
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

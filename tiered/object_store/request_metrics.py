@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tiered.object_store.body import size_bytes
-from tiered.object_store.protocol import Body, ObjectInfo, ObjectStore
+from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
 
 LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

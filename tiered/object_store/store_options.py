@@ -1,6 +1,6 @@
 """What a caller may choose about an object store: the settings section plus what must never be a setting.
 
-Owns the values only; url.py builds stores from them.
+Owns the values only; open_store.py builds stores from them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Archive addresses: ``s3://bucket/prefix``, ``file:///directory``, ``memory://name``.
+"""Archive URLs: ``s3://bucket/prefix``, ``file:///directory``, ``memory://name``.
 
 Owns the syntax and the order of the wrappers: prefix → retries → metrics → throttle → back end.
 """
@@ -13,14 +13,16 @@ from weakref import WeakValueDictionary
 
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
+from tiered.object_store.interface import AsyncObjectStore, ObjectStore
 from tiered.object_store.key import check_key
 from tiered.object_store.memory import MemoryStore
-from tiered.object_store.metrics import MetricsStore, StoreMetrics
-from tiered.object_store.options import StoreOptions
 from tiered.object_store.prefixed import PrefixedStore
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.request_metrics import MetricsStore, StoreMetrics
 from tiered.object_store.retrying import RetryingStore
 from tiered.object_store.s3 import S3Store
+from tiered.object_store.s3_async import AsyncS3Store
+from tiered.object_store.store_options import StoreOptions
+from tiered.object_store.threaded import ThreadedStore
 from tiered.object_store.throttle import ThrottledStore
 
 FORMS = "use file:///directory or s3://bucket/prefix"
@@ -94,6 +96,15 @@ def open_store(
     if address.scheme == "s3" and options.retry_seconds > 0:
         store = RetryingStore(store, retry_seconds=options.retry_seconds)
     return PrefixedStore(store, address.prefix) if address.prefix else store
+
+
+def open_async_store(url: str, options: StoreOptions | None = None) -> AsyncObjectStore:
+    """The read half at ``url`` for an event loop; file:// and memory:// run in the loop's threads."""
+    options = options or StoreOptions()
+    address = check_addresses(url, options.settings.endpoint_url)
+    if address.scheme == "s3":
+        return AsyncS3Store(address.place, options, prefix=address.prefix)
+    return ThreadedStore(open_store(url, options))
 
 
 def _memory_store(name: str) -> MemoryStore:

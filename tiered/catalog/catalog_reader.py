@@ -19,7 +19,7 @@ from tiered.catalog.snapshot import decode_root
 from tiered.catalog.state import CatalogState, LogCheck, RootRef
 from tiered.errors import CorruptionError, NotFoundError, TieredError
 from tiered.formats.keys import CATALOG_PREFIX, catalog_key, parse_catalog_key
-from tiered.object_store.protocol import ObjectStore
+from tiered.object_store.interface import ObjectStore
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tiered.catalog.apply import apply
+from tiered.catalog.catalog_reader import head_version, load, refresh
 from tiered.catalog.claims import refusal
 from tiered.catalog.commit import (
     NO_PAGES,
@@ -30,20 +31,17 @@ from tiered.catalog.commit import (
     encode_commit,
 )
 from tiered.catalog.commit_attempt import CommitAttempt
-from tiered.catalog.limits import CatalogLimits
 from tiered.catalog.log_histories import Divergence, begin_history
 from tiered.catalog.page_writer import PageWriter
-from tiered.catalog.reading import head_version, load, refresh
 from tiered.catalog.snapshot import encode_root
 from tiered.catalog.state import CatalogState, Owner, RootRef
 from tiered.catalog.store_retry import StoreRetry
+from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import (
     FencedError,
     UsageError,
 )
-from tiered.object_store.protocol import Body, ObjectStore
-
-__all__ = ["CatalogLimits", "CatalogWriter", "load", "refresh"]
+from tiered.object_store.interface import Body, ObjectStore
 
 T = TypeVar("T")
 Built = tuple[CommitDraft, CatalogState | None]
