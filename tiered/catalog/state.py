@@ -1,8 +1,7 @@
-"""What the catalog says at one version: an immutable value.
+"""The catalog at one version: an immutable value.
 
-Owns the value and how to ask it. How it changes is in apply.py, how it is stored in snapshot.py (root pages) and
-pages.py (older runs), how versions are won in catalog_writer.py. Memory follows the number of live queues: older runs are
-only in pages.
+Changes are in apply.py, root pages in snapshot.py, older runs in pages.py. Memory follows the number of live queues:
+runs older than the last spill are only in pages.
 """
 
 from __future__ import annotations
