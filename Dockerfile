@@ -2,7 +2,7 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY requirements.lock pyproject.toml README.md LICENSE ./
-# The lock also pins development tools. As constraints (which may carry no hashes) it pins what is installed only.
+# The lock also pins development tools. As constraints (without hashes) it pins only what is installed.
 RUN sed -E 's/[[:space:]]*\\$//; /^[[:space:]]*--hash/d' requirements.lock > constraints.txt \
  && python -m venv /opt/tiered
 COPY tiered tiered
@@ -15,7 +15,7 @@ COPY rocketmq_tiered rocketmq_tiered
 RUN /opt/tiered/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
 
 FROM python:3.11-slim
-# The broker's images run as uid 3000: the same one may read its store and link beside its files (pins).
+# uid 3000, as in the broker's images: it can read the store and create pins beside its files.
 RUN groupadd --gid 3000 rocketmq \
  && useradd --uid 3000 --gid 3000 --create-home rocketmq \
  && install -d -o rocketmq -g rocketmq /var/lib/rocketmq-tiered
@@ -27,7 +27,7 @@ ENV PATH=/opt/tiered/bin:$PATH \
 USER rocketmq
 VOLUME /var/lib/rocketmq-tiered
 EXPOSE 10919
-# SIGTERM drains within process.drain_timeout_ms (30 s): give `docker stop` at least that long.
+# SIGTERM drains within process.drain_timeout_ms (30 s): `docker stop` must allow that long.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tiered"]
 CMD ["run"]

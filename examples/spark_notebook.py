@@ -6,7 +6,7 @@ Any archive will do; `python examples/demo.py --keep` leaves one behind. Needs p
 Java 17.
 """
 
-# %% Where the archive is, and what to look at
+# %% The archive and the topic
 from __future__ import annotations
 
 import sys
