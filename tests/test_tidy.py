@@ -120,6 +120,17 @@ def _does_nothing(body: list[ast.stmt]) -> bool:
     return all(isinstance(statement, ast.Pass | ast.Continue) for statement in body)
 
 
+def test_no_file_imports_a_test_file() -> None:
+    """What several test files use lies in a module of its own."""
+    found = [
+        f"{_relative(path)}:{node.lineno} imports {node.module}"
+        for path in _modules("tests", "benchmarks")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and re.search(r"(^|\.)test_\w+$", node.module or "")
+    ]
+    assert not found, f"move what is shared to a support module: {found}"
+
+
 COMMAND_LINE = ("sidecar/cli/", "pipeline/cli/", "tiered/console.py")
 
 

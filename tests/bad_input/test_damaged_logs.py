@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
+from tests.bad_input.stale_checksum import NAME, copy_with_stale_checksum
+from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
-from tests.end_to_end.test_ground_truth import records_of
-from tests.uploader.test_header_check import archived, assert_all_but, flip
+from tests.uploader.damaged_headers import archived, assert_all_but, flip
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 from tiered.flat_file.composite_flat_file import QueueReader
@@ -22,7 +23,6 @@ from tiered.model.tables import GapReason
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 
-NAME = "B"
 SPEC = StoreSpec(topics=1, queues_per_topic=2, body_bytes=200)
 # Where in a record of an IPv4 host. The last byte of QUEUEOFFSET, and QUEUEID, leave a record that looks whole.
 PLACES = {
@@ -53,36 +53,6 @@ def test_one_flipped_byte_costs_one_record(
     assert damage["end_phys"] == victim["commitLogOffset"] + victim["storeSize"]
 
     assert_all_but([victim], truth, archive, log)
-
-
-STALE = b"\x02__CRC32#\x011234567890\x02"
-"""The end of a record's properties as a copy from a broker that appends checksums has it, wrong where it is now."""
-
-
-def stale_copies(directory: Path) -> list[dict[str, object]]:
-    """Records whose last property is no tag and long enough to be overwritten by STALE."""
-    log = CommitLog([directory / "store" / "commitlog"])
-    found = []
-    for lines in load_truth(directory, NAME, FILTER).queues.values():
-        for line in lines:
-            record = log.read(line["commitLogOffset"], line["storeSize"])
-            if record[-len(STALE) - 1 :].count(b"\x01") == 0 and b"TAGS\x01" not in record[-64:]:
-                found.append(line)
-    return found
-
-
-def copy_with_stale_checksum(directory: Path, store: Path) -> tuple[dict[str, object], CommitLog]:
-    """A copy of the store at ``store`` in which one record ends as STALE does; that record, and the copy's log."""
-    victim = stale_copies(directory)[7]
-    shutil.copytree(directory / "store", store)
-    log = CommitLog([store / "commitlog"])
-    phys, size = int(str(victim["commitLogOffset"])), int(str(victim["storeSize"]))
-    file = log.file_at(phys)
-    assert file is not None
-    with file.path.open("r+b") as opened:
-        opened.seek(phys + size - len(STALE) - file.begin_phys)
-        opened.write(STALE)
-    return victim, log
 
 
 @pytest.mark.parametrize("is_known", [True, False])

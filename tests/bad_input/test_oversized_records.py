@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.end_to_end.archive_check import records_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.end_to_end.test_ground_truth import records_of
 from tests.kernels.record_builder import Message, build_log, encode
 from tiered.catalog.catalog_reader import load
 from tiered.flat_file.composite_flat_file import QueueReader

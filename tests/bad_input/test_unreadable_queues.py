@@ -14,10 +14,10 @@ import pytest
 
 from sidecar.lag import measure_lag
 from tests.broker_store.bad_sectors import BadSectors
+from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
-from tests.end_to_end.test_ground_truth import check_against_truth
-from tests.uploader.test_header_check import scanned_files
-from tests.uploader.test_log_cut_by_its_broker import LivingBroker
+from tests.uploader.damaged_headers import scanned_files
+from tests.uploader.living_broker import LivingBroker
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState

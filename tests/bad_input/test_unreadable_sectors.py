@@ -13,7 +13,7 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.broker_store.bad_sectors import BadSectors
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
-from tests.uploader.test_log_cut_by_its_broker import LivingBroker
+from tests.uploader.living_broker import LivingBroker
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.pins import PinKeeper, PinLimits
 from tiered.broker_store.residency import PAGE_BYTES

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
+from tests.broker_store.mapping_documents import MAPPINGS
 from tiered.broker_store.config import (
     BrokerState,
     read_broker_state,
@@ -187,10 +188,6 @@ def test_one_rocksdb_for_all_tables_counts_when_it_was_written_last(
     for path in (tmp_path / "config" / "metadata").iterdir():
         written(path, 1000)
     assert "t_one" in read_broker_state(tmp_path).topics
-
-
-MAPPINGS = Path(__file__).parents[1] / "data" / "topic_queue_mapping"
-"""Written by TopicQueueMappingSerializeWrapper and the JSON of these versions: queue ids are no strings there."""
 
 
 @pytest.mark.parametrize("version", ["5.3.3", "5.5.0"])

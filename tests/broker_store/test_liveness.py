@@ -11,16 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker_store.lock_holder import HOLDER
 from tests.broker_store.unprivileged import run_unprivileged
 from tiered.broker_store.liveness import Liveness, ask_liveness
 
-HOLDER = """
-import fcntl, sys
-file = open(sys.argv[1], "r+b")
-fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-print("locked", flush=True)
-sys.stdin.read()
-"""
 JAVA_HOLDER = """
 import java.io.RandomAccessFile;
 public class Holder {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.archive_check import records_of
+from tests.end_to_end.lmq_truth import EVERYTHING, Units, truth_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, backfill
-from tests.end_to_end.test_ground_truth import records_of
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.store import open_broker_store
@@ -24,19 +24,7 @@ from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import OffloadSettings
 
-Units = dict[tuple[str, int], list[tuple[int, int]]]
-"""(queue offset, physical offset) of each record, by queue."""
-EVERYTHING = TopicFilter(include_system=True, cluster=CLUSTER, broker=BROKER)
 LMQS_ONLY = TopicFilter(include=("%LMQ%*", "audit"), cluster=CLUSTER, broker=BROKER)
-
-
-def truth_of(directory: Path, topic_filter: TopicFilter) -> Units:
-    units: Units = {}
-    for line in (directory / "truth" / "units.jsonl").read_text("utf-8").splitlines():
-        topic, queue_id, offset, phys = json.loads(line)
-        if topic_filter.admits(topic):
-            units.setdefault((topic, queue_id), []).append((offset, phys))
-    return units
 
 
 def archived(

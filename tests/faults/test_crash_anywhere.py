@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.end_to_end.test_ground_truth import check_against_truth
+from tests.faults.crashing_store import CrashError, CrashingStore
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
-from tiered.object_store.interface import Body, ObjectInfo
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
@@ -22,61 +20,6 @@ from tiered.settings.sections import IndexSettings, OffloadSettings
 SHORT_LIVED = IndexSettings(unindexed_objects_max=1, after_backfill=True)
 """Index files over few segments: a life of 30 requests makes one."""
 SETTINGS = OffloadSettings(batch_bytes=512 << 10, split_bytes=128 << 10, block_bytes=64 << 10, root_every=3)
-
-
-class CrashError(Exception):
-    """The process is gone: no request after this one has an effect."""
-
-
-class CrashingStore:
-    """Dies at request number ``crash_at`` (from 1), before or after its effect; dead for all requests from then on."""
-
-    def __init__(self, store: MemoryStore, crash_at: int, *, after_effect: bool) -> None:
-        self._store, self._crash_at, self._after_effect = store, crash_at, after_effect
-        self._lock = threading.Lock()
-        self.requests = 0
-
-    @property
-    def url(self) -> str:
-        return self._store.url
-
-    def _do(self, act: Callable[[], Any]) -> Any:
-        # One at a time: an effect is wholly before the crash, or it never happens.
-        with self._lock:
-            self.requests += 1
-            if self.requests > self._crash_at or (self.requests == self._crash_at and not self._after_effect):
-                raise CrashError
-            answer = act()
-            if self.requests == self._crash_at:
-                raise CrashError
-            return answer
-
-    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        self._do(lambda: self._store.put_if_absent(key, body))
-
-    def get(self, key: str) -> bytes:
-        return bytes(self._do(lambda: self._store.get(key)))
-
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
-        return bytes(self._do(lambda: self._store.get_range(key, offset, length)))
-
-    def get_tail(self, key: str, length: int) -> bytes:
-        return bytes(self._do(lambda: self._store.get_tail(key, length)))
-
-    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        found: Iterator[ObjectInfo] = self._do(
-            lambda: self._store.list(prefix, start_after=start_after, limit=limit)
-        )
-        return found
-
-    def delete(self, keys: Sequence[str]) -> None:
-        self._do(lambda: self._store.delete(keys))
-
-    def clock_ms(self) -> int:
-        return int(self._do(self._store.clock_ms))
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 @pytest.mark.parametrize("after_effect", [False, True])

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER
-from tests.end_to_end.test_ground_truth import check_against_truth
 from tests.faults.killed_child import MOMENTS
 from tests.servers.running_store import RunningStore
 from tiered.catalog.catalog_reader import load

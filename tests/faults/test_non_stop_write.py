@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.end_to_end.test_ground_truth import check_against_truth
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.garbage import run_gc
 from tiered.flat_file.verify import verify_archive

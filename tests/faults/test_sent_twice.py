@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.end_to_end.test_ground_truth import check_against_truth
 from tiered.errors import AlreadyExistsError
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix

@@ -23,9 +23,10 @@ from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange
 from fetcher.rows.batch import GetStatus
 from fetcher.rows.tag_filter import TagFilter
 from fetcher.sql92.message_filter import Sql92Filter
-from tests.broker_store.test_liveness import HOLDER
+from tests.broker_store.lock_holder import HOLDER
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
+from tests.fetcher.store_growth import grows
 from tests.kernels.record_builder import Message, encode
 from tiered.broker_store.residency import resident_bytes
 from tiered.broker_store.store import open_broker_store
@@ -42,11 +43,6 @@ def reading(path: Path, *, refresh_s: float = 1e9) -> Iterator[HotReader]:
         yield reader
     finally:
         reader.close()
-
-
-def grows(name: str, topic: str) -> bool:
-    """Topics that went on growing after the truth, or that the recorded broker did not serve."""
-    return topic.startswith("rmq_sys_REVIVE_LOG") or (name == "D" and topic == "RMQ_SYS_TRANS_OP_HALF_TOPIC")
 
 
 # -- the broker's own answers ---------------------------------------------------------------------------------

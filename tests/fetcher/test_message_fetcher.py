@@ -24,6 +24,7 @@ from fetcher.rows.queue_view import QueueView, RunList
 from fetcher.rows.tag_filter import TagFilter
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
+from tests.fetcher.plain_queue import OTHER, PLAIN
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent, Stored
 from tiered.broker_store.store import open_broker_store
@@ -36,7 +37,6 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 
-PLAIN, OTHER = QueueKey("plain", 0, 0), QueueKey("other", 3, 0)
 BATCHED, LMQ, LONELY = (
     QueueKey("batched", 0, 0),
     QueueKey("%LMQ%light", 0, 0),

@@ -22,7 +22,7 @@ from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.end_to_end.offloading import FILTER, backfill
 from tests.fetcher.archive_backend import Backend
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
-from tests.fetcher.test_hot_reader import grows
+from tests.fetcher.store_growth import grows
 from tiered.broker_store.residency import resident_bytes
 from tiered.broker_store.store import open_broker_store
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError

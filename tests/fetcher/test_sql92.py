@@ -35,25 +35,12 @@ from fetcher.sql92.message_filter import Sql92Filter, compiled
 from fetcher.sql92.parser import NESTING_MAX, parse
 from fetcher.sql92.tokens import Sql92Error
 from tests.end_to_end.ground_truth import read_jsonl
+from tests.fetcher.sql92_judgement import judged
 from tests.fetcher.sql92_questions import VECTORS
 from tests.kernels.record_builder import Message, encode, properties
 from tiered.broker_store.store import open_broker_store
 from tiered.errors import CorruptionError, UsageError
 from tiered.formats.record import parse_properties
-
-WORDS = {True: "true", False: "false", None: "null"}
-
-
-def judged(text: str, message: dict[str, str]) -> str:
-    """Our answer in the broker's words."""
-    try:
-        tree = parse(text, ignore_rest=True)
-    except Sql92Error:
-        return "invalid"
-    try:
-        return WORDS[compile_expression(tree)(message.get)]  # type: ignore[index]
-    except ValueClashError:
-        return "error"
 
 
 def test_every_recorded_answer_of_the_broker_is_ours() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fetcher.sql92_judgement import judged
 from tests.fetcher.sql92_questions import ask_broker, fixed_questions, random_questions
-from tests.fetcher.test_sql92 import judged
 from tests.servers.install import NotInstallableError
 
 QUESTIONS = 20_000

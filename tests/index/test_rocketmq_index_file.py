@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.ground_truth import read_jsonl
+from tests.index.broker_index import broker_settings
 from tiered.broker_store.commit_log import CommitLog
 from tiered.errors import CorruptionError, NotFoundError, StoreFullError, UsageError
 from tiered.formats.record import SYS_TRANSACTION_MASK, decode_record
@@ -28,13 +29,6 @@ from tiered.index.rocketmq_index_file import (
 SLOTS, ITEMS = 5000, 20_000
 BLANK_MAGIC = 0xCBD43194
 TRUTH_OF_ROUND = {"H": "after2", "H2": "after2"}
-
-
-def broker_settings(directory: Path) -> tuple[int, int]:
-    """maxHashSlotNum and maxIndexNum of a store's broker."""
-    lines = (directory / "broker.conf").read_text().splitlines()
-    conf = dict(line.split("=", 1) for line in lines if "=" in line)
-    return int(conf["maxHashSlotNum"]), int(conf["maxIndexNum"])
 
 
 def messages_of(log: CommitLog, *, with_tags: bool) -> Iterator[IndexedMessage]:

@@ -15,7 +15,7 @@ import pytest
 from sidecar.cli import main
 from tests.end_to_end.ground_truth import read_jsonl
 from tests.end_to_end.offloading import FILTER, SMALL, backfill
-from tests.index.test_rocketmq_index_file import broker_settings
+from tests.index.broker_index import broker_settings
 from tests.servers.install import NotInstallableError
 from tests.servers.rocketmq import MQADMIN, RocketMq, java_classes
 from tiered.broker_store.checkpoint import read_checkpoint

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.archive_check import STORES, check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.end_to_end.test_ground_truth import STORES, check_against_truth
 from tests.servers.running_store import RunningStore
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix

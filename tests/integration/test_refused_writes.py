@@ -16,9 +16,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.end_to_end.archive_check import check_against_truth, records_of
 from tests.end_to_end.ground_truth import difference, load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
-from tests.end_to_end.test_ground_truth import check_against_truth, records_of
 from tests.servers.install import NotInstallableError
 from tests.servers.minio import start_minio
 from tests.servers.proxy import Action, FaultProxy, ProxiedRequest

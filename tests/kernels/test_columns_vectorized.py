@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.formats.test_segment_kernels import COLUMNS, KINDS, _encode, _view, page_runs
+from tests.formats.column_pages import COLUMNS, KINDS, _encode, _view, page_runs
 from tiered.kernels import columns_vectorized
 from tiered.kernels.columns import decode_page
 from tiered.kernels.columns_vectorized import PageDecoder, decode_page_vectorized

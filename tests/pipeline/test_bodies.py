@@ -12,8 +12,8 @@ from pipeline.options.source_options import Mode
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.kernels.record_builder import Message, encode, properties
-from tests.pipeline.jobs.test_export import run, source
-from tests.pipeline.test_ground_truth import read_without_spark
+from tests.pipeline.jobs.export_runs import run, source
+from tests.pipeline.plain_read import read_without_spark
 from tiered.formats.record import SYS_INNER_BATCH, SYS_NEED_UNWRAP
 from tiered.object_store.file import FileStore
 

@@ -21,7 +21,7 @@ from pipeline.plan.archive_plan import pinned_versions, plan
 from pipeline.scan.store_scan import plan_ranges
 from pipeline.source.partition_reader import read_partition
 from rocketmq_tiered.spark import read
-from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
+from tests.bad_input.stale_checksum import copy_with_stale_checksum
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tiered.errors import CorruptionError
 from tiered.flat_file.segment_reader import SegmentReader

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from pipeline.options.columns import chosen
-from pipeline.options.predicate import Predicate
-from pipeline.options.source_options import parse_options
-from pipeline.options.spark_types import schema_of
-from pipeline.plan.archive_plan import pinned_versions, plan
-from pipeline.scan.store_scan import plan_ranges
-from pipeline.source.partition_reader import read_partition
 from rocketmq_tiered.spark import read
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import FILTER
 from tests.pipeline.conftest import STORES
+from tests.pipeline.plain_read import read_without_spark
 from tests.pipeline.row_truth import EVERY_COLUMN, PLACE, differences, rows_by_place
 
 if TYPE_CHECKING:
@@ -30,23 +22,6 @@ RECREATED_OR_DELETED = {"t_recreated", "t_gone"}
 SPARK_COLUMNS = [
     "brokerName", "topic", "queueId", "queueOffset", "commitLogOffset", "tags", "properties", "bodySha256", "recCrc32",
 ]  # fmt: skip
-
-
-def read_without_spark(options: dict[str, str], columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """What the workers of a job would hand to Spark."""
-    parsed = parse_options(options)
-    wanted = chosen(columns)
-    schema = to_arrow_schema(schema_of(wanted), timezone="UTC")
-    parts = (
-        plan_ranges(parsed)
-        if options.get("source") == "store"
-        else plan(parsed, pinned_versions(parsed), Predicate(), is_header_only=False)
-    )
-    for part in parts:
-        for batch in read_partition(part, parsed, Predicate(), wanted, schema):
-            assert batch.schema.equals(schema)
-            batch.validate(full=True)
-            yield batch
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.lmq_truth import EVERYTHING, Units, truth_of
 from tests.end_to_end.offloading import BROKER, CLUSTER
-from tests.end_to_end.test_lmq import EVERYTHING, Units, truth_of
-from tests.pipeline.test_ground_truth import read_without_spark
+from tests.pipeline.plain_read import read_without_spark
 
 
 @pytest.mark.parametrize("name", ["L", "M", "N", "O"])

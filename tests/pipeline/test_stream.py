@@ -15,9 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from pipeline.options.columns import chosen
-from pipeline.options.source_options import parse_options
-from pipeline.options.spark_types import schema_of
 from pipeline.source.stream_offsets import (
     ArchiveOffset,
     bytes_between,
@@ -26,10 +23,10 @@ from pipeline.source.stream_offsets import (
     share,
     to_json,
 )
-from pipeline.source.stream_reader import MessageStreamReader
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.growing_archive import GrowingArchive
+from tests.pipeline.stream_reading import COLUMNS, drained, rows_of, stream_reader
 from tiered.errors import CorruptionError, NotFoundError, UsageError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RUN_DTYPE
@@ -38,7 +35,6 @@ from tiered.object_store.file import FileStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COLUMNS = ["topic", "generation", "queueId", "queueOffset", "storeTimestamp", "storeSize"]
 ARCHIVE = "FxCluster/K"
 QUEUES = st.builds(QueueKey, st.sampled_from(["t", "t|x", "%LMQ%a/b"]), st.integers(0, 9), st.integers(0, 2))
 OFFSETS = st.dictionaries(
@@ -83,29 +79,8 @@ def test_bytes_and_offsets_agree(sizes: list[tuple[int, int]], draw: st.DataObje
     assert reached == ends[-1] or bytes_between(runs, begin, reached + 1) > limit
 
 
-def stream_reader(url: str, **options: str) -> MessageStreamReader:
-    return MessageStreamReader(parse_options({"path": url, **options}), schema_of(chosen(COLUMNS)))
-
-
-def rows_of(reader: MessageStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
-    parts = reader.partitions(start, end)
-    return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
-
-
 def places(rows: Sequence[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
     return Counter((row["topic"], row["generation"], row["queueId"], row["queueOffset"]) for row in rows)
-
-
-def drained(
-    reader: MessageStreamReader, start: dict[str, Any], limit: ReadLimit
-) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
-    """(rows of each batch until nothing is left, the offset reached)."""
-    batches = []
-    while (end := reader.latestOffset(start, limit)) != start:
-        end = json.loads(json.dumps(end))
-        batches.append(rows_of(reader, start, end))
-        start = end
-    return batches, start
 
 
 @pytest.mark.parametrize("limit", [ReadAllAvailable(), ReadMaxRows(700), ReadMaxBytes(400_000)])

@@ -14,7 +14,7 @@ from pipeline.options.predicate import Predicate
 from pipeline.options.source_options import parse_options
 from pipeline.plan.archive_plan import pinned_versions, plan
 from tests.pipeline.gapped_archive import ARCHIVE, LMQ, ONE, OTHER, GappedArchive, with_a_gap
-from tests.pipeline.test_stream import drained, rows_of, stream_reader
+from tests.pipeline.stream_reading import drained, rows_of, stream_reader
 from tiered.errors import NotFoundError
 
 LIMITS = [ReadAllAvailable(), ReadMaxRows(4), ReadMaxBytes(500)]

@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
-from tests.remoting.tls_peer import listening
+from tests.remoting.scripted_peer import peer, reply
 from tiered.errors import UnavailableError
 from tiered.remoting.client import BrokerClient, RequestCode
-from tiered.remoting.command import FrameDecoder, RemotingCommand, encode
-
-Answer = Callable[[RemotingCommand], bytes]
-
-
-@contextmanager
-def peer(answer: Answer) -> Iterator[str]:
-    """A broker that answers every request with what ``answer`` returns; empty bytes hang up."""
-
-    def serve(connection: socket.socket) -> None:
-        decoder = FrameDecoder()
-        while data := connection.recv(65536):
-            for command in decoder.feed(data):
-                reply = answer(command)
-                if not reply:
-                    return
-                connection.sendall(reply)
-
-    with listening(serve) as address:
-        yield address
-
-
-def reply(request: RemotingCommand, body: bytes = b"", code: int = 0) -> bytes:
-    return encode(RemotingCommand(code, request.opaque, flag=1, body=body))
+from tiered.remoting.command import RemotingCommand
 
 
 def test_runtime_information_and_tables_in_fastjsons_dialect() -> None:

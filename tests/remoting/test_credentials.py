@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.security.signature import is_signed
-from tests.remoting.test_client import peer, reply
+from tests.remoting.scripted_peer import peer, reply
 from tiered.errors import UnavailableError, UsageError
 from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RemotingCommand, encode

@@ -25,11 +25,11 @@ from server.retries.retry_queue import RetryLimits, RetryQueues
 from server.security.audit import Audit
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import NAME_CHARS_MAX, BadRequestError, Response
+from tests.fetcher.plain_queue import PLAIN
 from tests.fetcher.reading_fakes import plain_fetcher
-from tests.fetcher.test_message_fetcher import PLAIN
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tests.server.serving_peer import RecordingPeer, request
-from tests.server.test_odd_requests import Archive
+from tests.server.small_archive import Archive
 from tiered.errors import TieredError
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import ServeSettings

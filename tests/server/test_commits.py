@@ -16,10 +16,10 @@ from server.wire.codes import RequestCode
 from server.wire.connection_limits import ConnectionLimits
 from server.wire.listener import Listener, ServerOptions
 from server.wire.request import HandlerTable, Request, Response
+from tests.server.connection_scene import Client
+from tests.server.group_archive import Archive
+from tests.server.group_clock import LEASE_MS, Clock, writing
 from tests.server.serving_peer import RecordingPeer
-from tests.server.test_connection import Client
-from tests.server.test_group_moves import Archive
-from tests.server.test_group_state import LEASE_MS, Clock, writing
 from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import RemotingCommand
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.backend.backend import Bounds, TopicConfig
+from server.backend.backend import TopicConfig
 from server.backend.offset_handlers import OffsetHandlers
 from server.backend.route_handlers import RouteTable
 from server.groups.bounded_gather import AT_ONCE_MAX, bounded_gather
@@ -17,27 +17,10 @@ from server.groups.client_table import ClientTable
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog, load_snapshot
 from server.wire.codes import RequestCode
+from tests.server.group_archive import Archive
 from tests.server.serving_peer import RecordingPeer, request
 from tiered.formats import fastjson
 from tiered.object_store.memory import MemoryStore
-
-
-class Archive:
-    """Offsets 10 to 29 of the only queue of t, stored at ten times their number; group g was at 15 at its broker."""
-
-    cluster, broker = "c", "b"
-
-    def topics(self) -> dict[str, TopicConfig]:
-        return {"t": TopicConfig("t", 1, 1)}
-
-    def bounds(self, topic: str, queue_id: int) -> Bounds:
-        return Bounds(10, 30)
-
-    def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        return 15 if group == "g" else None
-
-    async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
-        return min(max(store_ms // 10, 10), 30)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from bisect import insort
 
 import pytest
@@ -23,22 +21,11 @@ from server.groups.group_state import (
     queue_number,
     snapshot_key,
 )
+from tests.server.group_clock import LEASE_MS, Clock, writing
 from tiered.errors import CorruptionError, FencedError, UnansweredError, UnsupportedFormatError
 from tiered.formats.keys import SERVE_PREFIX
 from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
-
-LEASE_MS = 60_000
-
-
-class Clock:
-    """Milliseconds set by hand."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 class LosesAnswers(MemoryStore):
@@ -301,36 +288,6 @@ def test_a_commit_is_acknowledged_only_when_it_is_durable() -> None:
         assert (found.offsets["g", "t"][0], found.released) == (50, True)
 
     asyncio.run(scene())
-
-
-class Slow(MemoryStore):
-    """Puts wait until they are let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self.go_on.set()
-        self.is_overtaken = False
-
-    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        self.begun.set()
-        if not self.go_on.is_set() and not self.is_overtaken:
-            assert self.go_on.wait(10)
-            time.sleep(0.1 if self.is_overtaken else 0)  # as a request that is sent again
-        super().put_if_absent(key, body, timeout_s=timeout_s)
-
-
-async def writing() -> tuple[Slow, GroupOffsets, asyncio.Task[None]]:
-    """Offset 5 of (g, t) and queue 0 on its way into a store that has not answered, and what writes it."""
-    store = Slow()
-    offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
-    assert await offsets.claim()
-    running = asyncio.create_task(offsets.run())
-    store.begun.clear()
-    store.go_on.clear()
-    offsets.note("g", "t", 0, 5)
-    assert await asyncio.to_thread(store.begun.wait, 10)
-    return store, offsets, running
 
 
 def test_the_end_does_not_wait_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from server.wire.active_requests import LARGE_BYTES_MAX
 from server.wire.buffered_bytes import BufferedBytes
 from server.wire.connection_limits import ConnectionLimits
 from server.wire.listener import ServerOptions
-from tests.server.test_connection import ECHO, LARGE, LARGE_BYTES, SLOW, WHO, Client, Scene, play
+from tests.server.connection_scene import ECHO, LARGE, LARGE_BYTES, SLOW, WHO, Client, Scene, play
 from tiered.errors import UsageError
 from tiered.remoting.command import FRAME_BYTES_MAX, FrameDecoder, ProtocolError, RemotingCommand, encode
 from tiered.settings.sections import ServeSettings

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.archive_mode.archive_service import ArchiveService
-from server.backend.backend import Bounds, PullFound, PullStatus, PullWish, TopicConfig, Unit
 from server.backend.route_handlers import PROXY_TOPIC
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog
@@ -18,62 +17,11 @@ from server.retries.retry_log import RetryLog
 from server.retries.retry_queue import RetryLimits, RetryQueues
 from server.wire.request import Request
 from tests.server.serving_peer import RecordingPeer
-from tests.server.test_retry import original
+from tests.server.small_archive import Archive
 from tiered.errors import TieredError
 from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import RemotingCommand
 from tiered.settings.sections import ServeSettings
-
-
-class Archive:
-    """One message in each of two queues of t."""
-
-    cluster, broker = "c", "b"
-
-    def topics(self) -> dict[str, TopicConfig]:
-        return {"t": TopicConfig("t", 2, 2)}
-
-    def subscription_groups(self) -> dict[str, dict[str, Any]]:
-        return {}
-
-    def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        return None
-
-    def consumed_end(self, topic: str, queue_id: int) -> int:
-        return 0
-
-    def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        return Bounds(0, 1) if topic == "t" and queue_id in (0, 1) else None
-
-    def last_stored_ms(self, topic: str, queue_id: int) -> int:
-        return 5
-
-    async def pull(self, wish: PullWish) -> PullFound:
-        if wish.offset:
-            return PullFound(PullStatus.OFFSET_OVERFLOW_ONE, 1, Bounds(0, 1))
-        return PullFound(PullStatus.FOUND, 1, Bounds(0, 1), (original(),), 1)
-
-    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
-        return None
-
-    async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
-        return 0
-
-    async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        return 5
-
-    async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
-        return []
-
-    async def message_at_phys(self, phys: int) -> bytes | None:
-        return original() if phys == 777 else None
-
-    async def messages_by_key(self, topic: str, key: str, **limits: Any) -> list[bytes]:
-        return [original()]
-
-    async def changed(self, timeout_s: float) -> None:
-        await asyncio.sleep(min(timeout_s, 0.001))
-
 
 NAMES = st.sampled_from(["t", "g", "%RETRY%g", "%DLQ%g", PROXY_TOPIC, "", "x" * 2000, "\ud800"])
 NUMBERS = st.sampled_from(["0", "1", "-1", "777", "2147483648", str(2**63 - 1), str(-(2**63)), "1e3", ""])

@@ -19,7 +19,7 @@ from server.retries.retry_log import RetryLog
 from server.retries.retry_queue import RetryLimits, RetryQueues
 from server.wire.codes import RequestCode
 from tests.server.serving_peer import request
-from tests.server.test_odd_requests import Archive
+from tests.server.small_archive import Archive
 from tiered.errors import UsageError
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import ServeSettings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from bisect import insort
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +37,7 @@ from server.retries.retry_topics import ArchiveWithRetries
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import HandlerTable, Request, Response
 from tests.end_to_end.offloading import backfill
+from tests.server.original_record import original
 from tests.server.serving_peer import request
 from tiered.errors import CorruptionError, FencedError, StoreFullError, UnansweredError
 from tiered.formats.record import Record, decode_record
@@ -47,18 +47,6 @@ from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import ServeSettings
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"
-
-
-def original(
-    body: bytes = b"hello", topic: bytes = b"t", properties: bytes = b"KEYS\x01k\x02TAGS\x01a\x02"
-) -> bytes:
-    """A V1 record of an IPv4 host, at physical offset 777."""
-    host = bytes([10, 0, 0, 1]) + struct.pack(">i", 10911)
-    tail = b"".join((
-        host, struct.pack(">q", 5), host, struct.pack(">iqi", 0, 0, len(body)), body,
-        bytes([len(topic)]), topic, struct.pack(">h", len(properties)), properties,
-    ))  # fmt: skip
-    return struct.pack(">iIIiiqqiq", 48 + len(tail), 0xDAA320A7, 99, 3, 7, 21, 777, 0, 4) + tail
 
 
 def again(source: bytes, **options: Any) -> tuple[EncodedRetry, Record]:

@@ -24,8 +24,8 @@ from server.security.signature import is_signed
 from server.wire.codes import RequestCode as Code
 from server.wire.dispatch import Dispatcher
 from server.wire.request import BadRequestError, HandlerTable, Request, Response
+from tests.server.original_record import original
 from tests.server.serving_peer import RecordingPeer
-from tests.server.test_retry import original
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.credentials import signature_of
 

@@ -17,10 +17,10 @@ from server.slave.slave_service import SlaveOptions, SlaveService
 from server.wire.listener import Listener, ServerOptions
 from server.wire.request import HandlerTable, Request, Response
 from tests.remoting.tls_peer import Papers, shows, trusting
-from tests.server.proxy.test_service import ADVERTISED, ROUTE, Client
+from tests.server.proxy.proxy_client import ADVERTISED, ROUTE, Client
 from tests.server.slave.master_double import MasterDouble
 from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDouble
-from tests.server.slave.test_registrar import until
+from tests.server.slave.until import until
 from tiered.remoting.command import RemotingCommand
 from tiered.remoting.tls import ClientTls
 from tiered.settings.sections import ReadSettings, ServeSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.cli import main
-from tests.sidecar.test_commands import MESSAGES
+from tests.sidecar.message_counts import MESSAGES
 
 Command = list[str]
 

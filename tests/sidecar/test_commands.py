@@ -20,6 +20,7 @@ from sidecar.cli import main
 from sidecar.instance import IDENTITY_FILE
 from sidecar.lifecycle import Service
 from sidecar.progress import Progress
+from tests.sidecar.message_counts import MESSAGES
 from tests.truth import read_lines
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -28,7 +29,6 @@ from tiered.errors import NotFoundError, UnavailableError
 from tiered.formats.keys import archive_prefix, parse_part_key
 from tiered.object_store.file import FileStore
 
-MESSAGES = 18_004
 QUEUES = 13
 
 Run = Callable[..., tuple[int, str, str]]

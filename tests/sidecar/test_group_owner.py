@@ -14,7 +14,7 @@ import pytest
 
 from server.groups.group_state import GroupLog
 from sidecar.group_owner import is_gone, own_name
-from tests.server.test_group_state import LEASE_MS, Clock
+from tests.server.group_clock import LEASE_MS, Clock
 from tiered.errors import FencedError
 from tiered.object_store.memory import MemoryStore
 

@@ -10,7 +10,7 @@ import pytest
 from sidecar import lag as lag_module
 from sidecar.lag import Lag, measure_lag, store_timestamp_at
 from sidecar.retention_margin import LogGrowth, retention_margin_s
-from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
+from tests.bad_input.stale_checksum import copy_with_stale_checksum
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.model.queue import TopicFilter

@@ -16,7 +16,6 @@ from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.policy.read_policy import BrokerSide, LocalView, Residency
 from server.groups.client_table import ClientTable
 from server.proxy.group_reads import GroupReading
-from server.proxy.proxy_handlers import ProxyHandlers
 from server.proxy.proxy_service import ProxyConfig, ProxyService
 from server.proxy.proxy_status import ProxyStatus
 from sidecar.proxy_answers import MergedAnswers
@@ -27,6 +26,7 @@ from sidecar.report import decode_report, encode_report
 from sidecar.serving_thread import ServingThread
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.child import free_port
+from tests.sidecar.answers_double import Answers
 from tests.sidecar.status_report import REPORT
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.names import BrokerNames
@@ -47,25 +47,6 @@ CONF = broker_conf(
     {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
 )
 ADVERTISED = Settings(serve=ServeSettings(advertise="broker-host:9876"))
-
-
-class Answers:
-    """Stands for what answers from the archive."""
-
-    def __init__(self) -> None:
-        self.handlers: ProxyHandlers = {}
-        self.applied: list[Settings] = []
-        self.commits = 0
-        self.is_closed = False
-
-    def apply(self, settings: Settings) -> None:
-        self.applied.append(settings)
-
-    def committed(self) -> None:
-        self.commits += 1
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 class Away:

@@ -16,7 +16,7 @@ import rocketmq_tiered
 from sidecar.cli import main
 from tests.end_to_end.offloading import SMALL, backfill
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
-from tests.index.test_rocketmq_index_file import broker_settings
+from tests.index.broker_index import broker_settings
 from tests.sidecar.imported import STARTING, imported, libraries
 from tiered.errors import UnavailableError
 from tiered.formats.keys import archive_prefix

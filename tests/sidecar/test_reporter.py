@@ -15,7 +15,7 @@ from sidecar import reporter as reporter_module
 from sidecar.report import StatusReport
 from sidecar.reporter import Reporter, ReportHead
 from tests.end_to_end.offloading import FILTER
-from tests.uploader.test_log_cut_by_its_broker import LivingBroker, offloader_of
+from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.memory import MemoryStore
 

@@ -27,8 +27,9 @@ from sidecar.slave_port import slave_config, slave_policies, slave_port
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.server.slave.master_double import MasterDouble
 from tests.server.slave.name_server_double import NameServerDouble
-from tests.server.slave.test_registrar import until
-from tests.sidecar.test_proxy_thread import REPORT, Answers
+from tests.server.slave.until import until
+from tests.sidecar.answers_double import Answers
+from tests.sidecar.status_report import REPORT
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.names import BrokerNames
 from tiered.errors import UsageError

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
-from tiered.broker_store.commit_log import CommitLog
+from tests.uploader.halved_log import halved_log
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.errors import UnavailableError
@@ -22,67 +18,6 @@ from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
 from uploader.offload import Environment, Offloader, OffloadIdentity
-
-HOLD_LOCK = """
-import fcntl, sys
-file = open(sys.argv[1], "r+b")
-fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-class StartedBroker:
-    """Takes the store's lock and writes ``appended`` behind its log, once; whoever comes meanwhile waits for that."""
-
-    def __init__(self, lock: Path, file: Path, offset: int, appended: bytes) -> None:
-        self._lock, self._file, self._offset, self._appended = lock, file, offset, appended
-        self._process: subprocess.Popen[bytes] | None = None
-        self._starting = threading.Lock()
-
-    def start(self) -> None:
-        with self._starting:
-            if self._process is None:
-                self._start()
-
-    def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", HOLD_LOCK, str(self._lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"held\n"
-        with self._file.open("r+b") as opened:
-            opened.seek(self._offset)
-            opened.write(self._appended)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.communicate()
-
-
-@contextmanager
-def halved_log(directory: Path, store: Path) -> Iterator[tuple[StartedBroker, int]]:
-    """A copy, at ``store``, whose last file is written to the half: the broker that writes the rest, the log's end."""
-    shutil.copytree(directory / "store", store)
-    log = CommitLog([store / "commitlog"])
-    for file in log.files[9:]:
-        file.path.unlink()
-    last = log.files[8]
-    phys = last.begin_phys
-    while phys < last.begin_phys + last.size_bytes // 2:
-        size = log.record_size_at(phys)
-        assert size is not None
-        phys += size
-    offset = phys - last.begin_phys
-    rest = last.path.read_bytes()[offset:]
-    with last.path.open("r+b") as opened:
-        opened.truncate(offset)
-        opened.truncate(last.size_bytes)
-    broker = StartedBroker(store / "lock", last.path, offset, rest)
-    try:
-        yield broker, phys
-    finally:
-        broker.stop()
 
 
 def test_a_back_fill_takes_nothing_that_a_broker_appends_meanwhile(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_store.test_config import MAPPINGS
+from tests.broker_store.mapping_documents import MAPPINGS
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
-from tests.end_to_end.test_ground_truth import check_against_truth
-from tests.uploader.test_dispatcher import FILE_BYTES, Bench
-from tests.uploader.test_log_cut_by_its_broker import LivingBroker
+from tests.uploader.dispatch_bench import FILE_BYTES, Bench
+from tests.uploader.living_broker import LivingBroker
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.retention import DiskUse
 from tiered.broker_store.store import open_broker_store

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import shutil
 import struct
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,43 +14,34 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.end_to_end.ground_truth import GroundTruth, difference, load_truth
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
-from tests.end_to_end.test_ground_truth import STORES, records_of
+from tests.end_to_end.archive_check import STORES, records_of
+from tests.end_to_end.ground_truth import load_truth
+from tests.end_to_end.offloading import FILTER
 from tests.kernels.record_builder import Message, build_log
+from tests.uploader.damaged_headers import (
+    QUEUE_ID,
+    QUEUE_OFFSET,
+    archived,
+    assert_all_but,
+    flip,
+    scanned_files,
+)
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.consume_queue_index import UNIT_DTYPE, BrokerQueue, QueueKind
-from tiered.broker_store.store import BrokerStore, open_broker_store
+from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.flat_file.composite_flat_file import QueueReader
-from tiered.flat_file.verify import verify_archive
-from tiered.formats.keys import archive_prefix
 from tiered.kernels.queue_table import QueueTable
-from tiered.kernels.scan import RecordColumns, scan_log
+from tiered.kernels.scan import scan_log
 from tiered.model.tables import GapReason, Table
-from tiered.object_store.memory import MemoryStore
-from tiered.object_store.prefixed import PrefixedStore
-from uploader.bound_source import no_offsets
 from uploader.cycle_plan import CyclePlanner, UnusualQueue
 from uploader.header_check import HeaderCheck, HeaderComparison
 from uploader.log_batch import LogBatch
-from uploader.offload import Environment, Offloader, OffloadIdentity, OffloadResult
 from uploader.queue_tails import UNKNOWN, QueueTails
 
 VICTIMS = 16
 RECORD_BYTES, BEGIN_PHYS = 100, 10_000
 """Of the records of a played log."""
-QUEUE_ID, QUEUE_OFFSET = (12, 4), (20, 8)
-"""Where in a record, and how many bytes."""
-
-
-def scanned_files(store: BrokerStore, table: QueueTable) -> Iterator[RecordColumns]:
-    """The rows of each commitlog file, of all topics."""
-    for file in store.commit_log.files:
-        data = np.frombuffer(store.commit_log.read(file.begin_phys, file.size_bytes), np.uint8)
-        arena, columns = np.append(data, np.zeros(64, np.uint8)), RecordColumns()
-        scan_log(arena, 0, len(data), file.begin_phys, file.end_phys, table, columns, delay_levels_ms=None)
-        yield columns
 
 
 @pytest.mark.parametrize("next_offset", [UNKNOWN, 7])
@@ -72,18 +62,6 @@ def test_no_sound_record_is_contradicted(
                 == []
             )
         assert rows > 1000
-
-
-def flip(copy: CommitLog, line: Mapping[str, Any], at: int, bit: int) -> None:
-    """Flip one bit of a record."""
-    phys = line["commitLogOffset"] + at
-    file = copy.file_at(phys)
-    assert file is not None
-    with file.path.open("r+b") as opened:
-        opened.seek(phys - file.begin_phys)
-        (byte,) = opened.read(1)
-        opened.seek(phys - file.begin_phys)
-        opened.write(bytes([byte ^ 1 << bit]))
 
 
 def place_in(chance: random.Random, line: Mapping[str, Any], what: str) -> int:
@@ -117,21 +95,6 @@ def test_a_flipped_bit_costs_the_record_it_is_in(
     shown = Counter(key[:2] for key in state.visible_queues() if key.topic not in truth.compaction_topics)
     assert set(shown) == set(truth.queues) and set(shown.values()) == {1}, "nothing strays, nothing is hidden"
     assert_all_but(victims, truth, archive, log)
-
-
-def assert_all_but(
-    lost: Sequence[Mapping[str, Any]], truth: GroundTruth, archive: PrefixedStore, log: CommitLog
-) -> None:
-    """Every queue holds what the broker delivered but ``lost``, byte for byte, and the archive is whole."""
-    state = load(archive)
-    shown = {key[:2]: key for key in state.visible_queues()}
-    places = {line["commitLogOffset"] for line in lost}
-    for queue, lines in truth.queues.items():
-        left = {line["queueOffset"]: line for line in lines if line["commitLogOffset"] not in places}
-        for offset, _, record in records_of(QueueReader(archive, state, shown[queue])):
-            assert difference(record, left.pop(offset), log) == "", (queue, offset)
-        assert left == {}, queue
-    assert verify_archive(archive, full=True).anomalies == []
 
 
 def choose(
@@ -174,23 +137,6 @@ def test_what_a_broker_that_lost_count_appends_is_sound(
     key = next(key for key in state.visible_queues() if key[:2] == queue)
     found = [phys for _, phys, _ in records_of(QueueReader(archive, state, key))]
     assert found == [line["commitLogOffset"] for line in lines]
-
-
-def archived(store_path: Path, name: str) -> tuple[OffloadResult, list[Mapping[str, object]], PrefixedStore]:
-    """A back-fill, the damage it named, and the archive."""
-    said: list[Mapping[str, object]] = []
-    memory = MemoryStore(f"memory://header_check-{name}")
-
-    def log(message: str, fields: Mapping[str, object]) -> None:
-        if "damaged" in message:
-            said.append(fields)
-
-    with open_broker_store(store_path) as store:
-        result = Offloader(
-            store, memory, OffloadIdentity(CLUSTER, BROKER, "test", "backfill"), SMALL,
-            topic_filter=FILTER, offsets_source=no_offsets, environment=Environment(log=log),
-        ).run(threading.Event(), follow=False)  # fmt: skip
-    return result, said, PrefixedStore(memory, archive_prefix(CLUSTER, BROKER))
 
 
 Claim = tuple[str, int, int]

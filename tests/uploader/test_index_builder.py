@@ -18,7 +18,7 @@ import pytest
 
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
-from tests.faults.test_crash_anywhere import CrashError, CrashingStore
+from tests.faults.crashing_store import CrashError, CrashingStore
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace as replaced
@@ -13,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
-from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
-from tests.uploader.test_broker_starts_during_backfill import HOLD_LOCK
-from tiered.broker_store.bound import BrokerOffsets
+from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
@@ -27,31 +24,11 @@ from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.follow_loop import BrokerRestartedError
-from uploader.offload import Offloader, OffloadIdentity
+from uploader.offload import Offloader
 
 MESSAGES, KEPT, AFTER = 20_000, 9_001, 3_000
 SPEC = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
 RECORD = SPEC.record_bytes
-
-
-class LivingBroker:
-    """Holds the lock of a store and says where its log ends."""
-
-    def __init__(self, store: Path) -> None:
-        self.end_phys = 0
-        self.answers = True
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", HOLD_LOCK, str(store / "lock")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"held\n"
-
-    def offsets(self) -> BrokerOffsets | None:
-        return BrokerOffsets(max_phys=self.end_phys, dispatch_behind_bytes=0) if self.answers else None
-
-    def close(self) -> None:
-        self._process.communicate()
 
 
 @pytest.fixture
@@ -80,13 +57,6 @@ def overwrite(store: Path, broker: LivingBroker, tmp_path: Path) -> None:
         opened.write(data)
     shutil.rmtree(tmp_path / "other")
     broker.end_phys = (KEPT + AFTER) * RECORD
-
-
-def offloader_of(store: object, memory: MemoryStore, broker: LivingBroker) -> Offloader:
-    identity = OffloadIdentity(CLUSTER, BROKER, "test", "run")
-    return Offloader(
-        store, memory, identity, SMALL, topic_filter=FILTER, offsets_source=broker.offsets  # type: ignore[arg-type]
-    )  # fmt: skip
 
 
 def archive_the_rest(directory: Path, memory: MemoryStore, broker: LivingBroker) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.record_builder import Message, blank, encode, properties
-from tests.uploader.test_dispatcher import FILE_BYTES, Bench
+from tests.uploader.dispatch_bench import FILE_BYTES, Bench
 from tiered.broker_store.commit_log import CommitLog
 from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter

@@ -20,7 +20,7 @@ from fetcher.queries.by_key import KeyKind, KeyQuery
 from sidecar.cli import main
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.queries.archives import RealArchive, archive_of, records_of_log
-from tests.fetcher.queries.test_ground_truth import Truth
+from tests.fetcher.queries.query_truth import Truth
 from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load

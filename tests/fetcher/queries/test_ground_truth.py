@@ -18,8 +18,9 @@ from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import KeyKind, KeyQuery
 from tests.end_to_end.offloading import FILTER
-from tests.fetcher.queries.archives import RealArchive, archive_of, records_at, records_of_log
-from tiered.formats.record import SYS_TRANSACTION_MASK, Record
+from tests.fetcher.queries.archives import archive_of, records_at, records_of_log
+from tests.fetcher.queries.query_truth import Truth, is_key_of
+from tiered.formats.record import Record
 
 STORES = ["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"]
 FAST = [
@@ -34,30 +35,6 @@ FAST = [
 """Store, with index files, every how many of its queries."""
 SLOW = [(name, indexed, 1) for name in STORES for indexed in (True, False)]
 BROKER_MAX = 64
-SYS_COMMITTED = 0x8
-
-
-class Truth:
-    """Every record of the broker's own commitlog that it shows; the answer to a query from these alone."""
-
-    def __init__(self, archive: RealArchive) -> None:
-        self._records: dict[str, list[Record]] = {}
-        for record in records_of_log(archive):
-            if record.sys_flag & SYS_TRANSACTION_MASK in (0, SYS_COMMITTED):
-                self._records.setdefault(record.topic, []).append(record)
-
-    def physical_offsets(self, line: dict[str, Any]) -> list[int]:
-        """All matches of a recorded query, newest first."""
-        return [
-            record.physical_offset
-            for record in reversed(self._records.get(line["topic"], []))
-            if is_key_of(record, line) and line["begin"] <= record.store_timestamp <= line["end"]
-        ]
-
-
-def is_key_of(record: Record, line: dict[str, Any]) -> bool:
-    """Whether the record carries the key asked for."""
-    return record.topic == line["topic"] and line["key"] in (*record.keys, record.uniq_key)
 
 
 def explain(line: dict[str, Any], ours: list[int], records: dict[int, Record]) -> set[str]:

@@ -13,17 +13,18 @@ import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
 from pipeline.jobs.backfill import backfill
-from pipeline.jobs.backfill_options import BackfillOptions, BackfillReport, StoreToBackfill
+from pipeline.jobs.backfill_options import BackfillOptions, StoreToBackfill
 from pipeline.jobs.backfill_tasks import PutTask, ScanTask
-from tests.bad_input.test_damaged_logs import copy_with_stale_checksum
+from tests.bad_input.stale_checksum import copy_with_stale_checksum
 from tests.broker_store.record_bytes import BLANK_MAGIC, log_file, queue_file, record, unit
+from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
 from tests.end_to_end.offloading import backfill as backfill_alone
-from tests.end_to_end.test_ground_truth import check_against_truth
+from tests.pipeline.jobs.backfill_runs import NO_SPARK, OPTIONS, own_archive, run, truth_of
 from tests.pipeline.jobs.inline_tasks import InlineTasks
-from tests.uploader.test_broker_starts_during_backfill import halved_log
-from tests.uploader.test_header_check import QUEUE_ID, QUEUE_OFFSET, flip
+from tests.uploader.damaged_headers import QUEUE_ID, QUEUE_OFFSET, flip
+from tests.uploader.halved_log import halved_log
 from tiered.broker_store.commit_log import CommitLog
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -34,43 +35,14 @@ from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey, TopicFilter
 from tiered.model.tables import GapReason
 from tiered.object_store.file import FileStore
-from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
 from uploader.skipped_log import SkippedLog
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
-NO_SPARK = cast("SparkSession", None)
 LOG_FILE_BYTES = 4096
-OPTIONS = BackfillOptions(settings=SMALL)
 RealStore = Callable[[str], Path]
-
-
-def run(
-    store: Path, archive: Path, tasks: InlineTasks | None = None, options: BackfillOptions = OPTIONS
-) -> BackfillReport:
-    """Offload one store without Spark."""
-    stores = [StoreToBackfill(str(store), CLUSTER, BROKER)]
-    (report,) = backfill(NO_SPARK, stores, f"file://{archive}", options=options, tasks=tasks or InlineTasks())
-    return report
-
-
-def own_archive(root: Path) -> ObjectStore:
-    return PrefixedStore(FileStore(root), archive_prefix(CLUSTER, BROKER))
-
-
-def truth_of(root: Path) -> dict[Any, Any]:
-    """All a reader sees but where runs are cut: every queue's row, gaps, and the cursor."""
-    state = load(own_archive(root))
-    queues = {key: tuple(row)[3:] for key, row in state.queues()}
-    gaps = {key: [tuple(gap)[1:] for gap in state.gaps_of(key)] for key in queues}
-    return {
-        "queues": queues,
-        "gaps": gaps,
-        "cursor": (state.cursor.history, state.cursor.phys),
-        "tables": set(state.state_objects),
-    }
 
 
 @pytest.mark.parametrize("name", ["C", "F", "G", "K"])

@@ -18,8 +18,8 @@ from pipeline.jobs.backfill_options import StoreToBackfill
 from pipeline.jobs.backfill_tasks import PutTask, ScanTask
 from tests.end_to_end.offloading import CLUSTER
 from tests.end_to_end.offloading import backfill as backfill_alone
+from tests.pipeline.jobs.backfill_runs import NO_SPARK, OPTIONS, own_archive, run, truth_of
 from tests.pipeline.jobs.inline_tasks import InlineTasks
-from tests.pipeline.jobs.test_backfill import NO_SPARK, OPTIONS, own_archive, run, truth_of
 from tiered.catalog.catalog_reader import head_version, load
 from tiered.errors import AccessDeniedError, UnavailableError
 from tiered.formats.keys import archive_prefix

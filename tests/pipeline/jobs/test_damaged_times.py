@@ -14,7 +14,7 @@ from pipeline.jobs.stats_report import page
 from pipeline.plan.archive_plan import pinned_versions, plan
 from tests.end_to_end.offloading import backfill
 from tests.fetcher.broker_store_writer import WrittenStore
-from tests.pipeline.jobs.test_export import exported, run, source
+from tests.pipeline.jobs.export_runs import exported, run, source
 from tiered.object_store.file import FileStore
 
 if TYPE_CHECKING:

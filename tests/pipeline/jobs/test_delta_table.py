@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.jobs.delta_table import DELTA_PACKAGE, delta_conf, s3a_settings
 from pipeline.jobs.export import DELTA, PARQUET, export
-from tests.pipeline.jobs.test_export import NO_SPARK, source
+from tests.pipeline.jobs.export_runs import NO_SPARK, source
 from tiered.errors import UsageError
 from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings

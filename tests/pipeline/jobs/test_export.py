@@ -8,20 +8,18 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.jobs.export import ExportReport, export
+from pipeline.jobs.export import export
 from pipeline.jobs.export_progress import DIRECTORY, ExportProgress
 from pipeline.jobs.parquet_parts import PartTask, partition_directory
-from pipeline.options.source_options import SourceOptions
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
+from tests.pipeline.jobs.export_runs import NO_SPARK, exported, run, source
 from tests.pipeline.jobs.inline_tasks import InlineTasks
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
@@ -34,28 +32,9 @@ from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
-NO_SPARK = cast("SparkSession", None)
 RealStore = Callable[[str], Path]
-PARTITION_BYTES = 1 << 20
-
-
-def source(archive: Path, **more: Any) -> SourceOptions:
-    return replace(SourceOptions(f"file://{archive}", partition_bytes=PARTITION_BYTES), **more)
-
-
-def run(options: SourceOptions, target: Path, tasks: InlineTasks | None = None) -> ExportReport:
-    return export(NO_SPARK, options, f"file://{target}", tasks=tasks or InlineTasks())
-
-
-def exported(target: Path) -> Counter[tuple[str, int, int, int]]:
-    """(topic, queue id, generation, queue offset) of every row that a reader of the files sees."""
-    directories = ds.partitioning(pa.schema([("topic", pa.string()), ("date", pa.date32())]), flavor="hive")
-    table = ds.dataset(target, format="parquet", partitioning=directories).to_table(
-        columns=["topic", "queueId", "generation", "queueOffset"]
-    )
-    return Counter(zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from pipeline.jobs.export import ExportReport
 from pipeline.options.source_options import SourceOptions
 from tests.pipeline.gapped_archive import ONE, OTHER, GappedArchive, with_a_gap
+from tests.pipeline.jobs.export_runs import exported, run
 from tests.pipeline.jobs.inline_tasks import InlineTasks
-from tests.pipeline.jobs.test_export import exported, run
 from tiered.errors import UnavailableError
 
 

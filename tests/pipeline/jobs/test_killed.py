@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
-from tests.end_to_end.test_ground_truth import check_against_truth
-from tests.pipeline.jobs.test_backfill import own_archive, truth_of
-from tests.pipeline.jobs.test_export import exported
+from tests.pipeline.jobs.backfill_runs import own_archive, truth_of
+from tests.pipeline.jobs.export_runs import exported
 from tiered.catalog.catalog_reader import head_version
 from tiered.flat_file.verify import verify_archive
 from tiered.object_store.file import FileStore

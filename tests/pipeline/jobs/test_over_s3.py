@@ -23,7 +23,7 @@ from pipeline.jobs.verify import verify
 from pipeline.options.source_options import Source, SourceOptions
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import CLUSTER, FILTER
-from tests.pipeline.jobs.test_export import exported
+from tests.pipeline.jobs.export_runs import exported
 from tests.servers.running_store import REGION, RunningStore
 from tiered.object_store.store_options import S3Credentials
 

@@ -10,6 +10,7 @@ import pytest
 from server.slave.registrar import Registrar
 from server.slave.registration import RegistrationState, SlaveConfig
 from tests.server.slave.name_server_double import BROKER, NameServerDouble
+from tests.server.slave.until import until
 
 OURS, OTHER = "10.0.0.5:10931", "10.0.0.6:10931"
 
@@ -25,12 +26,6 @@ class Told:
     def refusal(self) -> str | None:
         self.answers += self.is_heard
         return self.why
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what a real connection did is seen by looking
-            await asyncio.sleep(0.005)
 
 
 def story(

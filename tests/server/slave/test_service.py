@@ -22,7 +22,7 @@ from server.wire.request import BadRequestError, Request, Response
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.slave.master_double import VERSION, MasterDouble
 from tests.server.slave.name_server_double import BROKER, CLUSTER, NameServerDouble
-from tests.server.slave.test_registrar import until
+from tests.server.slave.until import until
 from tiered.errors import UnansweredError
 from tiered.remoting.command import RemotingCommand
 from tiered.settings.sections import ServeSettings

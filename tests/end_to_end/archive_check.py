@@ -1,0 +1,59 @@
+"""Compares an archive with what the broker delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.end_to_end.ground_truth import difference, load_truth
+from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER
+from tiered.broker_store.commit_log import CommitLog
+from tiered.catalog.catalog_reader import load
+from tiered.flat_file.composite_flat_file import QueueReader
+from tiered.flat_file.segment_reader import SegmentCache
+from tiered.formats.keys import archive_prefix
+from tiered.object_store.interface import ObjectStore
+from tiered.object_store.prefixed import PrefixedStore
+
+STORES = ["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"]
+
+
+def records_of(reader: QueueReader) -> Iterator[tuple[int, int, bytes]]:
+    """(queue offset, physical offset, record) of a whole queue, in order."""
+    offset = reader.min_offset
+    while offset < reader.max_offset:
+        batch = reader.read(offset, max_rows=1000, max_bytes=1 << 20)
+        for i in range(len(batch)):
+            start, size = int(batch.starts[i]), int(batch.sizes[i])
+            yield int(batch.queue_offsets[i]), int(batch.phys[i]), batch.data[start : start + size].tobytes()
+        assert batch.next_offset > offset
+        offset = batch.next_offset
+
+
+def check_against_truth(root: ObjectStore, directory: Path, name: str) -> int:
+    """Compare all queues with what the broker delivered; the number of messages compared.
+
+    COMPACTION topics are delivered from the broker's compacted copy: they are compared with its commitlog.
+    """
+    archive = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
+    state = load(archive)
+    truth = load_truth(directory, name, FILTER)
+    log = CommitLog([directory / "store" / "commitlog"])
+    segments = SegmentCache(archive)
+    shown = {key[:2]: key for key in state.visible_queues()}
+    compared = 0
+    for queue, lines in sorted(truth.queues.items()):
+        expected = {line["queueOffset"]: line for line in lines}
+        reader = QueueReader(archive, state, shown.pop(queue), segments=segments)
+        found = 0
+        for offset, _, record in records_of(reader):
+            assert difference(record, expected[offset], log) == "", (queue, offset)
+            found += 1
+        assert found == len(expected) == len(lines), queue
+        compared += found
+    for queue, key in shown.items():
+        assert queue[0] in truth.compaction_topics, f"{queue} is not shown by the broker"
+        for offset, phys, record in records_of(QueueReader(archive, state, key, segments=segments)):
+            assert record == log.read(phys, len(record)), (queue, offset)
+            compared += 1
+    return compared

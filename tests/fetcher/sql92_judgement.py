@@ -1,0 +1,22 @@
+"""Evaluates an SQL92 expression over properties, for tests."""
+
+from __future__ import annotations
+
+from fetcher.sql92.evaluation import compile_expression
+from fetcher.sql92.java_values import ValueClashError
+from fetcher.sql92.parser import parse
+from fetcher.sql92.tokens import Sql92Error
+
+WORDS = {True: "true", False: "false", None: "null"}
+
+
+def judged(text: str, message: dict[str, str]) -> str:
+    """Our answer in the broker's words."""
+    try:
+        tree = parse(text, ignore_rest=True)
+    except Sql92Error:
+        return "invalid"
+    try:
+        return WORDS[compile_expression(tree)(message.get)]  # type: ignore[index]
+    except ValueClashError:
+        return "error"

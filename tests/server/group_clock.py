@@ -1,0 +1,56 @@
+"""A clock set by hand and a running group table."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from server.groups.group_offsets import GroupOffsets
+from server.groups.group_state import (
+    GroupLog,
+)
+from tiered.object_store.interface import Body
+from tiered.object_store.memory import MemoryStore
+
+LEASE_MS = 60_000
+
+
+class Clock:
+    """Milliseconds set by hand."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class Slow(MemoryStore):
+    """Puts wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+        self.is_overtaken = False
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        self.begun.set()
+        if not self.go_on.is_set() and not self.is_overtaken:
+            assert self.go_on.wait(10)
+            time.sleep(0.1 if self.is_overtaken else 0)  # as a request that is sent again
+        super().put_if_absent(key, body, timeout_s=timeout_s)
+
+
+async def writing() -> tuple[Slow, GroupOffsets, asyncio.Task[None]]:
+    """Offset 5 of (g, t) and queue 0 on its way into a store that has not answered, and what writes it."""
+    store = Slow()
+    offsets = GroupOffsets(GroupLog(store, "one", Clock()), lease_ms=LEASE_MS)
+    assert await offsets.claim()
+    running = asyncio.create_task(offsets.run())
+    store.begun.clear()
+    store.go_on.clear()
+    offsets.note("g", "t", 0, 5)
+    assert await asyncio.to_thread(store.begun.wait, 10)
+    return store, offsets, running

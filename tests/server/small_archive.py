@@ -1,0 +1,59 @@
+"""A small archive behind the request handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from server.backend.backend import Bounds, PullFound, PullStatus, PullWish, TopicConfig, Unit
+from tests.server.original_record import original
+
+
+class Archive:
+    """One message in each of two queues of t."""
+
+    cluster, broker = "c", "b"
+
+    def topics(self) -> dict[str, TopicConfig]:
+        return {"t": TopicConfig("t", 2, 2)}
+
+    def subscription_groups(self) -> dict[str, dict[str, Any]]:
+        return {}
+
+    def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        return None
+
+    def consumed_end(self, topic: str, queue_id: int) -> int:
+        return 0
+
+    def bounds(self, topic: str, queue_id: int) -> Bounds | None:
+        return Bounds(0, 1) if topic == "t" and queue_id in (0, 1) else None
+
+    def last_stored_ms(self, topic: str, queue_id: int) -> int:
+        return 5
+
+    async def pull(self, wish: PullWish) -> PullFound:
+        if wish.offset:
+            return PullFound(PullStatus.OFFSET_OVERFLOW_ONE, 1, Bounds(0, 1))
+        return PullFound(PullStatus.FOUND, 1, Bounds(0, 1), (original(),), 1)
+
+    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
+        return None
+
+    async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
+        return 0
+
+    async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        return 5
+
+    async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
+        return []
+
+    async def message_at_phys(self, phys: int) -> bytes | None:
+        return original() if phys == 777 else None
+
+    async def messages_by_key(self, topic: str, key: str, **limits: Any) -> list[bytes]:
+        return [original()]
+
+    async def changed(self, timeout_s: float) -> None:
+        await asyncio.sleep(min(timeout_s, 0.001))
