@@ -1,6 +1,6 @@
-"""Arguments that several verbs of ``python -m pipeline`` share, and what they become: sources, settings, a session.
+"""Arguments shared by verbs of ``tiered-spark``, and the sources, settings and session made from them.
 
-Flags are spelled as those of ``tiered``. Owns no verb.
+Flags have the names of those of ``tiered``.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SETTINGS = {
-    "object_store.endpoint_url": ("--endpoint-url", "S3 endpoint when it is not AWS"),
+    "object_store.endpoint_url": ("--endpoint-url", "S3 endpoint if not AWS"),
     "object_store.region": ("--region", "S3 region"),
 }
 _TOPIC_SETTINGS = {
-    "topics.include": ("--include", "patterns of topics to archive, comma-separated"),
-    "topics.exclude": ("--exclude", "patterns of topics not to archive, comma-separated"),
+    "topics.include": ("--include", "topics to archive, comma-separated patterns"),
+    "topics.exclude": ("--exclude", "topics not to archive, comma-separated patterns"),
 }
 _OPTIONS = ("addressingStyle", "batchBytes", "brokerConf", "generation", "mode", "partitionBytes", "version")
-"""Options of the data source that ``--option`` takes."""
+"""Options of the data source accepted by ``--option``."""
 _KEY_OPTIONS = ("accesskey", "secretkey", "sessiontoken")
 _QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 
 
 def add_spark(parser: argparse.ArgumentParser) -> None:
-    """Where Spark runs, ``--json`` and settings."""
+    """Add flags of Spark, ``--json`` and settings."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="print the Python trace of an error")
     parser.add_argument(
@@ -42,55 +42,60 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--conf", dest="spark_conf", metavar="KEY=VALUE", action="append", default=[],
-        help="a Spark setting; may be repeated",
+        help="Spark setting; may be repeated",
     )  # fmt: skip
     parser.add_argument("--config", metavar="FILE", help="TOML settings file (default: $TIERED_CONFIG)")
     parser.add_argument(
         "--set", dest="assignments", metavar="SECTION.KEY=VALUE", action="append", default=[],
-        help="set any setting (docs/SETTINGS.md); may be repeated",
+        help="any setting of docs/SETTINGS.md; may be repeated",
     )  # fmt: skip
     _add_settings(parser, _SETTINGS)
 
 
 def add_names(parser: argparse.ArgumentParser) -> None:
-    """Which archive below the URL."""
-    parser.add_argument("--cluster", metavar="NAME", help="cluster name (default: every one)")
-    parser.add_argument("--broker", metavar="NAME", help="broker name (default: every one)")
+    """Add flags that select archives below the URL."""
+    parser.add_argument("--cluster", metavar="NAME", help="cluster name (default: all)")
+    parser.add_argument("--broker", metavar="NAME", help="broker name (default: all)")
 
 
 def add_source(parser: argparse.ArgumentParser, *, columns: bool = False) -> None:
-    """What is read of it."""
+    """Add flags that select what is read."""
     add_names(parser)
+    add_topic(parser)
     parser.add_argument(
-        "--topic", metavar="PATTERNS", default="", help="topics, comma-separated (default: all)"
+        "--generation", metavar="N|all", help="generation of recreated topics (default: current)"
     )
     parser.add_argument(
-        "--generation", metavar="N|all", help="lives of recreated topics (default: those shown by default)"
-    )
-    parser.add_argument(
-        "--partition-bytes", metavar="BYTES", type=int, help="message bytes a task reads, about"
+        "--partition-bytes", metavar="BYTES", type=int, help="approximate message bytes of a task"
     )
     parser.add_argument("--permissive", action="store_true", help="skip and report damage instead of failing")
     parser.add_argument(
         "--option", dest="source_options", metavar="NAME=VALUE", action="append", default=[],
-        help=f"an option of the data source: {', '.join(_OPTIONS)}; may be repeated",
+        help=f"option of the data source: {', '.join(_OPTIONS)}; may be repeated",
     )  # fmt: skip
     if columns:
         parser.add_argument("--columns", metavar="NAMES", default="", help="columns, comma-separated")
 
 
+def add_topic(parser: argparse.ArgumentParser) -> None:
+    """Add ``--topic``."""
+    parser.add_argument(
+        "--topic", metavar="PATTERNS", default="", help="topics, comma-separated (default: all)"
+    )
+
+
 def add_times(parser: argparse.ArgumentParser) -> None:
-    """Of what time."""
+    """Add ``--since`` and ``--until``."""
     parser.add_argument("--since", metavar="TIME", help="stored at or after: ISO 8601 (UTC) or ms")
     parser.add_argument("--until", metavar="TIME", help="stored before")
 
 
 def add_topics(parser: argparse.ArgumentParser) -> None:
-    """Which topics a writer archives."""
+    """Add flags that select the topics to archive."""
     _add_settings(parser, _TOPIC_SETTINGS)
     parser.add_argument(
         "--include-system", dest="topics.include_system", action="store_const", const="true",
-        help="archive RocketMQ's own topics too",
+        help="also archive RocketMQ's own topics",
     )  # fmt: skip
 
 
@@ -100,7 +105,7 @@ def _add_settings(parser: argparse.ArgumentParser, settings: dict[str, tuple[str
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The settings this command line means, environment and file included."""
+    """Settings from the command line, environment and file."""
     flags = flag_assignments(options.assignments)
     known = _SETTINGS | _TOPIC_SETTINGS
     for key, value in vars(options).items():
@@ -110,16 +115,16 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def session_of(options: argparse.Namespace, verb: str, **conf: str) -> SparkSession:
-    """The Spark session; ``conf`` gives way to ``--conf``."""
+    """The Spark session. ``--conf`` takes precedence over ``conf``."""
     given = {}
     for assignment in options.spark_conf:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise UsageError(f"--conf {assignment}: no value", hint="--conf spark.driver.memory=4g")
+            raise UsageError(f"--conf {assignment} has no value", hint="write --conf spark.driver.memory=4g")
         given[name] = value
     if options.master:
         given["spark.master"] = options.master
-    if not options.debug:  # what PySpark logs of an error is pages of JSON; the error itself is said anyway
+    if not options.debug:  # PySpark logs errors as pages of JSON; the error is reported anyway
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     return session(f"rocketmq-tiered {verb}", **(_QUIET | conf | given))
 
@@ -127,7 +132,7 @@ def session_of(options: argparse.Namespace, verb: str, **conf: str) -> SparkSess
 def source_of(
     options: argparse.Namespace, url: str, store: ObjectStoreSettings, *, source: Source = Source.ARCHIVE
 ) -> SourceOptions:
-    """What the command line chooses at ``url``. Keys come from the SDK's own chain, here and on executors."""
+    """What the command line selects at ``url``. Keys come from the SDK's own chain, here and on executors."""
     given = {
         "path": url,
         "source": source.value,
@@ -149,26 +154,26 @@ def source_of(
 
 
 def _named_options(assignments: list[str]) -> dict[str, str]:
-    """``NAME=VALUE`` of each ``--option``, by the names that parse_options knows."""
+    """The values of ``--option NAME=VALUE`` by name."""
     known = {name.lower(): name for name in _OPTIONS}
     found = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if name.lower() in _KEY_OPTIONS:
             raise UsageError(
-                f"--option {name}: everybody on this machine could read it",
-                hint="keys come from AWS_PROFILE, AWS_ACCESS_KEY_ID … or the machine's role",
+                f"--option {name} is refused: other users of this machine could read it",
+                hint="provide keys by AWS_PROFILE, AWS_ACCESS_KEY_ID … or the machine's role",
             )
         if name.lower() not in known:
-            raise UsageError(f"no --option {name!r}", hint=f"there are {', '.join(_OPTIONS)}")
+            raise UsageError(f"unknown --option {name}", hint=f"options: {', '.join(_OPTIONS)}")
         if not equals:
-            raise UsageError(f"--option {name}: no value", hint=f"--option {name}=VALUE")
+            raise UsageError(f"--option {name} has no value", hint=f"write --option {name}=VALUE")
         found[known[name.lower()]] = value
     return found
 
 
 def whole_number(text: str) -> int:
-    """A number from 0 on."""
+    """A whole number of at least 0."""
     if not text.strip().isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
     return int(text)

@@ -1,4 +1,4 @@
-"""The verbs that read: ``audit``, ``stats``, ``diff`` and ``search``. Owns their arguments and what they print."""
+"""The verbs that read, ``verify``, ``stats``, ``diff`` and ``search``: arguments and output."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pipeline.cli.arguments import (
     add_source,
     add_spark,
     add_times,
+    add_topic,
     session_of,
     settings_of,
     source_of,
@@ -27,7 +28,7 @@ from pipeline.jobs.stats import Stats, stats
 from pipeline.jobs.stats_report import page
 from pipeline.jobs.verify import ArchiveReport, verify
 from pipeline.options.source_options import Source, SourceOptions
-from tiered.console import print_json, print_json_line, print_table, size_text, time_text
+from tiered.console import camel_names, print_json, print_json_line, print_table, size_text, time_text
 from tiered.errors import UsageError
 
 EXIT_ANOMALIES = 1
@@ -35,18 +36,18 @@ _ARCHIVE = "file:///directory or s3://bucket/prefix"
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, how deep, how strict."""
+    """Arguments of ``verify``."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help=_ARCHIVE)
     parser.add_argument(
-        "--quick", action="store_true", help="only catalog, footers and index: no message is read"
+        "--quick", action="store_true", help="check catalog, footers and index, but no messages"
     )
-    parser.add_argument("--strict", action="store_true", help="objects nobody refers to are anomalies too")
+    parser.add_argument("--strict", action="store_true", help="treat unreferenced objects as anomalies")
     add_names(parser)
     add_spark(parser)
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Print anomalies; exit 1 when there is something wrong."""
+    """Print anomalies. Exit code 1 if there are any."""
     source = source_of(options, options.url, settings_of(options).object_store)
     progress = Progress("verify", as_text=size_text, quiet=options.json)
     found = verify(
@@ -58,7 +59,7 @@ def run_verify(options: argparse.Namespace) -> int:
     failed = [bool(one.report.anomalies) or (options.strict and bool(one.report.leftovers)) for one in found]
     if options.json:
         print_json([
-            {"cluster": one.cluster, "broker": one.broker, **asdict(one.report), "ok": not is_failed}
+            {"cluster": one.cluster, "broker": one.broker, **camel_names(asdict(one.report)), "ok": not is_failed}
             for one, is_failed in zip(found, failed, strict=True)
         ])  # fmt: skip
     else:
@@ -79,21 +80,25 @@ def _print_archive(url: str, found: ArchiveReport) -> None:
 
 
 def add_stats(parser: argparse.ArgumentParser) -> None:
-    """URL, how deep, and where the page goes."""
-    parser.add_argument("url", metavar="URL", help=f"{_ARCHIVE}; with --source store a store directory")
-    parser.add_argument("--source", choices=[one.value for one in Source], default=Source.ARCHIVE.value)
+    """Arguments of ``stats``."""
+    _add_url(parser)
     add_times(parser)
     parser.add_argument("--html", metavar="FILE", help="write a page with charts")
-    parser.add_argument("--headers-only", action="store_true", help="read no message: no tags, no keys")
+    parser.add_argument("--headers-only", action="store_true", help="read no messages: no tags, no keys")
     add_source(parser)
     add_spark(parser)
 
 
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help=f"{_ARCHIVE}; with --source store a store directory")
+    parser.add_argument("--source", choices=[one.value for one in Source], default=Source.ARCHIVE.value)
+
+
 def run_stats(options: argparse.Namespace) -> int:
-    """Print a table, or JSON; write the page."""
+    """Print a table or JSON, and write the page."""
     source = source_of(options, options.url, settings_of(options).object_store, source=Source(options.source))
     if options.html and not Path(options.html).absolute().parent.is_dir():
-        raise UsageError(f"--html {options.html}: its directory does not exist")
+        raise UsageError(f"--html {options.html}: the directory does not exist")
     spark = session_of(options, "stats")
     with stage_progress(spark, "stats", quiet=options.json):
         found = stats(spark, source, headers_only=options.headers_only)
@@ -103,7 +108,8 @@ def run_stats(options: argparse.Namespace) -> int:
         except OSError as error:
             raise UsageError(f"{options.html}: {error.strerror}") from error
     if options.json:
-        print_json(asdict(found) | {"topics": [asdict(one) | {"ratio": one.ratio} for one in found.topics]})
+        topics = [asdict(one) | {"ratio": one.ratio} for one in found.topics]
+        print_json(camel_names(asdict(found) | {"topics": topics}))
     else:
         _print_stats(found)
     return 0
@@ -122,22 +128,24 @@ def _print_stats(found: Stats) -> None:
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, STORE."""
+    """Arguments of ``diff``."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help=_ARCHIVE)
     parser.add_argument("store", metavar="STORE", help="the broker's store directory")
     parser.add_argument("--broker-conf", metavar="FILE", help="the broker's broker.conf")
+    add_topic(parser)
     parser.add_argument(
-        "--topic", metavar="PATTERNS", default="", help="topics, comma-separated (default: all)"
-    )
-    parser.add_argument(
-        "--examples", metavar="N", type=whole_number, default=100, help="differences to print"
+        "--limit",
+        metavar="N",
+        type=whole_number,
+        default=100,
+        help="maximum differences to print (default: 100)",
     )
     add_names(parser)
     add_spark(parser)
 
 
 def run_diff(options: argparse.Namespace) -> int:
-    """Print what differs; exit 1 when anything does."""
+    """Print differences. Exit code 1 if there are any."""
     archive = source_of(options, options.url, settings_of(options).object_store)
     store = SourceOptions(
         path=str(Path(options.store).absolute()),
@@ -148,9 +156,9 @@ def run_diff(options: argparse.Namespace) -> int:
     )
     spark = session_of(options, "diff")
     with stage_progress(spark, "diff", quiet=options.json):
-        report = diff(spark, archive, store, examples=options.examples)
+        report = diff(spark, archive, store, limit=options.limit)
     if options.json:
-        print_json(asdict(report) | {"ok": not report.counts})
+        print_json(camel_names(asdict(report)) | {"ok": not report.counts})
     else:
         _print_diff(options, report)
     return EXIT_ANOMALIES if report.counts else 0
@@ -159,34 +167,37 @@ def run_diff(options: argparse.Namespace) -> int:
 def _print_diff(options: argparse.Namespace, report: DiffReport) -> None:
     for one in report.examples:
         print(str(one))
-    older = f"; {report.older:,} older ones are only in the archive" if report.older else ""
+    older = f"; {report.older:,} older messages are only in the archive" if report.older else ""
     counts = ", ".join(f"{count:,} {kind}" for kind, count in report.counts.items())
-    verdict = counts.upper() if counts else "no difference"
-    print(f"{options.url} against {options.store}: {verdict}; {report.same:,} messages are the same{older}")
+    verdict = counts.upper() if counts else "no differences"
+    print(f"{options.url} and {options.store}: {verdict}; {report.same:,} messages are the same{older}")
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
-    """URL and what to look for."""
-    parser.add_argument("url", metavar="URL", help=f"{_ARCHIVE}; with --source store a store directory")
-    parser.add_argument("--source", choices=[one.value for one in Source], default=Source.ARCHIVE.value)
-    parser.add_argument("--sql", metavar="QUERY", default="", help="a query of the view `messages`")
-    parser.add_argument("--where", metavar="CONDITION", default="", help="a condition on columns, in SQL")
+    """Arguments of ``search``."""
+    _add_url(parser)
+    parser.add_argument("--sql", metavar="QUERY", default="", help="SQL query of the view `messages`")
+    parser.add_argument("--where", metavar="CONDITION", default="", help="SQL condition on columns")
     parser.add_argument(
-        "--body", metavar="REGEX", default="", help="what the body's text must match somewhere"
+        "--body", metavar="REGEX", default="", help="regular expression found in the body's text"
     )
     parser.add_argument(
         "--select", metavar="NAMES", default=",".join(SHOWN), help="columns to show, comma-separated"
     )
     add_times(parser)
     parser.add_argument(
-        "--limit", metavar="N", type=whole_number, default=1000, help="rows at most; 0: all (default: 1000)"
+        "--limit",
+        metavar="N",
+        type=whole_number,
+        default=1000,
+        help="maximum rows; 0 for all (default: 1000)",
     )
     add_source(parser)
     add_spark(parser)
 
 
 def run_search(options: argparse.Namespace) -> int:
-    """Print matches, one JSON document each with --json, else one line each."""
+    """Print matches, one line each, with ``--json`` one JSON document each."""
     source = source_of(options, options.url, settings_of(options).object_store, source=Source(options.source))
     question = Question(
         sql=options.sql,
@@ -218,7 +229,7 @@ def _print_match(row: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Bytes as base64; the rest is JSON already, or text."""
+    """``value`` as JSON: bytes as base64, unknown types as text."""
     if isinstance(value, bytes | bytearray):
         return base64.b64encode(value).decode()
     return value if isinstance(value, str | int | float | bool | dict | list | type(None)) else str(value)

@@ -1,4 +1,4 @@
-"""The verbs that write: ``offload`` and ``export``. Owns their arguments and what they print."""
+"""The verbs that write, ``backfill`` and ``export``: arguments and output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.jobs.backfill import backfill
 from pipeline.jobs.backfill_options import BackfillOptions, StoreToBackfill
 from pipeline.jobs.delta_table import delta_conf
 from pipeline.jobs.export import DELTA, FORMATS, PARQUET, export
-from tiered.console import print_json, size_text
+from tiered.console import camel_names, print_json, size_text
 from tiered.errors import UsageError
 from tiered.object_store.store_options import StoreOptions
 from uploader.outcome_text import outcome_text
@@ -24,38 +24,38 @@ EXIT_ANOMALIES = 1
 
 
 def add_backfill(parser: argparse.ArgumentParser) -> None:
-    """STORE …, ARCHIVE_URL."""
+    """Arguments of ``backfill``."""
     parser.add_argument(
         "stores", metavar="STORE", nargs="*", help="store directories of stopped brokers, or copies"
     )
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
     parser.add_argument(
         "--list", metavar="FILE",
-        help='more stores: a JSON list of {"store", "cluster", "broker", "brokerConf"}, all but the first optional',
+        help='more stores: a JSON list of {"store", "cluster", "broker", "brokerConf"}; only "store" is required',
     )  # fmt: skip
     parser.add_argument(
-        "--cluster", metavar="NAME", default="", help="cluster name, if the store does not tell"
+        "--cluster", metavar="NAME", default="", help="cluster name, if the store does not contain it"
     )
     parser.add_argument(
-        "--broker", metavar="NAME", default="", help="broker name, if the store does not tell"
+        "--broker", metavar="NAME", default="", help="broker name, if the store does not contain it"
     )
     parser.add_argument("--broker-conf", metavar="FILE", default="", help="the broker's broker.conf")
     parser.add_argument(
         "--take-over",
         action="store_true",
-        help="become the writer although another one has not released the archive",
+        help="become the writer even if another one has not released the archive",
     )
     parser.add_argument(
         "--replace-log",
         action="store_true",
-        help="go on although a store's log lacks what is archived under its name: all or the end; it is hidden",
+        help="continue even if the store's log lacks archived messages, all or the last ones; they are hidden",
     )
     add_topics(parser)
     add_spark(parser)
 
 
 def run_backfill(options: argparse.Namespace) -> int:
-    """Archive all stores; damage is exit code 1."""
+    """Archive all stores. Exit code 1 if there was damage."""
     stores = _stores(options)
     settings = settings_of(options)
     given = BackfillOptions(
@@ -76,7 +76,7 @@ def run_backfill(options: argparse.Namespace) -> int:
         report=lambda path, done, total: progress.update(done, total, path),
     )
     if options.json:
-        print_json([asdict(report) for report in reports])
+        print_json([camel_names(asdict(report)) for report in reports])
     else:
         for report in reports:
             print(f"{report.cluster}/{report.broker} in {options.url}: {outcome_text(report)}")
@@ -88,13 +88,13 @@ def _stores(options: argparse.Namespace) -> list[StoreToBackfill]:
     listed = _listed(Path(options.list)) if options.list else []
     if named and len(options.stores) + len(listed) > 1:
         raise UsageError(
-            "--cluster, --broker and --broker-conf are of one store", hint="use --list for several"
+            "--cluster, --broker and --broker-conf apply to a single store", hint="use --list for several"
         )
     stores = [
         StoreToBackfill(path, options.cluster, options.broker, options.broker_conf) for path in options.stores
     ]
     if not stores and not listed:
-        raise UsageError("which store? none is given", hint="STORE … ARCHIVE_URL, or --list FILE")
+        raise UsageError("STORE is missing", hint="use STORE … ARCHIVE_URL or --list FILE")
     return stores + listed
 
 
@@ -109,21 +109,21 @@ def _listed(path: Path) -> list[StoreToBackfill]:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path}: no list of stores: {error}", hint='[{"store": "/data/broker-a/store"}]'
+            f"{path} is not a list of stores: {error}", hint='write [{"store": "/data/broker-a/store"}]'
         ) from error
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, TARGET."""
+    """Arguments of ``export``."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
-    parser.add_argument("target", metavar="TARGET_URL", help="where the table is: file:///… or s3://…")
-    parser.add_argument("--format", choices=FORMATS, default=PARQUET, help="files alone, or a Delta table")
+    parser.add_argument("target", metavar="TARGET_URL", help="location of the table: file:///… or s3://…")
+    parser.add_argument("--format", choices=FORMATS, default=PARQUET, help="Parquet files or a Delta table")
     add_source(parser, columns=True)
     add_spark(parser)
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Export what is new."""
+    """Export the messages archived since the last export."""
     settings = settings_of(options)
     conf = delta_conf(options.target) if options.format == DELTA else {}
     progress = Progress("export, parts:", as_text=lambda parts: f"{parts:.3g}", quiet=options.json)
@@ -136,11 +136,11 @@ def run_export(options: argparse.Namespace) -> int:
         report=progress.update,
     )
     if options.json:
-        print_json(asdict(report))
+        print_json(camel_names(asdict(report)))
     elif report.batches == 0:
-        print(f"{report.target}: nothing new")
+        print(f"{report.target}: no new messages")
     else:
-        expired = f"; {report.expired:,} offsets had EXPIRED before" if report.expired else ""
+        expired = f"; {report.expired:,} offsets EXPIRED before they were exported" if report.expired else ""
         print(
             f"{report.target}: {report.rows:,} rows in {report.files:,} {report.format} files, "
             f"{size_text(report.size_bytes)}{expired}"

@@ -17,7 +17,7 @@ from tiered.errors import TieredError
 EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
 EXIT_CODES = (
-    "exit codes: 0 ok, 1 anomalies or differences found, 2 wrong usage or configuration, 3 does not exist, "
+    "exit codes: 0 ok, 1 anomalies or differences found, 2 wrong usage or configuration, 3 not found, "
     "4 temporarily unavailable, 5 fenced by another writer"
 )
 
@@ -34,9 +34,9 @@ VERBS = {
     "backfill": Verb("archive store directories, in parallel", writing.add_backfill, writing.run_backfill),
     "export": Verb("write new messages as Parquet or Delta", writing.add_export, writing.run_export),
     "verify": Verb("check every byte of an archive", reading.add_verify, reading.run_verify),
-    "stats": Verb("what is in an archive, in numbers", reading.add_stats, reading.run_stats),
+    "stats": Verb("show counts, sizes and rates of an archive", reading.add_stats, reading.run_stats),
     "diff": Verb("compare an archive with a store directory", reading.add_diff, reading.run_diff),
-    "search": Verb("find messages with SQL and patterns", reading.add_search, reading.run_search),
+    "search": Verb("find messages with SQL or a regular expression", reading.add_search, reading.run_search),
 }
 
 
@@ -60,17 +60,17 @@ def _execute(verb: Verb, options: argparse.Namespace) -> int:
         code = verb.run(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output has gone (`… search … | head`): no complaint, also none at exit.
+        # The reader of stdout ended (`… search … | head`): no error now, and none at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        return _report(options, "interrupted; the same command continues where it stopped", EXIT_INTERRUPTED)
+        return _report(options, "interrupted; run the same command to continue", EXIT_INTERRUPTED)
     except Exception as error:
-        known = error if isinstance(error, TieredError) else typed(error)
-        if known is not None:
-            return _report(options, " ".join(str(known).split()), known.exit_code)
+        expected = error if isinstance(error, TieredError) else typed(error)
+        if expected is not None:
+            return _report(options, " ".join(str(expected).split()), expected.exit_code)
         message = f"internal error, {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        return _report(options, f"{message}; please report it with the output of --debug", EXIT_INTERNAL)
+        return _report(options, f"{message}; report it with the output of --debug", EXIT_INTERNAL)
     return code
 
 

@@ -1,4 +1,4 @@
-"""How far a job is, on stderr: how much is done, how fast, and how long it will take."""
+"""Progress of a job on stderr: share done, rate, time left."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ PROGRESS_S = 2.0
 
 
 class Progress:
-    """Says on stderr, every few seconds, how much is done, how fast, and how long it will take.
-
-    Several parts of the work may report, each under its own name.
-    """
+    """Prints the progress every few seconds. Several parts of the work may report, each under its own name."""
 
     def __init__(
         self,
@@ -27,21 +24,21 @@ class Progress:
     ) -> None:
         self._label, self._text, self._quiet = label, as_text, quiet
         self._clock_s = clock_s
-        self._started_s = self._said_s = clock_s()
+        self._started_s = self._printed_s = clock_s()
         self._parts: dict[str, tuple[int, int]] = {}
 
     def update(self, done: int, total: int, part: str = "") -> None:
-        """``done`` of ``total`` of one part. From any thread."""
+        """``done`` of ``total`` of one part. Thread-safe."""
         self._parts[part] = (done, total)
         now_s = self._clock_s()
-        if self._quiet or now_s - self._said_s < PROGRESS_S:
+        if self._quiet or now_s - self._printed_s < PROGRESS_S:
             return
-        self._said_s = now_s
+        self._printed_s = now_s
         sys.stderr.write(f"{self.line()}\n")
         sys.stderr.flush()
 
     def line(self) -> str:
-        """``offload 40% 12.0 MiB of 30.0 MiB, 6.0 MiB/s, 3.0s left``."""
+        """``backfill 40% 12.0 MiB of 30.0 MiB, 6.0 MiB/s, 3.0s left``."""
         parts = list(self._parts.values())
         done, total = sum(one[0] for one in parts), sum(one[1] for one in parts)
         elapsed_s = self._clock_s() - self._started_s

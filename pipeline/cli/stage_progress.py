@@ -1,7 +1,4 @@
-"""How far Spark's stages are, said on stderr every few seconds while a query runs.
-
-Owns asking Spark; the line is output.py's. Jobs that hand tasks over themselves report by their own measure instead.
-"""
+"""Progress of Spark's stages on stderr while a query runs."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stage_progress(spark: SparkSession, label: str, *, quiet: bool = False) -> Iterator[None]:
-    """Says the tasks done, of all that Spark knows of by now, for as long as the block runs."""
+    """Print finished tasks, of those that Spark has scheduled so far, while the block runs."""
     if quiet or not hasattr(spark, "_jsc"):  # Spark Connect has no tracker
         yield
         return
@@ -37,11 +34,11 @@ def stage_progress(spark: SparkSession, label: str, *, quiet: bool = False) -> I
 
 
 def _watch(tracker: StatusTracker, progress: Progress, finished: threading.Event) -> None:
-    known: dict[int, tuple[int, int]] = {}
+    last: dict[int, tuple[int, int]] = {}
     while not finished.wait(PROGRESS_S):
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
-            if info is None or known.get(stage) == (info.numCompletedTasks, info.numTasks):
+            if info is None or last.get(stage) == (info.numCompletedTasks, info.numTasks):
                 continue
-            known[stage] = info.numCompletedTasks, info.numTasks
+            last[stage] = info.numCompletedTasks, info.numTasks
             progress.update(info.numCompletedTasks, info.numTasks, f"stage {stage}")

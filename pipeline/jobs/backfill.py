@@ -1,7 +1,4 @@
-"""Bulk back-fill: the commitlogs of store directories into archives, several stores at a time.
-
-Owns which stores, and whose they are. How one becomes an archive is in backfill_driver.py.
-"""
+"""Bulk backfill: archives the commitlogs of store directories, several at a time."""
 
 from __future__ import annotations
 
@@ -15,9 +12,7 @@ from pipeline.jobs.backfill_driver import StoreBackfill
 from pipeline.jobs.backfill_options import BackfillOptions, BackfillReport, Report, StoreToBackfill
 from pipeline.jobs.backfill_tasks import StoreSource
 from pipeline.jobs.tasks import SparkTasks, TaskRunner
-from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.names import BrokerNames, require_names
-from tiered.broker_store.store import open_broker_store
 from tiered.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -36,11 +31,11 @@ def backfill(
     report: Report = lambda path, done, total: None,
     tasks: TaskRunner | None = None,
 ) -> list[BackfillReport]:
-    """Archive ``stores`` below ``url``, several at a time. Every executor must see the directories at their paths.
+    """Archive ``stores`` below ``url``. Every executor must see the directories at the same paths.
 
-    Raises UsageError for stores of one broker name, FencedError when another writer owns an archive, UnavailableError
-    when a broker runs or the object store stayed away. Other stores are finished before the first error is raised;
-    what is committed stays.
+    Raises UsageError for two stores of one broker, FencedError if another writer owns an archive, UnavailableError if a
+    broker runs or the object store fails for too long. The other stores are finished before the first error is raised,
+    and commits stay.
     """
     options = options or BackfillOptions()
     sources = [_source(StoreToBackfill(one) if isinstance(one, str) else one, options) for one in stores]
@@ -48,11 +43,11 @@ def backfill(
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
-                f"two stores of broker {name[0]}/{name[1]}", hint="an archive has one writer: one at a time"
+                f"two stores of broker {name[0]}/{name[1]}", hint="backfill them one after the other"
             )
     with ThreadPoolExecutor(STORES_AT_ONCE, thread_name_prefix="backfill") as pool:
         jobs = [
-            # Each with tasks of its own: who fails cancels his, not those of the others.
+            # Each job has its own SparkTasks: a failure cancels only its own tasks.
             pool.submit(StoreBackfill(source, url, options, tasks or SparkTasks(spark), report).run)
             for source in sources
         ]
@@ -64,16 +59,16 @@ def backfill(
 
 
 def _source(store: StoreToBackfill, options: BackfillOptions) -> StoreSource:
-    path = str(Path(store.path).absolute())
-    conf = read_broker_conf(Path(store.conf_path)) if store.conf_path else None
-    with open_broker_store(Path(path), conf=conf) as opened:
+    conf_path = str(Path(store.conf_path).absolute()) if store.conf_path else ""
+    source = StoreSource(str(Path(store.path).absolute()), store.cluster, store.broker, conf_path)
+    with source.open() as opened:
         found = opened.names()
-        names = require_names(BrokerNames(store.cluster or found.cluster, store.broker or found.broker), path)
+        names = BrokerNames(store.cluster or found.cluster, store.broker or found.broker)
+        names = require_names(names, source.path)
         if not opened.liveness().is_dead:
             raise UnavailableError(
-                f"a broker runs on {path}, or may run: only it can say how far its log may be read",
-                hint="tiered run archives a live broker; offload takes a stopped broker's directory or a copy",
+                f"{source.path}: a broker runs or may run on this store, so its confirm offset is unknown",
+                hint="use tiered run for a live broker, or backfill a stopped broker's directory or a copy",
             )
     topics = replace(options.topics, cluster=names.cluster, broker=names.broker)
-    conf_path = str(Path(store.conf_path).absolute()) if store.conf_path else ""
-    return StoreSource(path, names.cluster, names.broker, conf_path, topics)
+    return replace(source, cluster=names.cluster, broker=names.broker, topics=topics)

@@ -1,9 +1,7 @@
-"""The worker's half of bulk back-fill: scan a part of a commitlog into cycles; encode and put one cycle.
+"""Worker tasks of a bulk backfill: scan a part of a commitlog into cycles; encode and upload one cycle.
 
-Both halves read with the uploader's own dispatcher, so a cycle is the same bytes both times. What a task does is
-described by plain data; it opens store and archive itself.
-
-Owns what a task does and returns. Does not own the order of cycles, epochs and commits (backfill.py).
+Both read with the uploader's dispatcher, so a cycle has the same bytes both times. backfill_driver.py orders and
+commits the cycles.
 """
 
 from __future__ import annotations
@@ -43,25 +41,24 @@ from uploader.store_feed import feed_of, header_check_of
 logger = logging.getLogger(__name__)
 
 ARENA_SLACK = 0.25
-"""Room beyond batch_bytes for the record that fills a cycle."""
+"""Room above batch_bytes for the record that fills a cycle."""
 ATTEMPTS_MAX = ATTEMPTS_PER_TASK - 1
-"""Attempts at one cycle before its task fails whatever the outage_limit, and Spark decides."""
+"""Attempts at one cycle before its task fails, regardless of the outage limit."""
 
 
 # -- scan -----------------------------------------------------------------------------------------------------
 
 
 def scan_part(task: ScanTask) -> Scan:
-    """Cut a part of the log into cycles and sum each one up."""
+    """Cut a part of the log into cycles and summarise each."""
     cycles = []
     table = QueueTable()
     with task.source.open() as store:
-        # Each cycle as if nothing had been before it.
+        # Plan each cycle as if it were the first.
         planner = CyclePlanner(table, QueueTails(), split_bytes=task.settings.split_bytes, knows_ends=False)
         for batch in _cycles(store, task.source, task.settings, table, task.part):
-            header_check = header_check_of(
-                store, table
-            )  # a new one for each: it spares none for what another cost
+            # A new check for each cycle: the result must not depend on the cost of earlier checks.
+            header_check = header_check_of(store, table)
             plan = header_check.plan(planner, batch, lambda _: GapReason.NEVER_WRITTEN)
             ordinals, moves = moves_of(plan, table)
             part = replace(task.part, from_phys=batch.from_phys, to_phys=batch.to_phys, is_cycle=True)
@@ -88,7 +85,7 @@ def scan_part(task: ScanTask) -> Scan:
 def _cycles(
     store: BrokerStore, source: StoreSource, settings: OffloadSettings, table: QueueTable, part: LogPart
 ) -> Iterator[LogBatch]:
-    """The cycles of ``part``, one at a time: a batch is good until the next one is asked for."""
+    """The cycles of ``part``. A batch is valid until the next one is requested."""
     feed = feed_of(store, table, source.topics, BoundSource(store, no_offsets))
     pool = LogBatchPool(batch_bytes=int(settings.batch_bytes * (1 + ARENA_SLACK)), count=1)
     closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=1)
@@ -116,10 +113,10 @@ def _cycles(
 
 
 def put_cycle(task: PutTask) -> PutCycle:
-    """Read the cycle again, plan it from its queues' ends, encode it, and put its objects under keys of this attempt.
+    """Read the cycle again, plan it from its queues' ends, encode it, and upload its objects with keys of this attempt.
 
-    Raises CorruptionError when the log is no longer what was scanned, UnavailableError when the store took nothing for
-    ``outage_limit_s``, and what repeating cannot help.
+    Raises CorruptionError if the log changed since the scan, UnavailableError if the store refused every request for
+    ``outage_limit_s``, and permanent errors.
     """
     table, tails = QueueTable(), QueueTails()
     for (topic, queue_id), tail in zip(task.queues, task.tails.tolist(), strict=True):
@@ -148,7 +145,7 @@ def put_cycle(task: PutTask) -> PutCycle:
         plan = planner.plan(batch.columns, gap_reason=reason, excluded=batch.excluded, lmq=lmq)
         if plan.rows != task.rows:
             raise _changed(task)
-        result = _Putter(task, archive).put(plan, batch)
+        result = _CycleUpload(task, archive).run(plan, batch)
         batches.close()  # type: ignore[attr-defined]
     return result
 
@@ -157,12 +154,12 @@ def _changed(task: PutTask) -> CorruptionError:
     part = task.part
     return CorruptionError(
         f"{task.source.path}: physical offsets [{part.from_phys}, {part.to_phys}) changed while they were read",
-        hint="run again; a broker must not write into a store that is back-filled so",
+        hint="stop the broker that writes to this store and run the command again",
     )
 
 
-class _Putter:
-    """Attempts at one cycle."""
+class _CycleUpload:
+    """Upload attempts of one cycle."""
 
     def __init__(self, task: PutTask, archive: ObjectStore) -> None:
         self._task = task
@@ -171,8 +168,8 @@ class _Putter:
         self._attempt = attempt_number()
         self._abandoned: list[str] = []
 
-    def put(self, plan: CyclePlan, batch: LogBatch) -> PutCycle:
-        """Attempt after attempt, each under new keys, until every object is durable."""
+    def run(self, plan: CyclePlan, batch: LogBatch) -> PutCycle:
+        """Attempt with new keys each time until every object is durable."""
         failures = 0
         refused_since_s = 0.0
         while True:
@@ -230,7 +227,7 @@ class _Putter:
         return keys, encoded
 
     def _put_all(self, keys: list[str], encoded: list[EncodedSegment], failures: int) -> Exception | None:
-        """The first error, once every request has ended."""
+        """The first error after all requests ended, permanent errors first."""
 
         def put(key: str, segment: EncodedSegment) -> None:
             timeout_ms = attempt_timeout_ms(self._policy, segment.size_bytes, failures)

@@ -1,16 +1,14 @@
-"""The driver's half of bulk back-fill: one store directory into its archive.
+"""The driver of a bulk backfill: archives one store directory.
 
     settle   load the catalog → compare the log with the archive → claim the epoch (uploader/archive_owner.py)
-    scan     tasks, one per file:  cut the log into cycles, sum up how each moves the ends of its queues
-    put      tasks, one per cycle: encode from the ends before it, put objects under keys of the claimed epoch
+    scan     tasks, one per file:  cut the log into cycles, summarise how each moves the ends of its queues
+    put      tasks, one per cycle: encode from the ends before it, upload objects with keys of the claimed epoch
     commit   the driver, in log order, through the catalog protocol
     tables   the broker's topics, groups and offsets; the epoch is released
-    finish   the ordinary back-fill over what is left: hides deleted queues, builds the index
+    finish   an ordinary backfill of the rest: hides deleted queues, builds the index
 
-What comes out is what ``tiered backfill`` makes. A driver that dies leaves whole commits and garbage of its epoch; the
-same job continues from the last commit. A writer whose epoch is current is never fenced unless told so.
-
-Owns the order on the driver. Does not own what a task does (backfill_cycles.py).
+The archive is the same as from ``tiered backfill``. A killed driver leaves whole commits and garbage of its epoch; the
+same job continues from the last commit. Only ``take_over`` fences a writer that has not released its epoch.
 """
 
 from __future__ import annotations
@@ -60,16 +58,16 @@ from uploader.queue_tails import QueueTails
 from uploader.skipped_log import SkippedLog
 
 CYCLES_PER_CORE = 2
-"""Cycles put in one stage: more keep cores busier, fewer lose less when the driver dies."""
+"""Cycles uploaded in one stage: more keep cores busier, fewer repeat less after a kill."""
 STAGES_AHEAD = 2
-SIGN_OF_LIFE_S = 20.0
-"""A third of what makes a writer one that advances (tiered.catalog.claims)."""
+HEARTBEAT_S = 20.0
+"""A third of the time after which a writer counts as stopped (tiered.catalog.claims)."""
 
 T = TypeVar("T")
 
 
 class StoreBackfill:
-    """One store directory into its archive."""
+    """Archives one store directory."""
 
     def __init__(
         self, source: StoreSource, url: str, options: BackfillOptions, runner: TaskRunner, report: Report
@@ -124,7 +122,7 @@ class StoreBackfill:
         if not writer.is_claimed:
             if start_phys >= min(bound.phys, log.max_file_end):
                 return
-            # The owner before may commit until the claim is won: what counts is what is there after it.
+            # The previous owner may commit until the claim is won: read the start again after it.
             start_phys = owner.open(claim_now=True)
             self._result = replace(self._result, from_phys=start_phys, to_phys=start_phys)
         owner.load_tails(self._table, self._tails)
@@ -135,7 +133,7 @@ class StoreBackfill:
         writer.release(pending_deletions=self._pending_deletions)
 
     def _commit_tables(self, writer: CatalogWriter, archive: ObjectStore, store: BrokerStore) -> None:
-        """The broker's topics, groups and offsets, if they changed. A copy without any says nothing."""
+        """Commit the broker's topics, groups and offsets if they changed. A copy may lack them."""
         if not state_fingerprint(store.path):
             return
         tables = BrokerStateArchive(archive, lambda: broker_tables(store))
@@ -145,14 +143,14 @@ class StoreBackfill:
             writer.append(replace(draft_in_place(state, _now_ms()), state_objects=tables.pending()))
 
     def _commit_all(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> None:
-        """Stages overlap: while one is committed, the next ones are put and the one after is scanned."""
+        """Stages overlap: during a commit, the next stages are uploaded and the one after is scanned."""
         first, total = parts[0].from_phys if parts else 0, parts[-1].to_phys if parts else 0
         self._report(self._source.path, 0, total - first)
         stages: deque[Future[list[PutCycle]]] = deque()
         with ThreadPoolExecutor(STAGES_AHEAD, thread_name_prefix="put-stage") as pool:
             try:
                 for tasks in grouped(self._put_tasks(writer, parts), self._stage_cycles):
-                    stages.append(pool.submit(self._runner.run, put_cycle, tasks, "backfill: put"))
+                    stages.append(pool.submit(self._runner.run, put_cycle, tasks, "backfill: upload"))
                     if len(stages) > STAGES_AHEAD:
                         self._commit(writer, _awaited(stages.popleft(), writer), first, total)
                 while stages:
@@ -168,7 +166,7 @@ class StoreBackfill:
         return CYCLES_PER_CORE * self._runner.parallelism
 
     def _put_tasks(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> Iterator[PutTask]:
-        """Cycles in log order, each with the ends it begins with."""
+        """Cycles in log order, each with the ends before it."""
         for scan in self._scans(writer, parts):
             ordinals = np.array([self._table.ordinal(*queue) for queue in scan.queues], np.int64)
             self._tails.grow(len(self._table))
@@ -197,10 +195,10 @@ class StoreBackfill:
                 self._was_damaged |= cycle.is_damaged
                 self._was_lost |= cycle.is_lost
             if scan.end_phys < scan.part.to_phys:
-                return  # the end of what is written
+                return  # the end of the written log
 
     def _scans(self, writer: CatalogWriter, parts: Sequence[LogPart]) -> Iterator[Scan]:
-        """Scans of ``parts`` in order; the next stage of them runs while one is handed out."""
+        """Scans of ``parts`` in order. The next stage of scans runs in the background."""
         scans = [ScanTask(self._source, self._options.settings, part) for part in parts]
         with ThreadPoolExecutor(1, thread_name_prefix="scan-stage") as pool:
             ahead: deque[Future[list[Scan]]] = deque()
@@ -246,7 +244,7 @@ class StoreBackfill:
     # -- finish -----------------------------------------------------------------------------------------------
 
     def _finish(self, store: BrokerStore) -> None:
-        """What is left for one process: deleted queues, index. Ships nothing unless the log grew."""
+        """Hide deleted queues and build the index. Archives messages only if the log grew."""
         root = open_store(self._target.url, self._target.options)
         try:
             offloader = Offloader(
@@ -284,11 +282,11 @@ class StoreBackfill:
 
 
 def _awaited(stage: Future[T], writer: CatalogWriter) -> T:
-    """The result of ``stage``. However long it takes, the archive shows that its writer is alive: another host may take
-    over from a back-fill that has committed nothing for a minute."""
+    """The result of ``stage``. Commits a heartbeat while it runs: another host may take over from a backfill without
+    commits for a minute."""
     while True:
         try:
-            return stage.result(timeout=SIGN_OF_LIFE_S)
+            return stage.result(timeout=HEARTBEAT_S)
         except TimeoutError:
             if stage.done():
                 raise
@@ -296,13 +294,13 @@ def _awaited(stage: Future[T], writer: CatalogWriter) -> T:
 
 
 def _call_off(stages: Iterable[Future[T]]) -> None:
-    """Those that have not begun, so that nobody waits for them."""
+    """Cancel ``stages`` that have not started."""
     for stage in stages:
         stage.cancel()
 
 
 def _instance(path: str) -> str:
-    """Stable for one store on one host, so that a killed job can be repeated at once."""
+    """The writer's name: stable for one store on one host, so that a killed job can be repeated at once."""
     place = f"{os.uname().nodename}\0{path}"
     return f"offload-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
 

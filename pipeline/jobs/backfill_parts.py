@@ -1,4 +1,4 @@
-"""A commitlog cut at the ends of its files, and tasks grouped into stages. Pure."""
+"""Cuts a commitlog at the ends of its files, and groups tasks into stages. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def log_parts(store: BrokerStore, start_phys: int, limit_phys: int, proven_phys: int) -> list[LogPart]:
-    """[start, limit) cut at the ends of commitlog files, without holes; what is not proven whole is one part."""
+    """[start, limit) cut at the ends of commitlog files. Files above ``proven_phys`` join the part before them."""
     parts: list[LogPart] = []
     begin = start_phys
     for file in store.commit_log.files:
@@ -29,7 +29,7 @@ def log_parts(store: BrokerStore, start_phys: int, limit_phys: int, proven_phys:
 
 
 def grouped(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    """Lists of ``size`` items, the last one of what is left."""
+    """Lists of ``size`` items; the last may be shorter."""
     group: list[T] = []
     for item in items:
         group.append(item)

@@ -26,8 +26,8 @@ from uploader.skipped_log import SkippedLog
 
 QueueNames = list[tuple[str, int]]
 LmqNames = list[tuple[int, str, int, int]]
-"""Of references to light queues that are unusual: physical offset of the record, topic and queue id, offset there or
-LEFT_OUT (uploader.lmq_dispatch)."""
+"""Unusual LMQ entries: physical offset of the record, topic and queue id, and the LMQ offset or the constant of
+uploader.lmq_dispatch for an excluded entry."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,11 @@ class ScanTask:
 
 @dataclass(frozen=True)
 class ScannedCycle:
-    """A cycle that ``part`` was cut into. ``excluded``: physical offsets of records that consume queues contradict.
-    (Not rows: a scan also has the first ones of topics that are not archived, while nobody has asked about them.)
-    ``ordinals`` index the queues of the scan."""
+    """A cycle inside ``part``. ``ordinals`` index the queues of the scan.
+
+    ``excluded``: physical offsets of records that consume queues contradict. Row numbers would differ between reads: a
+    scan also returns the first rows of a topic before the topic filter has decided about it.
+    """
 
     part: LogPart
     rows: int

@@ -1,6 +1,6 @@
-"""Plain SVG charts for reports: stacked columns over time, horizontal bars, a histogram. Pure, no libraries.
+"""SVG charts: stacked columns over time, horizontal bars, histograms. Pure, no libraries.
 
-Colours are CSS classes ``s0`` … ``s6`` of the page, so that a chart follows its light or dark theme. Owns geometry.
+Colours are CSS classes ``s0`` … ``s6``, so that charts follow the page's light or dark theme.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ WIDTH = 960
 SERIES_MAX = 7
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
 _COLUMNS_MIN = 12
-"""Columns there is room for at least: a single one does not fill the chart."""
+"""Minimum number of columns in the width, so that a single one does not fill the chart."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One colour: a name and a value for each column."""
+    """One colour: its name and a value for each column."""
 
     name: str
     values: Sequence[float]
 
 
 def stacked_columns(times_ms: Sequence[int], width_ms: int, series: Sequence[Series], unit: str) -> str:
-    """Columns over time, one for each of ``times_ms`` (begin of a bucket of ``width_ms``), series one on another."""
+    """Stacked columns over time, one for each of ``times_ms`` (start of a bucket of ``width_ms``)."""
     height = 260
     if not times_ms:
         return ""
@@ -82,7 +82,7 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def histogram(rows: Sequence[tuple[str, float]], unit: str) -> str:
-    """Columns with a label each."""
+    """Labelled columns."""
     height = 220
     if not rows:
         return ""
@@ -112,7 +112,7 @@ def legend(names: Sequence[str]) -> str:
 
 
 def nice_ticks(most: float) -> list[float]:
-    """0 … a round number not below ``most``, in three to six steps."""
+    """0 … a round number of at least ``most``, in three to six steps."""
     if most <= 0:
         return [0.0, 1.0]
     raw = most / 4
@@ -131,8 +131,7 @@ def short(value: float) -> str:
 
 
 def time_label(time_ms: int, width_ms: int) -> str:
-    """UTC, as fine as buckets of ``width_ms`` are. Outside the years that there are dates for, as only damaged records
-    claim, the number itself."""
+    """UTC, with the precision of ``width_ms``. Times outside Python's dates, from damaged records, in ms."""
     if not DATES_BEGIN_MS <= time_ms <= DATES_END_MS:
         return f"{time_ms} ms"
     at = datetime.fromtimestamp(time_ms / 1000, UTC)

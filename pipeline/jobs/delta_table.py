@@ -1,7 +1,6 @@
-"""A Delta table that batches are appended to, each once, in a directory or in an S3 bucket.
+"""Appends batches to a Delta table, each exactly once, in a directory or an S3 bucket.
 
-Owns which libraries a session needs for it, how Hadoop's file system reaches a bucket as our own object store does, and
-the transaction. Does not own what is appended (export.py).
+Also the libraries that the session needs, and Hadoop's S3 settings, derived from those of our own object store.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""Delta for the Spark that is pinned here, as `spark.jars.packages` takes it."""
+"""Delta for the pinned Spark, in the form of `spark.jars.packages`."""
 S3_PACKAGES = (
     "org.apache.hadoop:hadoop-aws:3.5.0",
     *(
@@ -25,10 +24,10 @@ S3_PACKAGES = (
         for module in ("s3", "s3-transfer-manager", "sts", "apache-client", "netty-nio-client")
     ),
 )
-"""Hadoop's S3 file system, of the Hadoop that is in this Spark, and what it uses of the AWS SDK: 18 MB."""
+"""Hadoop's S3 file system in the version of this Spark, and the modules of the AWS SDK that it needs: 18 MB."""
 _NOT_NEEDED = (
-    "software.amazon.awssdk:bundle",  # all services of AWS, half a gigabyte
-    "org.apache.hadoop:hadoop-client-api",  # Spark's own
+    "software.amazon.awssdk:bundle",  # all AWS services, half a gigabyte
+    "org.apache.hadoop:hadoop-client-api",  # part of Spark
     "org.apache.hadoop:hadoop-client-runtime",
 )
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
@@ -36,12 +35,12 @@ _SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider
 _GIVEN_KEYS = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
 _GIVEN_SESSION = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
 _APPLICATION = "rocketmq-tiered-export"
-"""The application whose transactions a table's batches are: a table belongs to one export."""
+"""txnAppId of the transactions. A table belongs to one export."""
 
 
 @dataclass(frozen=True)
 class Appended:
-    """What a transaction wrote, as Delta's history has it."""
+    """Metrics of a transaction from Delta's history."""
 
     rows: int
     files: int
@@ -49,7 +48,7 @@ class Appended:
 
 
 def delta_conf(target: str) -> dict[str, str]:
-    """What a session needs to write a Delta table at ``target``. Raises UsageError for what can hold none."""
+    """Spark settings for writing a Delta table at ``target``. Raises UsageError for an unsupported scheme."""
     packages = (DELTA_PACKAGE, *(S3_PACKAGES if table_address(target).scheme == "s3" else ()))
     return {
         "spark.jars.packages": ",".join(packages),
@@ -60,15 +59,17 @@ def delta_conf(target: str) -> dict[str, str]:
 
 
 def table_address(target: str) -> StoreAddress:
-    """Where a table of either format is written. Raises UsageError for what can hold none."""
+    """The address of a table of either format. Raises UsageError for an unsupported scheme."""
     address = parse_url(target)
     if address.scheme not in ("file", "s3"):
-        raise UsageError(f"{target} can hold no table", hint="use file:///directory or s3://bucket/prefix")
+        raise UsageError(
+            f"{target}: tables cannot be written there", hint="use file:///directory or s3://bucket/prefix"
+        )
     return address
 
 
 class DeltaTable:
-    """The table at ``target``. Raises UsageError when the session lacks what is needed."""
+    """The table at ``target``. Raises UsageError if the session lacks a library."""
 
     def __init__(self, spark: SparkSession, target: str, options: StoreOptions) -> None:
         address = table_address(target)
@@ -76,46 +77,47 @@ class DeltaTable:
         self._path = address.place
         if address.scheme == "s3":
             self._path = "s3a://" + "/".join(filter(None, (address.place, address.prefix)))
-            _reach(spark, address.place, options)
+            _configure_bucket(spark, address.place, options)
 
-    def append(self, rows: DataFrame, number: int, said: str) -> Appended:
-        """One transaction, number ``number``: made already, it writes nothing. ``said`` is kept with it."""
+    def append(self, rows: DataFrame, number: int, metadata: str) -> Appended:
+        """Append ``rows`` in transaction ``number``, which writes nothing if it was committed before."""
         (
             rows.write.format("delta")
             .mode("append")
             .partitionBy("topic", "date")
             .option("txnAppId", _APPLICATION)
             .option("txnVersion", number)
-            .option("userMetadata", said)
+            .option("userMetadata", metadata)
             .save(self._path)
         )
         history = self._spark.sql(f"DESCRIBE HISTORY delta.`{self._path}`")
-        entry: Any = history.where(history.userMetadata == said).first()
+        entry: Any = history.where(history.userMetadata == metadata).first()
         metrics = {} if entry is None else entry["operationMetrics"]
         names = ("numOutputRows", "numFiles", "numOutputBytes")
         return Appended(*(int(metrics.get(name, 0)) for name in names))
 
 
-def _reach(spark: SparkSession, bucket: str, options: StoreOptions) -> None:
-    """Tell Hadoop of this bucket what our own object store is told."""
+def _configure_bucket(spark: SparkSession, bucket: str, options: StoreOptions) -> None:
+    """Give Hadoop the settings of our own object store for ``bucket``."""
     if not hasattr(spark, "_jsc"):
         raise UsageError(
-            "a Delta table on s3:// needs a classic session", hint="Spark Connect has no settings of Hadoop"
+            "a Delta table on s3:// requires a classic session",
+            hint="Spark Connect does not give access to Hadoop's settings",
         )
     conf: Any = spark._jsc.hadoopConfiguration()
     try:
         conf.getClassByName(_S3A)
     except Exception as error:
         raise UsageError(
-            f"Spark has no {_S3A}, so no Delta table on s3://",
-            hint="settings of pipeline.jobs.delta_table.delta_conf(target) for a session of your own",
+            f"a Delta table on s3:// requires {_S3A}, which this session lacks",
+            hint="start the session with the settings of rocketmq_tiered.spark.delta_conf(target)",
         ) from error
     for name, value in s3a_settings(options).items():
         conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)
 
 
 def s3a_settings(options: StoreOptions) -> dict[str, str]:
-    """Of one bucket, without their prefix."""
+    """Hadoop's settings for one bucket, without the prefix ``fs.s3a.bucket.BUCKET``."""
     settings, keys = options.settings, options.credentials
     is_path_style = settings.addressing_style == "path" or (
         settings.addressing_style == "auto" and bool(settings.endpoint_url)

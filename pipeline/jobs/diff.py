@@ -1,7 +1,6 @@
-"""Compares an archive with a broker's store directory, message by message: position, size and checksum of every record.
+"""Compares an archive, all generations, with a broker's store directory: position, size and checksum of each record.
 
-Both are read as the data source reads them, all generations of the archive, and laid against one another by Spark. Only
-what the store still holds is compared: older messages are what archives are for. Owns the comparison and its kinds.
+Messages older than the store's log are counted, not compared.
 """
 
 from __future__ import annotations
@@ -10,14 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.options.source_options import Mode, Source, SourceOptions
-from pipeline.scan.store_scan import store_path
+from pipeline.scan.store_scan import open_store_of
 from pipeline.source.planned_frame import frame_of
-from tiered.broker_store.conf import read_broker_conf
-from tiered.broker_store.store import open_broker_store
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -29,18 +25,18 @@ _COLUMNS = (*_KEY, "storeSize", "recCrc32", "_corrupt_record")
 
 
 class DifferenceKind(StrEnum):
-    """How a message differs."""
+    """Kind of a difference."""
 
     MISSING = "missing"
-    """In the store, not in the archive."""
+    """In the store, but not in the archive."""
     EXTRA = "extra"
-    """In the archive, not in the store, although the store's log reaches back that far."""
+    """In the archive, but not in the store, whose log reaches back that far."""
     DIFFERENT = "different"
-    """In both at one queue offset, with other bytes or at another place of the log."""
+    """In both at one queue offset, with different bytes or physical offsets."""
     DUPLICATE = "duplicate"
-    """More than once at one place."""
+    """More than once in the same position."""
     UNREADABLE = "unreadable"
-    """Bytes of the store or the archive fail a check."""
+    """Damaged in the store or in the archive."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class DiffReport:
-    """``counts`` by kind; ``examples`` are the first of them. ``older``: archived messages the store has deleted."""
+    """``counts`` by kind, and the first differences as ``examples``. ``older``: messages the store has deleted."""
 
     compared: int
     same: int
@@ -70,41 +66,40 @@ class DiffReport:
 
 
 def diff(
-    spark: SparkSession, archive: SourceOptions, store: SourceOptions, *, examples: int = 100
+    spark: SparkSession, archive: SourceOptions, store: SourceOptions, *, limit: int = 100
 ) -> DiffReport:
-    """Compare ``archive`` with ``store``; topics are chosen by ``archive``. Raises what opening them raises."""
+    """Compare ``archive`` with ``store`` in the topics of ``archive``, with up to ``limit`` examples.
+
+    Raises what opening them raises.
+    """
     from pyspark.sql import functions
 
     choices: dict[str, Any] = {"columns": _COLUMNS, "mode": Mode.PERMISSIVE, "topics": archive.topics}
-    # What ended with a log that another replaced is in no store any more.
-    lives: dict[str, Any] = {"all_generations": True, "generation": None, "with_superseded": False}
-    ours = frame_of(spark, replace(archive, source=Source.ARCHIVE, **lives, **choices))
-    theirs = frame_of(spark, replace(store, source=Source.STORE, **choices))
+    # Generations that ended when the log was replaced are not in the store.
+    generations: dict[str, Any] = {"all_generations": True, "generation": None, "with_superseded": False}
+    archived = frame_of(spark, replace(archive, source=Source.ARCHIVE, **generations, **choices))
+    stored = frame_of(spark, replace(store, source=Source.STORE, **choices))
+    with open_store_of(store) as opened:
+        log_begin = opened.commit_log.min_phys
     judged = (
-        _sides(ours, theirs)
+        _sides(archived, stored)
         .groupBy(*_KEY, "_corrupt_record")
         .agg(*_aggregates())
-        .withColumn("kind", _kind(_log_begin(store)))
+        .withColumn("kind", _kind(log_begin))
     )
     found = judged.groupBy("kind").agg(functions.count("*").alias("messages")).collect()
     counts = {row["kind"]: int(row["messages"]) for row in found}
     same, older = counts.pop(_SAME, 0), counts.pop(_OLDER, 0)
     if not counts:
         return DiffReport(same, same, older)
-    return _explained(judged.where(~judged["kind"].isin(_SAME, _OLDER)), same, older, examples)
+    return _explained(judged.where(~judged["kind"].isin(_SAME, _OLDER)), same, older, limit)
 
 
-def _log_begin(store: SourceOptions) -> int:
-    conf = read_broker_conf(Path(store.broker_conf)) if store.broker_conf else None
-    with open_broker_store(Path(store_path(store)), conf=conf) as opened:
-        return opened.commit_log.min_phys
-
-
-def _sides(ours: DataFrame, theirs: DataFrame) -> DataFrame:
+def _sides(archived: DataFrame, stored: DataFrame) -> DataFrame:
     from pyspark.sql.functions import lit
 
-    return ours.select("*", lit(1).alias("archived"), lit(0).alias("stored")).unionByName(
-        theirs.select("*", lit(0).alias("archived"), lit(1).alias("stored"))
+    return archived.select("*", lit(1).alias("archived"), lit(0).alias("stored")).unionByName(
+        stored.select("*", lit(0).alias("archived"), lit(1).alias("stored"))
     )
 
 
@@ -139,8 +134,8 @@ def _kind(begin_phys: int) -> Column:
     return chain.otherwise(_SAME)
 
 
-def _explained(found: DataFrame, same: int, older: int, examples: int) -> DiffReport:
-    """A message missing here and extra there at one queue offset is one that differs."""
+def _explained(found: DataFrame, same: int, older: int, limit: int) -> DiffReport:
+    """The report. A missing and an extra message at one queue offset count as one different message."""
     from pyspark.sql import functions
 
     merged = found.groupBy(*_PLACE, "_corrupt_record").agg(
@@ -158,7 +153,7 @@ def _explained(found: DataFrame, same: int, older: int, examples: int) -> DiffRe
     try:
         counted = merged.groupBy("kind").agg(functions.sum("messages").alias("messages")).collect()
         counts = {row["kind"]: int(row["messages"]) for row in counted}
-        first = merged.orderBy("kind", *_PLACE).limit(examples).collect()
+        first = merged.orderBy("kind", *_PLACE).limit(limit).collect()
     finally:
         merged.unpersist()
     return DiffReport(
@@ -173,6 +168,5 @@ def _difference(row: Any) -> Difference:
         return Difference(kind, row["topic"] or "", row["queueId"] or 0, 0, row["_corrupt_record"])
     detail = f"{one['sizeLow']} bytes at physical offset {one['commitLogOffset']}"
     if kind is DifferenceKind.DIFFERENT and one["commitLogOffset"] != other["commitLogOffset"]:
-        ours, theirs = one["commitLogOffset"], other["commitLogOffset"]
-        detail = f"in the archive from physical offset {ours}, in the store at {theirs}"
+        detail = f"physical offset {one['commitLogOffset']} in the archive, {other['commitLogOffset']} in the store"
     return Difference(kind, row["topic"], row["queueId"], row["queueOffset"], detail)

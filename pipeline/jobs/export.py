@@ -1,11 +1,9 @@
-"""Exports an archive as a table: Parquet files in directories by topic and day, or a Delta table with these partitions.
+"""Exports an archive as Parquet files or a Delta table, partitioned by topic and day.
 
-Each call exports what was archived since the last one, exactly once: batch after batch, each with an intent recorded
-before its data and an end recorded after it (export_progress.py). A Parquet batch's files have names that follow from
-the intent; a Delta batch is one transaction that carries the batch's number, which Delta accepts once. Killed anywhere,
-the next call finishes the batch that was begun, then goes on.
-
-Owns the order. Parquet readers that list files see a batch grow while it is written; Delta readers see it whole.
+Each call exports the messages archived since the last one, exactly once, in a batch with an intent recorded before its
+data and an end recorded after it (export_progress.py). File names of a Parquet batch follow from the intent; a Delta
+batch is one transaction with the batch's number, which Delta accepts once. After a kill, the next call finishes the
+started batch first. Readers that list Parquet files see a batch grow; Delta readers see it whole.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ if TYPE_CHECKING:
 PARQUET, DELTA = "parquet", "delta"
 FORMATS = (PARQUET, DELTA)
 PARTS_PER_STAGE = 8
-"""Parts of one stage, for each core: a killed export repeats only parts that were being written."""
+"""Parts of one stage for each core. A killed export repeats only unfinished parts."""
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What one call did. ``expired``: offsets deleted by retention before they were exported."""
+    """The result of one call. ``expired``: offsets that retention deleted before they were exported."""
 
     target: str
     format: str
@@ -68,20 +66,21 @@ def export(
     tasks: TaskRunner | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
-    """Export to ``target`` (file:///directory or s3://bucket/prefix) what ``source`` holds and it has not.
+    """Export the messages of ``source`` that are not in ``target`` (file:///directory or s3://bucket/prefix) yet.
 
-    ``source`` chooses topics, columns, generations; columns and generations stay what they were at the first call.
-    ``store`` opens the target (default: as the source). ``report(parts done, all)``. Raises UsageError when the target
-    was begun otherwise or holds rows that a replaced log took back, and what reading and writing raise.
+    ``source`` selects topics, columns and generations; columns and generations cannot change after the first call.
+    ``store`` opens the target (default: options of the source). ``report(parts done, total)``. Raises UsageError if the
+    target was started with other choices or has rows that a replaced log took back, and what reading and writing raise.
     """
     if format not in FORMATS or source.source is not Source.ARCHIVE:
         raise UsageError(
-            f"no export to {format!r} of a {source.source.value}", hint=f"{', '.join(FORMATS)} of an archive"
+            f"cannot export {source.source.value} as {format}",
+            hint=f"export an archive as {' or '.join(FORMATS)}",
         )
     if source.since_ms is not None or source.until_ms is not None:
         raise UsageError(
-            "an export has no since and until: each goes on where the last one ended",
-            hint="write the DataFrame of pipeline.read",
+            "export does not take since and until: it continues after the last export",
+            hint="write the DataFrame of rocketmq_tiered.spark.read",
         )
     _refuse_target(source, target)
     store_options = store or source.store_options()
@@ -115,20 +114,20 @@ class _Export:
         self._result = ExportReport(target, format)
 
     def run(self, tasks: TaskRunner | None, report: Callable[[int, int], None]) -> ExportReport:
-        """Finish what was begun, then export what is new."""
+        """Finish a started batch, then export new messages."""
         number = self._progress.last_number()
         last = self._progress.done(number)
         if last is None:
-            begun = self._progress.intent(number)
+            started = self._progress.intent(number)
             before = self._progress.done(number - 1)
-            assert begun is not None and before is not None, "batches are numbered without holes"
-            last = self._write(begun, before, tasks, report)
+            assert started is not None and before is not None, "batches are numbered without holes"
+            last = self._write(started, before, tasks, report)
         else:
-            begun = self._progress.intent(number) if number else None
-        if begun is not None and begun.choices != self._choices:
+            started = self._progress.intent(number) if number else None
+        if started is not None and started.choices != self._choices:
             raise UsageError(
-                f"{self._target} was begun with {_text(begun.choices)}, not {_text(self._choices)}",
-                hint="export into another place, or choose the same",
+                f"{self._target} was started with {_text(started.choices)}, not {_text(self._choices)}",
+                hint="use the same choices or another target",
             )
         intent = self._intent(last.number + 1)
         if plan_batch(self._source_of(intent), intent, last.ends).parts:
@@ -147,7 +146,7 @@ class _Export:
         )  # fmt: skip
 
     def _source_of(self, intent: Intent) -> SourceOptions:
-        """Today's address and credentials with the choices of the batch."""
+        """The current address and credentials with the choices of the batch."""
         return replace(
             self._source,
             topics=intent.topics,
@@ -187,7 +186,7 @@ class _Export:
         return done
 
     def _plan(self, intent: Intent, source: SourceOptions, before: Done) -> BatchPlan:
-        """As it was made first, whoever begins or resumes the batch, less what has expired since."""
+        """The first plan of the batch, without messages that expired since."""
         kept = self._progress.plan(intent.number)
         plan = None if kept is None else plan_of(kept)
         if plan is not None:
@@ -216,22 +215,22 @@ class _Export:
         return done
 
     def _write_delta(self, intent: Intent, source: SourceOptions, plan: BatchPlan) -> PartDone:
-        """One transaction of the application's number ``intent.number``: written already, it writes nothing."""
+        """Write the batch as transaction ``intent.number``, which writes nothing if it was committed before."""
         table = DeltaTable(self._spark, self._target, self._store)
         rows = batch_frame(self._spark, source, intent.choices.columns, plan.parts)
-        said = orjson.dumps({"batch": intent.number, "archives": intent.archives}).decode()
-        made = table.append(rows, intent.number, said)
-        return PartDone(made.rows, made.files, made.size_bytes)
+        metadata = orjson.dumps({"batch": intent.number, "archives": intent.archives}).decode()
+        appended = table.append(rows, intent.number, metadata)
+        return PartDone(appended.rows, appended.files, appended.size_bytes)
 
 
 def _refuse_target(source: SourceOptions, target: str) -> None:
-    """What is no table's place: nothing others can read, and nothing in the archive itself."""
+    """Raises UsageError for a target of an unsupported scheme or inside the archive."""
     archive, table = parse_url(source.path), table_address(target)
     inside = [
         (one.scheme, *PurePosixPath(one.place, one.prefix.strip("/")).parts) for one in (archive, table)
     ]
     if inside[1][: len(inside[0])] == inside[0]:
-        raise UsageError(f"{target} lies in the archive {source.path}", hint="export into a place beside it")
+        raise UsageError(f"{target} is inside the archive {source.path}", hint="use a target outside it")
 
 
 def batch_frame(
@@ -250,7 +249,6 @@ def batch_frame(
 
 
 def _text(choices: Choices) -> str:
-    lives = (
-        "all generations" if choices.all_generations else f"generation {choices.generation or 'by default'}"
-    )
-    return f"{choices.format}, {lives}, columns {', '.join(choices.columns)}"
+    generation = "default generation" if choices.generation is None else f"generation {choices.generation}"
+    generations = "all generations" if choices.all_generations else generation
+    return f"{choices.format}, {generations}, columns {', '.join(choices.columns)}"

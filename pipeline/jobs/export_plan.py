@@ -1,7 +1,7 @@
-"""Which rows a batch of an export holds, and how they are cut into parts. Reads catalogs only.
+"""Plans the rows of an export's batch and their parts. Reads catalogs only.
 
-A batch is what every queue got since the batch before, up to one catalog version of each archive, and what was filled
-into gaps since. The same intent after the same batch gives the same parts, on any machine at any time.
+A batch has the messages of every queue since the batch before, up to one catalog version of each archive, and those
+that filled gaps since. The same intent after the same batch gives the same parts, on any machine at any time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
 
 LARGE_TOPIC_SHARE = 8
-"""A topic with at least partition_bytes / this gets parts of its own, so that it has few files."""
+"""A topic with at least partition_bytes / LARGE_TOPIC_SHARE gets its own parts, so that it has few files."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Parts to write, where every queue ends after them, and offsets that expired before they were exported."""
+    """Parts to write, the ends of all queues after them, and the number of offsets that expired unexported."""
 
     parts: list[Slices]
     ends: list[ArchiveEnds]
@@ -40,7 +40,8 @@ class BatchPlan:
 
 
 def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveEnds]) -> BatchPlan:
-    """The batch of ``intent`` after one that ended at ``before``. Raises UsageError when exported rows are no more."""
+    """The batch of ``intent`` after one that ended at ``before``. Raises UsageError if a replaced log took exported
+    rows back."""
     known = {(one.cluster, one.broker): one for one in before}
     found: list[Slices] = []
     ends: list[ArchiveEnds] = []
@@ -65,8 +66,8 @@ def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveE
 
 
 def _begun(state: CatalogState, options: SourceOptions, ended: Iterable[QueueKey]) -> Layer:
-    """Queues that earlier batches hold a part of: those that are hidden by now, as their topic was deleted or made
-    anew, may have a rest."""
+    """Queues of earlier batches, which may have unexported messages although they are hidden now, because their topic
+    was deleted or recreated."""
     rows = {queue: state.queue(queue) for queue in ended if options.wants(queue.topic)}
     return {
         queue: OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
@@ -76,7 +77,7 @@ def _begun(state: CatalogState, options: SourceOptions, ended: Iterable[QueueKey
 
 
 def _fresh(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:
-    """What came after the last batch."""
+    """The offsets after the last batch."""
     ranges = {
         queue: OffsetRange(max(one.begin, ended.get(queue, one.begin)), one.end)
         for queue, one in wanted.items()
@@ -89,13 +90,13 @@ def _gaps(last: ArchiveEnds) -> Gaps:
 
 
 def _below(wanted: Layer, ended: dict[QueueKey, int]) -> Layer:
-    """What the last batch had passed: what is above is new, filled gaps too."""
+    """The offsets that the last batch had passed."""
     return {queue: OffsetRange(one.begin, ended[queue]) for queue, one in wanted.items() if queue in ended}
 
 
 def _ends(state: CatalogState, last: ArchiveEnds, ended: dict[QueueKey, int], wanted: Layer) -> ArchiveEnds:
     after = ended | {queue: max(one.end, ended.get(queue, 0)) for queue, one in wanted.items()}
-    # A queue that this batch leaves out keeps the gaps of the last batch that did not: it is as far as it was then.
+    # A queue that is not in this batch keeps the gaps of the last batch with it.
     kept = {queue: gaps for queue, gaps in _gaps(last).items() if queue not in wanted}
     now = {queue: gaps for queue, gaps in gaps_in(state).items() if queue in wanted}
     gaps = [(*queue, gap.begin, gap.end) for queue, mine in sorted((kept | now).items()) for gap in mine]
@@ -104,10 +105,10 @@ def _ends(state: CatalogState, last: ArchiveEnds, ended: dict[QueueKey, int], wa
 
 
 def _refuse_superseded(archive: ObjectStore, state: CatalogState, last: ArchiveEnds) -> None:
-    """A new log line takes back what came after its beginning: it must not have been exported."""
+    """Raises UsageError if a replaced log took back messages that were exported."""
     for history in state.log_histories:
         if history.number <= last.line or history.common_version == 0:
-            continue  # from nothing in common on, queues have a new generation: old rows stay what they were
+            continue  # without common messages, queues have a new generation and old rows stay valid
         common = load(archive, version=history.common_version)
         for topic, queue_id, generation, end in last.queues:
             row = common.queue(QueueKey(topic, queue_id, generation))
@@ -124,7 +125,7 @@ def _refuse_superseded(archive: ObjectStore, state: CatalogState, last: ArchiveE
 
 
 def _parts(found: list[Slices], partition_bytes: int) -> list[Slices]:
-    """Large topics apart, the small ones of an object together."""
+    """Parts of large topics, then parts of all small topics together."""
     weights: dict[str, int] = {}
     for part in found:
         for number, queue in enumerate(part.queues):

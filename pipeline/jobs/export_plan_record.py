@@ -1,8 +1,7 @@
-"""The plan of a batch as a document, and what has expired since it was made.
+"""The recorded plan of a batch, and its messages that expired since.
 
-An export that was killed may go on days later: pages of its catalog version may be merged away, and rows may have
-expired. Its parts keep their numbers, as files are named after them. Owns the document; where it is kept is in
-export_progress.py.
+A killed export may continue days later, when pages of its catalog version are deleted and rows have expired. Parts keep
+their numbers, which are in file names.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.prefixed import PrefixedStore
 
 LAYOUT = SLICE_DTYPE.descr
-"""Columns of a part's table. A record with others is of another version of this program: the batch is planned anew."""
+"""Columns of a part's table. With other columns, from another version of this program, the batch is planned again."""
 
 
 def plan_document(plan: BatchPlan) -> dict[str, Any]:
-    """``plan`` for ``plan_of``."""
+    """``plan`` in its recorded form."""
     return {
         "layout": [list(column) for column in LAYOUT],
         "parts": [_part_document(part) for part in plan.parts],
@@ -40,7 +39,7 @@ def plan_document(plan: BatchPlan) -> dict[str, Any]:
 
 
 def plan_of(document: Mapping[str, Any]) -> BatchPlan | None:
-    """The plan, or None when it cannot be read here."""
+    """The recorded plan, or None if its layout is unknown."""
     if [tuple(column) for column in document["layout"]] != LAYOUT:
         return None
     parts = [_part(one) for one in document["parts"]]
@@ -66,7 +65,7 @@ def _part(document: Mapping[str, Any]) -> Slices:
 
 
 def without_expired(options: SourceOptions, plan: BatchPlan) -> BatchPlan:
-    """``plan`` without what has expired since, which ``expired`` counts. Every part stays, though it may be empty."""
+    """``plan`` without messages that expired since, which ``expired`` counts. All parts stay, even empty ones."""
     names = {(part.archive.cluster, part.archive.broker) for part in plan.parts}
     with opened(options) as store:
         states = {name: load(PrefixedStore(store, archive_prefix(*name))) for name in names}
@@ -82,6 +81,6 @@ def without_expired(options: SourceOptions, plan: BatchPlan) -> BatchPlan:
 
 
 def _floors(part: Slices, state: CatalogState) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The first offset that is left of each queue."""
+    """The minimum offset of each queue."""
     rows = [state.queue(queue) for queue in part.queues]
     return np.array([0 if row is None else int(row["min_queue_offset"]) for row in rows], np.int64)

@@ -1,14 +1,13 @@
-"""How far an export is: records beside the data, made by create-if-absent, so that a killed export goes on rightly.
+"""Progress records of an export, written by create-if-absent beside the data.
 
-    _tiered_export/<number>.intent   what batch <number> will hold: catalog versions and choices, before any data
-    _tiered_export/<number>.plan     where its rows are, as planned before the first of them was written
-    _tiered_export/<number>/<part>   a part of it is written, with its rows and bytes
-    _tiered_export/<number>.done     the batch is complete; where every queue ended
+    _tiered_export/<number>.intent   catalog versions and choices of batch <number>, before any data
+    _tiered_export/<number>.plan     its planned rows, before any data
+    _tiered_export/<number>/<part>   a written part, with its rows and bytes
+    _tiered_export/<number>.done     the complete batch, with the ends of all queues
 
-A batch's content and the names of its files follow from its intent alone, so whoever repeats it writes the same files:
-nothing is lost or doubled, even by two exports at a time. The plan says no more than that, but what it was made from
-may be garbage by the time a killed export goes on. Names that begin with an underscore are no data for Spark, Hive and
-Delta. Owns the records; not what a batch is (export_plan.py) nor its data.
+The content and file names of a batch follow from its intent, so a repeat writes the same files: no message is lost or
+duplicated, even by two exports at a time. The plan is recorded because the catalog pages it was made from may be
+deleted before a killed export continues. Spark, Hive and Delta ignore names with a leading underscore.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ DIRECTORY = "_tiered_export"
 
 @dataclass(frozen=True)
 class ArchiveVersion:
-    """One archive at one catalog version, in a log line."""
+    """One archive at one catalog version. ``line``: number of its log history."""
 
     cluster: str
     broker: str
@@ -38,7 +37,7 @@ class ArchiveVersion:
 
 @dataclass(frozen=True)
 class Choices:
-    """What an export keeps to from its first batch on."""
+    """Choices that stay the same for all batches of an export."""
 
     format: str
     columns: tuple[str, ...]
@@ -48,7 +47,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Intent:
-    """Batch ``number``. ``topics`` may be other ones in every batch."""
+    """The intent of batch ``number``. ``topics`` may change from batch to batch."""
 
     number: int
     choices: Choices
@@ -60,7 +59,7 @@ class Intent:
 
 @dataclass(frozen=True)
 class ArchiveEnds:
-    """Of one archive: [topic, queue id, generation, end] of all queues exported so far, and the gaps then below."""
+    """One archive's [topic, queue id, generation, end] of all exported queues, and the gaps below the ends."""
 
     cluster: str
     broker: str
@@ -82,7 +81,7 @@ class Done:
 
 @dataclass(frozen=True)
 class PartDone:
-    """One part of a batch: its files are durable."""
+    """A part of a batch whose files are durable."""
 
     rows: int
     files: int
@@ -90,13 +89,13 @@ class PartDone:
 
 
 class ExportProgress:
-    """The records of one export. ``store`` is rooted where its data is."""
+    """The records of one export. ``store`` is rooted at its data."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     def last_number(self) -> int:
-        """Of the newest intent; 0: none."""
+        """The number of the newest intent; 0 without any."""
         found = 0
         for info in self._store.list(f"{DIRECTORY}/"):
             name = info.key.removeprefix(f"{DIRECTORY}/")
@@ -120,21 +119,21 @@ class ExportProgress:
         )
 
     def begin(self, intent: Intent) -> Intent:
-        """Record ``intent``; another's, if it was faster."""
+        """Record ``intent``. Returns the recorded one, which another export may have written first."""
         if self._create(f"{intent.number:010d}.intent", asdict(intent)):
             return intent
         return self.intent(intent.number) or intent
 
     def plan(self, number: int) -> dict[str, Any] | None:
-        """What ``keep_plan`` was given for a batch, or None."""
+        """The recorded plan of a batch, or None."""
         return self._read(f"{number:010d}.plan")
 
     def keep_plan(self, number: int, document: Mapping[str, Any]) -> None:
-        """Record the plan of a batch. Whoever else did so recorded the same."""
+        """Record the plan of a batch. Another export records the same plan."""
         self._create(f"{number:010d}.plan", document)
 
     def done(self, number: int) -> Done | None:
-        """The end of a batch; of batch 0, which every export begins after, an empty one; None while incomplete."""
+        """The end of a batch, or None while it is incomplete. Batch 0, before the first one, is empty."""
         if number == 0:
             return Done(0, 0, 0, 0)
         document = self._read(f"{number:010d}.done")
@@ -144,7 +143,7 @@ class ExportProgress:
         return Done(number, int(document["rows"]), int(document["files"]), int(document["size_bytes"]), ends)
 
     def finish(self, done: Done) -> None:
-        """Record that a batch is complete. Whoever else did so recorded the same."""
+        """Record that a batch is complete. Another export records the same."""
         self._create(f"{done.number:010d}.done", asdict(done))
 
     def part(self, number: int, part: int) -> PartDone | None:

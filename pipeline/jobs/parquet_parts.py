@@ -1,9 +1,8 @@
-"""Writes a part of an export as Parquet files, one for each topic and day in it: the worker's half.
+"""Worker task of an export: writes a part as Parquet files, one for each topic and day.
 
     topic=<topic>/date=<UTC day of storeTimestamp>/<batch>-<part>.parquet
 
-Names follow from the batch and the part, files appear whole: writing a part again changes nothing. Owns the files'
-layout. Does not own which rows are in a part.
+Names follow from the batch and the part, and files appear whole: writing a part again changes nothing.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ if TYPE_CHECKING:
 DAY_MS = 86_400_000
 EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 FIRST_DAY, LAST_DAY = DATES_BEGIN_MS // DAY_MS, DATES_END_MS // DAY_MS
-"""Of the years that there are dates for, days since the epoch. A damaged store timestamp, which no checksum covers, may
-be any number: what lies beyond is of the first or the last day."""
+"""Days since the epoch of the first and last date that Python supports. A damaged store timestamp, which no checksum
+covers, may be any number and is clipped to them."""
 ROW_GROUP_BYTES = 16 << 20
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
-"""What Spark and Hive escape in a partition's directory."""
+"""Characters that Spark and Hive escape in names of partition directories."""
 
 
 @dataclass(frozen=True)
 class PartTask:
-    """Write ``part`` as number ``number`` of batch ``batch`` below ``target``."""
+    """Write ``part``, number ``number`` of batch ``batch``, below ``target``."""
 
     source: SourceOptions
     columns: tuple[str, ...]
@@ -56,7 +55,7 @@ class PartTask:
 
 
 def write_part(task: PartTask) -> PartDone:
-    """Write what is not written yet. Raises what reading raises, and UnavailableError when the target fails."""
+    """Write the part unless it is done. Raises what reading raises, and UnavailableError if the target fails."""
     store = open_store(task.target, task.store)
     try:
         progress = ExportProgress(store)
@@ -70,7 +69,7 @@ def write_part(task: PartTask) -> PartDone:
 
 
 def partition_directory(topic: str, day: int) -> str:
-    """Where the rows of a topic and a day (days since the epoch, UTC) are."""
+    """The directory of a topic and a UTC day, in days since the epoch."""
     escaped = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", topic)
     return f"topic={escaped}/date={date.fromordinal(EPOCH_ORDINAL + day).isoformat()}"
 
@@ -81,14 +80,11 @@ def _write(task: PartTask) -> PartDone:
     names = tuple(dict.fromkeys((*task.columns, "topic", "storeTimestamp")))
     columns = chosen(names)
     schema = to_arrow_schema(schema_of(columns), timezone="UTC")
-    left_out = [name for name in names if name == "topic" or name not in task.columns]
+    dropped = [name for name in names if name == "topic" or name not in task.columns]
     files: dict[tuple[str, int], _File] = {}
     for batch in read_partition(task.part, task.source, Predicate(), columns, schema):
         for key, rows in _by_directory(batch):
-            file = files.get(key)
-            if file is None:
-                file = files[key] = _File()
-            file.add(rows.drop_columns(left_out))
+            files.setdefault(key, _File()).add(rows.drop_columns(dropped))
     size_bytes = rows = 0
     for (topic, day), file in files.items():
         data = file.finished()
@@ -99,7 +95,7 @@ def _write(task: PartTask) -> PartDone:
 
 
 def _by_directory(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-    """Rows of one topic and day each, in order."""
+    """((topic, day), its rows), rows in order."""
     import numpy as np
     import pyarrow as pa
 
@@ -121,17 +117,18 @@ class _File:
     """A Parquet file in memory, compressed as it grows."""
 
     def __init__(self) -> None:
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
+        self._buffered: list[pa.RecordBatch] = []
+        self._buffered_bytes = 0
         self._writer: Any = None
         self._sink: Any = None
         self.rows = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
-        self._waiting_bytes += batch.nbytes
+        """Append rows, and compress the buffered ones when they fill a row group."""
+        self._buffered.append(batch)
+        self._buffered_bytes += batch.nbytes
         self.rows += batch.num_rows
-        if self._waiting_bytes >= ROW_GROUP_BYTES:
+        if self._buffered_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
     def finished(self) -> memoryview:
@@ -144,40 +141,34 @@ class _File:
         import pyarrow as pa
         from pyarrow import parquet
 
-        if not self._waiting:
+        if not self._buffered:
             return
-        table = pa.Table.from_batches(self._waiting)
+        table = pa.Table.from_batches(self._buffered)
         if self._writer is None:
             self._sink = pa.BufferOutputStream()
             self._writer = parquet.ParquetWriter(self._sink, table.schema, compression="zstd")
         self._writer.write_table(table)
-        self._waiting, self._waiting_bytes = [], 0
+        self._buffered, self._buffered_bytes = [], 0
 
 
 def _put(task: PartTask, name: str, data: memoryview) -> None:
-    """Make the file durable and whole, or not there. One that is there holds the same rows."""
+    """Make the file durable as a whole. An existing file has the same rows."""
     address = parse_url(task.target)
-    if address.scheme == "file":
-        _put_local(Path(address.place) / name, data)
-        return
-    path = "/".join(filter(None, (address.place, address.prefix, name)))
     try:
-        with _s3(task.store).open_output_stream(path) as stream:
-            stream.write(data)
+        if address.scheme == "file":
+            path = str(Path(address.place) / name)
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            replace_whole(Path(path), data)
+        else:
+            path = "/".join(filter(None, (address.place, address.prefix, name)))
+            with _s3(task.store).open_output_stream(path) as stream:
+                stream.write(data)
     except OSError as error:
-        raise UnavailableError(f"s3://{path}: not written: {error}") from error
-
-
-def _put_local(path: Path, data: memoryview) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_whole(path, data)
-    except OSError as error:
-        raise UnavailableError(f"{path}: not written: {error.strerror}") from error
+        raise UnavailableError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _s3(options: StoreOptions) -> Any:
-    """The object store as Arrow sees it: partition directories have characters that archive keys may not have."""
+    """Arrow's S3 file system: partition directories have characters that archive keys may not have."""
     from pyarrow import fs
 
     given = options.credentials

@@ -1,7 +1,4 @@
-"""SQL over messages: headers, properties and bodies.
-
-Owns the view that a query sees and which columns are read for it. The engine is Spark's.
-"""
+"""SQL over messages: the view of a query, and the columns that are read for it."""
 
 from __future__ import annotations
 
@@ -19,21 +16,20 @@ if TYPE_CHECKING:
 
 VIEW = "messages"
 TEXT = "text"
-"""The body as text; bytes that are no UTF-8 are replaced."""
+"""Column with the body as text; invalid UTF-8 is replaced."""
 SHOWN = ("topic", "queueId", "queueOffset", "storeTimestamp", "tags", "keys", TEXT)
 
 _WRONG_DATA = re.compile(
     r"\[[A-Z_.]+\] [^\[]{1,500}? SQLSTATE: (?:22|42|P0)\w{3}|(?<=PatternSyntaxException: )[^\n]+"
 )
-"""An error of Spark's whose class is the query's or its values' fault."""
+"""Spark errors caused by the query or its values, by SQLSTATE class."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What to look for.
+    """A search: either ``sql`` over the view ``messages``, or a condition.
 
-    Either ``sql`` over the view ``messages``, or any of: ``where``, a condition; ``body``, a regular expression that
-    the body's text must match somewhere; ``select``, the columns to show.
+    ``where``: an SQL condition; ``body``: a regular expression found in the body's text; ``select``: columns to show.
     """
 
     sql: str = ""
@@ -44,16 +40,16 @@ class Question:
 
 
 def search(spark: SparkSession, source: SourceOptions, question: Question) -> DataFrame:
-    """The answer, not computed yet; columns besides those of the data source: ``text``.
+    """The result, not computed yet. The view has all columns of the data source, and ``text``.
 
-    Raises UsageError for a question that contradicts itself or that Spark does not understand.
+    Raises UsageError for a contradictory question or one that Spark cannot parse.
     """
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions
 
     if question.sql and (question.where or question.body):
         raise UsageError(
-            "sql and a condition exclude each other", hint="write the condition into the WHERE of sql"
+            "sql excludes where and body", hint="put the condition into the WHERE clause of the query"
         )
     columns = columns_of(question)
     frame = frame_of(spark, replace(source, columns=columns))
@@ -70,23 +66,23 @@ def search(spark: SparkSession, source: SourceOptions, question: Question) -> Da
                 frame = frame.where(question.where)
             answer = frame.select(*question.select)
     except (AnalysisException, ParseException) as error:
-        said = next(line for line in (*str(error).splitlines(), "no reason") if line.strip())
-        raise UsageError(f"Spark does not understand it: {said.strip()}") from error
+        reason = next(line for line in (*str(error).splitlines(), "no reason") if line.strip())
+        raise UsageError(f"Spark cannot parse the query: {reason.strip()}") from error
     return answer.limit(question.limit) if question.limit else answer
 
 
 def fault_of_the_question(error: Exception) -> UsageError | None:
-    """What rows revealed to be wrong with the question, such as a division by zero; None for any other error."""
+    """An error of the query that only rows reveal, such as a division by zero; None for any other error."""
     found = _WRONG_DATA.search(str(error))
-    return None if found is None else UsageError(f"Spark cannot compute it: {' '.join(found[0].split())}")
+    return None if found is None else UsageError(f"the query failed: {' '.join(found[0].split())}")
 
 
 def columns_of(question: Question) -> tuple[str, ...]:
-    """The columns that must be read: those named; all that are read by default for a ``*``."""
-    said = " ".join((question.sql or " ".join(question.select), question.where))
-    is_whole = "*" in re.sub(r"(?i)count\s*\(\s*\*\s*\)", "", said)
+    """The columns to read: those named in the question, and the default ones for a ``*``."""
+    query = " ".join((question.sql or " ".join(question.select), question.where))
+    is_whole = "*" in re.sub(r"(?i)count\s*\(\s*\*\s*\)", "", query)
     named = set(DEFAULT_NAMES) if is_whole else set()
-    words = {word.lower() for word in re.findall(r"\w+", said)}
+    words = {word.lower() for word in re.findall(r"\w+", query)}
     named |= {name for name in COLUMNS if name.lower() in words}
     if TEXT in words or question.body or is_whole:
         named.add("body")

@@ -1,7 +1,7 @@
-"""What is in an archive, in numbers: per topic, queue and tag, over time, by size, and which keys are frequent.
+"""Statistics of an archive: by topic, queue and tag, over time, by size, and frequent keys.
 
-Counts, bytes, sizes and rates come from footers alone; tags and keys need the records. Stored bytes come from the
-catalog: a topic's share of an object is its share of the bytes in it. Owns the numbers; stats_report.py draws them.
+Counts, bytes, sizes and rates come from footers; tags and keys require the records. Stored bytes come from the catalog:
+a topic's share of an object is its share of the object's raw bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,14 +32,13 @@ _WIDTHS_MS = (
 )  # fmt: skip
 PERCENTILES = (0.5, 0.9, 0.99)
 _QUEUE_COLUMNS = ("cluster", "brokerName", "topic", "queueId", "storeSize")
-TAGS_SHOWN = 50
-KEYS_SHOWN = 50
+NAMES_SHOWN = 50
 
 
 @dataclass(frozen=True)
 class TopicStats:
-    """One topic. Bytes are of stored records; ``stored_bytes`` is what they take in objects, 0 in a store directory.
-    Percentiles of the record size are approximate."""
+    """One topic. ``stored_bytes``: compressed size in objects, 0 if unknown. Percentiles of the record size are
+    approximate."""
 
     topic: str
     queues: int
@@ -55,7 +54,7 @@ class TopicStats:
 
     @property
     def ratio(self) -> float:
-        """Message bytes for each stored one; 0 when that is not known."""
+        """The compression ratio; 0 if unknown."""
         return self.message_bytes / self.stored_bytes if self.stored_bytes else 0.0
 
 
@@ -73,7 +72,7 @@ class QueueStats:
 
 @dataclass(frozen=True)
 class NamedCount:
-    """A tag or a key of a topic; an empty name: none."""
+    """A tag or a key of a topic. An empty name counts messages without one."""
 
     topic: str
     name: str
@@ -93,7 +92,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Stats:
-    """All of it. ``sizes``: (a power of two, messages whose record has at least so many bytes and less than twice)."""
+    """All statistics. ``sizes``: (power of two, messages with a record of at least that and less than twice that)."""
 
     title: str
     topics: Sequence[TopicStats]
@@ -107,7 +106,7 @@ class Stats:
 
 
 def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = False) -> Stats:
-    """The numbers of what ``source`` chooses. ``headers_only`` reads no record: no tags, no keys."""
+    """Statistics of the messages that ``source`` selects. ``headers_only`` reads no records: no tags, no keys."""
     from pyspark.sql import functions
 
     versions = pinned_versions(source) if source.source is Source.ARCHIVE else {}
@@ -155,7 +154,7 @@ def stats(spark: SparkSession, source: SourceOptions, *, headers_only: bool = Fa
 
 
 def bucket_width_ms(first_ms: int, last_ms: int) -> int:
-    """The finest round width that needs at most BUCKETS of them."""
+    """The smallest round width with at most BUCKETS buckets."""
     span = max(last_ms - first_ms, 1)
     for width in _WIDTHS_MS:
         if span <= width * BUCKETS:
@@ -167,14 +166,7 @@ def _queues(headers: DataFrame) -> list[QueueStats]:
     rows = headers.groupBy(*_QUEUE_COLUMNS[:-1]).agg({"*": "count", "storeSize": "sum"}).collect()
     return sorted(
         (
-            QueueStats(
-                cluster=row["cluster"],
-                broker=row["brokerName"],
-                topic=row["topic"],
-                queue_id=row["queueId"],
-                messages=row["count(1)"],
-                message_bytes=row["sum(storeSize)"],
-            )
+            QueueStats(*(row[name] for name in (*_QUEUE_COLUMNS[:-1], "count(1)", "sum(storeSize)")))
             for row in rows
         ),
         key=lambda one: (one.topic, one.cluster, one.broker, one.queue_id),
@@ -221,26 +213,20 @@ def _names(
     order = (functions.desc("messages"), functions.col("topic"), functions.col("name"))
     counted = counted.persist()
     try:
-        return (
+        tags, keys = (
             [
-                _named(row)
-                for row in counted.where("what = 'tag'").orderBy(*order).limit(TAGS_SHOWN).collect()
-            ],
-            [
-                _named(row)
-                for row in counted.where("what = 'key'").orderBy(*order).limit(KEYS_SHOWN).collect()
-            ],
+                NamedCount(row["topic"], row["name"], row["messages"], row["bytes"])
+                for row in counted.where(f"what = '{what}'").orderBy(*order).limit(NAMES_SHOWN).collect()
+            ]
+            for what in ("tag", "key")
         )
     finally:
         counted.unpersist()
-
-
-def _named(row: Any) -> NamedCount:
-    return NamedCount(row["topic"], row["name"], row["messages"], row["bytes"])
+    return tags, keys
 
 
 def _stored_bytes(source: SourceOptions, versions: Mapping[Names, int]) -> dict[str, int]:
-    """Bytes in objects of every topic."""
+    """Bytes in objects by topic."""
     found: dict[str, float] = {}
     with opened(source) as store:
         for (cluster, broker), version in versions.items():

@@ -1,7 +1,4 @@
-"""The page of ``python -m pipeline stats``: one HTML file without anything from elsewhere. Pure.
-
-Owns layout and words; the numbers are stats.py's, the drawing charts.py's.
-"""
+"""The page of ``tiered-spark stats``: one self-contained HTML file. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ TOPICS_CHARTED = 20
 TOPICS_LISTED = 500
 QUEUE_BARS_MAX = 64
 STRIP_PX = 140
-"""As wide as the bars of a topic's queues may be together."""
+"""Maximum width of all bars of a topic's queues."""
 
 _STYLE = """
 :root{--bg:#fafafa;--card:#fff;--ink:#1b1f24;--dim:#5c6670;--line:#e3e6ea;
@@ -81,7 +78,7 @@ def _tiles(stats: Stats) -> str:
     )
     tiles = [
         (f"{messages:,}", "messages"),
-        (size_text(message_bytes), "of records"),
+        (size_text(message_bytes), "records"),
         (size_text(stored) if stored else "–", "in objects"),
         (f"{packed / stored:.1f} : 1" if stored else "–", "compression"),
         (f"{len(topics):,}", "topics"),
@@ -131,7 +128,7 @@ def _bytes_by_topic(topics: Sequence[TopicStats]) -> str:
     shown = topics[:TOPICS_CHARTED]
     chart = bars([(one.topic, one.message_bytes, _bytes_text(one)) for one in shown])
     left = len(topics) - len(shown)
-    return chart + (f'<div class="dim">and {left:,} smaller ones, listed below</div>' if left else "")
+    return chart + (f'<div class="dim">and {left:,} smaller topics, listed below</div>' if left else "")
 
 
 def _bytes_text(one: TopicStats) -> str:
@@ -158,16 +155,15 @@ def _topics(stats: Stats) -> str:
             f'<tr><td class="l">{escape(one.topic)}</td>' + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"
         )
     left = len(stats.topics) - len(rows)
-    note = f'<div class="dim">and {left:,} smaller ones</div>' if left else ""
+    note = f'<div class="dim">and {left:,} smaller topics</div>' if left else ""
     heads = "".join(f"<th>{name}</th>" for name in head)
     table = f'<table><tr><th class="l">topic</th>{heads}</tr>{"".join(rows)}</table>'
     return f'<div class="wide">{table}</div>{note}<div class="dim">{_FOOTNOTE}</div>'
 
 
 _FOOTNOTE = (
-    "balance: messages of each queue; p50, p90, p99: about this many percent of records are not larger; "
-    "stored: the topic's share of the objects it is in; light queues (%LMQ%) show messages of their parents, and "
-    "store nothing themselves"
+    "balance: messages of each queue; p50, p90, p99: approximate percentiles of the record size; "
+    "stored: the topic's share of its objects; LMQs show the messages of their parent queues and take no space"
 )
 
 

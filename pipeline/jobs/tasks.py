@@ -1,8 +1,7 @@
-"""Runs plain functions on plain data, side by side: on Spark's executors, one task each.
+"""Runs plain functions on plain data on Spark's executors, one Spark task each.
 
-Owns nothing but the hand-over. A task gets paths and options, opens what it needs, and returns a value; Spark repeats
-a task that dies. Which task attempt it is, and how many there were in this application, is what ``attempt_number``
-tells a worker. An error that repeating cannot help is brought home as it is, instead of being repeated.
+A task gets paths and options, opens what it needs, and returns a value. Spark repeats a task that dies; permanent
+errors are returned as values instead, and raised in the driver without a repeat.
 """
 
 from __future__ import annotations
@@ -24,19 +23,22 @@ ATTEMPTS_PER_TASK = 1000
 
 
 class TaskRunner(Protocol):
-    """Runs ``work`` on every task, results in order. Raises what a task raised, or an error that holds its text."""
+    """Runs functions on tasks in parallel."""
 
     @property
     def parallelism(self) -> int:
-        """How many tasks run at a time."""
+        """The number of tasks that run at a time."""
         ...
 
     def run(self, work: Callable[[T], R], tasks: Sequence[T], label: str) -> list[R]:
-        """May be called from several threads. ``work`` is a function of a module."""
+        """Results of ``work``, a function of a module, in the order of ``tasks``. Thread-safe.
+
+        Raises the error of a task, or one with its text.
+        """
         ...
 
     def cancel(self) -> None:
-        """Stop what runs; best effort."""
+        """Stop running tasks; best effort."""
         ...
 
 
@@ -49,7 +51,7 @@ class SparkTasks:
 
     @property
     def parallelism(self) -> int:
-        """Spark's default parallelism: the cores of all executors."""
+        """Spark's default parallelism, the cores of all executors."""
         return max(1, int(self._context.defaultParallelism))
 
     def run(self, work: Callable[[T], R], tasks: Sequence[T], label: str) -> list[R]:
@@ -69,12 +71,12 @@ class SparkTasks:
         return list(results)
 
     def cancel(self) -> None:
-        """Cancel the stages that were started here."""
+        """Cancel the stages of this object."""
         self._context.cancelJobsWithTag(self._tag)
 
 
 class _Guarded:
-    """Calls a function; returns, rather than raises, what another attempt would raise again."""
+    """Calls a function and returns permanent errors instead of raising them."""
 
     def __init__(self, work: Callable[[Any], Any]) -> None:
         self._work = work
@@ -92,18 +94,17 @@ _RAISED = re.compile(r"^tiered\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
 def typed(error: BaseException) -> TieredError | None:
-    """The project's error that a worker raised, found in the text of Spark's; None when there is none."""
+    """The TieredError of a worker, parsed from the text of Spark's error; None without one."""
     found = _RAISED.findall(str(error))
     if not found:
         return None
     name, message = found[-1]
-    kind = getattr(errors, name, TieredError)
-    made: TieredError = kind(message)
-    return made
+    parsed: TieredError = getattr(errors, name, TieredError)(message)
+    return parsed
 
 
 def attempt_number() -> int:
-    """In a worker: a number no other task attempt of the application has, times ATTEMPTS_PER_TASK; 0 outside Spark."""
+    """In a worker, a number unique to the task attempt in the application, times ATTEMPTS_PER_TASK; 0 outside Spark."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -1,7 +1,6 @@
-"""Checks an archive as ``tiered verify`` does, its objects side by side on Spark's executors.
+"""Runs the checks of ``tiered verify`` with objects checked in parallel on Spark's executors.
 
-The driver checks the catalog's chain, the queues and the index; each task checks some objects, with every byte of them
-when ``full``. The checks are those of tiered.flat_file; this owns only who does which.
+The driver checks the commit chain, the queues and the index; each task checks some objects, byte by byte if ``full``.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TASK_BYTES = 128 << 20
-"""Bytes a task reads, about."""
+"""Approximate bytes that a task reads."""
 TASKS_PER_STAGE = 16
-"""Tasks of one stage, for each core: after each stage progress is reported."""
+"""Tasks of one stage for each core. Progress is reported after each stage."""
 
 
 @dataclass(frozen=True)
 class VerifyTask:
-    """Check these objects of one archive at one catalog version."""
+    """Check some objects of one archive at one catalog version."""
 
     source: SourceOptions
     cluster: str
@@ -45,7 +44,7 @@ class VerifyTask:
 
 @dataclass(frozen=True)
 class ArchiveReport:
-    """What was found in one archive."""
+    """The result for one archive."""
 
     cluster: str
     broker: str
@@ -60,12 +59,14 @@ def verify(
     tasks: TaskRunner | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ArchiveReport]:
-    """Every archive that ``source`` names. ``report(bytes done, all)`` for each archive in turn.
+    """Verify every archive that ``source`` selects. ``report(bytes done, total)`` is called for each archive in turn.
 
-    Raises NotFoundError when there is none, and UnavailableError and the like when the store cannot be asked.
+    Raises NotFoundError if there is none, and what the store raises.
     """
     if source.topics or source.version is not None:
-        raise UsageError("an audit is of a whole archive at its newest version: no topic, no version")
+        raise UsageError(
+            "verify takes no topic and no version: it checks whole archives at the newest version"
+        )
     runner = tasks or SparkTasks(spark)
     found = []
     with opened(source) as store:
@@ -77,7 +78,7 @@ def verify(
 
 
 class _Distributed:
-    """Checks objects by tasks; what verify_archive takes instead of its own threads."""
+    """Checks objects in tasks, for verify_archive, instead of in threads."""
 
     def __init__(
         self, source: SourceOptions, cluster: str, broker: str, full: bool, runner: TaskRunner
@@ -95,12 +96,12 @@ class _Distributed:
         ]
         step = TASKS_PER_STAGE * self._runner.parallelism
         for first in range(0, len(tasks), step):
-            for found in self._runner.run(check_objects, tasks[first : first + step], "verify"):
-                yield from found
+            for results in self._runner.run(check_objects, tasks[first : first + step], "verify"):
+                yield from results
 
 
 def _groups(checks: Mapping[str, SegmentCheck], full: bool) -> Iterator[list[SegmentCheck]]:
-    """Objects in order, about TASK_BYTES together."""
+    """Objects in order, in groups of about TASK_BYTES."""
     group: list[SegmentCheck] = []
     size_bytes = 0
     for _, check in sorted(checks.items()):
@@ -115,7 +116,7 @@ def _groups(checks: Mapping[str, SegmentCheck], full: bool) -> Iterator[list[Seg
 
 
 def check_objects(task: VerifyTask) -> list[tuple[str, SegmentResult]]:
-    """In a worker: each object's key with what was found in it."""
+    """In a worker: each object's key and result."""
     with opened(task.source) as store:
         archive = PrefixedStore(store, archive_prefix(task.cluster, task.broker))
         state = _state(task.source, task.cluster, task.broker, task.version)
@@ -124,6 +125,6 @@ def check_objects(task: VerifyTask) -> list[tuple[str, SegmentResult]]:
 
 @lru_cache(maxsize=2)
 def _state(source: SourceOptions, cluster: str, broker: str, version: int) -> CatalogState:
-    """The catalog, once for the tasks of a worker process."""
+    """The catalog state, loaded once for the tasks of a worker process."""
     with opened(source) as store:
         return load(PrefixedStore(store, archive_prefix(cluster, broker)), version=version)

@@ -48,8 +48,10 @@ def archives(store: ObjectStore, options: SourceOptions) -> list[Archive]:
         if options.wants_archive(cluster, broker)
     ]
     if not selected:
-        known = ", ".join("/".join(names) for names in every)
-        raise NotFoundError(f"{store.url} has no such archive", hint=known and f"archives: {known}")
+        if not every:
+            raise NotFoundError(f"{store.url} has no archives")
+        names = ", ".join("/".join(names) for names in every)
+        raise NotFoundError(f"{store.url} has no archive with these names", hint=f"archives: {names}")
     return selected
 
 

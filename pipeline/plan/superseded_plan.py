@@ -59,9 +59,9 @@ class KeptEnds:
     def __init__(self, store: ObjectStore, newest: CatalogState, version: int) -> None:
         self.newest = newest
         self._commons = [
-            load(store, version=line.common_version)
-            for line in newest.log_histories
-            if line.version > version and line.common_version > 0
+            load(store, version=history.common_version)
+            for history in newest.log_histories
+            if history.version > version and history.common_version > 0
         ]
 
     def of(self, queue: QueueKey) -> int:

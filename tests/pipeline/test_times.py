@@ -75,7 +75,7 @@ def test_what_lies_outside_is_not_planned(small_archive: Path) -> None:
 
 def test_where_they_would_be_misunderstood_they_are_refused(small_archive: Path, tmp_path: Path) -> None:
     dated = parse_options({"path": f"file://{small_archive}", "since": "2026-01-01"})
-    with pytest.raises(UsageError, match="an export has no since"):
+    with pytest.raises(UsageError, match="export does not take since"):
         export(None, dated, f"file://{tmp_path}")  # type: ignore[arg-type]
 
 

@@ -86,7 +86,7 @@ def test_a_store_that_takes_no_more_is_given_up_and_the_same_command_goes_on(
 def test_a_writer_that_waits_for_tasks_is_seen_to_be_alive(
     monkeypatch: pytest.MonkeyPatch, real_store: RealStore, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(backfill_driver, "SIGN_OF_LIFE_S", 0.05)
+    monkeypatch.setattr(backfill_driver, "HEARTBEAT_S", 0.05)
     archive = own_archive(tmp_path / "bulk")
     waited: list[type] = []
 

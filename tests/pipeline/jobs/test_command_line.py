@@ -63,7 +63,7 @@ def test_every_verb_reaches_stores_that_are_not_aws(monkeypatch: pytest.MonkeyPa
     ("arguments", "word"),
     [
         (["--option", "nonsense=1"], "nonsense"),
-        (["--option", "version"], "no value"),
+        (["--option", "version"], "has no value"),
         (["--option", "topic=x"], "topic"),
         (["--option", "version=x"], "version is x"),
         (["--option", "partitionBytes=5"], "partitionBytes is 5"),
@@ -73,7 +73,7 @@ def test_every_verb_reaches_stores_that_are_not_aws(monkeypatch: pytest.MonkeyPa
         (["--since", "2026-11-22", "--until", "2026-11-21"], "since is not before until"),
         (["--option", f"secretKey={SECRET}"], "AWS_PROFILE"),
         (["--option", f"ACCESSKEY={SECRET}"], "AWS_PROFILE"),
-        (["--conf", "spark.x"], "no value"),
+        (["--conf", "spark.x"], "has no value"),
         (["--set", "nonsense.key=1"], "nonsense"),
         (["--html", "/no/such/directory/page.html"], "directory"),
     ],
@@ -92,7 +92,7 @@ def test_wrong_usage_is_one_line_and_starts_no_spark(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["search", URL, "--limit", "-1"], ["diff", URL, "/store", "--examples", "x"], ["nonsense"], []],
+    [["search", URL, "--limit", "-1"], ["diff", URL, "/store", "--limit", "x"], ["nonsense"], []],
 )
 def test_arguments_that_cannot_be_meant_are_wrong_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -107,9 +107,9 @@ def test_arguments_that_cannot_be_meant_are_wrong_usage(
     ("text", "said"),
     [
         ("o1.getResult.\n: SparkException: x\nCaused by: [DIVIDE_BY_ZERO] Division by zero.\nUse y. SQLSTATE: 22012\n",
-         "Spark cannot compute it: [DIVIDE_BY_ZERO] Division by zero. Use y. SQLSTATE: 22012"),
+         "the query failed: [DIVIDE_BY_ZERO] Division by zero. Use y. SQLSTATE: 22012"),
         ("Caused by: java.util.regex.PatternSyntaxException: Unclosed character class near index 0\n[\n^",
-         "Spark cannot compute it: Unclosed character class near index 0"),
+         "the query failed: Unclosed character class near index 0"),
         ("[TASK_FAILED] lost. SQLSTATE: 58030", None),
     ],
 )  # fmt: skip

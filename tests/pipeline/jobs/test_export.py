@@ -211,11 +211,11 @@ def test_the_rest_of_a_queue_that_was_begun_is_exported_though_it_is_hidden_now(
 def test_choices_are_kept_and_unknown_topics_refused(real_store: RealStore, tmp_path: Path) -> None:
     backfill(real_store("K") / "store", FileStore(tmp_path / "archive"))
     run(source(tmp_path / "archive", topics=("t_k*",)), tmp_path / "table")
-    with pytest.raises(UsageError, match="was begun with"):
+    with pytest.raises(UsageError, match="was started with"):
         run(source(tmp_path / "archive", columns=("body",)), tmp_path / "table")
     with pytest.raises(NotFoundError, match="no topic"):
         run(source(tmp_path / "archive", topics=("nowhere",)), tmp_path / "other")
-    with pytest.raises(UsageError, match="no export"):
+    with pytest.raises(UsageError, match="cannot export archive as csv"):
         export(NO_SPARK, source(tmp_path / "archive"), f"file://{tmp_path}/x", format="csv")
 
 

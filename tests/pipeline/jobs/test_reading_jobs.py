@@ -133,7 +133,7 @@ def test_missing_extra_different_and_older_messages_are_told_apart(
     with files[1].open("r+b") as log:
         log.seek(200_000)
         log.write(b"\xa5" * 2_000)
-    report = diff(spark, SourceOptions(f"file://{small_archive}"), store_options(store), examples=3)
+    report = diff(spark, SourceOptions(f"file://{small_archive}"), store_options(store), limit=3)
     assert report.counts[DifferenceKind.UNREADABLE] == 1
     assert report.counts[DifferenceKind.EXTRA] > 0
     assert len(report.examples) == 3
@@ -320,7 +320,7 @@ def test_verbs_and_exit_codes(
         (("search", url, "--sql", "SELEC"), 2, "SYNTAX_ERROR"),
         (("search", url, "--where", "queueId / 0 = 1", "--json"), 2, "DIVIDE_BY_ZERO"),
         (("search", url, "--body", "[", "--json"), 2, "Unclosed character class"),
-        (("backfill", url), 2, "which store"),
+        (("backfill", url), 2, "STORE is missing"),
         (("verify", "nonsense://"), 2, "nonsense"),
     ):
         code, out, err = run(capsys, *wrong)
@@ -338,6 +338,7 @@ def test_an_offload_on_spark_is_the_archive_of_its_store(
     code, out, _ = run(capsys, *arguments)
     (report,) = json.loads(out)
     assert (code, report["damaged"], report["messages"] > 5000, report["commits"] > 3) == (0, 0, True, True)
+    assert report["rawBytes"] > report["storedBytes"] > 0
     archive = PrefixedStore(FileStore(tmp_path), archive_prefix(CLUSTER, "K"))
     found = verify_archive(archive, full=True)
     assert (found.anomalies, found.leftovers, found.counts["rows"]) == ([], [], report["messages"])
