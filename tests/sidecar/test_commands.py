@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.errors import NotFoundError, UnavailableError
 from tiered.formats.keys import archive_prefix, parse_part_key
 from tiered.object_store.file import FileStore
+from tiered.settings.sections import SECTIONS, OffloadSettings
 
 QUEUES = 13
 
@@ -182,7 +184,7 @@ def test_cat_raw_is_the_brokers_bytes(run: Run, archive: str, killed: Path, caps
         (("ls", "ftp://x/y"), 2, "file:///"),
         (("ls", "file:relative"), 2, "three slashes"),
         (("gc", "ARCHIVE", "--grace", "soon"), 2, "gc.grace_ms"),
-        (("ls", "ARCHIVE", "--set", "retention.ttl=30d"), 2, "not in force"),
+        (("ls", "ARCHIVE", "--set", "retention.ttl=30d"), 2, "not supported"),
         (("backfill", "/nowhere", "ARCHIVE"), 3, "/nowhere"),
         (("backfill", "/", "file:///tmp/unused-archive"), 2, "commitlog"),
         (("status",), 3, "no instance"),
@@ -348,15 +350,20 @@ def test_verify_finds_a_flipped_byte_and_cat_refuses_it(run: Run, own_archive: t
 
 
 def test_an_archive_whose_newest_root_is_damaged_is_read_named_and_healed(
-    run: Run, killed: Path, tmp_path: Path
+    run: Run, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    @dataclass(frozen=True)
+    class FrequentRoots(OffloadSettings):
+        root_every: int = 2
+
+    monkeypatch.setitem(SECTIONS, "offload", FrequentRoots)
     url, store = f"file://{tmp_path}/archive", tmp_path / "store"
     shutil.copytree(killed / "store", store)
     later = sorted((store / "commitlog").iterdir())[1:]
     for file in later:
         file.unlink()
-    command = ("backfill", store, url, "--broker-conf", killed / "broker.conf", "--set", "offload.batch_bytes=512KiB",
-               "--set", "offload.root_every=2")  # fmt: skip
+    names = ("--broker-conf", killed / "broker.conf")
+    command = ("backfill", store, url, *names, "--set", "offload.batch_bytes=512KiB")
     first = run(*command)
     assert first[0] == 1 and "lost its end" in first[2], first
     whole = run("cat", url, "--all")

@@ -221,7 +221,7 @@ def test_reload_without_effect_leaves_the_job_alone(bad: bool) -> None:
     harness = Harness(_until_stopped)
     harness.wait_for(lambda: len(harness.seen) == 1)
     if bad:
-        harness.next_loaded = UsageError("offload.batch_bytes = -1 is impossible")
+        harness.next_loaded = UsageError("offload.batch_bytes = -1 is invalid")
     harness.service.post(Event.RELOAD)
     assert harness.stop() == 0
     assert len(harness.seen) == 1

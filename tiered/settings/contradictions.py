@@ -1,6 +1,6 @@
-"""Values that are fine for their types and impossible all the same: together, or as addresses. Pure.
+"""Checks across settings: values that contradict each other, and addresses. Pure.
 
-Owns those of several components, and of those that do not say it themselves (``complaints`` in sections.py).
+Checks within one section are its ``complaints`` in sections.py.
 """
 
 from __future__ import annotations
@@ -12,33 +12,29 @@ _ADDRESS = "write host:port, such as 127.0.0.1:10911"
 
 
 def contradictions(settings: Settings) -> list[tuple[str, str]]:
-    """Pairs (key, complaint)."""
+    """(key, complaint) pairs."""
     offload, pins = settings.offload, settings.pins
     found: list[tuple[str, str]] = []
-    if offload.poll_min_ms > offload.poll_max_ms:
-        found.append(("offload.poll_min_ms", "must not exceed offload.poll_max_ms"))
     if offload.block_bytes > offload.batch_bytes:
         found.append(("offload.block_bytes", "must not exceed offload.batch_bytes"))
     if offload.memory_budget_bytes < 3 * offload.batch_bytes:
         found.append((
             "offload.memory_budget_bytes",
-            f"must be at least 3 × offload.batch_bytes = {3 * offload.batch_bytes}: one batch is read, "
-            "one encoded, one uploaded at a time",
+            f"must be at least 3 × offload.batch_bytes = {3 * offload.batch_bytes}: one batch each is read, encoded, "
+            "uploaded",
         ))  # fmt: skip
     fetch = settings.fetch
     if fetch.cache_bytes + fetch.index_cache_bytes > fetch.memory_bytes:
         found.append(("fetch.memory_bytes", "must be at least fetch.cache_bytes + fetch.index_cache_bytes"))
-    if fetch.piece_bytes > fetch.get_max_bytes:
-        found.append(("fetch.piece_bytes", "must not exceed fetch.get_max_bytes"))
     if pins.create_below_ratio >= pins.release_above_ratio:
         found.append(("pins.create_below_ratio", "must be less than pins.release_above_ratio"))
     found += [(key, _ADDRESS) for key, text in _addresses(settings) if host_and_port(text) is None]
-    found += _of_no_certificate(settings.serve)
+    found += _tls_without_certificate(settings.serve)
     return found + settings.broker.complaints() + settings.read.complaints() + settings.slave.complaints()
 
 
 def _addresses(settings: Settings) -> list[tuple[str, str]]:
-    """Every address that is set, by its key, and those that must be."""
+    """(key, address) of every address that is set."""
     broker, serve, slave = settings.broker, settings.serve, settings.slave
     if_set = [
         ("broker.address", broker.address),
@@ -53,11 +49,11 @@ def _addresses(settings: Settings) -> list[tuple[str, str]]:
     ]
 
 
-def _of_no_certificate(serve: ServeSettings) -> list[tuple[str, str]]:
-    """TLS that is meant and not on would be seen by nobody."""
+def _tls_without_certificate(serve: ServeSettings) -> list[tuple[str, str]]:
+    """TLS settings without effect: a user who sets them expects TLS."""
     names = ("tls_key", "tls_key_password_file", "tls_client_ca", "tls_only")
     return [
-        (f"serve.{name}", "is in force with serve.tls_certificate only, which is not set")
+        (f"serve.{name}", "requires serve.tls_certificate")
         for name in names
         if getattr(serve, name) and not serve.tls_certificate
     ]

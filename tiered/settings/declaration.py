@@ -1,7 +1,4 @@
-"""How one setting is declared: default, meaning, limits. Owns the `setting` declaration and reading it back.
-
-Does not own which settings exist (sections.py) nor where values come from (load.py).
-"""
+"""The declaration of a setting: default, description, limits."""
 
 from __future__ import annotations
 
@@ -11,16 +8,16 @@ from typing import Any, get_type_hints
 
 @dataclass(frozen=True)
 class FieldRule:
-    """What is known about a setting besides its type. ``minimum``/``maximum`` are inclusive."""
+    """Description and limits of a setting. ``minimum`` and ``maximum`` are inclusive."""
 
     meaning: str
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     restart: bool = False
-    """A change needs a new process; SIGHUP reports it instead of applying it."""
+    """A change needs a restart; SIGHUP reports it."""
     live: bool = False
-    """A change is in force at once and leaves the uploader alone."""
+    """A change applies at once, without restarting the uploader."""
 
 
 def setting(
@@ -33,14 +30,14 @@ def setting(
     restart: bool = False,
     live: bool = False,
 ) -> Any:
-    """A dataclass field that knows its meaning and limits. The unit is the last word of the field's name."""
+    """A dataclass field that users can set. The unit is the last word of the field's name."""
     rule = FieldRule(meaning, minimum, maximum, choices, restart, live)
     return field(default=default, metadata={"rule": rule})
 
 
 @dataclass(frozen=True)
 class SettingField:
-    """One declared setting, ready for a loader or a document."""
+    """A declared setting."""
 
     section: str
     name: str
@@ -50,7 +47,7 @@ class SettingField:
 
     @property
     def key(self) -> str:
-        """``section.name``, as written in messages and ``--set``."""
+        """``section.name``, as in messages and ``--set``."""
         return f"{self.section}.{self.name}"
 
     @property
@@ -60,11 +57,12 @@ class SettingField:
 
 
 def declared(section: str, component: type[Any]) -> list[SettingField]:
-    """The settings of one component, in the order they are declared."""
+    """The settings of one component, in order of declaration; constants are skipped."""
     types = get_type_hints(component)
     return [
         SettingField(section, item.name, types[item.name], _default_of(item), item.metadata["rule"])
         for item in fields(component)
+        if "rule" in item.metadata
     ]
 
 

@@ -1,7 +1,4 @@
-"""docs/SETTINGS.md, written from the declarations so that it cannot go stale (a test compares).
-
-Run ``python -m tiered.settings.document > docs/SETTINGS.md`` after changing a setting.
-"""
+"""Generates docs/SETTINGS.md: ``python -m tiered.settings.document > docs/SETTINGS.md``. A test compares the two."""
 
 from __future__ import annotations
 
@@ -9,23 +6,22 @@ import sys
 from typing import Any
 
 from tiered.settings.declaration import SettingField, declared
-from tiered.settings.sections import NOT_IN_FORCE, SECTIONS
+from tiered.settings.sections import SECTIONS, UNSUPPORTED
 from tiered.settings.values import limits
 
 _PREAMBLE = """# Settings
 
 <!-- Generated from tiered/settings/sections.py by `python -m tiered.settings.document`. Do not edit. -->
 
-One TOML file (`--config`, or `TIERED_CONFIG`), then the environment, then flags; the later wins.
-`offload.batch_bytes` is `batch_bytes` under `[offload]` in the file, `TIERED_OFFLOAD__BATCH_BYTES` in the
-environment, and `--set offload.batch_bytes=64MiB` on the command line. A setting nobody knows, an impossible
-value and a setting that is not in force yet are errors that name the key and the fix (exit code 2).
+Settings come from one TOML file (`--config` or `TIERED_CONFIG`), the environment, and flags; later sources override
+earlier ones. `offload.batch_bytes` is `batch_bytes` under `[offload]` in the file, `TIERED_OFFLOAD__BATCH_BYTES` in the
+environment, and `--set offload.batch_bytes=64MiB` on the command line. Unknown settings, invalid values and settings
+that are not supported yet are errors that name the key and the fix (exit code 2).
 
-Sizes are bytes and may be written `"32MiB"`; times are milliseconds, a hundred years at most, and may be written
-`"5s"`. Lists are TOML lists, or texts separated by commas. `tiered config check` prints what is in force and where
-it came from.
+Sizes are bytes or text such as `"32MiB"`; times are milliseconds or text such as `"5s"`, at most a hundred years. Lists
+are TOML lists or comma-separated text. `tiered config check` prints the effective settings and their sources.
 
-Settings marked ↻ need a restart; SIGHUP applies all others (a running upload is drained first)."""
+Settings marked ↻ require a restart; SIGHUP applies all others after the running uploads are finished."""
 
 _TYPE_NAMES: dict[Any, str] = {
     int: "integer", float: "number", bool: "boolean", str: "text", tuple[str, ...]: "list",
@@ -33,14 +29,14 @@ _TYPE_NAMES: dict[Any, str] = {
 
 
 def settings_document() -> str:
-    """The whole document."""
+    """The document as Markdown."""
     parts = [_PREAMBLE]
     for section, component in SECTIONS.items():
         parts.append(f"\n## [{section}]\n\n{(component.__doc__ or '').strip()}\n")
         parts.append("| key | type | default | meaning | limits |\n|---|---|---|---|---|")
         parts.extend(_row(item) for item in declared(section, component))
-    parts.append("\n## Not in force yet\n\nRefused by name, never ignored:\n")
-    parts.extend(f"- `{key}`: {truth}." for key, truth in NOT_IN_FORCE.items())
+    parts.append("\n## Not supported yet\n\nThese settings are refused:\n")
+    parts.extend(f"- `{key}`: {truth}." for key, truth in UNSUPPORTED.items())
     return "\n".join(parts) + "\n"
 
 

@@ -1,12 +1,9 @@
-"""Settings from one TOML file, the environment and flags; later wins. Refuses what it does not know.
-
-Owns precedence, origins and complaints. Does not own which settings exist (sections.py) nor the meaning of a
-value (values.py).
-"""
+"""Loads settings from defaults, one TOML file, the environment and flags; later sources override earlier ones."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,7 +13,7 @@ from typing import Any
 from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, UsageError
 from tiered.settings.contradictions import contradictions
 from tiered.settings.declaration import SettingField, declared
-from tiered.settings.sections import NOT_IN_FORCE, SECTIONS, Settings
+from tiered.settings.sections import SECTIONS, UNSUPPORTED, Settings
 from tiered.settings.values import BadValueError, parse_value
 
 ENVIRONMENT_PREFIX = "TIERED_"
@@ -30,14 +27,14 @@ _MISSPELT = {
     ENVIRONMENT_PREFIX + key.replace(".", "_").upper(): ENVIRONMENT_PREFIX + key.replace(".", "__").upper()
     for key in FIELDS
 }
-"""Variables that somebody meant as a setting -> how that is written."""
+"""Variables with one underscore where two are needed -> the right name."""
 _INJECTED = ("tcp://", "udp://", "sctp://")
-"""What Kubernetes puts into TIERED_ADMIN_PORT for a service named tiered-admin."""
+"""Values that Kubernetes injects, such as TIERED_ADMIN_PORT for a service named tiered-admin."""
 
 
 @dataclass(frozen=True)
 class LoadedSettings:
-    """Settings and, per key that is not a default, where the value came from."""
+    """Settings and the source of each value that is not a default."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -51,8 +48,8 @@ def load_settings(
 ) -> LoadedSettings:
     """Merge defaults < file < environment < flags.
 
-    ``flags`` maps a key to (how the user wrote the flag, value). Raises UsageError naming key, origin and
-    fix; NotFoundError or AccessDeniedError for the file itself.
+    ``flags`` maps a key to (flag as written, value). Raises UsageError naming key, origin and fix; NotFoundError or
+    AccessDeniedError for the file.
     """
     environment = environment or {}
     config_path = config_path or environment.get(CONFIG_VARIABLE) or None
@@ -67,16 +64,16 @@ def load_settings(
         try:
             values[item.section][item.name] = parse_value(item, value)
         except BadValueError as error:
-            raise UsageError(f"{key} = {value!r} ({origin}) is impossible", hint=str(error)) from None
+            raise UsageError(f"{key} = {_shown(value)} ({origin}) is invalid", hint=str(error)) from None
     settings = replace(Settings(), **{name: SECTIONS[name](**chosen) for name, chosen in values.items()})
     for key, complaint in contradictions(settings):
         origin = raw[key][0] if key in raw else "default"
-        raise UsageError(f"{key} = {value_of(settings, key)!r} ({origin}) is impossible", hint=complaint)
+        raise UsageError(f"{key} = {_shown(value_of(settings, key))} ({origin}) is invalid", hint=complaint)
     return LoadedSettings(settings, {key: origin for key, (origin, _) in raw.items()})
 
 
 def value_of(settings: Settings, key: str) -> Any:
-    """The value of ``section.name``."""
+    """The value of the setting ``section.name``."""
     section, name = key.split(".", 1)
     return getattr(getattr(settings, section), name)
 
@@ -102,17 +99,17 @@ def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
         with path.open("rb") as file:
             document = tomllib.load(file)
     except FileNotFoundError:
-        raise NotFoundError(f"there is no configuration file {path}", hint="check --config") from None
+        raise NotFoundError(f"configuration file {path} does not exist", hint="check --config") from None
     except (PermissionError, IsADirectoryError) as error:
         raise AccessDeniedError(f"cannot read {path}: {error.strerror}", hint="check --config") from None
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror or error}", hint="try again") from None
-    except (ValueError, RecursionError) as error:  # TOML's own, no UTF-8, a number or nesting without an end
-        raise UsageError(f"{path} is not TOML: {error}", hint="correct that line") from None
+    except (ValueError, RecursionError) as error:  # TOML syntax, encoding, or excessive nesting
+        raise UsageError(f"{path} is not valid TOML: {error}", hint="correct that line") from None
     found: dict[str, tuple[str, Any]] = {}
     for section, content in document.items():
         if not isinstance(content, dict):
-            raise UsageError(f"{section} in {path} is outside any section", hint=_suggestion(section))
+            raise UsageError(f"{section} in {path} is not in a section", hint=_suggestion(section))
         if section not in SECTIONS:
             _known(f"{section}.{next(iter(content), '')}".rstrip("."), str(path))
         for name, value in content.items():
@@ -123,7 +120,7 @@ def _from_file(path: Path) -> dict[str, tuple[str, Any]]:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
     found: dict[str, tuple[str, Any]] = {}
     for variable, value in environment.items():
-        # Only names with a double underscore are ours: orchestrators inject TIERED_PORT and the like.
+        # Settings have a double underscore: orchestrators inject variables such as TIERED_PORT.
         if variable.startswith(ENVIRONMENT_PREFIX) and "__" in variable:
             key = variable[len(ENVIRONMENT_PREFIX) :].lower().replace("__", ".", 1)
             found[key] = (variable, value)
@@ -135,10 +132,14 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, An
 def _known(key: str, origin: str) -> SettingField:
     if key in FIELDS:
         return FIELDS[key]
-    for reserved, truth in NOT_IN_FORCE.items():
+    for reserved, truth in UNSUPPORTED.items():
         if key == reserved or key.startswith((f"{reserved}.", f"{reserved}_")):
-            raise UsageError(f"{key} ({origin}) is not in force in this version: {truth}", hint="remove it")
+            raise UsageError(f"{key} ({origin}) is not supported: {truth}", hint="remove it")
     raise UsageError(f"{key} ({origin}) is not a setting", hint=_suggestion(key))
+
+
+def _shown(value: Any) -> str:
+    return value or "(empty)" if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _suggestion(key: str) -> str:

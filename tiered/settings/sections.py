@@ -1,8 +1,7 @@
-"""The settings that exist: one frozen dataclass per component, one section of the TOML file each.
+"""All settings: one frozen dataclass for each component, one section of the TOML file each.
 
-Owns names, defaults, meanings and limits, and the rules that tie values of one component together. Does not own reading
-files or the environment (load.py), nor the components themselves. Sizes are bytes, times milliseconds, unless
-the name says otherwise.
+Fields declared with ``setting`` are for users. Plain fields are constants of the component: nobody can choose a better
+value for them, but tests replace them. Sizes are bytes and times milliseconds unless the name says otherwise.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class BrokerSettings:
-    """The broker beside which the sidecar runs."""
+    """The broker whose log is archived."""
 
-    store_path: str = setting("", "the broker's storePathRootDir", restart=True)
+    store_path: str = setting("", "storePathRootDir of the broker", restart=True)
     commitlog_paths: tuple[str, ...] = setting(
-        (), "commitlog directories when they are not below the store (storePathCommitLog)", restart=True
+        (), "commitlog directories outside the store (storePathCommitLog)", restart=True
     )
-    conf_path: str = setting("", "the broker's broker.conf: names, paths, disk thresholds, delay levels")
+    conf_path: str = setting("", "broker.conf of the broker: names, paths, disk thresholds, delay levels")
     address: str = setting(
         "", "host:port of the broker's remoting port; empty: brokerIP1:listenPort of broker.conf"
     )
@@ -36,144 +35,148 @@ class BrokerSettings:
     )
     credentials_file: str = setting(
         "",
-        "accessKey and secretKey of an account of a broker that checks who asks, as in mqadmin's conf/tools.yml; "
-        "empty: what we ask is not signed",
+        "file with accessKey and secretKey for an ACL-enabled broker, in the format of mqadmin's conf/tools.yml; "
+        "empty: requests are not signed",
         restart=True,
     )
     request_timeout_ms: int = setting(
-        3_000, "time limit of one request to the broker", minimum=50, maximum=HOUR_MS
+        3_000, "timeout of a request to the broker", minimum=50, maximum=HOUR_MS
     )
-    tls: bool = setting(False, "dial the broker and the name servers with TLS", restart=True)
+    tls: bool = setting(False, "connect to the broker and the name servers with TLS", restart=True)
     tls_ca: str = setting(
         "",
-        "PEM file of the CAs that signed their certificates, or of these themselves; empty: the CAs of the system. "
-        "Read anew when it changes, as the other files are",
+        "PEM file of trusted CA or server certificates; empty: the system's CAs. All TLS files are read again when "
+        "they change",
         restart=True,
     )
     tls_verify: str = setting(
         "full",
-        "what is checked of their certificates. full: who signed, time and host; ca: not the host; none: nothing, so "
-        "that anybody in between may read along",
+        "verification of server certificates. full: chain, validity and host name; ca: no host name; none: no "
+        "verification, open to man-in-the-middle attacks",
         choices=("full", "ca", "none"),
         restart=True,
     )
-    tls_certificate: str = setting(
-        "", "PEM file of the certificate chain that they are shown when they ask for one", restart=True
+    tls_certificate: str = setting("", "PEM file of the client certificate chain", restart=True)
+    tls_key: str = setting(
+        "", "PEM file of the client key; empty: the key is in tls_certificate", restart=True
     )
-    tls_key: str = setting("", "PEM file of its key; empty: it is in that file", restart=True)
     tls_key_password_file: str = setting(
-        "", "file with the password of that key in its first line; empty: it is not encrypted", restart=True
+        "",
+        "file whose first line is the password of the client key; empty: the key is not encrypted",
+        restart=True,
     )
 
     def complaints(self) -> list[tuple[str, str]]:
-        """What is impossible together. TLS that is meant and not on would be seen by nobody."""
-        of_certificate = ("tls_key", "tls_key_password_file")
-        if self.tls:
-            return [] if self.tls_certificate else [
-                (f"broker.{name}", "is of broker.tls_certificate, which is not set")
-                for name in of_certificate if getattr(self, name)
-            ]  # fmt: skip
-        set_in_vain = [name for name in ("tls_ca", "tls_certificate", *of_certificate) if getattr(self, name)]
-        return [(f"broker.{name}", "is in force with broker.tls = true only") for name in set_in_vain]
+        """TLS settings without effect: a user who sets them expects TLS."""
+        requirements = [
+            ("tls_key", "broker.tls_certificate"),
+            ("tls_key_password_file", "broker.tls_certificate"),
+        ]
+        if not self.tls:
+            names = ("tls_ca", "tls_certificate", "tls_key", "tls_key_password_file")
+            requirements = [(name, "broker.tls = true") for name in names]
+        elif self.tls_certificate:
+            return []
+        return [(f"broker.{name}", f"requires {need}") for name, need in requirements if getattr(self, name)]
 
 
 @dataclass(frozen=True)
 class ArchiveSettings:
-    """Where the archive is and whose it is."""
+    """Location and names of the archive."""
 
     url: str = setting("", "file:///directory or s3://bucket/prefix", restart=True)
     cluster: str = setting("", "cluster name; empty: from broker.conf or the store", restart=True)
     broker: str = setting("", "broker name; empty: from broker.conf or the store", restart=True)
     take_over: bool = setting(
-        False, "claim the archive at start even though another instance is its writer (fences it)"
+        False, "claim the archive at start even if another instance owns it; that instance is fenced"
     )
     replace_log: bool = setting(
         False,
-        "back-fill a store whose log does not go on from what is archived under its name (another broker's, an older "
-        "copy, a lost end): what of that is not in this log is shown no more",
+        "backfill a store whose log does not continue the archive (another broker's, an older copy, a truncated log); "
+        "hides archived messages missing from this log",
     )
 
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """Which topics are archived: include, then exclude, as shell patterns."""
+    """Topics to archive, as shell patterns."""
 
     include: tuple[str, ...] = setting(("*",), "patterns of topics to archive")
-    exclude: tuple[str, ...] = setting((), "patterns of topics not to archive; wins over include")
-    include_system: bool = setting(False, "archive RocketMQ's own topics too")
+    exclude: tuple[str, ...] = setting((), "patterns of topics not to archive; takes precedence over include")
+    include_system: bool = setting(False, "also archive RocketMQ's system topics")
 
     def topic_filter(self, cluster: str, broker: str, trace_topic: str = "") -> TopicFilter:
-        """The filter these settings mean for one broker. ``trace_topic``: see TopicFilter."""
+        """The filter for one broker. ``trace_topic``: see TopicFilter."""
         return TopicFilter(self.include, self.exclude, self.include_system, cluster, broker, trace_topic)
 
 
 @dataclass(frozen=True)
 class OffloadSettings:
-    """The upload path: batching, encoding, attempts, memory, polling."""
+    """Uploading: batches, encoding, timeouts, memory."""
 
     batch_bytes: int = setting(
-        32 * MIB, "a cycle closes at this many bytes of commitlog", minimum=64 * KIB, maximum=1 * GIB
+        32 * MIB, "commitlog bytes at which a cycle closes", minimum=64 * KIB, maximum=1 * GIB
     )
     batch_age_ms: int = setting(
-        5_000, "a cycle closes when its oldest byte is this old", minimum=1, maximum=HOUR_MS
+        5_000, "age of the oldest byte at which a cycle closes", minimum=1, maximum=HOUR_MS
     )
     split_bytes: int = setting(
         16 * MIB, "a queue's run of at least this size becomes an object of its own", minimum=64 * KIB
     )
     block_bytes: int = setting(
-        512 * KIB, "uncompressed bytes of a block, the unit of reading", minimum=4 * KIB, maximum=64 * MIB
+        512 * KIB, "uncompressed size of a block, the unit of reading", minimum=4 * KIB, maximum=64 * MIB
     )
     compression_level: int = setting(1, "zstd level", minimum=1, maximum=19)
-    upload_threads: int = setting(4, "objects in flight at once", minimum=1, maximum=64)
+    upload_threads: int = setting(4, "concurrent uploads", minimum=1, maximum=64)
     attempt_timeout_ms: int = setting(
-        30_000, "an upload unanswered for this long is abandoned", minimum=100, maximum=HOUR_MS
+        30_000, "an upload without an answer is abandoned after this", minimum=100, maximum=HOUR_MS
     )
     memory_budget_bytes: int = setting(
         384 * MIB,
-        "all buffers together never exceed this; keys come on top, 8 bytes each, where messages have thousands",
+        "limit of all buffers together; message keys add 8 bytes each where messages have thousands",
         minimum=32 * MIB,
     )
-    poll_min_ms: int = setting(1, "shortest wait between looks at a growing commitlog", minimum=1)
-    poll_max_ms: int = setting(100, "longest wait between looks at an idle one", minimum=1, maximum=60_000)
-    root_every: int = setting(64, "commits between two root pages of the catalog", minimum=1, maximum=10_000)
-    compress_threads: int = setting(2, "threads that compress", minimum=1, maximum=64)
+    compress_threads: int = setting(2, "compression threads", minimum=1, maximum=64)
+    poll_min_ms: int = 1
+    """Wait between checks of a growing commitlog."""
+    poll_max_ms: int = 100
+    """Wait between checks of an idle commitlog."""
+    root_every: int = 64
+    """Commits between two root pages of the catalog: a reader applies at most this many at its start."""
 
 
 @dataclass(frozen=True)
 class ObjectStoreSettings:
-    """How the object store is reached. Credentials are never settings: they come from the SDK's own chain."""
+    """Access to the object store. Credentials are not settings: the SDK's credential chain finds them."""
 
-    endpoint_url: str = setting("", "S3 endpoint when it is not AWS, such as http://127.0.0.1:9000")
-    region: str = setting("", "region; empty: from the SDK's own chain")
-    addressing_style: str = setting("auto", "how a bucket is addressed", choices=("auto", "path", "virtual"))
+    endpoint_url: str = setting("", "S3 endpoint other than AWS, such as http://127.0.0.1:9000")
+    region: str = setting("", "region; empty: from the SDK's configuration")
+    addressing_style: str = setting("auto", "bucket addressing", choices=("auto", "path", "virtual"))
     multipart_threshold_bytes: int = setting(
-        64 * MIB, "larger objects are sent in parts", minimum=5 * MIB, maximum=5 * GIB
+        64 * MIB, "larger objects are uploaded in parts", minimum=5 * MIB, maximum=5 * GIB
     )
-    multipart_part_bytes: int = setting(16 * MIB, "size of a part", minimum=5 * MIB, maximum=5 * GIB)
-    connect_timeout_ms: int = setting(5_000, "time limit of connecting", minimum=50, maximum=HOUR_MS)
-    read_timeout_ms: int = setting(
-        30_000, "time limit of waiting for an answer to a read", minimum=50, maximum=HOUR_MS
-    )
+    connect_timeout_ms: int = setting(5_000, "connect timeout", minimum=50, maximum=HOUR_MS)
+    read_timeout_ms: int = setting(30_000, "timeout of a read request", minimum=50, maximum=HOUR_MS)
     upload_bytes_per_s: int = setting(0, "upload bandwidth limit; 0: none", minimum=0)
     trusted_network: bool = setting(
-        False, "send bodies unsigned over plain http too: saves CPU on a link nobody else can reach"
+        False, "send bodies unsigned over plain HTTP as well: saves CPU on a private network"
     )
+    multipart_part_bytes: int = 16 * MIB
+    """A part of a multipart upload; larger where an object would have more than 10,000 parts."""
 
 
 @dataclass(frozen=True)
 class PinSettings:
     """Hard links that keep commitlog files readable until they are archived."""
 
-    enabled: bool = setting(True, "pin files that are not yet archived")
+    enabled: bool = setting(True, "pin unarchived files")
     directory: str = setting(
         "",
-        "where links are made, this broker's only, on its commitlog's disk; empty: state directory or beside the store",
+        "directory of the links, one per broker, on the commitlog's disk; empty: state directory or beside the store",
     )
-    create_below_ratio: float = setting(
-        0.65, "no new pin when this share of the disk is used", minimum=0.0, maximum=1.0
-    )
+    create_below_ratio: float = setting(0.65, "no new pins above this disk usage", minimum=0.0, maximum=1.0)
     release_above_ratio: float = setting(
-        0.72, "all pins go, oldest first, above this share of the disk", minimum=0.0, maximum=1.0
+        0.72, "all pins are removed, oldest first, above this disk usage", minimum=0.0, maximum=1.0
     )
 
 
@@ -187,59 +190,59 @@ class AdminSettings:
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """The process itself."""
+    """The process."""
 
     state_dir: str = setting(
         "", "lock, admin address, pins; empty: $XDG_STATE_HOME/rocketmq-tiered/<broker>", restart=True
     )
     drain_timeout_ms: int = setting(
-        30_000, "after SIGTERM, how long to finish what is in flight", minimum=0, maximum=10 * 60_000
+        30_000, "time to finish uploads after SIGTERM", minimum=0, maximum=10 * 60_000
     )
     patience_ms: int = setting(
-        60_000, "a back-fill gives up when the object store has refused everything for this long", minimum=0
+        60_000, "a backfill fails after the object store has refused all requests for this long", minimum=0
     )
     when_fenced: str = setting(
         "standby",
-        "once another writer owns the archive: wait as its standby, or exit with code 5",
+        "when another writer owns the archive: wait as its standby, or exit with code 5",
         choices=("standby", "exit"),
     )
+    log_level: str = setting("info", "log level", choices=("debug", "info", "warning", "error"))
     standby_retry_ms: int = setting(
-        30_000, "as standby, how often to ask whether the archive may be taken over", minimum=100
-    )
-    log_level: str = setting(
-        "info", "least severe level logged", choices=("debug", "info", "warning", "error")
+        30_000, "interval at which a standby checks whether it may take over", minimum=100
     )
 
 
 @dataclass(frozen=True)
 class GcSettings:
-    """Removing garbage."""
+    """Garbage collection."""
 
-    grace_ms: int = setting(72 * HOUR_MS, "how long garbage is kept before gc deletes it", minimum=0)
+    grace_ms: int = setting(
+        72 * HOUR_MS, "grace period: how long garbage is kept before gc deletes it", minimum=0
+    )
 
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """The message index: when new segments are indexed, and how its files are merged."""
+    """The message index: building and merging of index files."""
 
     enabled: bool = setting(True, "build index files; without them every query reads all key sections")
     unindexed_objects_max: int = setting(
-        64, "segments not indexed yet at which a new index file is made", minimum=1, maximum=10_000
+        64, "unindexed segments at which a new index file is built", minimum=1, maximum=10_000
     )
     after_backfill: bool = setting(
-        False, "index every segment at the end of a back-fill, not only once there are unindexed_objects_max"
+        False, "index every segment at the end of a backfill, even below unindexed_objects_max"
     )
-    merge_files: int = setting(8, "this many files of one day are merged into one", minimum=2, maximum=64)
     memory_bytes: int = setting(
         64 * MIB,
-        "memory for building and merging index files, beside the keys of one object (8 bytes each)",
+        "memory for building and merging index files, in addition to 8 bytes for each key of one object",
         minimum=1 * MIB,
         maximum=4 * GIB,
     )
-    work_dir: str = setting(
-        "", "where larger index files are put together; empty: the system's temporary directory"
-    )
-    retry_ms: int = setting(30_000, "after a failure, when to try again", minimum=100, maximum=HOUR_MS)
+    work_dir: str = setting("", "directory for building larger index files; empty: the temporary directory")
+    merge_files: int = 8
+    """Files of one day that are merged into one."""
+    retry_ms: int = 30_000
+    """Wait after a failure."""
 
 
 READ_POLICIES = ("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE")
@@ -248,21 +251,21 @@ READ_POLICIES = ("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE")
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """What is read from the archive although the broker may still have it. A reload applies at the next read."""
+    """When clients read from the archive instead of the broker. A reload applies to the next read."""
 
     policy: str = setting(
         "NOT_IN_DISK",
-        "when the archive is read: DISABLE never, NOT_IN_DISK when the broker's files no longer have the message, "
-        "NOT_IN_MEM also when its memory has not, FORCE always (tieredStorageLevel, also 0 to 3)",
+        "when to read the archive: DISABLE never; NOT_IN_DISK when the message is no longer in the broker's files; "
+        "NOT_IN_MEM also when it is not in the page cache; FORCE always (tieredStorageLevel; also 0 to 3)",
         live=True,
     )
     topic_policies: tuple[str, ...] = setting(
-        (), 'policies of topics, as "pattern=policy"; the first pattern that fits wins', live=True
+        (), 'policies by topic, as "pattern=policy"; the first match applies', live=True
     )
-    local_threads: int = setting(4, "threads that read the broker's files", minimum=1, maximum=64)
-    local_refresh_ms: int = setting(
-        1_000, "how often the broker's directories are looked at for new and deleted files", minimum=10
-    )
+    local_threads: int = 4
+    """Threads that read the broker's files."""
+    local_refresh_ms: int = 1_000
+    """Interval at which the broker's directories are checked for new and deleted files."""
 
     def default_policy(self) -> str:
         """One of READ_POLICIES."""
@@ -274,7 +277,7 @@ class ReadSettings:
         return tuple((pattern, _read_policy(name) or name) for pattern, _, name in pairs)
 
     def complaints(self) -> list[tuple[str, str]]:
-        """Pairs (key, complaint), as ``contradictions`` gives."""
+        """(key, complaint) pairs, as in ``contradictions``."""
         found = []
         wanted = f"use one of {', '.join(READ_POLICIES)}"
         if _read_policy(self.policy) is None:
@@ -294,38 +297,38 @@ def _read_policy(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """Serving an archive to RocketMQ clients."""
+    """Serving RocketMQ clients."""
 
     bind: str = setting(
         "127.0.0.1:9876", "address to listen on, as host:port; port 0: any free one", restart=True
     )
     advertise: str = setting(
         "",
-        "host:port that clients dial, as routes name it. tiered run serves clients only if it is set; "
-        "tiered serve: empty for the address bound, or this machine's where that is 0.0.0.0",
+        "host:port in routes, to which clients connect. tiered run serves clients only if it is set; tiered serve: "
+        "empty for the bound address, or this machine's where that is 0.0.0.0",
         restart=True,
     )
-    refresh_ms: int = setting(1_000, "how often to look for new commits of the archive", minimum=50)
+    refresh_ms: int = setting(1_000, "interval at which new commits of the archive are loaded", minimum=50)
     hold_ms_max: int = setting(
         20_000,
-        "a pull that finds nothing waits at most this long for new messages",
+        "longest wait of a pull for new messages",
         minimum=0,
         maximum=25_000,
     )
-    pull_messages_max: int = setting(1_024, "messages of one answer", minimum=1, maximum=32_768)
+    pull_messages_max: int = setting(1_024, "messages in a response", minimum=1, maximum=32_768)
     pull_bytes_max: int = setting(
         4 * MIB,
-        "bytes of one answer; a single larger message goes alone",
+        "bytes in a response; a larger message is sent alone",
         minimum=64 * 1024,
         maximum=15 * MIB,
     )
     connections_max: int = setting(10_000, "open connections", minimum=1, maximum=1_000_000, restart=True)
     requests_max: int = setting(
-        4_096, "requests of one connection at work at once, waiting pulls included", minimum=1
+        4_096, "concurrent requests of one connection, including waiting pulls", minimum=1
     )
     lease_ms: int = setting(
         60_000,
-        "consumer groups may be taken over from a server not seen for this long",
+        "consumer groups of a server without a heartbeat for this long may be taken over",
         minimum=1_000,
         restart=True,
     )
@@ -338,45 +341,50 @@ class ServeSettings:
     )
     dead_letter_keep_ms: int = setting(
         30 * 24 * HOUR_MS,
-        "dead letters of groups served here are kept this long",
+        "retention of dead letters of the groups served here",
         minimum=HOUR_MS,
         restart=True,
     )
     accept_proxy: bool = setting(
-        False, "accept PROXY protocol headers (v1, v2) from a load balancer", restart=True
+        False, "accept PROXY protocol headers (v1, v2) of a load balancer", restart=True
     )
-    tls_certificate: str = setting("", "PEM file of the certificate chain; empty: no TLS", restart=True)
-    tls_key: str = setting("", "PEM file of its key", restart=True)
+    tls_certificate: str = setting(
+        "", "PEM file of the server certificate chain; empty: no TLS", restart=True
+    )
+    tls_key: str = setting("", "PEM file of the server key", restart=True)
     tls_key_password_file: str = setting(
-        "", "file with the password of that key in its first line; empty: it is not encrypted", restart=True
+        "",
+        "file whose first line is the password of the server key; empty: the key is not encrypted",
+        restart=True,
     )
     tls_client_ca: str = setting(
-        "", "PEM file of CAs of clients' certificates; empty: none is asked for", restart=True
+        "", "PEM file of the CAs of client certificates; empty: none are requested", restart=True
     )
     tls_client_required: bool = setting(
-        True, "with serve.tls_client_ca: refuse TLS clients without a certificate", restart=True
+        True, "refuse TLS clients without a certificate; requires serve.tls_client_ca", restart=True
     )
     tls_only: bool = setting(False, "refuse connections without TLS", restart=True)
     acl_file: str = setting(
         "",
-        "access rules: plain_acl.yml (ACL 1.0) or users and acls (5.x); read anew when it changes",
+        "access rules: plain_acl.yml (ACL 1.0) or users and acls (5.x); read again when the file changes",
         restart=True,
     )
     audit_interval_ms: int = setting(
-        60_000, "one log line for each reader of a queue says what it read in such an interval; 0: none",
+        60_000, "interval of the audit log: one line for each reader of a queue; 0: no audit log",
         minimum=0, restart=True,
     )  # fmt: skip
     frame_bytes_max: int = setting(
-        16 * MIB, "bytes of one request", minimum=64 * 1024, maximum=16 * MIB, restart=True
+        16 * MIB, "size of a request", minimum=64 * 1024, maximum=16 * MIB, restart=True
     )
     frame_ms: int = setting(
-        30_000, "a request must be complete so long after its first byte", minimum=100, restart=True
+        30_000, "time between the first and the last byte of a request", minimum=100, restart=True
     )
-    idle_ms: int = setting(
-        120_000, "a connection without a byte either way is closed", minimum=1_000, restart=True
-    )
+    idle_ms: int = setting(120_000, "an idle connection is closed after this", minimum=1_000, restart=True)
     stall_ms: int = setting(
-        60_000, "a client that reads nothing of what waits for it is closed", minimum=1_000, restart=True
+        60_000,
+        "a connection whose client does not read its responses is closed after this",
+        minimum=1_000,
+        restart=True,
     )
     unread_bytes_max: int = setting(
         64 * MIB, "answers that clients have not read, all together; above it the oldest are closed",
@@ -416,118 +424,95 @@ class ServeSettings:
 
 @dataclass(frozen=True)
 class SlaveSettings:
-    """Standing in the routes of the broker as one of its slaves (`tiered run`), for consumers that are sent there.
+    """Slave mode of `tiered run`: registers as a slave of the broker and serves consumers that the broker redirects.
     Limits, TLS and access rules are those of `[serve]`."""
 
     broker_id: int = setting(
         0,
-        "the id to register under at the name servers, unused and larger than every real slave's; 0: not registered",
+        "broker id for the name servers, unused and larger than that of every real slave; 0: not registered",
         minimum=0,
         maximum=(1 << 31) - 1,
         restart=True,
     )
-    advertise: str = setting("", "host:port that clients dial, as routes name it", restart=True)
+    advertise: str = setting("", "host:port in routes, to which clients connect", restart=True)
     bind: str = setting("127.0.0.1:10931", "address to listen on, as host:port", restart=True)
     register_ms: int = setting(
-        30_000, "how often to register again; name servers forget a broker after 120 s",
+        30_000, "registration interval; name servers drop a broker after 120 s",
         minimum=1_000, maximum=60_000, restart=True,
     )  # fmt: skip
 
     def complaints(self) -> list[tuple[str, str]]:
-        """Pairs (key, complaint), as ``contradictions`` gives."""
+        """(key, complaint) pairs, as in ``contradictions``."""
         if self.advertise and self.broker_id == 0:
-            return [
-                (
-                    "slave.broker_id",
-                    "0 is the master's id: use one that is free and larger than every slave's",
-                )
-            ]
+            return [("slave.broker_id", "0 is the master: use an unused id larger than that of every slave")]
         if self.broker_id and not self.advertise:
-            return [("slave.advertise", "must be set with slave.broker_id: where do clients dial?")]
+            return [("slave.advertise", "required by slave.broker_id: clients need an address")]
         return []
 
 
 @dataclass(frozen=True)
 class PrefetchSettings:
-    """How far ahead of sequential readers the archive is read. The window of a reader grows by a batch for every
-    window consumed and is halved when blocks expire unread."""
+    """Prefetching for sequential readers. A reader's window grows by a batch for every window consumed and is halved
+    when blocks expire unread."""
 
-    enabled: bool = setting(True, "read ahead at all")
-    window_min_messages: int = setting(
-        32, "smallest window; a reader's own batch when that is larger", minimum=1, maximum=1_000_000
-    )
-    window_first_bytes: int = setting(
-        8 * MIB,
-        "where the window of a sequential reader begins, before compression: about what one request brings",
-        minimum=0,
-    )
+    enabled: bool = setting(True, "prefetch for sequential readers")
     window_max_bytes: int = setting(
-        32 * MIB, "largest window of one reader, before compression", minimum=64 * KIB, maximum=4 * GIB
+        32 * MIB, "largest window of one reader, uncompressed", minimum=64 * KIB, maximum=4 * GIB
     )
     memory_bytes: int = setting(
-        96 * MIB,
-        "read ahead for all readers together and not consumed yet, before compression",
-        minimum=64 * KIB,
+        96 * MIB, "prefetched and unread blocks of all readers, uncompressed", minimum=64 * KIB
     )
-    in_hand_bytes: int = setting(
-        64 * MIB, "blocks that readers keep from one pull to the next", minimum=64 * KIB
-    )
-    hold_off_ms: int = setting(
-        1_000, "after reading ahead failed, when to try again", minimum=10, maximum=HOUR_MS
-    )
-    events: int = setting(4096, "events of the read path kept for diagnosis", minimum=16, maximum=1_000_000)
+    window_min_messages: int = 32
+    """Smallest window, unless the reader's batch is larger."""
+    window_first_bytes: int = 8 * MIB
+    """First window of a sequential reader, uncompressed: about the size of one request."""
+    in_hand_bytes: int = 64 * MIB
+    """Blocks that readers keep between pulls."""
+    hold_off_ms: int = 1_000
+    """Wait after a failed prefetch."""
+    events: int = 4096
+    """Events of the read path that are kept for diagnosis."""
 
 
 @dataclass(frozen=True)
 class FetchSettings:
-    """Reading the archive: requests, caches, memory, bandwidth. Unless said otherwise, sizes are of decoded blocks."""
+    """Reading the archive: requests, caches, memory, bandwidth. Sizes are of decoded blocks unless stated otherwise."""
 
     memory_bytes: int = setting(
-        256 * MIB,
-        "caches, requests in flight and blocks in readers' hands together never exceed this",
-        minimum=8 * MIB,
+        256 * MIB, "limit of caches, requests in flight and buffered blocks together", minimum=8 * MIB
     )
-    cache_bytes: int = setting(128 * MIB, "blocks kept in memory, at most", minimum=0)
-    index_cache_bytes: int = setting(32 * MIB, "tails of objects kept in memory, at most", minimum=0)
+    cache_bytes: int = setting(128 * MIB, "block cache", minimum=0)
+    index_cache_bytes: int = setting(32 * MIB, "cache of object tails", minimum=0)
     query_cache_bytes: int = setting(
-        32 * MIB,
-        "parts of index files and key sections kept in memory for queries by key and id, at most",
-        minimum=0,
-        restart=True,
-    )
-    unread_expiry_ms: int = setting(180_000, "a block fetched ahead is dropped unread after this", minimum=1)
-    read_expiry_ms: int = setting(10_000, "a block is dropped this long after its last reader", minimum=0)
-    memory_wait_ms: int = setting(
-        5_000, "a read that finds no memory waits this long, then fails as temporarily unavailable", minimum=0
+        32 * MIB, "cache of index files and key sections for queries by key and id", minimum=0, restart=True
     )
     disk_cache_path: str = setting("", "directory of the disk cache; empty: none", restart=True)
-    disk_cache_bytes: int = setting(1 * GIB, "bytes of disk that the disk cache takes, at most", minimum=0)
-    gap_ratio: float = setting(
-        0.125,
-        "share of a GET that may be bytes nobody wants, to save requests",
-        minimum=0.0,
-        maximum=0.9,
-    )
-    piece_bytes: int = setting(
-        4 * MIB, "a longer stored range is fetched in concurrent pieces of about this size", minimum=64 * KIB
-    )
-    get_max_bytes: int = setting(
-        16 * MIB, "stored bytes of one GET, at most; a single larger block goes alone", minimum=64 * KIB
-    )
-    user_requests: int = setting(16, "requests at once for readers that wait", minimum=1, maximum=1024)
-    prefetch_requests: int = setting(8, "requests at once for reading ahead", minimum=1, maximum=1024)
-    background_requests: int = setting(2, "requests at once for maintenance", minimum=1, maximum=1024)
-    user_bytes_per_s: int = setting(0, "bandwidth of reads somebody waits for; 0: no limit", minimum=0)
-    prefetch_bytes_per_s: int = setting(0, "bandwidth of reading ahead; 0: no limit", minimum=0)
-    background_bytes_per_s: int = setting(0, "bandwidth of maintenance; 0: no limit", minimum=0)
-    bytes_per_s: int = setting(0, "bandwidth of all reads together; 0: no limit", minimum=0)
-    queue_max: int = setting(
-        4_096, "requests of one kind that may wait; more are refused as temporarily unavailable", minimum=1
-    )
-    decode_threads: int = setting(
-        0, "threads that decode blocks; 0: one a processor (`tiered serve`, asyncio: but one), two at most",
-        minimum=0, maximum=64,
-    )  # fmt: skip
+    disk_cache_bytes: int = setting(1 * GIB, "size of the disk cache", minimum=0)
+    user_requests: int = setting(16, "concurrent requests of waiting readers", minimum=1, maximum=1024)
+    prefetch_requests: int = setting(8, "concurrent requests of prefetching", minimum=1, maximum=1024)
+    bytes_per_s: int = setting(0, "bandwidth limit of all reads together; 0: none", minimum=0)
+    background_requests: int = 2
+    """Concurrent requests of maintenance."""
+    unread_expiry_ms: int = 180_000
+    """A prefetched block that is not read is dropped after this."""
+    read_expiry_ms: int = 10_000
+    """A block is dropped this long after its last read."""
+    memory_wait_ms: int = 5_000
+    """A read waits this long for memory, then fails as temporarily unavailable."""
+    gap_ratio: float = 0.125
+    """Share of a GET that may be unneeded bytes, to save requests."""
+    piece_bytes: int = 4 * MIB
+    """A longer stored range is fetched in concurrent pieces of about this size."""
+    get_max_bytes: int = 16 * MIB
+    """Stored bytes of one GET; a larger block is fetched alone."""
+    queue_max: int = 4_096
+    """Waiting requests of one class; more are refused as temporarily unavailable."""
+    decode_threads: int = 0
+    """Threads that decode blocks; 0: one per processor, at most two (`tiered serve`, asyncio: all but one)."""
+    user_bytes_per_s: int = 0
+    prefetch_bytes_per_s: int = 0
+    background_bytes_per_s: int = 0
+    """Bandwidth limits by request class; 0: none."""
 
     @property
     def threads(self) -> int:
@@ -537,7 +522,7 @@ class FetchSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """All components' settings. Field names are the section names."""
+    """Settings of all components. Field names are section names."""
 
     broker: BrokerSettings = field(default_factory=BrokerSettings)
     archive: ArchiveSettings = field(default_factory=ArchiveSettings)
@@ -574,11 +559,11 @@ SECTIONS: dict[str, type[Any]] = {
     "slave": SlaveSettings,
 }
 
-NOT_IN_FORCE: dict[str, str] = {
-    "retention": "nothing expires yet: messages stay until the archive is deleted",
-    "retention.ttl": "nothing expires yet: messages stay until the archive is deleted",
-    "compaction": "segments are not merged yet",
-    "encryption": "objects are stored unencrypted by this program: use the bucket's own encryption",
+UNSUPPORTED: dict[str, str] = {
+    "retention": "messages do not expire: they stay until the archive is deleted",
+    "retention.ttl": "messages do not expire: they stay until the archive is deleted",
+    "compaction": "segments are not merged",
+    "encryption": "objects are not encrypted by this program: use bucket encryption",
     "offload.dictionary": "blocks are compressed without a dictionary",
 }
-"""Planned names that this version does not obey yet, and what is true instead. Refused, never ignored."""
+"""Reserved names of planned settings, and what applies instead. They are refused."""

@@ -1,8 +1,4 @@
-"""Turning what a person wrote into a setting's value: integers with units, booleans, lists, and the limits.
-
-Pure. Does not own where the text came from; complaints are plain sentences which load.py puts beside key and
-origin.
-"""
+"""Parses and checks the value of a setting: integers with units, booleans, lists, limits. Pure."""
 
 from __future__ import annotations
 
@@ -23,17 +19,17 @@ _QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 WHOLE_MAX = 1 << 53
-"""The largest number up to which text, TOML and metrics agree on every one."""
+"""Larger integers are not exact in metrics."""
 TIME_MS_MAX = 100 * 366 * 86_400_000
-"""A century, of times that have no limit of their own: clocks and waits of the system take no more than three."""
+"""A century, for times without a limit of their own: the system's clocks and waits overflow at about three."""
 
 
 class BadValueError(ValueError):
-    """A value that cannot be the setting's. The text completes "<key> = <value>: ..."."""
+    """An invalid value. The text is the hint to the user."""
 
 
 def parse_value(item: SettingField, raw: Any) -> Any:
-    """``raw`` (from TOML, or text) as the setting's type and inside its limits, or BadValueError."""
+    """``raw`` (from TOML, or text) as the setting's type and within its limits. Raises BadValueError."""
     value = _CONVERTERS[item.type](item, raw)
     return _checked(item, value)
 
@@ -48,7 +44,7 @@ def _integer(item: SettingField, raw: Any) -> int:
     if match is None or match[2].lower() not in units:
         raise BadValueError(_expectation(item))
     amount = float(match[1].replace("_", "")) * units[match[2].lower()]
-    if not amount.is_integer():  # nor is what is too large for a float
+    if not amount.is_integer():  # also when too large for a float
         raise BadValueError(_expectation(item))
     return int(amount)
 
@@ -111,7 +107,7 @@ def _checked(item: SettingField, value: Any) -> Any:
         raise BadValueError(f"use one of {', '.join(rule.choices)}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         too_small = rule.minimum is not None and value < rule.minimum
-        too_large = rule.maximum is not None and not value <= rule.maximum  # NaN is refused here
+        too_large = rule.maximum is not None and not value <= rule.maximum  # refuses NaN
         if too_small or too_large:
             raise BadValueError(f"use {limits(item)}")
         if isinstance(value, int) and value > (most := _whole_max(item.name)):
@@ -120,12 +116,12 @@ def _checked(item: SettingField, value: Any) -> Any:
 
 
 def _whole_max(name: str) -> int:
-    """What no whole number of this unit may exceed."""
+    """The largest integer of this unit."""
     return TIME_MS_MAX if name.endswith("_ms") else WHOLE_MAX
 
 
 def limits(item: SettingField) -> str:
-    """The allowed range as words, empty when everything is allowed."""
+    """The allowed range in words; empty without limits."""
     low, high = item.rule.minimum, item.rule.maximum
     if low is not None and high is not None:
         return (
@@ -144,7 +140,7 @@ def _expectation(item: SettingField) -> str:
             return 'use a whole number of milliseconds, or text such as "5s"'
         return "use a whole number"
     words = {
-        float: "use a number", bool: "use true or false", str: "use a text",
-        tuple[str, ...]: "use a list of texts, such as [\"orders-*\"]",
+        float: "use a number", bool: "use true or false", str: "use text",
+        tuple[str, ...]: "use a list of strings, such as [\"orders-*\"]",
     }  # fmt: skip
     return words[item.type]
