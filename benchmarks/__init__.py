@@ -1,1 +1,1 @@
-"""Benchmarks: how fast and how dear the archive's paths are, beside what the machine itself could do."""
+"""Benchmarks: rate and cost of the archive's paths, compared with what the machine can do."""

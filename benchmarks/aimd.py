@@ -1,7 +1,7 @@
-"""Reading ahead, seen working: ``python -m benchmarks.aimd --plot windows.png``. Prints one JSON document.
+"""Prefetch windows over time: ``python -m benchmarks.aimd --plot windows.png``. Prints one JSON document.
 
 A fast, a slow and a stalling consumer read one topic each from ``file://`` with a fixed time added to every GET; once
-with reading ahead and once without. Blocks expire unread after seconds instead of minutes, so that a run of half a
+with prefetch and once without. Blocks expire unread after seconds instead of minutes, so that a run of half a
 minute shows growing, halving and recovery. Owns the consumers, the slow store and the plot, which is drawn from the
 fetcher's own event log.
 """
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass
 class Consumer:
-    """One consumer and what it met. ``think_s(seconds since the start)``: how long it takes for a batch."""
+    """One consumer and its counts. ``think_s(seconds since the start)``: its time for a batch."""
 
     name: str
     topic: str
@@ -110,7 +110,7 @@ def make_archive(directory: Path, plan: Plan) -> str:
 
 
 def run(url: str, plan: Plan, *, ahead: bool) -> tuple[dict[str, Any], list[Event], float]:
-    """All consumers at once; numbers, events, and when it began by the events' clock."""
+    """Run all consumers; returns numbers, events, and the start by the events' clock."""
     settings = Settings(
         fetch=FetchSettings(unread_expiry_ms=int(plan.unread_s * 1000)),
         prefetch=replace(PrefetchSettings(), enabled=ahead, events=1_000_000),
@@ -279,14 +279,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="reading ahead: share of pulls that wait, and windows over time"
-    )
+    parser = argparse.ArgumentParser(description="prefetch: share of pulls that wait, and windows over time")
     parser.add_argument("--seconds", type=float, default=40.0, help="length of each of the two runs")
     parser.add_argument("--added-ms", type=float, default=50.0, help="added to every GET")
-    parser.add_argument(
-        "--think-ms", type=float, default=4.0, help="what the fast consumer takes for a batch"
-    )
+    parser.add_argument("--think-ms", type=float, default=4.0, help="time of the fast consumer for a batch")
     parser.add_argument("--unread-s", type=float, default=1.0, help="when blocks expire unread")
     parser.add_argument("--body-bytes", type=int, default=1024)
     parser.add_argument("--work", type=Path, help="directory for store and archive; removed afterwards")

@@ -1,7 +1,7 @@
-"""Where a benchmark archives to: a directory, or a MinIO server of its own. Each run gets an empty place.
+"""Archive targets of benchmarks: a directory, or a MinIO server of its own. Each run gets an empty one.
 
-Owns starting and stopping the server, counting requests from outside (the server's own metrics, or the files
-that are there) and listing what was stored. Does not own running the archiver.
+Owns starting and stopping the server, counting requests by the server's metrics or by files, and listing stored
+objects.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StoredObjects:
 
 
 class ArchiveTarget(Protocol):
-    """An empty place to archive to."""
+    """An empty target."""
 
     name: str
 
@@ -86,11 +86,11 @@ class ArchiveTarget(Protocol):
         ...
 
     def requests(self) -> dict[str, int] | None:
-        """Requests served since it was opened, by operation; None where nobody counts."""
+        """Requests served since it was opened, by operation; None if they are not counted."""
         ...
 
     def stored(self) -> StoredObjects:
-        """What is there now."""
+        """Objects stored now."""
         ...
 
 
@@ -143,7 +143,7 @@ class FileTarget:
         return []
 
     def requests(self) -> dict[str, int] | None:
-        """Nobody counts; every PUT that succeeded is a file."""
+        """Requests are not counted; every successful PUT is a file."""
         return None
 
     def stored(self) -> StoredObjects:

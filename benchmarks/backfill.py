@@ -1,7 +1,6 @@
-"""``tiered backfill`` of one store into one place, measured as a whole process, start to exit.
+"""Measures ``tiered backfill`` of one store into one target as a whole process.
 
-Owns the command line and what is read from outside (wall, CPU, memory, page cache, requests, objects). Does
-not own judging the figures (report.py).
+Owns the command line and the figures (wall, CPU, memory, page cache, requests, objects); report.py evaluates them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NAMES = ["--cluster", "BenchCluster", "--broker", "bench-a"]
 
 
 class BackfillFailedError(RuntimeError):
-    """The archiver, or the check of what it wrote, ended with an error."""
+    """The archiver or the verification of its output failed."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class BackfillResult:
     resident_after_bytes: int
     """The store's commitlog in the page cache."""
     control_kept: float
-    """Share of a hot file that nobody read meanwhile which is still there: some kernels reclaim idle pages."""
+    """Share of an unused hot file that is still in the page cache afterwards: some kernels reclaim idle pages."""
 
     @property
     def memory_growth(self) -> float:
@@ -51,7 +50,7 @@ def run_backfill(
 ) -> BackfillResult:
     """Archive ``store`` into ``target``, with ``settings`` as ``--set`` takes them.
 
-    Raises BackfillFailedError with the program's own words.
+    Raises BackfillFailedError with the program's output.
     """
     files = log_files(store.path)
     control = hot_control_file(work / "control")

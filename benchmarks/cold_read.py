@@ -1,4 +1,4 @@
-"""How fast and how dear cold reads are: ``python -m benchmarks.cold_read --out cold_read.jsonl``.
+"""Rate and cost of cold reads: ``python -m benchmarks.cold_read --out cold_read.jsonl``.
 
 In one run, on the same stores: the parts of a read alone; the fetcher, queue after queue and 16 queues at once, in
 batches of the Python API and in pulls of 32; single random offsets, offsets by time, keys; and (``--peer DIR``)
@@ -31,8 +31,7 @@ from benchmarks.report import Row
 from benchmarks.stores import PROFILES, BenchStore, StoreProfile, ensure_store
 
 INDEXED = ("index.after_backfill=true",)
-"""Keys are asked of index files, as in an archive that has been followed for a while: not of up to 64 objects that no
-index file has yet."""
+"""Keys are looked up in index files, as in a followed archive, and not in unindexed objects."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""That a read answered what was asked: every record says the queue offset it was asked for by, and none is missing.
+"""Checks that a read returned the requested records: every queue offset is right, and none is missing.
 
-Compiled, as the peer's checks are: what a benchmark does with an answer must not be what it measures. Owns the checks.
+Compiled, as the peer's checks are: a benchmark must not measure its own checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HEAD_BYTES = 28
 
 
 class WrongAnswerError(RuntimeError):
-    """The archive answered something else than it holds."""
+    """The archive returned wrong records."""
 
 
 def check_offsets(batch: MessageBatch, expected: int) -> None:

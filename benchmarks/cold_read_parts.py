@@ -1,7 +1,7 @@
 """The parts of a cold read alone: ``python -m benchmarks.cold_read_parts URL`` prints one JSON line.
 
-Ranged GETs of the blocks of every queue, CRC32C, decompression; two threads take pieces one after another, nothing is
-handed to anybody. What they reach is the bound for the fetcher. Tails are read beforehand and not counted. Owns the
+Ranged GETs of the blocks of every queue, CRC32C, decompression; two threads take pieces one after another and discard
+the result. Their rate is the bound for the fetcher. Tails are read beforehand and not counted. Owns the
 wiring; the parts are the reader's own.
 """
 

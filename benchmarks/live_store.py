@@ -1,7 +1,7 @@
 """A broker that only writes: ``python -m benchmarks.live_store DIR`` appends to a synthetic store at a steady rate.
 
-Owns what the outside sees of a running broker that needs no network: the lock on its ``lock`` file, a growing
-commitlog with consume queues close behind, and its word (the end of its log) in a file. Runs until its standard
+Shows what is visible of a running broker without the network: the lock on its ``lock`` file, a growing commitlog with
+consume queues close behind, and the end of its log in a file. Runs until its standard
 input closes; stops writing after ``--seconds`` but stays alive, as an idle broker does.
 """
 
@@ -24,7 +24,7 @@ _WORD = struct.Struct("<q")
 
 
 def read_word(directory: Path) -> int:
-    """The end of the log as the writer last said."""
+    """The end of the log last reported by the writer."""
     return int(_WORD.unpack((directory / WORD_NAME).read_bytes())[0])
 
 

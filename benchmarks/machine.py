@@ -1,7 +1,7 @@
-"""What the machine did meanwhile: children measured as whole processes, page cache asked about and dropped.
+"""Measures child processes, the load of others, and the page cache.
 
-Owns /proc, wait4 and mincore. Does not own what is measured. Figures carry how many
-cores others used meanwhile: distrust one above a fifth of a core.
+Owns /proc, wait4 and mincore. Does not own what is measured. Figures include the
+cores that others used: distrust one above a fifth of a core.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ChildRun:
     rss_samples: list[tuple[float, int]] = field(repr=False)
     """(seconds since start, resident bytes), every SAMPLE_S."""
     others_cores: float
-    """Cores used by all other processes meanwhile."""
+    """Cores used by all other processes during the run."""
     output: str = field(repr=False)
 
     @property
@@ -59,8 +59,8 @@ def run_child(
 ) -> ChildRun:
     """Run ``command`` to its end. CPU of ``friends`` (a local object store) does not count as others'.
 
-    ``bytecode_cache`` is where a Python child finds its modules compiled, as an installed program does, even where
-    this interpreter was told not to write bytecode.
+    ``bytecode_cache`` is where a Python child finds its modules compiled, as an installed program does, even if
+    this interpreter does not write bytecode.
     """
     busy_before, friends_before = busy_core_s(), sum(map(process_core_s, friends))
     started = time.perf_counter()

@@ -1,9 +1,9 @@
-"""How fast and how dear archiving is: ``python -m benchmarks.offload --out results.jsonl``.
+"""Rate and cost of archiving: ``python -m benchmarks.offload --out results.jsonl``.
 
 In one run, on the same stores: ``cp`` + fsync, the parts of the write path alone on two threads, ``tiered
 backfill`` as a whole process into each target, and (``--peer DIR``) RocketMQ's own tiered store, tuned.
 Medians over ``--runs``, ratios against the targets, every figure as a JSON line. An unmeasured run fills the
-kernel cache; figures carry what others used meanwhile (``others_cores``). Owns the order of measurements.
+kernel cache; figures include the cores that others used (``others_cores``). Owns the order of measurements.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def measure(plan: Plan) -> Iterator[Row]:
 
 
 def _settle(plan: Plan) -> None:
-    """Nothing of earlier figures is still being written, and nobody else works if that can be had."""
+    """Wait until earlier writes are done and, if requested, the machine is idle."""
     os.sync()
     await_quiet(plan.quiet_wait_s)
 
@@ -105,7 +105,7 @@ def _copy(store: BenchStore, plan: Plan) -> Row:
 
 
 def _parts(store: BenchStore, target_name: str, plan: Plan) -> Row:
-    """In a process of its own, so that its memory and its threads are nobody else's."""
+    """In a process of its own, with its own memory and threads."""
     with open_target(target_name, plan.work) as target:
         warm(store.path)
         _settle(plan)
@@ -200,7 +200,7 @@ def _leave_hot_tail(store: BenchStore) -> None:
 
 
 def _starts(plan: Plan) -> Iterator[Row]:
-    """What a run takes that has next to nothing to archive: the process itself.
+    """Cost of a run with almost nothing to archive: the process itself.
 
     A first run per target is not counted: it compiles what is not compiled yet, and so do the parts.
     """

@@ -1,4 +1,4 @@
-"""How long one-shot commands take, start-up included: ``python -m benchmarks.one_shot --out results.jsonl``.
+"""Duration of one-shot commands, start-up included: ``python -m benchmarks.one_shot --out results.jsonl``.
 
 A real broker's store of ``examples/`` becomes an archive in a directory; then every command runs as a process of its
 own, so often, beside a bare interpreter and one that imports numpy. One JSON line a command. Owns this one experiment.

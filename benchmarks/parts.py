@@ -1,8 +1,8 @@
 """The parts of the write path alone: ``python -m benchmarks.parts STORE OUTPUT`` prints one JSON line.
 
 Read, scan, split, gather, compress the blocks an archive would hold, checksum them, write them with the key
-hashes, fsync. Each thread takes whole cycles by itself, nothing waits for order, there is no catalog: what two
-threads reach is the bound for the archiver. Owns the wiring; the parts are the archiver's own.
+hashes, fsync. Each thread takes whole cycles without order or catalog: the rate of two
+threads is the bound for the archiver. Owns the wiring; the parts are the archiver's own.
 """
 
 from __future__ import annotations

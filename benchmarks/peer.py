@@ -37,12 +37,12 @@ class PeerResult:
 
     @property
     def messages_per_s(self) -> float:
-        """Until the last commit: index work still queued left out."""
+        """Until the last commit, without queued index work."""
         return self.messages / (self.register_s + self.dispatch_s)
 
     @property
     def messages_per_s_with_index(self) -> float:
-        """Until its index threads have nothing left to do; the compaction of its index at shutdown left out."""
+        """Until its index threads have nothing left to do; without the compaction of its index at shutdown."""
         return self.messages / (self.register_s + self.with_index_s)
 
 
@@ -105,7 +105,7 @@ class Peer:
 
 
 def peer_at(harness: Path | None, jars: Path, work: Path) -> Peer | None:
-    """The peer whose harness is in ``harness``; None where there is none, or something it needs is missing: said so."""
+    """The peer of ``harness``; None, with a note, if there is none or a requirement is missing."""
     if harness is None:
         return None
     peer = Peer(harness.resolve(), jars.resolve(), (work / "peer-work").resolve())

@@ -1,5 +1,5 @@
-"""What a benchmark leaves: every row as a JSON line the moment it is measured, progress on stderr, and at the end the
-summaries, their table and whether a target was missed.
+"""Records a benchmark: every row as a JSON line when it is measured, progress on stderr, and at the end the summaries,
+their table and missed targets.
 
 Owns the results file, which is only added to. Does not own figures nor targets.
 """
@@ -23,7 +23,7 @@ def record(
     quiet: Collection[str] = (),
 ) -> int:
     """Write rows as ``measured`` gives them, then what ``summarize`` makes of all, and print its ``table``; 1 when a
-    summary names a missed target, else 0. ``quiet``: fields left out of the progress."""
+    summary names a missed target, else 0. ``quiet``: fields not shown in the progress."""
     rows: list[Row] = []
     with out.open("a", encoding="utf-8") as file:
         for row in measured:

@@ -1,12 +1,12 @@
-"""Judges the figures of benchmarks.offload: medians over runs, ratios, targets, a table for people.
+"""Evaluates the figures of benchmarks.offload: medians over runs, ratios, targets, a table.
 
 Pure: rows in, rows and text out. Owns the targets. Does not own measuring.
 
 Neither the peer's figures nor the sum of the parts count the start of a process, so they are compared with
 ours without it ("work": the run less one of a nearly empty store); the whole process stands beside.
 
-The peer is done when its key index is: ours is part of every object that is written. What it takes until its last
-commit alone, index work still queued, stands beside as well.
+The peer ends with its key index, because ours is part of every object. Its time until the last commit, with index work
+queued, is shown too (decision 0047).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast and how dear serving is: ``python -m benchmarks.serving --out serving.jsonl``.
+"""Rate and cost of serving: ``python -m benchmarks.serving --out serving.jsonl``.
 
 In one run, of the same messages (1 KiB, batches of 32, 1 and 4 queues): a real broker that has them hot in its page
 cache, and `tiered serve` over their archive, from the warm cache and cold (a new process, page cache dropped), each
@@ -141,7 +141,7 @@ class _Served:
 
 
 def _read_rows(plan: Plan, hot: Target, warm: Target, url: str) -> Iterator[Row]:
-    """What is compared is measured one right after the other: the machine changes meanwhile as little as it can."""
+    """Compared figures are measured one right after the other, so that the machine changes little."""
     for client in plan.clients:
         for queues in plan.queues:
             for target in (hot, warm):

@@ -1,7 +1,7 @@
 """A bare socket client that pulls and does not decode: ``python -m benchmarks.serving_client ADDRESS TOPIC …``.
 
 The same one reads a broker and our server, so that what differs is the server. One connection a queue, one pull on its
-way on each; or a thousand connections that ask for much and read slowly. Prints one JSON line. Owns the loops.
+way on each; or a thousand connections that request much and read slowly. Prints one JSON line. Owns the loops.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Queue:
 
 
 class BareClient:
-    """Reads ``queues`` queues of ``topic`` in turns. ``end``: the offset at which a queue begins again."""
+    """Reads ``queues`` queues of ``topic`` in turns. ``end``: the offset at which a queue restarts."""
 
     def __init__(
         self, address: str, topic: str, queues: int, batch: int, end: int, kind: SerializeType
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--pid", type=int, required=True, help="of the server")
     parser.add_argument("--queues", type=int, default=1)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--end", type=int, required=True, help="offset at which a queue begins again")
+    parser.add_argument("--end", type=int, required=True, help="offset at which a queue restarts")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--binary", action="store_true", help="ROCKETMQ headers instead of JSON")

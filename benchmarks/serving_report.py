@@ -1,4 +1,4 @@
-"""Judges the figures of benchmarks.serving: medians, beside the broker's of the same run. Pure; owns the targets."""
+"""Evaluates the figures of benchmarks.serving: medians, beside the broker's of the same run. Pure; owns the targets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Spark over an archive, beside Spark over Parquet and this project's own reader: ``python -m benchmarks.spark``.
+"""Compares Spark over an archive with Parquet and with this project's own reader: ``python -m benchmarks.spark``.
 
-Synthetic messages, 10^7 small ones and 10^6 of 1 KiB (``--small``, ``--kib``), are archived by a back-fill into a
-directory, then read in one session of two cores: in full (by ``pipeline.read``, and by ``spark.read``, of which Spark
+Synthetic messages, 10^7 small ones and 10^6 of 1 KiB (``--small``, ``--kib``), are archived by a backfill into a
+directory, then read in one session of two cores: in full (by ``read``, and by ``spark.read``, of which Spark
 copies every row once more), bodies and their place, headers only, and 1 % of the time.
 Everything is warm in the page cache, every figure is the median over runs, and the noise of others is printed beside.
 Our own reader runs in this process as in any: without the malloc settings of Spark's workers; and once more as a
@@ -72,7 +72,7 @@ CORES = 2
 PROFILES = (StoreProfile("small", 10_000_000, 100, 4, 4), StoreProfile("1k", 1_000_000, 1024, 4, 4))
 HEADERS = ["queueId", "queueOffset", "storeTimestamp"]
 BODY_COLUMNS = ["topic", "queueId", "queueOffset", "storeTimestamp", "body"]
-"""About what one reads an archive for; our own reader of records hands out no more."""
+"""Typical columns, comparable with the records that our own reader returns."""
 OWN_READ_ROWS, OWN_READ_BYTES = 16_384, 8 << 20
 
 

@@ -1,4 +1,4 @@
-"""What the figures of the Spark benchmark mean: a table for people, targets met or missed for machines.
+"""Evaluates the figures of the Spark benchmark: a table, and targets met or missed.
 
 Owns names of measurements and targets. Does not own measuring (spark.py).
 """

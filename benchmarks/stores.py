@@ -1,4 +1,4 @@
-"""The stores the benchmarks run on: which there are, and how each is made once and kept.
+"""The stores of the benchmarks: their profiles, and how each is created once.
 
 Owns names, sizes and the note of what a store holds (``bench.properties``, which the Java peer's harness
 reads too). Does not own record bytes (synthetic_store.py) nor the peer (peer.py), which makes stores by

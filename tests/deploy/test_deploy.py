@@ -1,4 +1,4 @@
-"""The files in deploy/, the compose file and the image, as far as they can be checked without running them."""
+"""Checks the files in deploy/, the compose file and the Dockerfile without running them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_unit_file_is_valid(path: Path, tmp_path: Path) -> None:
     verify = shutil.which("systemd-analyze")
     if verify is None:
         pytest.skip("systemd-analyze is not installed")
-    for source in UNITS:  # a timer wants its service beside it
+    for source in UNITS:  # a timer requires its service
         text = source.read_text("utf-8")
         (tmp_path / source.name).write_text(text.replace("/opt/rocketmq-tiered/bin/tiered", "/bin/true"))
     environment = {**os.environ, "SYSTEMD_LOG_LEVEL": "warning"}
@@ -128,7 +128,7 @@ def test_unit_file_is_valid(path: Path, tmp_path: Path) -> None:
         [verify, "verify", "--man=no", str(tmp_path / path.name)],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    # Older ones ignore what they do not know, and say so.
+    # Older systemd versions warn about newer options.
     known_later = ("RestartSteps", "RestartMaxDelaySec")
     complaints = [
         line
@@ -138,8 +138,8 @@ def test_unit_file_is_valid(path: Path, tmp_path: Path) -> None:
     assert not complaints
 
 
-def test_the_unit_is_started_again_after_what_the_object_store_refused() -> None:
-    """A clock not yet set at boot, credentials not yet there: the archive would stay stopped when they are."""
+def test_unit_restarts_after_object_store_refusals() -> None:
+    """A clock or credentials may be missing at boot; archiving must start once they are set."""
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string((DEPLOY / "systemd" / "rocketmq-tiered.service").read_text("utf-8"))
@@ -150,7 +150,7 @@ def test_the_unit_is_started_again_after_what_the_object_store_refused() -> None
 
 
 def gc_command(line: str, environment: dict[str, str]) -> argparse.Namespace:
-    """What the first `tiered gc` in a line of deploy/ asks for."""
+    """The options of the first `tiered gc` in a line."""
     found = re.search(r"/?tiered gc ([^;&|\n]+)", line)
     assert found is not None, line
     words = [
@@ -161,7 +161,7 @@ def gc_command(line: str, environment: dict[str, str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_what_is_given_up_is_removed_every_night() -> None:
+def test_garbage_is_collected_every_night() -> None:
     """Nobody else deletes: the sidecar's account may not, and pending deletions would only grow."""
     service, timer = (
         (DEPLOY / "systemd" / f"rocketmq-tiered-gc.{kind}").read_text("utf-8")
@@ -190,7 +190,7 @@ def test_policies_never_let_a_writer_overwrite_or_delete() -> None:
 
 
 def allowed(policy: str, action: str, key: str) -> bool:
-    """Whether ``policy`` allows ``action`` on ``key`` below BUCKET/PREFIX; conditions are not looked at."""
+    """Whether ``policy`` allows ``action`` on ``key`` below BUCKET/PREFIX; conditions are ignored."""
     document = json.loads((DEPLOY / "s3" / f"policy-{policy}.json").read_text("utf-8"))
     return any(
         action in statement["Action"] and fnmatch.fnmatchcase(f"arn:aws:s3:::BUCKET/PREFIX/{key}", resource)
@@ -199,8 +199,8 @@ def allowed(policy: str, action: str, key: str) -> bool:
     )
 
 
-def test_a_collector_may_delete_what_gc_deletes_and_nothing_else() -> None:
-    """Also of a broker that is called like a folder of an archive."""
+def test_collector_may_delete_garbage_only() -> None:
+    """Also for a broker named like a folder of an archive."""
     garbage = [
         data_key(QueueKey("orders", 0, 0), 0, epoch=3, attempt=1), set_key("0001_2", epoch=3, attempt=1),
         page_key("root", 9, 3, "id"), index_key(0, 1, 3, "id"), state_key("topics", 3, 1, "digest"),
