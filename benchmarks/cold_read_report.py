@@ -150,7 +150,7 @@ def table(summaries: Sequence[Row]) -> str:
                 f"{verdict}  {where:<8}  {name} = {check['value']:g} {check['rule']} {check['limit']:g}"
             )
     others = max((summary["others_cores"] for summary in summaries), default=0.0)
-    return "\n".join([*lines, f"others used up to {others:.2f} other cores"])
+    return "\n".join([*lines, f"others used up to {others:.2f} cores"])
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:

@@ -162,7 +162,7 @@ def gc_command(line: str, environment: dict[str, str]) -> argparse.Namespace:
 
 
 def test_garbage_is_collected_every_night() -> None:
-    """Nobody else deletes: the sidecar's account may not, and pending deletions would only grow."""
+    """No other process deletes: the sidecar's account cannot, and pending deletions would only grow."""
     service, timer = (
         (DEPLOY / "systemd" / f"rocketmq-tiered-gc.{kind}").read_text("utf-8")
         for kind in ("service", "timer")
