@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.rows.batch import MessageBatch
-from tiered.kernels.jit import Int, short_kernel
+from tiered.kernels.jit import Int, kernel
 from tiered.kernels.loads import load_be32, load_be64
 
 QUEUE_OFFSET_AT = 20
@@ -51,7 +51,7 @@ def check_body(body: Sequence[memoryview], records: int, expected: int) -> None:
         raise WrongAnswerError(f"from {expected} on came {offset - expected} records, not {records}")
 
 
-@short_kernel
+@kernel
 def consecutive(part: NDArray[np.uint8], expected: Int) -> Int:
     """How many whole records ``part`` is, with offsets from ``expected`` on; -1 - n when the n-th is not as it should
     be."""

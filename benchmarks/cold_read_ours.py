@@ -15,7 +15,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from fetcher.queries.by_key import KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
 from sidecar.cli.arguments import add_archive, settings_of
-from tiered.kernels.columns import LENGTHS_BYTES, decode_page
 from tiered.settings.sections import Settings
 
 BATCH_MESSAGES = 32
@@ -39,8 +37,6 @@ SEARCHES = 500
 COLD_READS = 50
 SEED = 7
 GIB = 1 << 30
-
-_COLUMN_KINDS = (np.int32, np.int64, np.int64, np.int64, np.int32, np.int32, np.int64)
 
 
 @dataclass
@@ -269,11 +265,7 @@ def single(
 
 
 def load_kernel() -> None:
-    """What decodes column pages and checks answers is compiled, or read from its cache: like the start of a JVM, not
-    part of a read."""
-    columns: list[Any] = [np.empty(0, kind) for kind in _COLUMN_KINDS]
-    longs, ints = np.zeros(1, np.int64), np.zeros(1, np.int32)
-    decode_page(np.zeros(LENGTHS_BYTES, np.uint8), 0, 0, 0, longs, ints, longs, longs, *columns)
+    """Compile the check of answers, or read it from its cache: like the start of a JVM, not part of a read."""
     consecutive(np.frombuffer(bytes(4), np.uint8), 0)
 
 

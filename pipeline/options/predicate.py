@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.kernels.oracle import java_hash
+from tiered.formats.record import java_hash
 from tiered.model.queue import SCHEDULE_TOPIC
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1

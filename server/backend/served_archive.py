@@ -33,7 +33,6 @@ from server.backend.backend import (
 from server.groups.subscription_filter import filter_of
 from tiered.catalog.state import CatalogState
 from tiered.errors import TieredError, UnavailableError
-from tiered.formats.segment_index import begin_page_kernel
 from tiered.formats.state_object import decode_state
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN
@@ -42,8 +41,6 @@ from tiered.object_store.interface import ObjectStore
 logger = logging.getLogger(__name__)
 
 _FOUND = PullStatus.FOUND
-KERNEL_WAIT_S = 2.0
-"""Loading takes half a second, compiling, once on a machine, longer: meanwhile pages are decoded without it."""
 QUERIES_MAX = 4
 """By key, at once: what they hold is in no budget."""
 _STATUSES = {
@@ -99,10 +96,8 @@ class ServedArchive:
         self._queries = asyncio.Semaphore(QUERIES_MAX)
 
     async def load(self) -> None:
-        """Before serving: read the broker's tables and load the kernel for column pages, unless it must be compiled."""
-        kernel = begin_page_kernel()
+        """Read the broker's tables before serving."""
         await asyncio.to_thread(self._tables.refresh, self._catalog.state)
-        await asyncio.to_thread(kernel.join, KERNEL_WAIT_S)
 
     async def watch(self, every_s: float) -> None:
         """Look for new commits again and again, and wake who waits for them; ends when cancelled.

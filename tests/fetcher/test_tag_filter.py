@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fetcher.rows.tag_filter import TagFilter, tag_filter, tags_code
 from tests.kernels.record_builder import Message, encode, properties
 from tiered.errors import UsageError
-from tiered.kernels.oracle import java_hash
+from tiered.formats.record import java_hash
 
 
 @given(tag=st.text(max_size=20))

@@ -17,8 +17,8 @@ from tiered.catalog.pages import runs_of_queue
 from tiered.catalog.state import NO_CHECK, REMOVED_DTYPE, CatalogState
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.formats.keys import data_key, set_key
+from tiered.formats.record import java_hash
 from tiered.formats.segment import BlockCodec, SegmentMeta, encode_segment
-from tiered.kernels.oracle import java_hash
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, OBJECT_DTYPE, RUN_DTYPE, GapReason, RunKind, Table
 from tiered.object_store.interface import ObjectStore

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.kernels.segment_oracle import PageRow, PageRun
 from tiered.formats.segment_layout import RunView
 from tiered.kernels.columns import encode_page
-from tiered.kernels.segment_oracle import PageRow, PageRun
 from tiered.model.tables import RUN_DTYPE, RunKind
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)

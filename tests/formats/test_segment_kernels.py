@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.formats.column_pages import KINDS, _encode, _view, page_runs
+from tests.kernels import segment_oracle
 from tests.kernels.guarded_memory import GuardedMemory
-from tiered.kernels import segment_oracle
-from tiered.kernels.columns import decode_page
+from tests.kernels.segment_oracle import PageRow, PageRun
+from tiered.formats.column_pages import decode_page
 from tiered.kernels.gather import cut_blocks, gather_records
-from tiered.kernels.segment_oracle import PageRow, PageRun
 from tiered.model.tables import RunKind
 
 _GUARDED = GuardedMemory(1 << 16)
@@ -33,7 +33,11 @@ def test_a_page_is_what_the_oracle_says_and_comes_back(runs: list[PageRun]) -> N
     rows = [row for run in runs for row in run.rows]
     data = _encode(runs, 0, len(rows))
     assert data == segment_oracle.encode_page(runs)
-    assert _decode(runs, data, 0, len(rows)) == rows
+    assert (
+        _decode(runs, data, 0, len(rows))
+        == rows
+        == segment_oracle.decode_page(data, [(run, len(run.rows)) for run in runs])
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -47,7 +51,7 @@ def test_pages_may_begin_and_end_inside_runs(runs: list[PageRun], data: st.DataO
 
 @pytest.mark.parametrize("rows_behind", range(10))
 def test_integers_of_every_length_at_every_distance_from_the_end_of_their_stream(rows_behind: int) -> None:
-    """Eight bytes are decoded at once where the stream has as many left, else byte by byte."""
+    """Integers of up to eight bytes are decoded as one word, longer ones byte by byte."""
     for bits in range(64):
         for value in {(1 << bits) - 1, (1 << bits) >> 1, -(1 << bits) >> 1, -(1 << bits) + 1}:
             rows = [PageRow(1, value, 0, 0), *[PageRow(1, 0, 0, 0)] * rows_behind]
@@ -61,18 +65,26 @@ def test_integers_of_every_length_at_every_distance_from_the_end_of_their_stream
                 assert _decode(runs, damaged, 0, len(rows)) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(page_runs(), st.data())
-def test_any_bytes_are_read_without_harm(runs: list[PageRun], data: st.DataObject) -> None:
-    """Without a checksum nothing can be told but form: no read outside, no impossible value."""
-    rows = [row for run in runs for row in run.rows]
-    page = bytearray(_encode(runs, 0, len(rows)))
+def test_damaged_pages_decode_to_what_the_oracle_says(runs: list[PageRun], data: st.DataObject) -> None:
+    """A page without its checksum: no read outside it, no impossible value."""
+    counts = [(run, len(run.rows)) for run in runs]
+    rows = sum(count for _, count in counts)
+    page = bytearray(_encode(runs, 0, rows))
     for _ in range(data.draw(st.integers(1, 4))):
-        page[data.draw(st.integers(0, len(page) - 1))] = data.draw(st.integers(0, 255))
+        at = data.draw(st.integers(0, len(page) - 1))
+        page[at] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF, page[at] ^ 0x80]) | st.integers(0, 255))
     cut = data.draw(st.integers(0, len(page)))
     for damaged in (bytes(page), bytes(page[:cut])):
-        found = _decode(runs, damaged, 0, len(rows))
-        assert found is None or all(row.size > 0 and row.inner_num > 0 for row in found)
+        assert _decode(runs, damaged, 0, rows) == segment_oracle.decode_page(damaged, counts)
+
+
+@given(st.binary(max_size=80), page_runs())
+def test_noise_decodes_to_what_the_oracle_says(noise: bytes, runs: list[PageRun]) -> None:
+    counts = [(run, len(run.rows)) for run in runs]
+    expected = segment_oracle.decode_page(noise, counts)
+    assert _decode(runs, noise, 0, sum(count for _, count in counts)) == expected
 
 
 @settings(max_examples=200, deadline=None)

@@ -21,9 +21,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels import oracle
 from tests.kernels.guarded_memory import GuardedMemory
 from tests.kernels.record_builder import Message, blank, build_log, encode, properties
-from tiered.kernels import oracle
 from tiered.kernels.queue_table import ADMITTED, NOT_ADMITTED, QueueTable
 from tiered.kernels.scan import (
     DOUBT_PLAIN,

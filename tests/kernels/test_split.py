@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kernels import oracle
 from tests.kernels.record_builder import Message, build_log, properties
-from tiered.kernels import oracle
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_BATCH, RecordColumns, scan_log
 from tiered.kernels.split import RunCuts, SplitScratch, cut_lmq_runs, cut_runs, split_by_queue

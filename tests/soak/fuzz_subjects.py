@@ -10,10 +10,9 @@ import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import orjson
@@ -36,7 +35,6 @@ from tiered.catalog.pages import PAGE_KIND, RunIndex, decode_page
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import CorruptionError
 from tiered.flat_file.index_shape import shape_of
-from tiered.formats import segment_index
 from tiered.formats.container import decode_container, encode_container
 from tiered.formats.fastjson import loads
 from tiered.formats.record import SYS_INNER_BATCH, Record, decode_record, record_to_json
@@ -47,8 +45,6 @@ from tiered.index.layout import Shape
 from tiered.index.lookup import Wanted, find_items
 from tiered.index.merge import file_items
 from tiered.index.rocketmq_index_file import RocketMqIndexFile, broker_hash, indexed_message, write_files
-from tiered.kernels.columns import decode_page as decode_columns
-from tiered.kernels.columns_vectorized import decode_page_vectorized
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind
 from tiered.object_store.file import FileStore
@@ -86,8 +82,7 @@ def subjects(store: Path) -> list[Subject]:
         Subject("page, resealed", _pages(PAGE_KIND), _decode_page, change=_resealed),
         Subject("root page, resealed", _pages(ROOT_KIND), _decode_root, change=_resealed),
         Subject("catalog, resealed", _commit_objects(), _load_catalog, change=_resealed_commit),
-        Subject("segment", segments, partial(_decode_segment, decode_page_vectorized), True),
-        Subject("segment, compiled", segments, partial(_decode_segment, decode_columns), True),
+        Subject("segment", segments, _decode_segment, True),
         Subject("index file", [data for _, data in _indexes()], _decode_index, True),
         Subject("RocketMQ index file", _rocketmq_index(records), _decode_rocketmq_index),
         Subject("record", records, _decode_record),
@@ -205,13 +200,7 @@ def _segments() -> list[tuple[str, bytes]]:
     return [(info.key, store.get(info.key)) for info in infos]
 
 
-def _decode_segment(decode: Callable[..., bool], number: int, data: bytes) -> Any:
-    """All there is in it, its column pages by ``decode``: there are two, one of them compiled when first called."""
-    with patch.object(segment_index, "_decode_page", decode):
-        return _everything_in(number, data)
-
-
-def _everything_in(number: int, data: bytes) -> Any:
+def _decode_segment(number: int, data: bytes) -> Any:
     key, whole = _segments()[number]
     # The catalog tells sizes: a reader asks for the tail they imply.
     tail_offset = decode_trailer(whole, len(whole), source=key).tail_offset

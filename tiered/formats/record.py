@@ -357,3 +357,11 @@ def _inner_to_json(record: Record, index: int, item: InnerMessage) -> dict[str, 
         "bodySha256": hashlib.sha256(item.body).hexdigest(),
         "flag": item.flag,
     }
+
+
+def java_hash(text: str) -> int:
+    """``String.hashCode``: over UTF-16 units, as a signed 32-bit number."""
+    total = 0
+    for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be")):
+        total = (31 * total + unit) & 0xFFFFFFFF
+    return total - (1 << 32) if total >> 31 else total

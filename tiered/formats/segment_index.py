@@ -8,7 +8,6 @@ Owns decoding. Does not own fetching (tiered.flat_file.segment_reader) nor encod
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from tiered.errors import CorruptionError, UnsupportedFormatError
+from tiered.formats.column_pages import decode_page
 from tiered.formats.container import Container, decode_container
 from tiered.formats.page_cache import Columns, PageCache
 from tiered.formats.segment import RowTable, SegmentMeta
@@ -37,14 +37,12 @@ from tiered.formats.segment_layout import (
     decode_trailer,
 )
 from tiered.kernels.columns import LENGTHS_BYTES, STREAMS, VARINT_BYTES_MAX
-from tiered.kernels.columns_vectorized import PageDecoder
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
 
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 """Raw bytes of a piece of a span: what compresses well must not expand into all memory at once."""
 
-_decode_page = PageDecoder()
 _decoded = PageCache()
 
 _ROWS_MAX = 1 << 40
@@ -270,7 +268,7 @@ class SegmentIndex:
         first, last = int(self._page_row[page]), int(self._page_row[page + 1])
         columns = tuple(np.empty(last - first, kind) for _, kind in _COLUMNS)
         arguments: list[Any] = [*self._view.columns, *columns]
-        if not _decode_page(np.frombuffer(raw, np.uint8), first, last, self._view.run_at(first), *arguments):
+        if not decode_page(np.frombuffer(raw, np.uint8), first, last, self._view.run_at(first), *arguments):
             raise CorruptionError(f"{where} does not decode")
         for column in columns:
             column.flags.writeable = False
@@ -391,12 +389,6 @@ class SegmentIndex:
             raise CorruptionError(f"{where} has {self.key_count} hashes, its counts say otherwise")
         hashes = np.frombuffer(stored, "<u8", offset=self._stored_counts_bytes)
         return KeySection(counts, hashes)
-
-
-def begin_page_kernel() -> threading.Thread:
-    """For processes that will decode many column pages: have the kernel loaded by the thread returned. Meanwhile, and
-    in processes that do not ask, pages are decoded without it, at ten times the cost."""
-    return _decode_page.begin()
 
 
 def tail_bytes_of(data: bytes, size_bytes: int, *, key: str) -> int:

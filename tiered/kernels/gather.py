@@ -1,6 +1,6 @@
 """From scattered records to blocks: check rows against runs, cut blocks, copy records together.
 
-Owns the loops over rows of a segment being written. Oracles: ``tiered.kernels.segment_oracle``.
+Owns the loops over rows of a segment being written. Oracles: ``tests.kernels.segment_oracle``.
 """
 
 from __future__ import annotations

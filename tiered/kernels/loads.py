@@ -1,9 +1,9 @@
-"""Loads, stores, byte search and carry-less folding inside kernels, as LLVM code.
+"""Loads, stores and the folding of CRC-32 inside kernels, as LLVM code (docs/decisions/0051).
 
-Kernels that touch many arrays take their addresses (``array.ctypes.data``) instead of the arrays: numba would
-pass seven words and two atomic reference counts per array and call. Nothing here checks bounds: **the caller
-proves that every byte it asks for lies inside memory that the caller's caller keeps alive.** Offsets are
-int64 bytes from the address; ``get_`` and ``put_`` take element indices of a native-endian array.
+Kernels that touch many arrays take their addresses (``array.ctypes.data``) instead of the arrays: numba passes seven
+words and two atomic reference counts per array and call. Nothing here checks bounds: **the caller proves that every
+byte lies inside memory that stays allocated during the call.** Offsets are int64 bytes from the address; ``get_`` and
+``put_`` take element indices of a native-endian array.
 """
 
 from __future__ import annotations
@@ -101,40 +101,6 @@ put_i64 = _named("put_i64", _storer(64))
 
 
 @intrinsic
-def match_mask(_typing_context: Any, _address: Any, _offset: Any, _value: Any) -> Any:
-    """``match_mask(address, offset, value) -> uint64``: bit i says whether byte ``offset + i`` is ``value``.
-
-    Reads 64 bytes.
-    """
-    from llvmlite import ir
-    from numba.core import types
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(ir.IntType(8), 64)
-        block = builder.load(_pointer(builder, args[0], args[1], vector), align=1)
-        wanted = builder.trunc(args[2], ir.IntType(8))
-        undefined = ir.Constant(vector, ir.Undefined)
-        one = builder.insert_element(undefined, wanted, ir.Constant(ir.IntType(32), 0))
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
-        splat = builder.shuffle_vector(one, undefined, zeros)
-        return builder.bitcast(builder.icmp_unsigned("==", block, splat), ir.IntType(64))
-
-    return types.uint64(types.int64, types.int64, types.int64), codegen
-
-
-@intrinsic
-def trailing_zeros(_typing_context: Any, _word: Any) -> Any:
-    """``trailing_zeros(uint64) -> int64``; 64 for zero."""
-    from llvmlite import ir
-    from numba.core import types
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), codegen
-
-
-@intrinsic
 def copy_bytes(_typing_context: Any, _source: Any, _offset: Any, _target: Any, _at: Any, _length: Any) -> Any:
     """``copy_bytes(source, offset, target, target_offset, length)``: memcpy between addresses."""
     from numba.core import cgutils, types
@@ -151,7 +117,7 @@ def copy_bytes(_typing_context: Any, _source: Any, _offset: Any, _target: Any, _
     return types.void(*words), codegen
 
 
-def _has_clmul(context: Any) -> bool:
+def _can_fold(context: Any) -> bool:
     triple, _, features = context.codegen().magic_tuple()
     return triple.startswith("x86_64") and "+pclmul" in features.split(",")
 
@@ -163,7 +129,7 @@ def can_fold_crc32(_typing_context: Any) -> Any:
     from numba.core import types
 
     def codegen(context: Any, _builder: Any, _signature: Any, _args: Any) -> Any:
-        return ir.Constant(ir.IntType(1), int(_has_clmul(context)))
+        return ir.Constant(ir.IntType(1), int(_can_fold(context)))
 
     return types.boolean(), codegen
 
@@ -179,7 +145,7 @@ def fold_crc32(_typing_context: Any, _address: Any, _offset: Any, _blocks: Any, 
     from numba.core import types
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if not _has_clmul(context):
+        if not _can_fold(context):
             zero = ir.Constant(ir.IntType(64), 0)
             return context.make_tuple(builder, signature.return_type, [zero, zero])
         return context.make_tuple(builder, signature.return_type, _emit_fold(builder, args))

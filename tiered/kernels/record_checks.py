@@ -4,7 +4,7 @@ Owns every test of CommitLog.checkMessageAndReturnSize, and those the broker lea
 spans the rest of its file, PHYSICALOFFSET is the record's own position, a consume queue can hold QUEUEOFFSET, all
 lengths stay inside the record.
 Fills the parsed fields of the record's words (record_columns). Oracle:
-``tiered.kernels.oracle.check_record``.
+``tests.kernels.oracle.check_record``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns what is read from properties and how: MessageDecoder.string2messageProperties, tagsCode and deliver time
 of CommitLog.checkMessageAndReturnSize, keys of IndexService, light queues of MultiDispatch. Oracle:
-``tiered.kernels.oracle.scan_log``. Does not test records: record_checks did. Does not know which version of the broker
+``tests.kernels.oracle.scan_log``. Does not test records: record_checks did. Does not know which version of the broker
 wrote them: references that only some make come with their doubt, and whoever uses them decides.
 """
 
@@ -20,12 +20,10 @@ from tiered.kernels.loads import (
     load_le32,
     load_le64,
     load_u8,
-    match_mask,
     put_i32,
     put_i64,
     put_u8,
     put_u16,
-    trailing_zeros,
 )
 from tiered.kernels.queue_table import QUEUES_FULL, TOPIC_INVALID, find_or_insert, is_not_admitted
 from tiered.kernels.record_checks import VALID
@@ -89,8 +87,6 @@ _PARSE_FAILED = np.int64(-(1 << 63))
 _NAME_SEPARATOR = 1
 _PAIR_SEPARATOR = 2
 _HASH_SIGN, _COMMA, _SLASH, _SPACE, _PLUS, _MINUS = b"#,/ +-"
-_BIT = np.uint64(1)
-_NO_BITS = np.uint64(0)
 
 _TAGS_NAME, _KEYS_NAME = word(b"TAGS"), word(b"KEYS")
 _DELAY_HEAD, _DELAY_TAIL = word(b"DELA"), word(b"ELAY")
@@ -110,7 +106,6 @@ _SCHEDULE_HEAD, _SCHEDULE_MIDDLE, _SCHEDULE_TAIL = word(b"SCHEDULE"), word(b"_TO
 def emit_record(
     arena: Int,
     position: Int,
-    arena_end: Int,
     phys: Int,
     table: Int,
     out: Int,
@@ -128,7 +123,7 @@ def emit_record(
     if queue < 0:
         put_i64(out, STOP_DETAIL, _TOPIC_REASON)
         return _INVALID if queue == TOPIC_INVALID else _grow_code(queue)
-    _find_properties(arena, arena_end, out)
+    _find_properties(arena, out)
     lmq_rows = get_i64(out, LMQ_ROWS)
     if get_i64(out, MULTI_DISPATCH + 1) > 0 and get_i64(out, MULTI_OFFSET + 1) > 0:
         lmq_rows = _emit_lmq_entries(arena, queue_id, row, table, out)
@@ -179,7 +174,7 @@ def _put_offsets(arena: Int, position: Int, system_flag: Int, row: Int, out: Int
 
 
 @kernel
-def _find_properties(arena: Int, arena_end: Int, out: Int) -> Int:
+def _find_properties(arena: Int, out: Int) -> Int:
     """Fill (position, length) of the properties the scan needs.
 
     Pairs with an empty name or value are ignored, the first name separator splits, the last of equal names
@@ -187,43 +182,22 @@ def _find_properties(arena: Int, arena_end: Int, out: Int) -> Int:
     """
     for field in range(TAGS, MULTI_OFFSET + 2):
         put_i64(out, field, 0)
-    start = get_i64(out, PROPERTIES)
+    start: Int = get_i64(out, PROPERTIES)
     end = start + get_i64(out, PROPERTIES_LENGTH)
-    split, block = np.int64(-1), start
-    while block < end:
-        if block + 64 <= arena_end:
-            names = match_mask(arena, block, _NAME_SEPARATOR)
-            pairs = match_mask(arena, block, _PAIR_SEPARATOR)
-        else:
-            names = _match_near_end(arena, block, end, _NAME_SEPARATOR)
-            pairs = _match_near_end(arena, block, end, _PAIR_SEPARATOR)
-        both = names | pairs
-        while both != _NO_BITS:
-            bit = trailing_zeros(both)
-            at = block + bit
-            if at >= end:
-                break
-            if (pairs >> np.uint64(bit)) & _BIT:
-                if split > start and split < at - 1:
-                    _note_property(arena, start, split, at, out)
-                start, split = at + 1, np.int64(-1)
-            elif split < 0:
-                split = at
-            both &= both - _BIT
-        block += 64
-    if split > start and split < end - 1:  # the last separator may be missing
+    split: Int = np.int64(-1)
+    for at in range(start, end):
+        byte = load_u8(arena, at)
+        if byte > _PAIR_SEPARATOR:
+            continue
+        if byte == _PAIR_SEPARATOR:
+            if start < split < at - 1:
+                _note_property(arena, start, split, at, out)
+            start, split = at + 1, np.int64(-1)
+        elif byte == _NAME_SEPARATOR and split < 0:
+            split = at
+    if start < split < end - 1:  # the last separator may be missing
         _note_property(arena, start, split, end, out)
     return 0
-
-
-@kernel
-def _match_near_end(arena: Int, block: Int, end: Int, value: Int) -> Int:
-    """match_mask where 64 bytes would reach behind the arena."""
-    mask = _NO_BITS
-    for bit in range(min(end - block, 64)):
-        if load_u8(arena, block + bit) == value:
-            mask |= _BIT << np.uint64(bit)
-    return mask
 
 
 @kernel

@@ -45,9 +45,7 @@ def rescan(
     phys = np.ascontiguousarray(phys, np.int64)
     done = 0
     while done < len(starts):
-        done, outcome = _rescan(
-            data.ctypes.data, len(data), starts, sizes, phys, done, table.address, out.address
-        )
+        done, outcome = _rescan(data.ctypes.data, starts, sizes, phys, done, table.address, out.address)
         if outcome == VALID:
             break
         if outcome < GROW_ROWS:
@@ -65,7 +63,6 @@ def rescan(
 @kernel
 def _rescan(
     data: Int,
-    data_end: Int,
     starts: NDArray[np.int64],
     sizes: NDArray[np.int32],
     phys: NDArray[np.int64],
@@ -80,7 +77,7 @@ def _rescan(
         file_end_phys = phys[row] + sizes[row] + END_OF_FILE_BYTES
         outcome = check_record(data, begin, end, phys[row], file_end_phys, out)
         if outcome == VALID:
-            outcome = emit_record(data, begin, data_end, phys[row], table, out, 0, 0)
+            outcome = emit_record(data, begin, phys[row], table, out, 0, 0)
         if outcome != VALID:
             return row, outcome
         row += 1

@@ -1,7 +1,7 @@
 """The scan: commitlog bytes -> validated columns, one pass, no Python object per message.
 
 Owns the loop over records and which of them are visible in a consume queue. The rules of belief are in
-record_checks, those of the columns in record_rows. Oracle: ``tiered.kernels.oracle.scan_log``.
+record_checks, those of the columns in record_rows. Oracle: ``tests.kernels.oracle.scan_log``.
 
 Does not know confirm offsets, files or damage: it stops at the first byte it cannot believe and says why.
 """
@@ -84,7 +84,7 @@ def scan_log(
     address = arena.ctypes.data
     while True:
         outcome = _scan(
-            address, begin, end, len(arena), phys_begin, file_end_phys, table.address, out.address,
+            address, begin, end, phys_begin, file_end_phys, table.address, out.address,
             levels.ctypes.data, len(levels),
         )  # fmt: skip
         if outcome < GROW_ROWS:
@@ -111,7 +111,6 @@ def _scan(
     arena: Int,
     position: Int,
     end: Int,
-    arena_end: Int,
     phys: Int,
     file_end_phys: Int,
     table: Int,
@@ -126,7 +125,7 @@ def _scan(
             if get_i64(out, SYS_FLAG) & _NOT_VISIBLE:
                 put_i64(out, SKIPPED, get_i64(out, SKIPPED) + 1)
             else:
-                outcome = emit_record(arena, position, arena_end, phys, table, out, delay_levels, level_count)
+                outcome = emit_record(arena, position, phys, table, out, delay_levels, level_count)
         if outcome != VALID:
             put_i64(out, STOP_POSITION, position)
             if outcome != _INVALID:

@@ -1,7 +1,7 @@
 """Splitting scanned rows by queue and cutting them into runs of consecutive queue offsets.
 
 Owns the stable counting sort that touches only the queues present (100 rows among 100,000 queues cost 100
-steps), and the run boundaries. Oracles: ``tiered.kernels.oracle.split_by_queue`` and ``cut_runs``. Does not
+steps), and the run boundaries. Oracles: ``tests.kernels.oracle.split_by_queue`` and ``cut_runs``. Does not
 decide what a jump in queue offsets means: gap, re-read or new generation is the dispatcher's.
 """
 

@@ -1,8 +1,8 @@
-"""Plain Python that says what the segment kernels mean; tests compare them. Slow on purpose."""
+"""Plain-Python equivalents of the segment kernels and of the page decoder, which their tests compare with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _MASK = (1 << 64) - 1
@@ -65,6 +65,59 @@ def encode_page(runs: Sequence[PageRun]) -> bytes:
                 streams[6] += varint(zigzag(row.parent_queue_offset - parent))
                 parent = row.parent_queue_offset
     return b"".join([*(len(s).to_bytes(4, "little") for s in streams), *streams])
+
+
+def decode_page(data: bytes, runs: Sequence[tuple[PageRun, int]]) -> list[PageRow] | None:
+    """The rows of a page that holds so many rows of each run; None for a malformed page."""
+    lengths = [int.from_bytes(data[4 * stream : 4 * stream + 4], "little") for stream in range(7)]
+    if len(data) < 28 or 28 + sum(lengths) != len(data):
+        return None
+    ends = [28 + sum(lengths[: stream + 1]) for stream in range(7)]
+    streams = [_integers(data[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+    rows: list[PageRow] = []
+    try:
+        for run, count in runs:
+            size, time, phys, parent = 0, run.min_store_timestamp, run.min_phys, 0
+            for _ in range(count):
+                size += _unzigzag(next(streams[0]))
+                tags_code = _unzigzag(next(streams[1]))
+                time = _wrapped(time + _unzigzag(next(streams[2])))
+                place = _wrapped(phys + _unzigzag(next(streams[3])))
+                phys = place + size
+                inner = next(streams[4]) if run.kind == _BATCH else 1
+                row = PageRow(size, tags_code, time, place, inner)
+                if run.kind == _LMQ:
+                    row = row._replace(parent=next(streams[5]))
+                    parent = _wrapped(parent + _unzigzag(next(streams[6])))
+                    row = row._replace(parent_queue_offset=parent)
+                if not 0 < size < 1 << 31 or not 0 < inner < 1 << 31 or row.parent >= 1 << 31:
+                    return None
+                rows.append(row)
+        return rows if all(next(stream, None) is None for stream in streams) else None
+    except (StopIteration, ValueError):
+        return None
+
+
+def _integers(stream: bytes) -> Iterator[int]:
+    value = shift = 0
+    for byte in stream:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if shift > 70:
+            raise ValueError("more than ten bytes")
+        if byte < 0x80:
+            yield value & _MASK
+            value = shift = 0
+    if shift:
+        raise ValueError("ends inside an integer")
+
+
+def _unzigzag(value: int) -> int:
+    return (value >> 1) ^ -(value & 1)
+
+
+def _wrapped(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def cut_blocks(

@@ -1,7 +1,4 @@
-"""Plain-Python twins of the kernels: slow, obvious, and what the kernels' tests compare with.
-
-Nothing in the product calls these.
-"""
+"""Plain-Python equivalents of the scan kernels, slow and obvious, which the kernels' tests compare with."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tiered.formats.record import decode_text, parse_properties
+from tiered.formats.record import decode_text, java_hash, parse_properties
 from tiered.kernels.record_columns import (
     DOUBT_PLAIN,
     DOUBT_SLASH,
@@ -26,16 +23,8 @@ from tiered.kernels.record_columns import (
 _V1, _V2, _BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
 
 
-def java_hash(text: str) -> int:
-    """``String.hashCode``: over UTF-16 units, as a signed 32-bit number."""
-    total = 0
-    for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be")):
-        total = (31 * total + unit) & 0xFFFFFFFF
-    return total - (1 << 32) if total >> 31 else total
-
-
 class LmqEntry(NamedTuple):
-    """One queue a record names besides its own, and why not every broker dispatches it there."""
+    """An LMQ a record is dispatched to, and which brokers do not (DOUBT bits)."""
 
     queue: tuple[str, int]
     queue_offset: int
@@ -44,7 +33,7 @@ class LmqEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the scan; ``key_texts`` are what its key hashes are of."""
+    """One row of the scan; its key hashes are those of ``key_texts``."""
 
     position: int
     phys: int
@@ -61,7 +50,7 @@ class Row:
 
 @dataclass
 class Scan:
-    """All that ``scan_log`` gives."""
+    """The result of ``scan_log``."""
 
     rows: list[Row] = field(default_factory=list)
     skipped: int = 0
@@ -89,7 +78,7 @@ def scan_log(
     not_admitted: frozenset[tuple[str, int]] = frozenset(),
     delay_levels_ms: Sequence[int] = (),
 ) -> Scan:
-    """What ``tiered.kernels.scan.scan_log`` must do with all of ``data``."""
+    """The result of ``tiered.kernels.scan.scan_log`` for all of ``data``."""
     scan, position = Scan(), 0
     while True:
         checked = check_record(data[position:], phys_begin + position, file_end_phys)
