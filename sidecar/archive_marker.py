@@ -25,7 +25,7 @@ class ArchiveMarker:
         self._url = url
         self.path = state_dir / f"begun-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
-    def remember(self) -> None:
+    def create(self) -> None:
         """It has commits."""
         try:
             if not self.path.exists():

@@ -169,8 +169,8 @@ def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> En
     if writer.state_dir is None or archive.url.startswith("memory:"):
         return environment
     url = PrefixedStore(archive, archive_prefix(names.cluster, names.broker)).url
-    begun = ArchiveMarker(writer.state_dir, url)
-    return replace(environment, begun=begun.remember, refuse_empty=begun.refuse_empty)
+    marker = ArchiveMarker(writer.state_dir, url)
+    return replace(environment, archive_exists=marker.create, refuse_empty=marker.refuse_empty)
 
 
 def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> PinKeeper | None:

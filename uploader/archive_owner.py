@@ -1,8 +1,8 @@
-"""Who writes the archive, and from where on: loads the catalog, settles the log line, owns the epoch.
+"""The start of a writer: loads the catalog, compares the log with the archive, claims the epoch.
 
-    load the catalog → check the log line → claim the epoch (back-fill: only when there is something to put)
+    load the catalog → compare the log with the archive → claim the epoch (backfill: before the first upload)
 
-Owns that order, and that an epoch is claimed once only. Commits of data are cycle_upload.py's.
+Owns that order, and claims an epoch only once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from uploader.queue_tails import QueueTails
 
 
 class ArchiveOwner:
-    """One writer's hold on one archive. ``claim`` from any thread."""
+    """The ownership of one archive by one writer. ``claim`` from any thread."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class ArchiveOwner:
         """``may_replace_log``: continue even with a log that shares nothing with the archive. ``reported_end_phys``:
         the end of log that a live broker reports, or None."""
         self._may_replace_log = may_replace_log
-        self._said_end_phys = reported_end_phys
+        self._reported_end_phys = reported_end_phys
         self._archive = archive
         self._log = log
         self._environment = environment
         self._take_over = take_over
         self._has_claimed = False
         self.is_claim_settled = False
-        """Whether a claim was won or refused; one that a store that is away left open was neither."""
+        """Whether a claim was won or refused; not after one that the store did not answer."""
         self._has_planned = False
         self.writer = CatalogWriter(
             archive,
@@ -68,37 +68,37 @@ class ArchiveOwner:
         )
 
     def open(self, *, claim_now: bool) -> int:
-        """Physical offset to go on from."""
+        """The physical offset to continue from."""
         self._log.refresh()
         state = self.writer.load()
         if self.writer.state.version:
-            self._environment.begun()
+            self._environment.archive_exists()
         else:
             self._environment.refuse_empty()
         if claim_now:
-            # The owner before may commit until the claim is won: compare with what is there after it.
+            # The previous owner may commit until the claim is won: compare with the state after it.
             self.claim()
             state = self.writer.state_or_none
         if state is None:
             return self._log.min_phys
-        reported_end_phys = self._said_end_phys()
+        reported_end_phys = self._reported_end_phys()
         if compare(self._log, state.cursor.check, reported_end_phys) == CheckResult.DIFFERENT:
-            self._find_line(reported_end_phys)  # who may not go on claims nothing
+            self._find_divergence(reported_end_phys)  # raises before the claim if it may not continue
             self.claim()
-            return self._start_new_line(self._find_line(reported_end_phys))
+            return self._start_history(self._find_divergence(reported_end_phys))
         return state.cursor.phys
 
     def planning_begins(self) -> None:
-        """From now on cycles are planned from the state as it is: a claim that finds another one is too late."""
+        """Cycles are planned from this state: a later claim must find it unchanged."""
         self._has_planned = True
 
     def claim(self) -> None:
-        """Own the epoch. Once only: who lost it has planned from tails that are no longer true."""
+        """Claim the epoch. Only once: a writer that lost it has planned from outdated tails."""
         if self.writer.is_claimed:
             return
         if self._has_claimed:
             raise FencedError(
-                "another writer has claimed the archive", hint="this writer stops; reading goes on"
+                "another writer has claimed the archive", hint="this writer stops; reads continue"
             )
         before = self.writer.state_or_none
         try:
@@ -107,7 +107,7 @@ class ArchiveOwner:
             self.is_claim_settled = True
             raise
         self._has_claimed = self.is_claim_settled = True
-        self._environment.begun()
+        self._environment.archive_exists()
         self._environment.log("epoch claimed", {"epoch": self.writer.state.epoch})
         after = self.writer.state_or_none
         if self._has_planned and after is not None and (before is None or before.cursor != after.cursor):
@@ -128,17 +128,17 @@ class ArchiveOwner:
                 generation=key.generation,
             )
 
-    def _find_line(self, reported_end_phys: int | None) -> Divergence:
+    def _find_divergence(self, reported_end_phys: int | None) -> Divergence:
         newest = partial(newest_log_check, self._archive)
-        line = find_divergence(self._log, history_spans(self.writer.state), newest, reported_end_phys)
-        may_be_older = line.version > 0 and not self._may_replace_log
-        is_older_copy = may_be_older and ends_before(self._log, self.writer.state.cursor.check, line.phys)
-        return require_shared(line, is_older_copy=is_older_copy, may_replace=self._may_replace_log)
+        found = find_divergence(self._log, history_spans(self.writer.state), newest, reported_end_phys)
+        may_be_older = found.version > 0 and not self._may_replace_log
+        is_older_copy = may_be_older and ends_before(self._log, self.writer.state.cursor.check, found.phys)
+        return require_shared(found, is_older_copy=is_older_copy, may_replace=self._may_replace_log)
 
-    def _start_new_line(self, new_line: Divergence) -> int:
-        self.writer.append_history(common_version=new_line.version, phys=new_line.phys)
+    def _start_history(self, divergence: Divergence) -> int:
+        self.writer.append_history(common_version=divergence.version, phys=divergence.phys)
         self._environment.log(
-            "the broker's log differs from the archive: new log line",
-            {"from_phys": new_line.phys, "common_version": new_line.version},
+            "the broker's log diverged from the archive: new log history",
+            {"from_phys": divergence.phys, "common_version": divergence.version},
         )
-        return new_line.phys
+        return divergence.phys

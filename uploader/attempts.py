@@ -1,11 +1,9 @@
-"""NonStopWrite, decided in pure code: what to do after each answer, or no answer, to a data PUT.
+"""NonStopWrite: the next step after each answer, or no answer, to a data PUT. Pure.
 
-- No answer in time, connection lost, 5xx: the attempt is abandoned, never asked about; a new one with a key of its
-  own starts at once (a third in a row backs off, so that a dead store is not hammered).
-- Refused before any effect (429, 503, connection refused, disk full): back off with jitter.
-- 400, 403, 404: stop and alarm; repeating cannot help.
-
-Does no I/O and reads no clock. Source: seed 004, NonStopWrite.
+- No answer in time, connection lost, 5xx: the attempt is abandoned and never checked; a new one under its own key
+  starts at once. The third failure in a row backs off.
+- Refused without effect (429, 503, connection refused, disk full): back off with jitter.
+- 400, 403, 404: stop and alarm; a retry cannot help.
 """
 
 from __future__ import annotations
@@ -37,15 +35,15 @@ class Retry:
 
 @dataclass(frozen=True)
 class Stop:
-    """Give up and alarm."""
+    """Stop and alarm."""
 
     error: Exception
 
 
 def attempt_timeout_ms(policy: AttemptPolicy, size_bytes: int, consecutive_failures: int) -> int:
-    """How long one attempt may go unanswered: by size at a floor rate, doubled for each failure in a row but the first.
+    """Timeout of one attempt: by size at a floor rate, doubled for each failure in a row after the first.
 
-    One attempt without an answer tells of a connection that is gone, several of a store that is slow.
+    One unanswered attempt means a lost connection, several mean a slow store.
     """
     transfer_ms = size_bytes * 1000 // policy.rate_bytes_per_s_floor
     patient_ms = (policy.timeout_ms_min + transfer_ms) << min(max(consecutive_failures - 1, 0), 8)

@@ -1,7 +1,7 @@
-"""Gathers what the upload bound depends on, in the order the rule demands: liveness, offsets, frontier, end of log.
+"""Gathers the facts of the upload bound in the required order: liveness, broker offsets, frontier, end of log.
 
-The decision itself is tiered.broker_store.bound. Owns the previous bound; asks the broker through ``offsets_source``,
-which answers None when the broker does not.
+The decision is tiered.broker_store.bound. Owns the previous bound; reads the broker's offsets through
+``offsets_source``, which returns None when the broker does not answer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Queues = set[tuple[str, int]]
 
 
 def no_offsets() -> BrokerOffsets | None:
-    """For a store whose broker cannot be asked."""
+    """For a store whose broker has no address."""
     return None
 
 
 class BoundSource:
-    """One store's bound, asked again and again. Not thread-safe."""
+    """The bound of one store. Not thread-safe."""
 
     def __init__(self, store: BrokerStore, offsets_source: OffsetsSource) -> None:
         self._store = store
@@ -38,22 +38,22 @@ class BoundSource:
         self._facts: BoundFacts
         self._shown: Future[Queues] | None = None
         self._unproven: ConsumeQueueIndex | None = None
-        """Of a broker proven dead, until the ends of its queues have been looked at."""
+        """Of a broker proven dead, until the ends of its queues have been read."""
         self.feed = FeedBound(0, 0)
-        """``last`` as the reader of the log wants it; read by all threads."""
+        """``last`` as a bound of the feed; read by all threads."""
         self.config: Mapping[str, str] = {}
-        """What the broker last said its configuration is; read by all threads."""
+        """The configuration the broker last reported; read by all threads."""
 
     def ask(self, cursor_phys: int) -> Bound:
-        """The bound now. Costs a lock query, one request to a live broker, and a look at the consume queues."""
+        """The bound now. Costs a lock query, one request to a live broker, and a read of the consume queues."""
         bound = self._gather(cursor_phys)
         return self.settle() or bound
 
     def ask_early(self, cursor_phys: int) -> Bound:
-        """As ``ask``, but the ends of a dead broker's queues, a disk access each, are not yet looked at.
+        """Like ``ask``, without the ends of a dead broker's queues, each of which costs a disk access.
 
-        Until ``settle`` no byte counts as proven: valid records are taken, up to the first that is not one. Which
-        queues the broker shows is looked up meanwhile.
+        Until ``settle`` no byte is proven: records are read up to the first invalid one. The broker's queues are listed
+        in the background.
         """
         bound = self._gather(cursor_phys)
         if self._unproven is not None:
@@ -73,7 +73,7 @@ class BoundSource:
         return log_end_phys if said < 0 else min(said, log_end_phys)
 
     def reported_end_phys(self) -> int | None:
-        """Where a live broker says its log ends; None from one that is dead or silent."""
+        """The end of its log that a live broker reports; None from a dead or silent one."""
         if self._store.liveness().is_dead:
             return None
         offsets = self._word_source()
@@ -82,25 +82,25 @@ class BoundSource:
         )
 
     def settle(self) -> Bound | None:
-        """Look at what ``ask_early`` left open; None when nothing was. Raises what the look at the queues raises."""
+        """Read what ``ask_early`` skipped; None when nothing was. Raises what reading the queues raises."""
         if self._unproven is None:
             return None
         index, self._unproven = self._unproven, None
         return self._decide(replace(self._facts, proven_phys=proven_phys(self._store.commit_log, index)))
 
     def refuse_started_broker(self) -> None:
-        """Raises UnavailableError when the broker was proven dead for the bound and no longer is: what it appends has
-        the bytes of records, but not its offsets."""
+        """Raises UnavailableError when the broker was proven dead for the bound and has been started since: what it
+        appends is not confirmed."""
         if self.last is not None and self.last.why is BoundReason.DEAD:
             now = self._store.liveness()
             if not now.is_dead:
                 raise UnavailableError(
-                    f"a broker was started on {self._store.path} meanwhile: {now.why}",
-                    hint="what is archived stays; tiered run archives a live broker",
+                    f"a broker was started on {self._store.path} during the backfill: {now.why}",
+                    hint="the archive keeps what it has; use tiered run beside a live broker",
                 )
 
     def proven_phys(self) -> int:
-        """Below it a broker proven dead has written all its units. Costs ``settle`` if that was left open."""
+        """End of the log whose units a dead broker has all written. Calls ``settle``."""
         self.settle()
         return self.feed.proven_phys
 
@@ -118,7 +118,7 @@ class BoundSource:
         index = self._store.consume_queues()
         frontier = None
         if index is not None and not liveness.is_dead:
-            # Finds new queues by itself; a refresh would cost a stat per queue at every look.
+            # Finds new queues without a refresh, which would cost a stat per queue each time.
             said = offsets.max_phys if offsets is not None else None
             frontier = index.frontier_phys(at_least=said)
         log = self._store.commit_log
@@ -141,18 +141,18 @@ class BoundSource:
         return self.last
 
     def next_record(self, damaged_phys: int, limit_phys: int) -> int | None:
-        """Where reading goes on after damage: see tiered.broker_store.damage."""
+        """Where reading continues after damage: see tiered.broker_store.damage."""
         return find_next_record(
             self._store.commit_log, damaged_phys, limit_phys, index=self._store.consume_queues()
         )
 
     def accepted_size(self, phys: int) -> int | None:
-        """Size of a record whose own checksum is wrong but which the broker took: see tiered.broker_store.damage."""
+        """Size of a record that the broker accepted with a wrong checksum: see tiered.broker_store.damage."""
         return accepted_size(self._store.commit_log, phys, index=self._store.consume_queues())
 
 
 def _fill(outcome: Future[Queues], work: Callable[[], Queues]) -> None:
     try:
         outcome.set_result(work())
-    except BaseException as error:  # raised again where it is waited for
+    except BaseException as error:  # raised by the waiting thread
         outcome.set_exception(error)

@@ -1,7 +1,6 @@
-"""Archives the broker's topic table, subscription groups and consumer offsets, so that a bucket alone can be served.
+"""Archives the broker's tables (topics, subscription groups, consumer offsets), so that a bucket alone can be served.
 
-A snapshot is written under ``state/`` only when its content changed, and becomes visible when the next commit names
-it (3, Data before visibility). Owns what was last written; does not decide when to look.
+A snapshot is written under ``state/`` only if its content changed, and becomes visible with the next commit.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class BrokerStateArchive:
         self._pending: dict[str, str] = {}
 
     def adopt(self, state_objects: Mapping[str, str]) -> None:
-        """Start from what the catalog names; keys end in the digest of their content."""
+        """Start from the keys the catalog names; they end in the digest of their content."""
         with self._lock:
             self._digests = {name: key.rsplit("-", 1)[-1] for name, key in state_objects.items()}
             self._pending = {}
@@ -40,9 +39,9 @@ class BrokerStateArchive:
             return self._digests.keys() >= set(names)
 
     def refresh(self, epoch: int, attempt: int) -> bool:
-        """Write changed documents durably; True when a commit has something new to name.
+        """Write changed documents durably; True when the next commit has keys to name.
 
-        Raises what the object store raises; a document that failed is written again next time under a new key.
+        Raises what the object store raises; a failed document is written again under a new key.
         """
         for name, document, digest in self._changed():
             key = state_key(name, epoch, attempt, digest)
@@ -53,11 +52,11 @@ class BrokerStateArchive:
         return bool(self._pending)
 
     def has_changes(self) -> bool:
-        """Whether ``refresh`` would write something. Writes nothing; raises what reading the tables raises."""
+        """Whether ``refresh`` would write anything. Raises what reading the tables raises."""
         return any(True for _ in self._changed())
 
     def _changed(self) -> Iterator[tuple[str, Any, str]]:
-        """(name, document, digest) of those whose content no key says yet."""
+        """(name, document, digest) of documents that no key has yet."""
         for name, document in self._read().items():
             encoded = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
             digest = hashlib.sha256(encoded.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -72,7 +71,7 @@ class BrokerStateArchive:
             return dict(self._pending)
 
     def committed(self, state_objects: Mapping[str, str]) -> None:
-        """Forget what a commit has named."""
+        """Remove keys that a commit has named."""
         with self._lock:
             for name, key in state_objects.items():
                 if self._pending.get(name) == key:

@@ -1,11 +1,10 @@
-"""Cycles on their way, and what the answers of the attempt that runs mean.
+"""Cycles in flight, and the state of their attempts.
 
-    attempt running → all PUTs acknowledged       → durable, for good
-                    → any PUT failed, none running → failed: abandoned as a whole, its memory released
+    attempt running → all PUTs acknowledged        → durable
+                    → a PUT failed, none running   → failed: the whole attempt is abandoned, its memory released
     no attempt      → a new one is due at ``retry_at_s``
 
-Owns that judgement, and the order of the cycles in flight. Starts no attempt (cycle_builder.py), commits nothing
-(cycle_upload.py).
+Attempts start in cycle_builder.py, commits are in cycle_upload.py.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from uploader.log_batch import LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
 
 PUT_GRACE_S = 5.0
-"""A PUT that outlives its own time-out by this, beside one that failed, no longer holds up the next attempt."""
+"""Beyond its timeout, a PUT beside a failed one no longer delays the next attempt."""
 
 
 @dataclass
 class UploadCounters:
-    """What was done so far; read by status and metrics without a lock."""
+    """Counts so far; read by status and metrics without a lock."""
 
     messages: int = 0
     raw_bytes: int = 0
@@ -50,7 +49,7 @@ class UploadCounters:
 
 @dataclass(frozen=True)
 class UploadContext:
-    """What every cycle shares."""
+    """Values shared by all cycles."""
 
     archive: ObjectStore
     writer: CatalogWriter
@@ -67,42 +66,38 @@ class UploadContext:
     monotonic_s: Callable[[], float]
     jitter: Callable[[], float]
     claim: Callable[[], None]
-    """Owns the epoch, at the latest before the first PUT."""
+    """Claims the epoch before the first PUT."""
     log: Callable[[str, dict[str, object]], None]
 
 
 @dataclass
 class Attempt:
-    """All objects of a cycle under keys of their own; complete once made, only the PUTs' answers change.
-
-    ``encoded`` is all that holds the bodies: emptied, their memory is free once running PUTs are over.
-    """
+    """All objects of a cycle under their own keys. ``encoded`` holds the bodies: once cleared, their memory is free
+    when running PUTs end."""
 
     keys: list[str]
     encoded: list[EncodedSegment]
     puts: list[Future[None]]
     timeout_s: float
-    """The longest of its PUTs'."""
+    """The longest of its PUTs."""
     abandonment: Abandonment
-    """Of its PUTs."""
     _failure: Exception | None = None
     _failing_since_s: float = 0.0
 
     @property
     def is_durable(self) -> bool:
-        """Every PUT was acknowledged; of no object at all that is true as well."""
+        """Every PUT was acknowledged; also true without objects."""
         return all(put.done() and _error_of(put) is None for put in self.puts)
 
     def keys_that_may_exist(self) -> list[str]:
-        """Garbage if it is abandoned. A PUT that was refused before any effect, or withdrawn, left nothing: listed,
-        such keys would grow in number as long as the store is away."""
+        """Garbage if it is abandoned. A PUT that was refused without effect, or cancelled, left no object: such keys
+        would add up during an outage."""
         return [key for key, put in zip(self.keys, self.puts, strict=True) if not _left_nothing(put)]
 
     def failure(self, now_s: float) -> Exception | None:
-        """Why it is to be abandoned now, or None: it may still become durable, or its PUTs are not yet closed.
+        """Why it must be abandoned now, or None: it may still become durable, or its PUTs still run.
 
-        With the first failure it cannot become durable any more: PUTs that have not begun are withdrawn, and those that
-        run are given up.
+        The first failure cancels PUTs that have not begun and abandons running ones.
         """
         if self._failure is None:
             answered = (put for put in self.puts if put.done() and not put.cancelled())
@@ -120,7 +115,7 @@ class Attempt:
 
 @dataclass
 class Cycle:
-    """One batch on its way. Without an attempt, a new one is due at ``retry_at_s``."""
+    """One batch in flight. Without an attempt, a new one is due at ``retry_at_s``."""
 
     batch: LogBatch
     plan: CyclePlan
@@ -129,14 +124,14 @@ class Cycle:
     retry_at_s: float = 0.0
 
     def durable_attempt(self) -> Attempt | None:
-        """The attempt to commit. Who waits for it must hold no other: its memory is to go when it is abandoned."""
+        """The attempt to commit. Callers keep no reference to others, whose memory must be free once abandoned."""
         attempt = self.attempt
         return attempt if attempt is not None and attempt.is_durable else None
 
 
 @dataclass
 class CyclesInFlight:
-    """Cycles in log order, and the keys that abandoned attempts left. Thread-safe."""
+    """Cycles in log order, and the garbage of abandoned attempts. Thread-safe."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     _cycles: deque[Cycle] = field(default_factory=deque)
@@ -157,34 +152,34 @@ class CyclesInFlight:
             return self._cycles[0] if self._cycles else None
 
     def append(self, cycle: Cycle) -> None:
-        """The newest."""
+        """Add the newest cycle."""
         with self.changed:
             self._cycles.append(cycle)
             self._notify()
 
     def remove_oldest(self) -> None:
-        """It is committed."""
+        """Remove a committed cycle."""
         with self.changed:
             self._cycles.popleft()
             self._notify()
 
-    def doom(self, keys: Sequence[str]) -> None:
-        """Keys of an attempt that will never be committed."""
+    def add_garbage(self, keys: Sequence[str]) -> None:
+        """Add the keys of an abandoned attempt."""
         with self.changed:
             self._pending_deletions += keys
 
     def pending_deletions(self) -> list[str]:
-        """Keys that no commit has given up yet."""
+        """Keys of abandoned attempts that no commit names yet."""
         with self.changed:
             return list(self._pending_deletions)
 
-    def given_up(self, count: int) -> None:
+    def garbage_committed(self, count: int) -> None:
         """A commit named the first ``count`` of ``pending_deletions``."""
         with self.changed:
             del self._pending_deletions[:count]
 
     def notify(self) -> None:
-        """A PUT was answered, or everything ends."""
+        """Wake waiting threads: a PUT was answered, or the writer stops."""
         with self.changed:
             self._notify()
 
@@ -194,11 +189,11 @@ class CyclesInFlight:
 
     @property
     def changes(self) -> int:
-        """To be read before looking at the cycles, and given to ``wait`` after."""
+        """Number of changes; read it before the cycles, then pass it to ``wait``."""
         return self._changes
 
     def wait(self, timeout_s: float, *, after: int) -> None:
-        """Until something changed since ``changes`` was ``after``."""
+        """Wait until ``changes`` differs from ``after``."""
         with self.changed:
             if self._changes == after:
                 self.changed.wait(timeout_s)
@@ -211,7 +206,7 @@ def _left_nothing(put: Future[None]) -> bool:
 def _error_of(put: Future[None]) -> Exception | None:
     """The error of a PUT that is done."""
     if put.cancelled():
-        return CancelledError("withdrawn before it was put")
+        return CancelledError("cancelled before it was sent")
     error = put.exception()
     if error is not None and not isinstance(error, Exception):
         raise error

@@ -1,11 +1,10 @@
-"""Makes cycles of closed batches and starts their attempts, the first and every later one. One thread's work.
+"""Turns closed batches into cycles and starts their attempts. One thread's work.
 
 A failed or unanswered PUT abandons the whole attempt: its keys become garbage, its memory is released, and the cycle is
-put again under new keys, together with whatever arrived since unless a later cycle in flight already holds that.
-Each cycle in flight is retried by itself, also while an older one waits or the catalog is away: stalls do not add up.
+uploaded again under new keys, together with newer data unless a later cycle in flight has it. Each cycle is retried on
+its own, even while an older one waits or the catalog is unavailable: stalls do not add up.
 
-Owns attempts and when they start. Does not own what a cycle contains (cycle_plan.py), what answers mean (cycle.py) nor
-the order of commits (cycle_upload.py).
+Cycles are planned in cycle_plan.py and committed in cycle_upload.py.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ IN_FLIGHT_MAX = 2
 
 
 class CycleBuilder:
-    """``extend`` lets a retry take newer data (TieredDispatcher.extend_into). One thread calls ``build_next``."""
+    """``extend`` adds newer data to a retry (TieredDispatcher.extend_into). One thread calls ``build_next``."""
 
     def __init__(
         self,
@@ -50,13 +49,13 @@ class CycleBuilder:
         self._plan_lock = threading.Lock()
         self._attempt = 0
         self._was_damaged = self._was_lost = False
-        """Of what was planned, committed or not."""
+        """In any planned cycle, committed or not."""
         self._scratch = SegmentScratch()
 
     def build_next(self, timeout_s: float) -> bool:
-        """Start the attempts that are due; plan, encode and start putting the next closed batch.
+        """Start the attempts that are due; plan, encode and start uploading the next closed batch.
 
-        False when there was none in time. Raises what cannot be retried, once no older cycle can still be committed:
+        False when there was none in time. Raises what cannot be retried, after older cycles are committed:
         AccessDeniedError, RefusedRequestError, NotFoundError.
         """
         changes = self._in_flight.changes
@@ -151,7 +150,7 @@ class CycleBuilder:
         context, counters = self._context, self._counters
         step = after_failure(context.policy, error, cycle.failures + 1, context.jitter())
         if isinstance(step, Stop) and self._in_flight.oldest() is not cycle:
-            return  # the older ones are committed first
+            return  # older cycles are committed first
         cycle.failures += 1
         counters.attempts_abandoned += len(attempt.keys)
         counters.last_error = str(error)
@@ -161,7 +160,7 @@ class CycleBuilder:
             {"error": str(error), "failures": cycle.failures, "from_phys": cycle.batch.from_phys,
              "to_phys": cycle.batch.to_phys},
         )  # fmt: skip
-        self._in_flight.doom(attempt.keys_that_may_exist())
+        self._in_flight.add_garbage(attempt.keys_that_may_exist())
         attempt.encoded.clear()
         cycle.attempt = None
         if isinstance(step, Stop):
@@ -177,7 +176,7 @@ class CycleBuilder:
             self._start_attempt(cycle)
 
     def _is_newest(self, cycle: Cycle) -> bool:
-        """No later cycle is planned: only then may a retry take newer data. Called under the plan lock."""
+        """No later cycle is planned: only then may a retry include newer data. Called under the plan lock."""
         return self._in_flight.all()[-1] is cycle and len(self._closed) == 0
 
     # -- life -------------------------------------------------------------------------------------------------
@@ -189,7 +188,7 @@ class CycleBuilder:
             return not len(self._in_flight) and len(self._closed) == 0
 
     def next_attempt(self) -> int:
-        """A number no other key of this epoch carries."""
+        """A number that no other key of this epoch has."""
         with self._plan_lock:
             self._attempt += 1
             return self._attempt

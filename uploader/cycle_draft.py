@@ -1,7 +1,6 @@
-"""What one attempt at a cycle is called, and what the commit of a durable cycle says. Pure.
+"""Keys of a cycle's objects, and its commit. Pure.
 
-Used by the uploader beside a broker and by bulk back-fill, so that both write the same archive. Does no I/O, owns no
-attempt and no state.
+Shared by the uploader and `tiered-spark backfill`, so that both write the same archive.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from uploader.skipped_log import skipped_settings
 
 @dataclass(frozen=True)
 class CycleRange:
-    """The physical range of a cycle, in one log line and epoch; ``check`` is of its last bytes."""
+    """The physical range of a cycle in one log history and epoch; ``check`` covers its last bytes."""
 
     epoch: int
     line: int
@@ -34,7 +33,7 @@ class CycleRange:
 
 
 def gap_reason(*, is_lost: bool, is_damaged: bool, was_damaged: bool, was_lost: bool) -> GapReason:
-    """Why offsets are missing in a cycle that skipped, or that follows cycles that skipped, parts of the log."""
+    """Why offsets are missing in a cycle that skipped parts of the log, or that follows such a cycle."""
     if is_lost:
         return GapReason.BROKER_DELETED
     if is_damaged or was_damaged:
@@ -51,7 +50,7 @@ def object_key(plan: ObjectPlan, from_phys: int, epoch: int, attempt: int) -> st
 
 
 def draft_in_place(state: CatalogState, created_ms: int) -> CommitDraft:
-    """A commit that leaves the cursor where it is in ``state``, to say something else, or that its writer is alive."""
+    """A commit that does not move the cursor of ``state``."""
     cursor = state.cursor
     return CommitDraft(
         CommitKind.APPEND, history=cursor.history, from_phys=cursor.phys, to_phys=cursor.phys, check=cursor.check,
@@ -66,8 +65,8 @@ def cycle_draft(
     place: CycleRange,
     batch: LogBatch,
 ) -> CommitDraft:
-    """The commit of a cycle whose objects are durable under ``keys``, without time, tables and garbage. ``batch`` is
-    what it was planned from: what was left out of it is said besides."""
+    """The commit of a cycle whose objects are durable under ``keys``, without time, tables and garbage. It records what
+    was skipped in ``batch``, from which the cycle was planned."""
     gap_queues = [gap.queue for gap in plan.gaps]
     lists = [item.queues for item in plan.objects]
     queues, places = united([*lists, gap_queues] if gap_queues else lists)

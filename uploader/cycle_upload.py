@@ -1,12 +1,10 @@
-"""Turns closed batches into durable objects and catalog commits, in log order (rules: 3a Writing).
+"""Turns closed batches into durable objects and catalog commits, in log order.
 
     builder thread   batch → plan → encoded objects → PUTs started, retried     (cycles overlap here: cycle_builder.py)
     committer thread oldest cycle: all PUTs durable → one catalog commit        (strictly in order)
 
-Data before index before visibility: the commit is built only from objects whose PUT was acknowledged.
-
-Owns the order of commits. Does not own attempts (cycle_builder.py), what a cycle contains (cycle_plan.py) nor how a
-commit wins (tiered.catalog).
+Data before index before visibility: a commit names only objects whose PUT was acknowledged. Owns the order of commits;
+how a commit wins is in tiered.catalog.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ from uploader.log_batch import LogBatch
 __all__ = ["IN_FLIGHT_MAX", "CycleUploader", "UploadContext", "UploadCounters"]
 
 WAIT_S = 1.0
-"""Answers of PUTs end a wait; this is for whoever is asked to stop."""
+"""A wait ends with the answer of a PUT; this bounds it for a stop."""
 
 
 class CycleUploader:
-    """The builder and committer halves. ``extend`` lets a retry take newer data (TieredDispatcher.extend_into)."""
+    """The builder and committer halves. ``extend`` adds newer data to a retry (TieredDispatcher.extend_into)."""
 
     def __init__(
         self,
@@ -56,8 +54,8 @@ class CycleUploader:
         return self._builder.build_next(timeout_s)
 
     def commit_next(self, timeout_s: float) -> bool:
-        """Commit the oldest cycle as soon as it is durable, however many attempts that takes; the committer thread's
-        work. False when there is none in time, or when closed meanwhile.
+        """Commit the oldest cycle once it is durable, after any number of attempts; the committer thread's work. False
+        when there is none in time, or after ``close``.
 
         Raises what cannot be retried: FencedError, AccessDeniedError, RefusedRequestError, NotFoundError.
         """
@@ -75,7 +73,7 @@ class CycleUploader:
         return True
 
     def _await_durable(self, cycle: Cycle) -> Attempt | None:
-        """The attempt that made it; None when closed before."""
+        """The durable attempt; None after ``close``."""
         while not self._stopping.is_set():
             changes = self._in_flight.changes
             if (attempt := cycle.durable_attempt()) is not None:
@@ -87,7 +85,7 @@ class CycleUploader:
         draft = self._draft(cycle, attempt, self._state_archive.pending())
         self._context.writer.append(draft)
         self._state_archive.committed(draft.state_objects)
-        self._in_flight.given_up(len(draft.pending_deletions))
+        self._in_flight.garbage_committed(len(draft.pending_deletions))
         counters = self.counters
         counters.commits += 1
         counters.consecutive_failures = 0
@@ -103,13 +101,13 @@ class CycleUploader:
                               "end": gap.end_queue_offset, "reason": gap.reason.name})  # fmt: skip
         for damage in cycle.batch.damaged:
             self._context.log(
-                "commitlog damaged, left out of the archive",
+                "commitlog damaged: range not archived",
                 {"error": damage.detail, "file": damage.path, "begin_phys": damage.begin_phys,
                  "end_phys": damage.end_phys},
             )  # fmt: skip
         for lost in cycle.batch.lost:
             self._context.log(
-                "commitlog missing, its messages are lost to the archive",
+                "commitlog missing: its messages are lost to the archive",
                 {"error": lost.why, "begin_phys": lost.begin_phys, "end_phys": lost.end_phys},
             )
 
@@ -126,9 +124,9 @@ class CycleUploader:
         )
 
     def commit_metadata(self, *, hide: list[QueueKey]) -> None:
-        """Commit without a range: queues to hide, broker tables to name.
+        """Commit queues to hide and broker tables, without a range.
 
-        Raises CommitInvalidError when a cycle was committed at the same moment: try again later.
+        Raises CommitInvalidError when a cycle was committed at the same moment: retry later.
         """
         draft = replace(
             draft_in_place(self._context.writer.state, self._context.clock_ms()),
@@ -142,7 +140,7 @@ class CycleUploader:
 
     @property
     def pending_deletions(self) -> tuple[str, ...]:
-        """Keys of abandoned attempts that no commit has given up yet."""
+        """Keys of abandoned attempts that no commit names yet."""
         return tuple(self._in_flight.pending_deletions())
 
     @property
@@ -156,11 +154,11 @@ class CycleUploader:
         return None if cycle is None else cycle.batch.opened_ms
 
     def next_attempt(self) -> int:
-        """A number no other key of this epoch carries."""
+        """A number that no other key of this epoch has."""
         return self._builder.next_attempt()
 
     def in_flight_bytes(self) -> int:
-        """Encoded bytes whose PUT is running, for the budget metric."""
+        """Encoded bytes of running PUTs, for the budget metric."""
         attempts = [cycle.attempt for cycle in self._in_flight.all()]
         return sum(
             encoded.size_bytes for attempt in attempts if attempt is not None for encoded in attempt.encoded

@@ -1,14 +1,14 @@
-"""TieredDispatcher (seed 004) on one cursor: hands ranges of the commitlog over, never blocks, catches up apart.
+"""TieredDispatcher: hands ranges of the commitlog to batches, by one cursor, without blocking the dispatch loop.
 
-Three parts share it, each with its own thread in backfill.py:
+Three threads of offload.py share it:
 
-1. dispatch step: looks at the tail, tries the lock, hands the new range to the open batch and leaves. If the lock is
-   taken, or no batch is free, it leaves at once; the bytes stay in the commitlog.
-2. compensate: takes the lock and re-reads in bulk what the dispatch step could not hand over.
+1. dispatch step: reads the tail into the open batch. If the lock is taken, or no batch is free, it returns at
+   once; the bytes stay in the commitlog.
+2. compensate: takes the lock and reads in bulk what the dispatch step could not.
 3. builder: drains closed batches from the double buffer (cycle_builder.py).
 
-A batch closes when it is full or old, whichever comes first. A batch with nothing but filtered traffic stays open and
-only moves its range, until a commitlog file is crossed: then the dispatch offset is committed (3a, Gaps).
+A batch closes when it is full or old. A batch of filtered traffic only stays open and moves its range, until a
+commitlog file is crossed: then the dispatch offset is committed, so that filtered traffic never looks like lost history.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ STEP_BYTES = 1 << 20
 
 
 class StepResult(Enum):
-    """What a dispatch step or a compensation round did."""
+    """Result of a dispatch step or a compensation round."""
 
     HANDED_OVER = "handed over"
     BUSY = "busy"
-    """Lock taken or budget spent: compensation will re-read."""
+    """Lock taken or budget spent: compensation reads the range."""
     CAUGHT_UP = "caught up"
 
 
@@ -79,7 +79,7 @@ class TieredDispatcher:
         return batch is not None and batch.to_phys > batch.from_phys
 
     def log_check(self) -> LogCheck | None:
-        """Of the last bytes that were read, which end at the cursor; None before any were."""
+        """Check of the last bytes read, which end at the cursor; None before the first."""
         with self._lock:
             check = self._open.log_check() if self._open is not None else None
             return check or self._closed_check
@@ -94,17 +94,17 @@ class TieredDispatcher:
             self._lock.release()
 
     def compensate(self, bound: FeedBound) -> StepResult:
-        """Re-read one batch's worth of what is behind; waits for the lock, not for memory."""
+        """Read at most one batch; waits for the lock, not for memory."""
         with self._lock:
             return self._advance(bound, self._batch_bytes)
 
     def close_if_due(self, *, force: bool = False) -> None:
-        """Close the open batch when it is old, crosses a file of filtered traffic, or now if ``force``."""
+        """Close the open batch if it is old, spans a file of filtered traffic, or if ``force``."""
         with self._lock:
             batch = self._open
             if batch is None or batch.to_phys == batch.from_phys:
                 return
-            # A negative age, of a clock that was set back, tells nothing: it may be old.
+            # After the clock was set back the age may be negative: the batch may be old.
             is_young = 0 <= self._clock_ms() - batch.opened_ms < self._batch_age_ms
             is_old = batch.is_wanted and not is_young
             is_long = batch.to_phys - batch.from_phys >= self._range_bytes_max
@@ -112,10 +112,10 @@ class TieredDispatcher:
                 self._close(batch)
 
     def extend_into(self, batch: LogBatch, bound: FeedBound) -> bool:
-        """NonStopWrite: let a failed attempt's ``batch``, the newest one closed, take what arrived since.
+        """NonStopWrite: add newer data to ``batch``, the newest closed one, whose attempt failed.
 
-        The open batch is given up and read again into ``batch``; False when newer closed batches exist, whose data
-        other attempts may already hold.
+        The open batch is dropped and its range read into ``batch``. False when newer closed batches exist: other
+        attempts may have their data.
         """
         with self._lock:
             newest_end = self._open.from_phys if self._open is not None else self._cursor
@@ -170,7 +170,7 @@ class TieredDispatcher:
         return StepResult.HANDED_OVER if self._close(batch) else StepResult.BUSY
 
     def _close(self, batch: LogBatch) -> bool:
-        check = batch.log_check()  # now: the batch is the builder's once it is put
+        check = batch.log_check()  # before the builder owns the batch
         if not self._closed.try_put(batch):
             return False
         self._open, self._closed_check = None, check

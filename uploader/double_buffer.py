@@ -1,7 +1,7 @@
-"""The write map / read map of seed 004: producers append to one side while the consumer drains the other.
+"""Double buffer: producers append to one side while the consumer drains the other.
 
-The sides swap only when the read side is empty, so the lock is held for an append or a swap and never while requests
-are being worked on. Bounded: ``try_put`` refuses instead of waiting, because the dispatch step may never block.
+The sides swap when the read side is empty: the lock is held for an append or a swap only. ``try_put`` refuses instead
+of waiting, because the dispatch step must not block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DoubleBuffer(Generic[T]):
             return True
 
     def wait_for_request(self, timeout_s: float) -> bool:
-        """Wait until ``get`` would return something; False when nothing came in time."""
+        """Wait until ``get`` would return a request; False when none came in time."""
         if self._read:
             return True
         with self._not_empty:
@@ -52,7 +52,7 @@ class DoubleBuffer(Generic[T]):
         return self._read.popleft() if self._read else None
 
     def close(self) -> None:
-        """No more puts; ``get`` hands out what is left."""
+        """Refuse further puts; ``get`` returns the rest."""
         with self._not_empty:
             self._closed = True
             self._not_empty.notify_all()

@@ -1,8 +1,8 @@
-"""How often to look at a growing commitlog, and how often to ask the broker: pure pacing for the dispatch loop.
+"""Pacing of the dispatch loop. Pure.
 
-The broker writes by mmap, so inotify never fires: the tail is looked at every 1 to 100 ms, faster while it grows.
-The broker is asked for its bound only when new bytes are there, and not more often than ``ASK_EVERY_MS``; an idle
-broker costs neither requests nor a visible share of a core.
+The broker writes by mmap, so inotify never fires: the tail is polled every 1 to 100 ms, faster while it grows. The
+broker is queried only when new bytes are there, at most every ``ASK_EVERY_MS``: an idle broker costs neither requests
+nor a visible share of a core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class AdaptivePoll:
 
 
 class Every:
-    """True at most once per period; the first time at once, and when the clock was set back."""
+    """True at most once per period, also for the first call, and after the clock was set back."""
 
     def __init__(self, period_ms: int) -> None:
         self._period_ms = period_ms

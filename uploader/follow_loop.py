@@ -1,14 +1,13 @@
-"""The dispatch loop beside a running broker: looks at the log's tail, asks for the bound, keeps the pins.
+"""The dispatch loop beside a running broker: reads the tail of the log, requests the bound, maintains the pins.
 
-Owns pace and order of one round, and what makes following start again. Never waits for the object store. Does not own
-reading (dispatcher.py) nor the bound's decision (bound_source.py).
+Owns the pace and order of one round, and the checks that restart following. Never waits for the object store.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tiered.broker_store.liveness import LivenessReport
 from tiered.broker_store.pins import PinKeeper, PinStatus
@@ -24,48 +23,55 @@ from uploader.log_divergence import CheckResult, compare
 
 PIN_EVERY_MS = 5_000
 ASK_END_EVERY_MS = 5_000
-"""A broker that becomes a slave cuts its log without being started again, and says so only when it is asked."""
+"""A broker that becomes a slave cuts its log without a restart; only a request shows it."""
 
 
 class BrokerRestartedError(UnavailableError):
-    """The broker went away, came back or cut its log: start again; nothing is lost."""
-
-
-@dataclass(frozen=True)
-class FollowContext:
-    """What the loop works on. ``behind`` wakes the compensate thread; ``check_failure`` raises what a part did."""
-
-    store: BrokerStore
-    settings: OffloadSettings
-    bound_source: BoundSource
-    dispatcher: TieredDispatcher
-    writer: CatalogWriter
-    pins: PinKeeper | None
-    behind: threading.Event
-    clock_ms: Callable[[], int]
-    check_failure: Callable[[], None]
+    """The broker stopped, started or cut its log: start again; nothing is lost."""
 
 
 class FollowLoop:
-    """One broker followed. ``pin_status`` from any thread."""
+    """Follows one broker. ``pin_status`` from any thread.
 
-    def __init__(self, context: FollowContext) -> None:
-        self._context = context
-        self._log = context.store.commit_log
+    ``behind`` wakes the compensate thread; ``check_failure`` raises the failure of another part.
+    """
+
+    def __init__(
+        self,
+        store: BrokerStore,
+        settings: OffloadSettings,
+        bound_source: BoundSource,
+        dispatcher: TieredDispatcher,
+        writer: CatalogWriter,
+        pins: PinKeeper | None,
+        *,
+        behind: threading.Event,
+        clock_ms: Callable[[], int],
+        check_failure: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._log = store.commit_log
+        self._settings = settings
+        self._bound_source = bound_source
+        self._dispatcher = dispatcher
+        self._writer = writer
+        self._pins = pins
+        self._behind = behind
+        self._clock_ms = clock_ms
+        self._check_failure = check_failure
         self.pin_status: PinStatus | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Follow until ``stop``. Raises BrokerRestartedError, and what ``check_failure`` raises."""
-        context = self._context
-        dispatcher, source = context.dispatcher, context.bound_source
-        poll = AdaptivePoll(min_ms=context.settings.poll_min_ms, max_ms=context.settings.poll_max_ms)
+        dispatcher, source = self._dispatcher, self._bound_source
+        poll = AdaptivePoll(min_ms=self._settings.poll_min_ms, max_ms=self._settings.poll_max_ms)
         ask, refresh = Every(ASK_EVERY_MS), Every(REFRESH_FILES_EVERY_MS)
         alive, pin = Every(ASK_EVERY_MS), Every(PIN_EVERY_MS)
         ask_end = Every(ASK_END_EVERY_MS)
-        broker = context.store.liveness()
+        broker = self._store.liveness()
         while not stop.is_set():
-            context.check_failure()
-            now_ms = context.clock_ms()
+            self._check_failure()
+            now_ms = self._clock_ms()
             if alive.is_due(now_ms):
                 self._refuse_restarted_broker(broker)
             if refresh.is_due(now_ms):
@@ -73,85 +79,79 @@ class FollowLoop:
             if ask_end.is_due(now_ms):
                 self._refuse_cut_log()
             wants_more = dispatcher.cursor >= source.feed.limit_phys and self._has_new_bytes()
-            # Once in any case: without it nobody could say that nothing is behind.
+            # At least once: without a bound the lag is unknown.
             if (wants_more or source.last is None) and ask.is_due(now_ms):
                 source.ask(dispatcher.cursor)
                 self._refuse_overwritten_log()
             result = dispatcher.dispatch_step(source.feed) if self._has_more() else StepResult.CAUGHT_UP
             if result == StepResult.BUSY or self._is_behind():
-                context.behind.set()
+                self._behind.set()
             dispatcher.close_if_due()
             if pin.is_due(now_ms):
                 self.step_pins()
             stop.wait(poll.next_wait_ms(progressed=result == StepResult.HANDED_OVER) / 1000)
-        context.behind.clear()
+        self._behind.clear()
 
     def _refuse_restarted_broker(self, before: LivenessReport) -> None:
-        """A broker that started or ended since may have cut or replaced its log: begin again from the archive's end,
-        with the log-line check, rather than trust what was read before."""
-        now = self._context.store.liveness()
+        """A broker that started or stopped may have cut or replaced its log: start again from the archive's end and
+        compare the log with the archive."""
+        now = self._store.liveness()
         if (now.liveness, now.pid) != (before.liveness, before.pid):
             raise BrokerRestartedError(
-                f"the broker is {now.liveness.value} now (was {before.liveness.value}): the log is checked again"
+                f"the broker is {now.liveness.value} (was {before.liveness.value}): its log is compared again"
             )
-        last = self._context.bound_source.last
+        last = self._bound_source.last
         if last is not None and last.has_retreated:
-            raise BrokerRestartedError(f"the broker's log ends at {last.phys} now, lower than before")
+            raise BrokerRestartedError(f"the broker's log ends at {last.phys}, lower than before")
 
     def _refuse_cut_log(self) -> None:
-        """Also where nothing new stands at the cursor: what comes after a cut comes below it."""
-        end_phys = self._context.bound_source.reported_end_phys()
-        if end_phys is not None and end_phys < self._context.dispatcher.cursor:
-            raise BrokerRestartedError(
-                f"the broker's log ends at {end_phys} now, lower than what was read of it"
-            )
+        """Checked even if nothing new stands at the cursor: records after a cut are written below it."""
+        end_phys = self._bound_source.reported_end_phys()
+        if end_phys is not None and end_phys < self._dispatcher.cursor:
+            raise BrokerRestartedError(f"the broker's log ends at {end_phys}, lower than what was read of it")
 
     def _refuse_overwritten_log(self) -> None:
-        """The last bytes read, written over: a log that was cut, and has grown beyond what was read of it. After the
-        broker's word, that no such word is believed."""
-        state = self._context.writer.state_or_none
-        check = self._context.dispatcher.log_check() or (
-            state.cursor.check if state is not None else NO_CHECK
-        )
+        """A log that was cut and has grown beyond the cursor has other bytes below it. Checked after the broker's
+        offsets were read, so that no offset of another log is used."""
+        state = self._writer.state_or_none
+        check = self._dispatcher.log_check() or (state.cursor.check if state is not None else NO_CHECK)
         if compare(self._log, check) is not CheckResult.DIFFERENT:
             return
-        self._log.refresh()  # the broker may have deleted them between two looks
+        self._log.refresh()  # the broker may have deleted the file
         if compare(self._log, check) is CheckResult.DIFFERENT:
-            raise BrokerRestartedError(f"the broker's log is another one below {check.end_phys} now")
+            raise BrokerRestartedError(f"the broker's log differs below {check.end_phys} from what was read")
 
     def _has_more(self) -> bool:
-        """Below the broker's word also zeros, or no file at all, are something to get past. A dead broker says
-        nothing: its bound is the end of the last file, written or not."""
-        cursor, feed = self._context.dispatcher.cursor, self._context.bound_source.feed
+        """Whether a step may progress. Below a live broker's offsets, zeros or a missing file must be passed too; the
+        bound of a dead broker is the end of its last file, written or not."""
+        cursor, feed = self._dispatcher.cursor, self._bound_source.feed
         return cursor < feed.proven_phys or (cursor < feed.limit_phys and self._has_new_bytes())
 
     def _has_new_bytes(self) -> bool:
-        """Whether anything but zeros stands at the cursor, or the log goes on behind files that are gone; costs one
-        small read of a hot page."""
-        cursor = self._context.dispatcher.cursor
+        """Whether bytes other than zeros stand at the cursor, or the log continues after missing files; one small read
+        of a hot page."""
+        cursor = self._dispatcher.cursor
         try:
             head = self._log.read(cursor, 8)
         except UnreadableError:
-            return True  # no zeros, as far as anybody can tell: dispatching meets the same, and judges it
+            return True  # the dispatch step gets the same error and handles it
         return any(head) or (self._log.file_at(cursor) is None and self._log.max_file_end > cursor)
 
     def step_pins(self) -> None:
-        """Keep files that are not archived yet, within the disk rules; let go of those that are. A directory of pins
-        that fails (a disk that became read-only) is said, and archiving goes on."""
-        if self._context.pins is None:
+        """Pin files that are not archived yet, within the disk limits; release archived ones. Archiving continues if
+        the pin directory fails."""
+        if self._pins is None:
             return
-        state = self._context.writer.state_or_none
+        state = self._writer.state_or_none
         archived = state.cursor.phys if state is not None else self._log.min_phys
         own = [file for file in self._log.files if not file.is_pinned]
         try:
-            self.pin_status = self._context.pins.step(own, archived)
+            self.pin_status = self._pins.step(own, archived)
         except OSError as error:
             place = f" {error.filename}" if error.filename else ""
-            problem = f"pins cannot be kept up: {error.strerror or error}{place}"
+            problem = f"pins not updated: {error.strerror or error}{place}"
             self.pin_status = replace(self.pin_status or PinStatus(), problem=problem)
 
     def _is_behind(self) -> bool:
-        return (
-            self._context.bound_source.feed.limit_phys - self._context.dispatcher.cursor
-            > self._context.settings.batch_bytes // 4
-        )
+        unread = self._bound_source.feed.limit_phys - self._dispatcher.cursor
+        return unread > self._settings.batch_bytes // 4

@@ -75,7 +75,7 @@ class HeaderCheck:
         """Plan ``batch`` without its contradicted records, which become damage of the batch, and with the references
         to light queues that the broker made."""
         may_search = True
-        batch.lmq = self._lmq.word(batch.columns, planner.next_offsets)
+        batch.lmq = self._lmq.offsets(batch.columns, planner.next_offsets)
         while True:
             plan = planner.plan(
                 batch.columns, gap_reason=gap_reason(batch), excluded=batch.excluded, lmq=batch.lmq

@@ -87,8 +87,8 @@ class IndexCounters:
     attempts_abandoned: int = 0
     left_out: int = 0
     """Segments that could not be read."""
-    remade: int = 0
-    """Files that were damaged, and made anew."""
+    rebuilt: int = 0
+    """Damaged files that were rebuilt."""
     last_error: str = ""
 
 
@@ -341,7 +341,7 @@ class IndexBuilder:
                 self._log("a damaged index file cannot be made anew", fields | {"cause": str(error)})
                 continue
             if is_done:
-                self.counters.remade += 1
+                self.counters.rebuilt += 1
                 self._log("a damaged index file was made anew", fields)
 
     def _what_is_wrong(self, ref: IndexRef) -> TieredError | None:

@@ -166,7 +166,7 @@ class LmqDispatch:
         self._claimed: dict[tuple[int, int], int] = {}
         """What is claimed next, by (queue, where it goes on), where that differs."""
 
-    def word(self, columns: RecordColumns, next_offsets: Callable[[Ints], Ints]) -> LmqOffsets:
+    def offsets(self, columns: RecordColumns, next_offsets: Callable[[Ints], Ints]) -> LmqOffsets:
         """What is unusual. ``next_offsets``: where queues end, by ordinal.
 
         Costs nothing where queues go on as they were; else some reads for each that does not.

@@ -1,13 +1,13 @@
-"""Ships one broker's commitlog into one archive: starts, wires and stops the parts of the write path.
+"""Ships one broker's commitlog into one archive: builds, starts and stops the parts of the write path.
 
-    start     load the catalog → check the log line → claim the epoch (back-fill: only when there is something to put)
-    follow    dispatch loop + compensate thread → closed batches → builder thread → committer thread; beside them
-              index files, and marks (broker tables, deleted topics)
-    back-fill the same parts until the end of the log, then hide what the broker no longer shows
+    start     load the catalog → compare the log with the archive → claim the epoch (backfill: before the first upload)
+    follow    dispatch loop + compensate thread → closed batches → builder thread → committer thread; besides them
+              threads for index files and for metadata (broker tables, deleted topics)
+    backfill  the same parts up to the end of the log, then hide queues that the broker no longer has
     stop      close the open batch, drain, release the epoch
 
-Used alike by `tiered run` and `tiered backfill`. Owns threads and their order; decisions live in the other modules, the
-start in archive_owner.py, how the parts hold together in backfill_parts.py, the dispatch loop in follow_loop.py.
+Used by `tiered run` and `tiered backfill`. Owns the threads and their order. The start is in archive_owner.py, the
+dispatch loop in follow_loop.py.
 """
 
 from __future__ import annotations
@@ -15,29 +15,37 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.pins import PinKeeper
 from tiered.broker_store.store import BrokerStore
 from tiered.errors import FencedError, UnavailableError, UnreadableError
 from tiered.formats.keys import archive_prefix
+from tiered.formats.segment import BlockCodec
+from tiered.kernels.queue_table import QueueTable
 from tiered.model.queue import TopicFilter
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.settings.sections import IndexSettings, OffloadSettings
 from uploader.archive_owner import ArchiveOwner
+from uploader.attempts import AttemptPolicy
 from uploader.bound_source import BoundSource, OffsetsSource
-from uploader.cycle_upload import CycleUploader
+from uploader.broker_state_archive import BrokerStateArchive
+from uploader.cycle_plan import CyclePlanner
+from uploader.cycle_upload import IN_FLIGHT_MAX, CycleUploader, UploadContext
 from uploader.dispatcher import StepResult, TieredDispatcher
+from uploader.double_buffer import DoubleBuffer
 from uploader.follow_loop import PIN_EVERY_MS, BrokerRestartedError, FollowLoop
 from uploader.index_builder import IndexBuilder
-from uploader.log_batch import LogBatchPool
-from uploader.metadata_commits import MetadataCommits
+from uploader.log_batch import LogBatch, LogBatchPool
+from uploader.metadata_commits import MetadataCommits, broker_tables
 from uploader.offload_environment import Environment, OffloadIdentity
-from uploader.offload_parts import OffloadGiven, wire
 from uploader.offload_status import OffloadResult, OffloadStatus
-from uploader.pin_watch import kept_up, watched_pins
+from uploader.pin_watch import maintained, released_when_full
+from uploader.queue_tails import QueueTails
+from uploader.skipped_log import SkippedLog
+from uploader.store_feed import feed_of, header_check_of
 from uploader.truncation import referenced_end_phys
 
 __all__ = [
@@ -51,8 +59,10 @@ __all__ = [
 
 SHORT_WAIT_S = 0.05
 IDLE_WAIT_S = 0.25
-"""Of parts that are woken when there is something to do: how late they notice the end. A back-fill ends sooner."""
-MARKS_EVERY_S = 60.0
+"""Longest wait of an idle part before it notices the end; a backfill uses the short one."""
+METADATA_EVERY_S = 60.0
+ARENA_SLACK = 0.25
+"""Room beyond batch_bytes, so that a retry can include newer data."""
 
 
 class Offloader:
@@ -73,70 +83,115 @@ class Offloader:
         environment: Environment | None = None,
         index_settings: IndexSettings | None = None,
     ) -> None:
-        environment = environment or Environment()
+        self._store = broker_store
         self._log = broker_store.commit_log
+        self._archive = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
+        self._identity = identity
         self._settings = settings
-        self._environment = environment
+        self._index_settings = index_settings or IndexSettings()
+        self._topic_filter = topic_filter
+        self._environment = environment or Environment()
+        self._pins = pins
         self._bound_source = BoundSource(broker_store, offsets_source)
-        prefixed = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))
         self._owner = ArchiveOwner(
-            prefixed, self._log, identity, environment, root_every=settings.root_every, take_over=take_over,
+            self._archive, self._log, identity, self._environment,
+            root_every=settings.root_every, take_over=take_over,
             may_replace_log=replace_log or identity.kind == "run",
             reported_end_phys=self._bound_source.reported_end_phys,
         )  # fmt: skip
         self._writer = self._owner.writer
-        self._given = OffloadGiven(
-            store=broker_store,
-            archive=prefixed,
-            identity=identity,
-            settings=settings,
-            index_settings=index_settings or IndexSettings(),
-            topic_filter=topic_filter,
-            environment=environment,
-            owner=self._owner,
-            bound_source=self._bound_source,
-            pins=pins,
-        )
+        self._table = QueueTable()
+        self._tails = QueueTails()
         self._failure: BaseException | None = None
         self._stop_parts = threading.Event()
-        self._stop_marks = threading.Event()
+        self._stop_metadata = threading.Event()
         self._behind = threading.Event()
+        """Wakes the compensate thread."""
         self._started_s = time.monotonic()
-        self._is_wired = False
+        self._is_open = False
         self._wait_s = SHORT_WAIT_S
-        self._pool: LogBatchPool
-        self._dispatcher: TieredDispatcher
-        self._uploader: CycleUploader
-        self._index_builder: IndexBuilder
-        self._marks: MetadataCommits
-        self._loop: FollowLoop
 
     # -- start ------------------------------------------------------------------------------------------------
 
     def _open(self, *, claim_now: bool) -> None:
-        """Load the catalog, settle the log line, place the cursor."""
+        """Load the catalog, compare the log with the archive, place the cursor, build the parts."""
         start_phys = self._owner.open(claim_now=claim_now)
-        self._owner.load_tails(self._given.table, self._given.tails)
-        self._wire(start_phys)
+        self._owner.load_tails(self._table, self._tails)
+        self._build(start_phys)
         self._owner.planning_begins()
-        self._is_wired = True
+        self._is_open = True
 
-    def _wire(self, start_phys: int) -> None:
-        parts = wire(self._given, start_phys, behind=self._behind, check_failure=self._check_failure)
-        self._pool, self._dispatcher, self._uploader = parts.pool, parts.dispatcher, parts.uploader
-        self._index_builder, self._marks, self._loop = parts.index_builder, parts.marks, parts.loop
+    def _build(self, start_phys: int) -> None:
+        settings, environment, writer = self._settings, self._environment, self._writer
+        arena_bytes = int(settings.batch_bytes * (1 + ARENA_SLACK))
+        count = max(2, min(IN_FLIGHT_MAX + 2, settings.memory_budget_bytes // (2 * arena_bytes)))
+        self._pool = LogBatchPool(batch_bytes=arena_bytes, count=count)
+        closed: DoubleBuffer[LogBatch] = DoubleBuffer(capacity=count)
+        self._dispatcher = dispatcher = TieredDispatcher(
+            feed_of(self._store, self._table, self._topic_filter, self._bound_source), self._pool, closed,
+            start_phys=start_phys,
+            batch_bytes=settings.batch_bytes,
+            batch_age_ms=settings.batch_age_ms,
+            range_bytes_max=max((file.size_bytes for file in self._log.files), default=1 << 30),
+            clock_ms=environment.clock_ms,
+        )  # fmt: skip
+        state_archive = BrokerStateArchive(self._archive, lambda: broker_tables(self._store))
+        if (state := writer.state_or_none) is not None:
+            state_archive.adopt(state.state_objects)
+        self._uploader = CycleUploader(
+            self._upload_context(), closed,
+            upload_threads=settings.upload_threads,
+            extend=lambda batch: dispatcher.extend_into(batch, self._bound_source.feed),
+            state_archive=state_archive,
+        )  # fmt: skip
+        self._index_builder = IndexBuilder(
+            self._archive, writer, self._index_settings, clock_ms=environment.clock_ms, log=environment.log
+        )
+        self._metadata = MetadataCommits(
+            self._store, writer, self._uploader, state_archive,
+            claim=self._owner.claim, log=environment.log, wait=environment.wait,
+        )  # fmt: skip
+        self._loop = FollowLoop(
+            self._store, settings, self._bound_source, dispatcher, writer, self._pins,
+            behind=self._behind, clock_ms=environment.clock_ms, check_failure=self._check_failure,
+        )  # fmt: skip
+
+    def _upload_context(self) -> UploadContext:
+        settings, environment = self._settings, self._environment
+        return UploadContext(
+            archive=self._archive,
+            writer=self._writer,
+            planner=CyclePlanner(
+                self._table,
+                self._tails,
+                split_bytes=settings.split_bytes,
+                skipped=SkippedLog.of(self._writer.state),
+            ),
+            header_check=header_check_of(self._store, self._table, self._bound_source),
+            tails=self._tails,
+            pool=self._pool,
+            codec=BlockCodec(settings.compression_level, settings.block_bytes, settings.compress_threads),
+            policy=AttemptPolicy(timeout_ms_max=settings.attempt_timeout_ms),
+            cluster=self._identity.cluster,
+            broker=self._identity.broker,
+            writer_name=self._identity.instance,
+            clock_ms=environment.clock_ms,
+            monotonic_s=time.monotonic,
+            jitter=environment.jitter,
+            claim=self._owner.claim,
+            log=environment.log,
+        )
 
     # -- run --------------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
         """Work until ``stop`` is set or, without ``follow``, the end of the log is committed.
 
-        Raises FencedError when another writer took over, UnavailableError when the store stayed away while
-        stopping, and the other TieredErrors that repeating cannot help. Everything read and not committed stays in
-        the commitlog.
+        Raises FencedError when another writer took over, UnavailableError when the store was unavailable while
+        stopping, and other TieredErrors that a retry cannot cure. What was read and not committed stays in the
+        commitlog.
         """
-        given = self._given
-        with watched_pins(given.pins, self._log, PIN_EVERY_MS / 1000, given.environment.log):
+        with released_when_full(self._pins, self._log, PIN_EVERY_MS / 1000, self._environment.log):
             self._open(claim_now=follow)
         from_phys = self._dispatcher.cursor
         self._wait_s = IDLE_WAIT_S if follow else SHORT_WAIT_S
@@ -146,57 +201,66 @@ class Offloader:
                 ("compensate", self._compensate_loop),
                 ("builder", self._build_loop),
                 ("committer", self._commit_loop),
-                *((("index", self._index_loop), ("marks", self._marks_loop)) if follow else ()),
+                *((("index", self._index_loop), ("metadata", self._metadata_loop)) if follow else ()),
             )
         ]
         for thread in threads:
             thread.start()
         try:
-            if follow:
-                with self._archived_before_raised():
+            with self._drained_before_unreadable():
+                if follow:
                     self._loop.run(stop)
-                with kept_up(self._look_after_pins, PIN_EVERY_MS / 1000, given.environment.log):
-                    self._await_marks(threads[-1])
+                else:
+                    self._read_to_the_end(stop)
+            if follow:
+                with self._maintained_pins():
+                    self._await_metadata(threads[-1])
                     self._drain()
                 self._loop.step_pins()
             else:
-                with self._archived_before_raised():
-                    self._read_to_the_end(stop)
                 self._drain()
-            if not follow and not stop.is_set():
-                self._finish_backfill()
-                self._finish_index(stop)
+                if not stop.is_set():
+                    self._finish_backfill()
+                    self._finish_index(stop)
             if self._writer.is_claimed:
                 self._writer.release(pending_deletions=self._uploader.pending_deletions)
         finally:
             self._stop_parts.set()
-            self._stop_marks.set()
+            self._stop_metadata.set()
             self._behind.set()
             self._index_builder.committed()
             self._uploader.close()
-            self._writer.abort()  # who still waits for the store gives up
+            self._writer.abort()  # ends every wait for the store
             for thread in threads:
                 thread.join(timeout=5)
         return self._result(from_phys)
 
-    def give_up(self, error: UnavailableError) -> None:
-        """End ``run``, whatever it waits for, with ``error`` or with what the store said last; from any thread."""
+    def abort(self, error: UnavailableError) -> None:
+        """End ``run`` with ``error``, or with the store's last error; from any thread."""
         self._failure = self._failure or error
         self._writer.abort()
 
     @contextmanager
-    def _archived_before_raised(self) -> Iterator[None]:
-        """What stands before a place that the disk does not give is committed, then the failure raised: the next start
-        would read no further, and read it for nothing."""
+    def _drained_before_unreadable(self) -> Iterator[None]:
+        """Commit the log before an unreadable place, then raise: the next start reads no further."""
         try:
             yield
         except UnreadableError:
-            with kept_up(self._look_after_pins, PIN_EVERY_MS / 1000, self._given.environment.log):
+            with self._maintained_pins():
                 self._drain()
             raise
 
+    def _maintained_pins(self) -> AbstractContextManager[None]:
+        """A store may be unavailable for hours while the broker's disk fills."""
+
+        def step() -> None:
+            self._log.refresh()
+            self._loop.step_pins()
+
+        return maintained(step, PIN_EVERY_MS / 1000, self._environment.log)
+
     def _guarded(self, work: Callable[[], None]) -> None:
-        """A part that fails stops the whole: nothing may go on as if it had been stored."""
+        """A failed part stops all others: none may continue as if its data had been stored."""
         try:
             work()
         except BaseException as error:
@@ -215,7 +279,7 @@ class Offloader:
             try:
                 result = self._dispatcher.compensate(self._bound_source.feed)
             except UnreadableError:
-                # The dispatch loop meets it as well, once it gets at the reader, and ends in order.
+                # The dispatch loop gets the same error, and ends in order.
                 self._behind.clear()
                 self._stop_parts.wait(IDLE_WAIT_S)
                 continue
@@ -234,21 +298,21 @@ class Offloader:
                 self._index_builder.committed()
                 self._environment.committed(self._writer.state)
 
-    def _marks_loop(self) -> None:
-        """Apart from the dispatch loop: these commits wait for the object store, following does not."""
-        while not self._stop_marks.is_set():
-            self._marks.look(self._environment.clock_ms())
-            self._stop_marks.wait(MARKS_EVERY_S)
+    def _metadata_loop(self) -> None:
+        """A thread of its own: these commits wait for the object store, the dispatch loop does not."""
+        while not self._stop_metadata.is_set():
+            self._metadata.step(self._environment.clock_ms())
+            self._stop_metadata.wait(METADATA_EVERY_S)
 
-    def _await_marks(self, thread: threading.Thread) -> None:
-        """No mark is committed once the epoch is released."""
-        self._stop_marks.set()
+    def _await_metadata(self, thread: threading.Thread) -> None:
+        """No metadata is committed once the epoch is released."""
+        self._stop_metadata.set()
         while thread.is_alive():
             self._check_failure()
             thread.join(SHORT_WAIT_S)
 
     def _index_loop(self) -> None:
-        self._index_builder.committed()  # an earlier process may have left something to do
+        self._index_builder.committed()  # an earlier process may have left work
         self._index_builder.run(self._stop_parts)
 
     def _read_to_the_end(self, stop: threading.Event) -> None:
@@ -268,7 +332,7 @@ class Offloader:
                 break
 
     def _is_end_of_log(self, phys: int) -> bool:
-        """Whether nothing follows ``phys``: nothing was ever written there, or what was does not count."""
+        """Whether nothing valid follows ``phys``."""
         return self._log.is_blank_from(phys) or self._bound_source.settle() is None
 
     def _drain(self) -> None:
@@ -280,45 +344,40 @@ class Offloader:
                 return
             time.sleep(SHORT_WAIT_S / 5)
 
-    def _look_after_pins(self) -> None:
-        """While draining: a store that is away may take hours, and the broker's disk fills meanwhile."""
-        self._log.refresh()
-        self._loop.step_pins()
-
     def _finish_backfill(self) -> None:
-        """Show what the broker would show, and say what its log lost."""
+        """Report a truncated log, hide queues that the broker does not have, archive its tables."""
         with_units = self._bound_source.shown_queues()
         if with_units is not None:
-            self._find_lost_end(with_units)
-            self._marks.finish(with_units, self._bound_source.proven_phys)
+            self._report_truncation(with_units)
+            self._metadata.finish(with_units, self._bound_source.proven_phys)
 
-    def _find_lost_end(self, shown: Set[tuple[str, int]]) -> None:
-        """Of a broker proven dead: a live one has its word for where its log ends."""
-        index, state = self._given.store.consume_queues(), self._writer.state_or_none
+    def _report_truncation(self, shown: Set[tuple[str, int]]) -> None:
+        """Only for a broker proven dead: a live one reports the end of its log."""
+        index, state = self._store.consume_queues(), self._writer.state_or_none
         last = self._bound_source.last
         if index is None or state is None or last is None or last.why is not BoundReason.DEAD:
             return
         end_phys = self._dispatcher.cursor
-        named_phys = referenced_end_phys(index, state, end_phys, shown=shown, topics=self._given.topic_filter)
-        if named_phys > end_phys:
+        referenced_phys = referenced_end_phys(index, state, end_phys, shown=shown, topics=self._topic_filter)
+        if referenced_phys > end_phys:
             self._uploader.counters.lost_ranges += 1
             file = self._log.file_at(max(end_phys - 1, 0))
             self._environment.log(
-                "commitlog lost its end, its last messages are lost to the archive",
+                "commitlog truncated: its last messages cannot be archived",
                 {
-                    "error": "consume queues name records behind it",
+                    "error": "consume queues reference records beyond its end",
                     "file": "" if file is None else str(file.path),
                     "begin_phys": end_phys,
-                    "end_phys": named_phys,
+                    "end_phys": referenced_phys,
                 },
             )
 
     def _finish_index(self, stop: threading.Event) -> None:
-        """Make every key findable from index files, if that is wanted: few segments are searched as fast."""
-        settings = self._given.index_settings
+        """Cover every key by index files, if configured: few segments are searched as fast without."""
+        settings = self._index_settings
         if not settings.enabled or not settings.after_backfill or not self._index_builder.has_unindexed():
             return
-        self._owner.claim()  # what a killed process left of the index carries an older epoch than what is made now
+        self._owner.claim()  # so that index objects left by a killed process carry an older epoch
         self._index_builder.run_to_end(stop)
 
     def _result(self, from_phys: int) -> OffloadResult:
@@ -335,7 +394,7 @@ class Offloader:
             gaps=counters.gaps,
             damaged=counters.damaged_ranges,
             lost=counters.lost_ranges,
-            hidden=self._marks.hidden,
+            hidden=self._metadata.hidden,
             duration_s=time.monotonic() - self._started_s,
         )
 
@@ -348,12 +407,12 @@ class Offloader:
 
     @property
     def retry_reason(self) -> str:
-        """Why a commit, also the first one, is tried again; empty when none is."""
+        """Why a commit is being retried; empty if none is."""
         return self._writer.retry_reason
 
     def status(self) -> OffloadStatus | None:
-        """A consistent enough view for people and metrics; never blocks the parts. None until the catalog is loaded."""
-        if not self._is_wired:
+        """A snapshot for status and metrics; never blocks the parts. None until the catalog is loaded."""
+        if not self._is_open:
             return None
         state = self._writer.state
         committed = state.cursor.phys if state.started else self._log.min_phys
@@ -379,5 +438,5 @@ class Offloader:
             unindexed_objects=len(state.unindexed),
             pending_deletions=len(state.pending_deletions),
             oldest_pending_deletion_ms=state.oldest_pending_deletion_ms,
-            index_files_rebuilt=self._index_builder.counters.remade,
+            index_files_rebuilt=self._index_builder.counters.rebuilt,
         )

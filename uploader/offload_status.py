@@ -1,4 +1,4 @@
-"""What an uploader tells about itself: the moment's view and the result of a run. Values only."""
+"""Values an uploader reports: a snapshot while it runs, and the result of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uploader.cycle_upload import UploadCounters
 
 @dataclass(frozen=True)
 class OffloadResult:
-    """What one run did."""
+    """Counts of one run; offsets are physical."""
 
     messages: int
     raw_bytes: int
@@ -28,14 +28,14 @@ class OffloadResult:
 
 @dataclass(frozen=True)
 class OffloadStatus:
-    """A moment's view, for status, metrics and progress; sizes in bytes, physical offsets in the commitlog."""
+    """A snapshot for status, metrics and progress; sizes in bytes, offsets physical."""
 
     committed_phys: int
     read_phys: int
     bound_phys: int
     log_min_phys: int
     written_phys: int
-    """Not below ``bound_phys``: records may stand up to here, admitted or not."""
+    """End of what may be written, at least ``bound_phys``."""
     lag_bytes: int
     lag_ms: int
     epoch: int
@@ -48,9 +48,9 @@ class OffloadStatus:
     bound_reason: str
     counters: UploadCounters
     unindexed_objects: int = 0
-    """Data objects that the message index leaves out, because they are damaged."""
+    """Damaged data objects excluded from the message index."""
     pending_deletions: int = 0
-    """Objects that were given up and that `gc` has not deleted."""
+    """Objects that `gc` has still to delete."""
     oldest_pending_deletion_ms: int | None = None
     index_files_rebuilt: int = 0
-    """Damaged index files that this process made anew."""
+    """Damaged index files rebuilt by this process."""

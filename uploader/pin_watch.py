@@ -1,7 +1,5 @@
-"""Pins keep to the limits of the disk also while a writer cannot start (the archive is another's, or away) or end.
-
-Beside a running writer the dispatch loop looks after them (follow_loop.py). Owns the thread that does before and after.
-Before, what is archived is not known yet, so nothing is released for that, and no pin is made.
+"""Keeps pins within the disk limits while the dispatch loop does not run: before a writer has started, and during its
+drain. Before the start the archived offset is unknown: nothing is released as archived, and nothing is pinned.
 """
 
 from __future__ import annotations
@@ -14,43 +12,40 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.pins import PinKeeper
 from tiered.errors import TieredError
 
+Log = Callable[[str, dict[str, object]], None]
+
 
 @contextmanager
-def watched_pins(
-    pins: PinKeeper | None, log: CommitLog, every_s: float, say: Callable[[str, dict[str, object]], None]
-) -> Iterator[None]:
-    """Of a writer that starts; see ``kept_up``."""
+def released_when_full(pins: PinKeeper | None, log: CommitLog, every_s: float, say: Log) -> Iterator[None]:
+    """Release pins above the disk limits while the block runs; see ``maintained``."""
     if pins is None:
         yield
         return
 
-    def look() -> None:
+    def step() -> None:
         log.refresh()
         pins.let_go([file for file in log.files if not file.is_pinned])
 
-    with kept_up(look, every_s, say):
+    with maintained(step, every_s, say):
         yield
 
 
 @contextmanager
-def kept_up(
-    look: Callable[[], None], every_s: float, say: Callable[[str, dict[str, object]], None]
-) -> Iterator[None]:
-    """``look`` at once and every ``every_s`` seconds while the block runs; nobody else may look meanwhile. ``say``
-    takes a line for the log."""
+def maintained(step: Callable[[], None], every_s: float, say: Log) -> Iterator[None]:
+    """Call ``step`` at once, then every ``every_s`` seconds while the block runs; failures go to ``say``."""
     ended = threading.Event()
 
-    def try_to_look() -> None:
+    def try_step() -> None:
         try:
-            look()
+            step()
         except (TieredError, OSError) as error:
-            say("pins not looked at this time", {"error": str(error)})
+            say("pins not checked this time", {"error": str(error)})
 
     def watch() -> None:
         while not ended.wait(every_s):
-            try_to_look()
+            try_step()
 
-    try_to_look()
+    try_step()
     thread = threading.Thread(target=watch, name="pins", daemon=True)
     thread.start()
     try:

@@ -45,7 +45,7 @@ class DeletedTopics:
         self._seen: set[str] = set()
         self._absent_since_ms: dict[str, int] = {}
 
-    def look(
+    def check(
         self, table: Set[str], backup: Set[str], consume_queues: Iterable[str], now_ms: int
     ) -> DeletionVerdict:
         """One look beside a master. Light queues never stand in the table and are not judged by it."""

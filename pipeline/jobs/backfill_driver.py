@@ -259,7 +259,7 @@ class StoreBackfill:
             with bounded(
                 self._options.outage_limit_s,
                 lambda: offloader.retry_reason,
-                offloader.give_up,
+                offloader.abort,
                 offloader.status,
             ):
                 last = offloader.run(threading.Event(), follow=False)

@@ -147,7 +147,7 @@ def _chunks(
         QueueKey(table.topic(ordinal), int(table.queue_id[ordinal]), NO_GENERATION)
         for ordinal in range(len(table))
     ]
-    word = references.word(columns, lambda ordinals: np.full(len(ordinals), UNKNOWN))
+    word = references.offsets(columns, lambda ordinals: np.full(len(ordinals), UNKNOWN))
     lmq, lmq_offset = resolved_lmq_rows(columns, word)
     for rows, queue, offset, is_lmq in (
         (np.arange(columns.rows), columns.queue[: columns.rows], columns.queue_offset[: columns.rows], False),

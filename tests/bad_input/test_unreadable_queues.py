@@ -106,7 +106,7 @@ def test_beside_a_broker_its_word_bounds(
     with open_broker_store(store) as opened:
         Offloader(
             opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), replace(SMALL, batch_age_ms=50),
-            topic_filter=FILTER, offsets_source=broker.word, environment=Environment(committed=look),
+            topic_filter=FILTER, offsets_source=broker.offsets, environment=Environment(committed=look),
         ).run(stop, follow=True)  # fmt: skip
     ended.cancel()
     broker.close()

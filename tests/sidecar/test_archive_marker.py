@@ -154,6 +154,6 @@ def test_a_state_directory_that_is_full_keeps_nothing_from_being_archived(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "state").touch()
-    begun = ArchiveMarker(tmp_path / "state", "s3://bucket/c/b")
-    begun.remember()
+    marker = ArchiveMarker(tmp_path / "state", "s3://bucket/c/b")
+    marker.create()
     assert "not remembered" in caplog.text

@@ -85,7 +85,7 @@ def follow_to_the_end(
     with open_broker_store(store) as opened:
         offloader = Offloader(
             opened, memory, OffloadIdentity(CLUSTER, BROKER, "test", "run"), replace(SMALL, batch_age_ms=100),
-            topic_filter=FILTER, offsets_source=broker.word, pins=pins,
+            topic_filter=FILTER, offsets_source=broker.offsets, pins=pins,
         )  # fmt: skip
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()

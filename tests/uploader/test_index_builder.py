@@ -518,7 +518,7 @@ def test_a_damaged_index_file_is_made_anew_and_all_are_merged(
     builder.run_to_end(threading.Event())
     state = load(indexed.store)
     assert victim not in {ref.key for ref in state.indexes} and victim in state.pending_deletions
-    assert builder.counters.merges > 0 and builder.counters.remade == 1
+    assert builder.counters.merges > 0 and builder.counters.rebuilt == 1
     assert [(message, fields["file"]) for message, fields in indexed.said] == [
         ("a damaged index file was made anew", victim)
     ]

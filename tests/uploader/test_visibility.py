@@ -13,41 +13,41 @@ def test_back_fill_hides_what_the_broker_has_no_unit_of() -> None:
 
 def test_absent_is_not_deleted() -> None:
     watch = DeletedTopics()
-    assert watch.look(TOPICS, set(), [], 0).deleted == frozenset()
+    assert watch.check(TOPICS, set(), [], 0).deleted == frozenset()
     without = TOPICS - {"t3"}
-    assert watch.look(without, set(), [], 1).deleted == frozenset()
-    assert watch.look(without, set(), [], ABSENT_MS_MIN).deleted == frozenset()
-    assert watch.look(without, set(), [], ABSENT_MS_MIN + 1).deleted == {"t3"}
-    assert watch.look(without, set(), [], ABSENT_MS_MIN * 3).deleted == frozenset()
+    assert watch.check(without, set(), [], 1).deleted == frozenset()
+    assert watch.check(without, set(), [], ABSENT_MS_MIN).deleted == frozenset()
+    assert watch.check(without, set(), [], ABSENT_MS_MIN + 1).deleted == {"t3"}
+    assert watch.check(without, set(), [], ABSENT_MS_MIN * 3).deleted == frozenset()
 
 
 def test_a_topic_kept_by_the_backup_or_a_consume_queue_is_not_absent() -> None:
     watch = DeletedTopics()
-    watch.look(TOPICS, set(), [], 0)
+    watch.check(TOPICS, set(), [], 0)
     for now_ms in range(0, 5 * ABSENT_MS_MIN, ABSENT_MS_MIN):
-        assert not watch.look(TOPICS - {"t1", "t2"}, {"t1"}, ["t2"], now_ms).deleted
+        assert not watch.check(TOPICS - {"t1", "t2"}, {"t1"}, ["t2"], now_ms).deleted
 
 
 def test_a_topic_that_comes_back_starts_a_new_hour() -> None:
     watch = DeletedTopics()
-    watch.look(TOPICS, set(), [], 0)
-    watch.look(TOPICS - {"t1"}, set(), [], 10)
-    watch.look(TOPICS, set(), [], 20)
-    assert not watch.look(TOPICS - {"t1"}, set(), [], ABSENT_MS_MIN + 15).deleted
+    watch.check(TOPICS, set(), [], 0)
+    watch.check(TOPICS - {"t1"}, set(), [], 10)
+    watch.check(TOPICS, set(), [], 20)
+    assert not watch.check(TOPICS - {"t1"}, set(), [], ABSENT_MS_MIN + 15).deleted
 
 
 def test_a_slave_that_wipes_its_table_deletes_nothing() -> None:
     watch = DeletedTopics()
-    watch.look(TOPICS, set(), [], 0)
-    watch.look(frozenset(), set(), [], 1)
-    assert not watch.look(frozenset(), set(), [], 10 * ABSENT_MS_MIN).deleted
+    watch.check(TOPICS, set(), [], 0)
+    watch.check(frozenset(), set(), [], 1)
+    assert not watch.check(frozenset(), set(), [], 10 * ABSENT_MS_MIN).deleted
 
 
 def test_losing_a_tenth_of_all_topics_at_once_is_an_alarm() -> None:
     watch = DeletedTopics()
-    watch.look(TOPICS, set(), [], 0)
+    watch.check(TOPICS, set(), [], 0)
     most = TOPICS - {"t1", "t2", "t3"}
-    watch.look(most, set(), [], 1)
-    verdict = watch.look(most, set(), [], 2 * ABSENT_MS_MIN)
+    watch.check(most, set(), [], 1)
+    verdict = watch.check(most, set(), [], 2 * ABSENT_MS_MIN)
     assert verdict.deleted == frozenset()
     assert "3 of 20 topics" in verdict.alarm
