@@ -1,10 +1,10 @@
-"""Decides what one cycle becomes: runs, generations, gaps, and which runs share an object. Pure; arrays in, arrays out.
+"""Plans one cycle: runs, generations, gaps, and which runs share an object. Pure; arrays in, arrays out.
 
-Per queue, offsets are contiguous (invariant 7). A run that starts at its queue's tail continues it; above the tail the
-offsets between are a gap; below it the topic was deleted and recreated, and a new generation starts (3a, Queues).
-A light-queue row refers to its parent's row; if the parent is excluded it stores the bytes itself.
+Per queue, offsets are contiguous. A run that starts at its queue's tail continues it; above the tail, the offsets
+between are a gap; below it, the topic was deleted and recreated, and a new generation starts. An LMQ row references its
+parent's row; if the parent is excluded it stores the bytes itself.
 
-Work per cycle is a few numpy passes; Python loops run only over queues that do something unusual.
+A cycle costs a few numpy passes; Python loops run only over queues that do not simply continue.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Ints = NDArray[Any]
 
 @dataclass(frozen=True)
 class PlannedGap:
-    """Offsets [begin, end) that no archived or future record carries."""
+    """Offsets [begin, end) that no archived or future record has."""
 
     queue: QueueKey
     begin_queue_offset: int
@@ -43,9 +43,8 @@ class PlannedGap:
 
 
 class UnusualQueue(NamedTuple):
-    """A queue, by its ordinal, whose records do not go on where it ended, or one never seen that begins above 0.
-    ``next_offset``: where it ended, UNKNOWN if never seen. A damaged header does this as well as a gap or a recreated
-    topic: see header_check.py."""
+    """A queue, by its ordinal, whose records do not continue at its end, or a new one that starts above 0: a gap, a
+    recreated topic, or a damaged header (header_check.py). ``next_offset``: its end, UNKNOWN if new."""
 
     ordinal: int
     next_offset: int
@@ -63,7 +62,7 @@ class ObjectPlan:
 
 @dataclass(frozen=True)
 class CyclePlan:
-    """Everything of one cycle. ``change`` must be applied to the tails before the next cycle is planned."""
+    """One cycle. ``change`` must be applied to the tails before the next cycle is planned."""
 
     objects: list[ObjectPlan]
     gaps: list[PlannedGap]
@@ -75,13 +74,13 @@ class CyclePlan:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Consume-queue rows to archive: stored records first, then light-queue references to them."""
+    """Consume-queue rows to archive: stored records first, then LMQ entries."""
 
     record: Ints  # index into the record columns
     queue: Ints
     queue_offset: Ints
     inner_num: Ints
-    records: int  # how many lead rows are stored records
+    records: int  # the first so many rows are stored records
 
 
 @dataclass
@@ -95,7 +94,7 @@ class _Runs:
     generation: Ints
     base_byte: Ints
     byte_count: Ints
-    end_byte: Ints  # of the queue behind the run; a light one's references leave it where it is
+    end_byte: Ints  # of the queue after the run; LMQ entries add nothing
     min_timestamp: Ints
     max_timestamp: Ints
     min_phys: Ints
@@ -103,8 +102,8 @@ class _Runs:
 
 
 class CyclePlanner:
-    """Plans cycles for one queue table; keeps only the names of its queues. Without ``knows_ends``, where nobody knows
-    the tails, how a queue begins is not unusual. ``skipped``: what was left out by processes before."""
+    """Plans cycles for one queue table. Without ``knows_ends`` the tails are unknown, and no start of a queue is
+    unusual. ``skipped``: parts of the log that earlier processes skipped."""
 
     def __init__(
         self,
@@ -154,11 +153,11 @@ class CyclePlanner:
         return CyclePlan(objects, gaps, change, len(rows.queue), int(runs.byte_count.sum()), unusual)
 
     def next_offsets(self, ordinals: Ints) -> Ints:
-        """Where queues end, UNKNOWN for those never seen."""
+        """Ends of queues, UNKNOWN for new ones."""
         self._tails.grow(len(self._table))
         return self._tails.of(ordinals)[:, 0]
 
-    def _admitted_rows(self, columns: RecordColumns, excluded: Sequence[int], word: LmqOffsets) -> _Rows:
+    def _admitted_rows(self, columns: RecordColumns, excluded: Sequence[int], offsets: LmqOffsets) -> _Rows:
         count = columns.rows
         admitted = self._table.admitted[: len(self._table)] == 1
         is_in = admitted[columns.queue[:count]]
@@ -169,9 +168,9 @@ class CyclePlanner:
         inner = columns.inner_num[record].astype(np.int64)
         records = len(record)
         if columns.lmq_rows:
-            lmq, lmq_offset = resolved_lmq_rows(columns, word)
+            lmq, lmq_offset = resolved_lmq_rows(columns, offsets)
             is_in = admitted[columns.lmq_queue[lmq]] & ~np.isin(columns.lmq_row[lmq], excluded)
-            # A record that names its own queue is in it once, as in the broker's consume queue.
+            # A record that lists its own queue as an LMQ is in it once, as in the broker's consume queue.
             is_in &= columns.lmq_queue[lmq] != columns.queue[columns.lmq_row[lmq]]
             lmq, lmq_offset = lmq[is_in], lmq_offset[is_in]
             record = np.concatenate([record, columns.lmq_row[lmq]])
@@ -184,13 +183,13 @@ class CyclePlanner:
         """Rows queue by queue, each queue's in log order."""
         stored, lmq = rows.queue[: rows.records], rows.queue[rows.records :]
         has_both = len(lmq) and bool((np.bincount(stored, minlength=len(self._table))[lmq] > 0).any())
-        if has_both:  # someone sends to a light queue's name itself
+        if has_both:  # a client sends to an LMQ's name directly
             both: Ints = np.lexsort((rows.record, rows.queue))
             return both
         return split_by_queue(rows.queue, len(rows.queue), len(self._table), self._scratch).order
 
     def _cut(self, columns: RecordColumns, rows: _Rows, order: Ints) -> _Runs:
-        """Cut the rows of each queue where the next offset is not the one expected."""
+        """Cut the rows of each queue where an offset does not continue."""
         queue, base = rows.queue[order], rows.queue_offset[order]
         end = base + rows.inner_num[order]
         first = np.flatnonzero(np.concatenate([[True], (queue[1:] != queue[:-1]) | (base[1:] != end[:-1])]))
@@ -259,7 +258,7 @@ class CyclePlanner:
         return TailChange(ordinals, before, after)
 
     def _generation_of_row(self, rows: _Rows, runs: _Runs, order: Ints) -> Ints | None:
-        """Generation each stored record's run got, by row; only light-queue references need it."""
+        """Generation of each stored record's run, by row; needed by LMQ entries only."""
         if rows.records == len(rows.queue):
             return None
         generation = np.empty(len(order), np.int64)
@@ -279,7 +278,7 @@ class CyclePlanner:
         record = rows.record[row]
         is_lmq = np.repeat(runs.kind[group] == RunKind.LMQ, runs.rows[group])
         ordinal, generation = runs.ordinal[group], runs.generation[group]
-        # Runs of one life of a queue stand together: a queue is new where the one before is another.
+        # Runs of one generation are adjacent.
         is_new = np.ones(len(group), bool)
         is_new[1:] = (ordinal[1:] != ordinal[:-1]) | (generation[1:] != generation[:-1])
         numbers = self._generations.numbers(ordinal[is_new], generation[is_new])
@@ -307,7 +306,7 @@ class CyclePlanner:
         ):  # fmt: skip
             table[field] = values[group]
         key_count = columns.key_count[record].astype(np.int64)
-        key_count[row >= rows.records] = 0  # the parent's row carries the keys
+        key_count[row >= rows.records] = 0  # the parent's row has the keys
         key_start = (
             np.cumsum(columns.key_count[: columns.rows], dtype=np.int64) - columns.key_count[: columns.rows]
         )
@@ -338,7 +337,7 @@ def _spans(start: Ints, length: Ints) -> Ints:
 
 
 def _has_unusual_successor(ordinal: Ints, continues: Ints) -> Ints:
-    """A queue's first run is walked too when a later run of the same queue follows it."""
+    """Whether a later run of the same queue does not continue it."""
     followed = np.zeros(len(ordinal), bool)
     followed[:-1] = (ordinal[1:] == ordinal[:-1]) & ~continues[1:]
     return followed

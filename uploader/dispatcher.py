@@ -2,13 +2,14 @@
 
 Three threads of offload.py share it:
 
-1. dispatch step: reads the tail into the open batch. If the lock is taken, or no batch is free, it returns at
-   once; the bytes stay in the commitlog.
+1. dispatch step: reads the tail into the open batch. If the lock is taken, or no batch is free, it returns
+   at once; the bytes stay in the commitlog.
 2. compensate: takes the lock and reads in bulk what the dispatch step could not.
 3. builder: drains closed batches from the double buffer (cycle_builder.py).
 
 A batch closes when it is full or old. A batch of filtered traffic only stays open and moves its range, until a
-commitlog file is crossed: then the dispatch offset is committed, so that filtered traffic never looks like lost history.
+commitlog file is crossed: then the dispatch offset is committed, so that filtered traffic never looks like lost
+history.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What the broker's own consume queues say against a record's header.
+"""Checks record headers against the broker's consume queues.
 
-QUEUEID, QUEUEOFFSET and the topic are in no checksum of most records. One flipped bit in them passes every test of
-bytes, and the record would be archived in another queue, or begin a new generation that hides the earlier one. So
-where a queue does something unusual its records, and those its consume queue expects instead, are looked up. A record
-is contradicted when no unit of its own queue names it at its offset, and a unit does that differs in one byte of one of
-the three. For the offset more is asked, since a broker that once lost count appends what follows to the wrong places of
-the queue, and such records are sound: the units before and behind must stand where their records say, and no record
-before or behind it may go on from it.
+QUEUEID, QUEUEOFFSET and the topic are in no checksum of most records. A flipped bit in them passes all checks of
+bytes, and the record would be archived in another queue, or start a generation that hides the earlier one. So where a
+queue does not continue as expected, its records, and those its consume queue expects instead, are looked up. A record
+is contradicted when no unit of its own queue references it at its offset, and a unit that differs in one byte of one
+of the three does. An offset needs more evidence, because a broker that once miscounted appends later records to wrong
+places of the queue, and such records are sound: the units before and after must be where their records say, and no
+neighbouring record may continue from it.
 
-Nothing said against it is nothing: queues of deleted topics are gone, those of a live RocksDB cannot be seen.
+Missing evidence contradicts nothing: queues of deleted topics are gone, those of a live RocksDB are not visible.
 
-Owns the question and the judgement (3a, Damage). Source: org.apache.rocketmq.store.ConsumeQueue.putMessagePositionInfo.
+Source: org.apache.rocketmq.store.ConsumeQueue.putMessagePositionInfo.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[Any]
 
 SEARCHED_MAX = 20_000
-"""Queues that are searched for a record, unless there are more."""
+"""With more queues than this, none is searched."""
 SEARCH_SHARE = 0.05
-"""Of a thread's time that searches in all queues may take."""
-_CLAIMS = struct.Struct(">12xi4xq")
+"""Share of a thread's time for searches in all queues."""
+_HEADER = struct.Struct(">12xi4xq")
 """QUEUEID and QUEUEOFFSET of a record's header."""
 MISSING_MAX = 1024
-"""Missing offsets of a queue that are looked up where they begin and where they end; a header may claim any offset."""
+"""Missing offsets looked up at either end of a gap; a header may hold any offset."""
 
 
 class HeaderCheck:
-    """The consume queues of one store, asked about batches of its log. ``table`` numbers the queues of the batches."""
+    """Plans batches of one log against its consume queues. ``table`` numbers the queues of the batches."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class HeaderCheck:
     def plan(
         self, planner: CyclePlanner, batch: LogBatch, gap_reason: Callable[[LogBatch], GapReason]
     ) -> CyclePlan:
-        """Plan ``batch`` without its contradicted records, which become damage of the batch, and with the references
-        to light queues that the broker made."""
+        """Plan ``batch`` without its contradicted records, which become damage, and with the LMQ entries that the
+        broker dispatched."""
         may_search = True
         batch.lmq = self._lmq.offsets(batch.columns, planner.next_offsets)
         while True:
@@ -96,13 +96,13 @@ class HeaderCheck:
             index = self._consume_queues()
             if index is None:
                 return nothing
-            trial = HeaderComparison(batch.columns, self._table, index, self._log, batch.excluded)
-            found = trial.contradicted(unusual, may_search=may_search)
+            comparison = HeaderComparison(batch.columns, self._table, index, self._log, batch.excluded)
+            found = comparison.contradicted(unusual, may_search=may_search)
         except Exception as error:
-            # Nobody may stop archiving for being no header_check; the broker may just have started.
-            logger.warning("consume queues not asked about records: %s", error)
+            # A failed check must not stop archiving; the broker may just have started.
+            logger.warning("records not checked against consume queues: %s", error)
             return nothing
-        if trial.has_searched:
+        if comparison.has_searched:
             ended_s = time.monotonic()
             self._search_again_s = ended_s + (ended_s - began_s) / SEARCH_SHARE
         return found
@@ -115,11 +115,11 @@ class HeaderCheck:
             file = self._log.file_at(phys)
             path = "" if file is None else str(file.path)
             batch.excluded.append(row)
-            batch.damaged.append(DamagedRange(phys, phys + size, path, "a consume queue has it elsewhere"))
+            batch.damaged.append(DamagedRange(phys, phys + size, path, "contradicted by a consume queue"))
 
 
 class HeaderComparison:
-    """One batch before one index. Rows are indices into ``columns``. For one question."""
+    """Compares one batch with one index, once. Rows are indices into ``columns``."""
 
     def __init__(
         self,
@@ -134,74 +134,78 @@ class HeaderComparison:
         self._phys, self._size = columns.phys[:count], columns.size[:count]
         self._queue, self._offset = columns.queue[:count], columns.queue_offset[:count]
         self._inner_num = columns.inner_num[:count]
-        # The table's own search is the scanning thread's.
+        # Only the scanning thread may search the table.
         self._names = {
             ordinal: (table.topic(ordinal), int(table.queue_id[ordinal]))
             for ordinal in np.unique(self._queue).tolist()
         }
         self._ordinals = {name: ordinal for ordinal, name in self._names.items()}
-        # A record with references to light queues is in several queues: whose unit names it proves nothing.
-        self._may_be_tried = (columns.flags[:count] & FLAG_LMQ) == 0
-        self._may_be_tried[list(excluded)] = False
+        # A record with LMQ entries is in several queues: a unit of another queue proves nothing.
+        self._is_checkable = (columns.flags[:count] & FLAG_LMQ) == 0
+        self._is_checkable[list(excluded)] = False
         self._suspected = np.zeros(count, bool)
         self._stands_alone = np.zeros(count, bool)
-        """Of suspected rows: no record of the queue leads to it or goes on from it."""
+        """Of suspected rows: no neighbouring record of the queue continues to or from it."""
         self._confirmed = np.zeros(count, bool)
-        self._accused = np.zeros(count, bool)
-        """By another queue."""
-        self._offset_named = np.full(count, UNKNOWN, np.int64)
-        """By the own queue, elsewhere."""
+        self._in_other_queue = np.zeros(count, bool)
+        """Referenced by another queue."""
+        self._other_offset = np.full(count, UNKNOWN, np.int64)
+        """At which the own queue references it."""
         self.has_searched = False
 
     def contradicted(self, unusual: Sequence[UnusualQueue], *, may_search: bool = True) -> Ints:
-        """Rows that the index contradicts, ascending; of ``unusual`` queues and of those they lead to.
+        """Rows that the index contradicts, ascending; of ``unusual`` queues and of queues with the records they miss.
 
-        Costs reading the units of these queues' records and, with ``may_search``, a search in every queue if some of
-        them are in none. Raises what reading index and log raises.
+        Reads the units of these queues' records and, with ``may_search``, searches every queue for records found in
+        none. Raises what reading index and log raises.
         """
         for queue, rows in self._rows_of(unusual):
             offset, end = self._offset[rows], self._offset[rows] + self._inner_num[rows]
             self._suspected[rows] = True
-            goes_on = offset == np.append(queue.next_offset, end[:-1])
-            self._stands_alone[rows] = ~goes_on & ~np.append(goes_on[1:], False)
+            continues = offset == np.append(queue.next_offset, end[:-1])
+            self._stands_alone[rows] = ~continues & ~np.append(continues[1:], False)
             for first, behind in _ranges(offset, end, queue.next_offset):
-                self._hear(self._names[queue.ordinal], self._units(queue.ordinal, first, behind - first))
+                self._note_units(
+                    self._names[queue.ordinal], self._units(queue.ordinal, first, behind - first)
+                )
         if may_search:
-            self._ask_all(np.flatnonzero(self._suspected & ~self._confirmed & ~self._is_named_elsewhere()))
+            self._search_all(np.flatnonzero(self._suspected & ~self._confirmed & ~self._is_named_elsewhere()))
         for row in np.flatnonzero(self._is_named_elsewhere()).tolist():
             ordinal = int(self._queue[row])
-            self._hear(self._names[ordinal], self._units(ordinal, int(self._offset[row]), 1))
-        tried = np.flatnonzero(self._is_named_elsewhere() & self._may_be_tried).tolist()
-        return np.array([row for row in tried if self._accused[row] or self._is_misplaced(row)], np.int64)
+            self._note_units(self._names[ordinal], self._units(ordinal, int(self._offset[row]), 1))
+        candidates = np.flatnonzero(self._is_named_elsewhere() & self._is_checkable).tolist()
+        return np.array(
+            [row for row in candidates if self._in_other_queue[row] or self._is_misplaced(row)], np.int64
+        )
 
     def _is_named_elsewhere(self) -> Bools:
-        named: Bools = (self._accused | (self._offset_named != UNKNOWN)) & ~self._confirmed
+        named: Bools = (self._in_other_queue | (self._other_offset != UNKNOWN)) & ~self._confirmed
         return named
 
     def _is_misplaced(self, row: int) -> bool:
-        """Whether ``row`` alone is elsewhere in its consume queue: the records before, if any, and behind say they are
-        where they are. Offset 0 is believed: so a recreated topic begins."""
+        """Whether only ``row`` is elsewhere in its consume queue: its neighbours' headers agree with their units.
+        Offset 0 is accepted: a recreated topic starts with it."""
         if not self._stands_alone[row] or self._offset[row] == 0:
             return False
-        ordinal, offset = int(self._queue[row]), int(self._offset_named[row])
-        claimed = {
-            int(unit["queue_offset"]): self._claims_at(int(unit["phys"]))
+        ordinal, offset = int(self._queue[row]), int(self._other_offset[row])
+        headers = {
+            int(unit["queue_offset"]): self._header_at(int(unit["phys"]))
             for unit in self._units(ordinal, max(offset - 1, 0), 3)
         }
         queue_id = self._names[ordinal][1]
-        before, behind = claimed.get(offset - 1), claimed.get(offset + 1)
+        before, behind = headers.get(offset - 1), headers.get(offset + 1)
         return before in (None, (queue_id, offset - 1)) and behind == (queue_id, offset + 1)
 
-    def _claims_at(self, phys: int) -> tuple[int, int] | None:
-        """Queue id and offset in the header at ``phys``; None where the log has nothing any more."""
-        data = self._log.read(phys, _CLAIMS.size)
-        if len(data) < _CLAIMS.size:
+    def _header_at(self, phys: int) -> tuple[int, int] | None:
+        """Queue id and offset in the header at ``phys``; None where the log is gone."""
+        data = self._log.read(phys, _HEADER.size)
+        if len(data) < _HEADER.size:
             return None
-        queue_id, offset = _CLAIMS.unpack(data)
+        queue_id, offset = _HEADER.unpack(data)
         return queue_id, offset
 
     def _rows_of(self, unusual: Iterable[UnusualQueue]) -> Iterator[tuple[UnusualQueue, Ints]]:
-        """Each queue's rows in log order; the queues may be many."""
+        """The rows of each queue in log order."""
         by_ordinal = {queue.ordinal: queue for queue in unusual}
         rows = np.flatnonzero(np.isin(self._queue, list(by_ordinal)))
         rows = rows[np.argsort(self._queue[rows], kind="stable")]
@@ -215,17 +219,17 @@ class HeaderComparison:
         topic, queue_id = self._names[ordinal]
         return empty_units() if queue_id < 0 else self._index.units(topic, queue_id, offset, count)
 
-    def _ask_all(self, rows: Ints) -> None:
-        """Look for units of any queue at ``rows``."""
+    def _search_all(self, rows: Ints) -> None:
+        """Look for units of any queue that reference ``rows``."""
         if not len(rows) or len(self._index.queues()) > SEARCHED_MAX:
             return
         self.has_searched = True
         begin, end = int(self._phys[rows[0]]), int(self._phys[rows[-1]]) + 1
         for name, units in self._index.units_between(begin, end).items():
-            self._hear(name, units)
+            self._note_units(name, units)
 
-    def _hear(self, name: tuple[str, int], units: Table) -> None:
-        """Note what ``units`` of a queue say about the records they name."""
+    def _note_units(self, name: tuple[str, int], units: Table) -> None:
+        """Compare ``units`` of a queue with the headers of the records they reference."""
         row = np.searchsorted(self._phys, units["phys"])
         row[row == len(self._phys)] = 0
         is_here = (self._phys[row] == units["phys"]) & (self._size[row] == units["size"])
@@ -234,18 +238,18 @@ class HeaderComparison:
         agrees = self._offset[row] == offset
         self._confirmed[row[is_own & agrees]] = True
         if name[0].startswith(LMQ_PREFIX):
-            return  # light queues name records of others
+            return  # LMQs reference records of other queues
         for at in np.flatnonzero(is_own != agrees).tolist():
-            said = self._names[int(self._queue[row[at]])]
+            header = self._names[int(self._queue[row[at]])]
             if agrees[at]:
-                self._accused[row[at]] |= _is_one_slip(said, name)
+                self._in_other_queue[row[at]] |= _differ_in_one_byte(header, name)
             elif _is_in_one_byte(int(self._offset[row[at]]) ^ int(offset[at])):
-                self._offset_named[row[at]] = offset[at]
+                self._other_offset[row[at]] = offset[at]
 
 
-def _is_one_slip(said: tuple[str, int], name: tuple[str, int]) -> bool:
-    """Whether two queues differ in one byte, of the topic's name or of the queue id."""
-    (topic, queue_id), (other_topic, other_id) = said, name
+def _differ_in_one_byte(one: tuple[str, int], other: tuple[str, int]) -> bool:
+    """Whether two queues differ in one byte of the topic or of the queue id."""
+    (topic, queue_id), (other_topic, other_id) = one, other
     if topic == other_topic:
         return _is_in_one_byte((queue_id ^ other_id) & 0xFFFFFFFF)
     here, there = topic.encode(), other_topic.encode()
@@ -254,12 +258,12 @@ def _is_one_slip(said: tuple[str, int], name: tuple[str, int]) -> bool:
 
 
 def _is_in_one_byte(difference: int) -> bool:
-    """Whether all bits that are set are of one byte."""
+    """Whether all set bits are in one byte."""
     return any(difference & ~(0xFF << shift) == 0 for shift in range(0, 64, 8))
 
 
 def _ranges(offset: Ints, end: Ints, next_offset: int) -> Iterator[tuple[int, int]]:
-    """Queue offsets to look up: what records claim, run by run, and what is missing before each run."""
+    """Queue offsets to look up: those in the headers, run by run, and the missing ones before each run."""
     first = np.flatnonzero(np.concatenate([[True], offset[1:] != end[:-1]]))
     last = np.append(first[1:], len(offset)) - 1
     for begin, behind in zip(offset[first].tolist(), end[last].tolist(), strict=True):

@@ -1,18 +1,16 @@
 """Builds the archive's index from the key sections of its segments, and keeps its files few.
 
     commits name new segments → enough of them: read their key sections → one file → one maintenance commit
-    enough files, or a day over: merge neighbours, streaming through a temporary file → one maintenance commit
-    a file to be merged is damaged: made anew from the key sections it came from → one maintenance commit
+    enough files, or a day ended: merge neighbours through a temporary file → one maintenance commit
+    a file to be merged is damaged: rebuild it from its key sections → one maintenance commit
 
-A segment that is damaged is left out, and named by the commit: queries read its key section themselves, and say that it
-is damaged; all others are indexed. A file that can neither be read nor be made anew stays where it is, and those on
-either side of it are merged without it.
+A damaged segment is excluded from the index and listed by the commit: queries read its key section and report the
+damage. A file that can neither be read nor rebuilt stays, and its neighbours are merged without it.
 
-Everything is read from the bucket, so any process may go on where another stopped, and a crash leaves at most a file
-nobody names, which carries its epoch and is garbage (design rules: Attempts, Epochs). Nothing is asked while nothing
-is committed.
+Everything is read from the bucket, so any process may continue another's work. A crash leaves at most one file that no
+commit names; it carries its epoch and is garbage. Without commits there are no requests.
 
-Owns the I/O and its order. What is made next is decided in index_plan.py; when it runs, by whoever calls.
+Decisions are in index_plan.py.
 """
 
 from __future__ import annotations
@@ -57,35 +55,35 @@ from uploader.index_plan import (
     Segment,
     combined,
     groups_of,
+    mergeable,
     plan_merge,
     segments_of,
-    stretches,
 )
-from uploader.unindexed import Gone, stale_entries, without
+from uploader.unindexed import Stale, stale_entries, without
 
 T = TypeVar("T")
 
 FILE_OBJECTS_FACTOR = 4
-"""A new file covers at most this many times ``unindexed_objects_max`` segments: what a process that dies often can do
-in one life must not grow with what is left to do."""
+"""A new file covers at most this many times ``unindexed_objects_max`` segments, so that a process that is often killed
+makes progress."""
 UPLOAD_BYTES_PER_S_MIN = 1 << 20
 TIMEOUT_S_MIN = 60.0
 PAGES_AT_ONCE = 1024
 BYTES_PER_ITEM = 3 * ITEM_DTYPE.itemsize
-"""What an item costs while it is sorted: itself, its place, and itself again."""
+"""Memory of an item while it is sorted: itself, its place, its copy."""
 SPOOL_BYTES = 16 << 20
-"""A file up to this size never touches the disk."""
+"""A file up to this size is not written to disk."""
 
 
 @dataclass
 class IndexCounters:
-    """What was done so far; read by status without a lock."""
+    """Counts so far; read by status without a lock."""
 
     files: int = 0
     items: int = 0
     merges: int = 0
     attempts_abandoned: int = 0
-    left_out: int = 0
+    excluded: int = 0
     """Segments that could not be read."""
     rebuilt: int = 0
     """Damaged files that were rebuilt."""
@@ -125,18 +123,18 @@ class IndexBuilder:
         self._woken = threading.Event()
         self._run_index = RunIndex(store)
         self._beyond_repair: set[str] = set()
-        """Index files that this process could neither read nor make anew."""
-        self._gone: Gone = {}
+        """Index files that this process could neither read nor rebuild."""
+        self._stale: Stale = {}
         self.counters = IndexCounters()
 
     # -- when ---------------------------------------------------------------------------------------------------
 
     def committed(self) -> None:
-        """Something became visible: look whether there is enough to index. Never blocks."""
+        """Segments became visible: check whether there is enough to index. Never blocks."""
         self._woken.set()
 
     def run(self, stop: threading.Event) -> None:
-        """Work in the background until ``stop``. Whatever fails is tried again after a while: messages never wait."""
+        """Work in the background until ``stop``. Failures are retried later: messages never wait."""
         while not stop.is_set():
             self._woken.wait(self._settings.retry_ms / 1000)
             if stop.is_set() or not self._woken.is_set():
@@ -147,16 +145,16 @@ class IndexBuilder:
                     pass
             except TieredError as error:
                 self.counters.last_error = str(error)
-                self._log("index not extended this time", {"error": str(error)})
+                self._log("index not updated this time", {"error": str(error)})
                 stop.wait(self._settings.retry_ms / 1000)
                 self._woken.set()
 
     def has_unindexed(self) -> bool:
-        """Whether any segment is not covered yet. Asks nothing."""
+        """Whether any segment is not covered yet. Sends no request."""
         return bool(self._unindexed_versions(self._writer.state))
 
     def run_to_end(self, stop: threading.Event) -> None:
-        """Index everything and merge what is worth it: the end of a back-fill. Raises what the store raises."""
+        """Index everything and merge what is worth it, at the end of a backfill. Raises what the store raises."""
         while not stop.is_set() and self.step(is_final=True):
             pass
 
@@ -172,10 +170,10 @@ class IndexBuilder:
             if segments:
                 self._build(state, self._first_group(segments))
                 return True
-        for refs in stretches(state.indexes, self._beyond_repair):
+        for refs in mergeable(state.indexes, self._beyond_repair):
             merging = plan_merge(refs, self._settings.merge_files, is_final=is_final)
             if merging:
-                self._merge_or_mend(state, merging)
+                self._merge_or_rebuild(state, merging)
                 return True
         return False
 
@@ -184,7 +182,7 @@ class IndexBuilder:
         return groups_of(segments, rows_max, FILE_OBJECTS_FACTOR * self._settings.unindexed_objects_max)[0]
 
     def _unindexed_versions(self, state: CatalogState) -> int:
-        """Versions with segments that no file covers, about: cheap, from what is in memory."""
+        """Estimated versions with segments that no file covers, from memory only."""
         covered = state.indexed_version
         in_pages = sum(1 for page in state.pages if page.to_version > covered)
         fresh = sum(int((chunk.runs["version"] > covered).any()) for chunk in state.chunks)
@@ -195,7 +193,7 @@ class IndexBuilder:
             return self._unindexed_versions(state) > 0
         covered = state.indexed_version
         if any(page.to_version > covered for page in state.pages):
-            return True  # a lookup by id would have to read these pages: their runs are no longer in memory
+            return True  # a lookup by id would read these pages: their runs are no longer in memory
         objects = 0
         for chunk in state.chunks:
             fresh = chunk.runs["version"] > covered
@@ -206,7 +204,7 @@ class IndexBuilder:
         return self._segments(state, state.indexed_version + 1, state.version)
 
     def _segments(self, state: CatalogState, first: int, last: int) -> list[Segment]:
-        """Those with runs that versions [first, last] added."""
+        """Segments with runs that versions [first, last] added."""
         found: list[Segment] = []
         for ref in state.pages:
             if ref.overlaps(first, last):
@@ -237,7 +235,7 @@ class IndexBuilder:
 
     @property
     def _spool_bytes(self) -> int:
-        """Held twice while it is sent, and the items once while it is written."""
+        """In memory twice while it is sent, and its items once while it is written."""
         return min(SPOOL_BYTES, self._settings.memory_bytes // 4)
 
     @property
@@ -245,8 +243,8 @@ class IndexBuilder:
         return self._settings.memory_bytes // BYTES_PER_ITEM
 
     def _read(self, group: Group, items: GatheredItems) -> tuple[Group, list[_Unread]]:
-        """The first versions of ``group``, one at least, whose items ``items`` then has: as many as there is memory
-        for. How many keys rows have is known only now. And what is damaged in them."""
+        """Add the items of the first versions of ``group`` to ``items``: at least one version, and as many as memory
+        allows, since the number of keys is known only now. Returns these versions, and the damaged segments."""
         taken, damaged = Group(), list[_Unread]()
         for _, segments in groupby(group.segments, key=attrgetter("version")):
             of_version = list(segments)
@@ -264,7 +262,7 @@ class IndexBuilder:
         return taken, damaged
 
     def _gather(self, items: GatheredItems, segment: Segment, index: SegmentIndex, keys: KeySection) -> None:
-        """Add those of ``segment``, which may be more than there is memory for."""
+        """Add the items of ``segment``, which may exceed the memory."""
         pieces = pieces_of_segment(index, keys, segment.ordinals, self._items_max)
         with _disk_of(self._settings):
             if len(keys.hashes) > self._items_max:
@@ -274,7 +272,7 @@ class IndexBuilder:
                     items.add(piece)
 
     def _gather_if_few(self, items: GatheredItems, segments: Sequence[Segment]) -> list[_Unread] | None:
-        """Add those of all ``segments`` if there is memory for them; None, and none added, if there is not."""
+        """Add the items of all ``segments``, or, without memory for them, none: then None."""
         room = self._items_max - items.count
         found: list[Table | _Unread] = []
         for segment in segments:
@@ -289,23 +287,23 @@ class IndexBuilder:
         return [some for some in found if isinstance(some, _Unread)]
 
     def _tried(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T | _Unread:
-        """What is damaged, or gone, would keep all that comes after it from being indexed for ever."""
+        """Without this, one damaged or missing segment would keep all later ones from being indexed."""
         try:
             try:
                 return self._used(segment, use)
             except CorruptionError:
-                return self._used(segment, use)  # bytes may have been damaged on their way
+                return self._used(segment, use)  # bytes may have been damaged in transit
         except (CorruptionError, NotFoundError) as error:
-            if not self._may_leave_out(segment.key):
+            if not self._may_exclude(segment.key):
                 raise
             return _Unread(segment, error)
 
-    def _may_leave_out(self, key: str) -> bool:
-        """Whether there is room for one more, if need be by forgetting those that are no longer there."""
+    def _may_exclude(self, key: str) -> bool:
+        """Whether the list of excluded segments has room, if necessary by removing stale entries."""
         state = self._writer.state
-        if len({*state.unindexed, key}) > UNINDEXED_MAX and not self._gone:
-            self._gone = stale_entries(state, self._run_index)
-        return len({*without(state.unindexed, self._gone), key}) <= UNINDEXED_MAX
+        if len({*state.unindexed, key}) > UNINDEXED_MAX and not self._stale:
+            self._stale = stale_entries(state, self._run_index)
+        return len({*without(state.unindexed, self._stale), key}) <= UNINDEXED_MAX
 
     def _used(self, segment: Segment, use: Callable[[SegmentIndex, KeySection], T]) -> T:
         place = segment.place
@@ -322,30 +320,30 @@ class IndexBuilder:
 
     # -- a merge ------------------------------------------------------------------------------------------------
 
-    def _merge_or_mend(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
-        """Merge, or make those anew that keep it from being done: nothing would be merged any more."""
-        self._gone = stale_entries(state, self._run_index)
+    def _merge_or_rebuild(self, state: CatalogState, refs: Sequence[IndexRef]) -> None:
+        """Merge, or rebuild the damaged files that prevent merging."""
+        self._stale = stale_entries(state, self._run_index)
         try:
             self._merge(state, refs)
             return
         except (CorruptionError, NotFoundError):
-            damaged = [(ref, why) for ref in refs if (why := self._what_is_wrong(ref)) is not None]
+            damaged = [(ref, why) for ref in refs if (why := self._damage_of(ref)) is not None]
             if not damaged:
-                raise  # bytes may have been damaged on their way, or a file has left meanwhile
+                raise  # bytes were damaged in transit, or a file was removed
         for ref, why in damaged:
             fields = {"file": ref.key, "error": str(why)}
             try:
-                is_done = self._remake(self._writer.state, ref)
+                is_done = self._rebuild(self._writer.state, ref)
             except (CorruptionError, NotFoundError) as error:
                 self._beyond_repair.add(ref.key)
-                self._log("a damaged index file cannot be made anew", fields | {"cause": str(error)})
+                self._log("damaged index file not rebuilt", fields | {"cause": str(error)})
                 continue
             if is_done:
                 self.counters.rebuilt += 1
-                self._log("a damaged index file was made anew", fields)
+                self._log("damaged index file rebuilt", fields)
 
-    def _what_is_wrong(self, ref: IndexRef) -> TieredError | None:
-        """Why a file cannot be merged, if it cannot: as much of it is read as merging reads."""
+    def _damage_of(self, ref: IndexRef) -> TieredError | None:
+        """Why a file cannot be merged, or None; reads as much of it as merging does."""
         try:
             shape = shape_of(ref)
             decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))
@@ -355,9 +353,9 @@ class IndexBuilder:
             return error
         return None
 
-    def _remake(self, state: CatalogState, ref: IndexRef) -> bool:
-        """Files over what ``ref`` covers, from the key sections of its segments, in its place: as many as there is
-        memory for at a time. False: another actor took it out meanwhile."""
+    def _rebuild(self, state: CatalogState, ref: IndexRef) -> bool:
+        """Replace ``ref`` by files built from the key sections of its segments, each as large as memory allows. False
+        if another actor removed it."""
         segments = self._segments(state, ref.from_version, ref.to_version)
         made: list[IndexRef] = []
         damaged: list[_Unread] = []
@@ -395,7 +393,7 @@ class IndexBuilder:
         self.counters.merges += 1
 
     def _covered(self, state: CatalogState, shape: Shape) -> Covered:
-        """Objects of one file that are not given up."""
+        """Objects of one file that are not pending deletion."""
         found = decode_tail(shape, self._store.get_range(shape.key, *shape.tail_range))[1]
         kept = [found.keys[key] not in state.pending_deletions for key in found.objects["key"].tolist()]
         return Covered(found.objects[np.array(kept, bool)], found.keys)
@@ -420,7 +418,7 @@ class IndexBuilder:
             tempfile.SpooledTemporaryFile(self._spool_bytes, dir=work_dir) as spool,
         ):
             shape = write_index(spool, key, chunks, meta, covered, form)
-            self._pending_deletions.append(key)  # until a commit names it, it counts as given up
+            self._pending_deletions.append(key)  # garbage until a commit names it
             self._send(key, spool, shape.size_bytes)
         return IndexRef(
             key, level, meta.from_version, meta.to_version, meta.begin_ms, meta.end_ms, meta.begin_phys,
@@ -436,7 +434,7 @@ class IndexBuilder:
                 spool.seek(0)
                 put_own(self._store, key, [spool.read()], timeout_s=timeout_s)
                 return
-            # Not closed here: an upload given up may still hold a view of it.
+            # Not closed here: an abandoned upload may still hold a view of it.
             mapped = mmap.mmap(spool.fileno(), size_bytes, access=mmap.ACCESS_READ)
             put_own(self._store, key, [memoryview(mapped)], timeout_s=timeout_s)
         except UnavailableError as error:
@@ -448,14 +446,14 @@ class IndexBuilder:
     def _publish(
         self, refs: Sequence[IndexRef], *, removed: Sequence[str], damaged: Sequence[_Unread] = ()
     ) -> bool:
-        """Commit that ``refs`` cover their versions, but for what is ``damaged``; void when another actor was faster:
+        """Commit that ``refs`` cover their versions except ``damaged`` segments. False if another actor was faster:
         then the files are garbage."""
         keys = {ref.key for ref in refs}
-        given_up = [key for key in self._pending_deletions if key not in keys]
-        left_out: dict[str, list[int]] = {}
+        garbage = [key for key in self._pending_deletions if key not in keys]
+        excluded: dict[str, list[int]] = {}
         for unread in damaged:
-            left_out.setdefault(unread.segment.key, []).append(unread.segment.version)
-        gone, self._gone = self._gone, {}
+            excluded.setdefault(unread.segment.key, []).append(unread.segment.version)
+        gone, self._stale = self._stale, {}
 
         def build(state: CatalogState) -> CommitDraft | None:
             if not _fits(state, refs, removed):
@@ -463,8 +461,8 @@ class IndexBuilder:
             return CommitDraft(
                 CommitKind.MAINTENANCE,
                 index=IndexChange(list(refs), list(removed)),
-                settings=with_unindexed(state.unindexed, left_out, gone),
-                pending_deletions=given_up,
+                settings=with_unindexed(state.unindexed, excluded, gone),
+                pending_deletions=garbage,
                 created_ms=self._clock_ms(),
             )
 
@@ -472,10 +470,10 @@ class IndexBuilder:
         if not keys <= {index.key for index in after.indexes}:
             return False
         self._pending_deletions = []
-        self.counters.left_out += len(damaged)
+        self.counters.excluded += len(damaged)
         for unread in damaged:
             fields = {"segment": unread.segment.key, "error": str(unread.error)}
-            self._log("a segment is left out of the index", fields)
+            self._log("damaged segment excluded from the index", fields)
         return True
 
 
@@ -485,18 +483,19 @@ def _items_if_few(segment: Segment, room: int, index: SegmentIndex, keys: KeySec
 
 @contextmanager
 def _disk_of(settings: IndexSettings) -> Iterator[None]:
-    """The object store's errors are translated: an OSError is the disk's for what is being made."""
+    """Translate errors of the local disk; those of the object store are translated already."""
     try:
         yield
     except OSError as error:
         raise UnavailableError(
-            f"no temporary index file in {settings.work_dir or tempfile.gettempdir()}: {error.strerror or error}",
+            f"cannot write a temporary index file in {settings.work_dir or tempfile.gettempdir()}: "
+            f"{error.strerror or error}",
             hint="free space there, or set index.work_dir",
         ) from error
 
 
 def _fits(state: CatalogState, refs: Sequence[IndexRef], removed: Sequence[str]) -> bool:
-    """Whether nobody else changed the index, nor claimed the epoch, meanwhile."""
+    """Whether the index and the epoch are unchanged."""
     if any(epoch_of(ref.key) != state.epoch for ref in refs):
         return False
     if not set(removed) <= {index.key for index in state.indexes}:

@@ -1,10 +1,8 @@
-"""Which index files to make next: new ones over segments not indexed yet, and merges of old ones. Pure.
+"""Plans index files: new ones over unindexed segments, and merges of existing ones. Pure.
 
-Like the levels of a log-structured merge tree, with days as the last level: new files cover whole catalog versions,
-``merge_files`` neighbours of a level become one of the next, and a day that is over becomes one file. Files that are
-merged stand side by side in the order of versions, so coverage keeps without a hole.
-
-Owns the decisions. Reading, writing and committing are in index_builder.py.
+Levels as in a log-structured merge tree, with days as the last level: new files cover whole catalog versions,
+``merge_files`` neighbours of a level become one file of the next, and an ended day becomes one file. Only neighbours in
+the order of versions are merged, so coverage has no hole.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from tiered.model.tables import Table
 
 DAY_MS = 86_400_000
 MERGE_SHARE = 4
-"""At the end of a back-fill a day's files become one unless all but the largest are less than this part of it."""
+"""At the end of a backfill a day's files are merged unless the others are smaller than this part of the largest."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Group:
     segments: list[Segment] = field(default_factory=list)
 
     def meta(self, from_version: int) -> IndexMeta:
-        """What the file covers, from the version after the one before it."""
+        """Coverage of the file, which begins at ``from_version``."""
         places = [segment.place for segment in self.segments]
         return IndexMeta(
             from_version,
@@ -56,7 +54,7 @@ class Group:
         )
 
     def covered(self) -> Covered:
-        """Its objects, each once."""
+        """Its objects, without duplicates."""
         places = {segment.key: segment.place for segment in self.segments}
         objects = np.zeros(len(places), COVERED_DTYPE)
         for number, place in enumerate(places.values()):
@@ -79,7 +77,7 @@ def segments_of(page: Page, after_version: int) -> list[Segment]:
 
 
 def combined(segments: Sequence[Segment]) -> list[Segment]:
-    """Each object once a version, though several pages may hold its runs."""
+    """One segment per object and version; several pages may hold its runs."""
     found: dict[tuple[str, int], Segment] = {}
     for segment in segments:
         known = found.get((segment.key, segment.version))
@@ -109,7 +107,7 @@ def _segment(page: Page, runs: Table) -> Segment:
 
 
 def groups_of(segments: Sequence[Segment], rows_max: int, objects_max: int) -> list[Group]:
-    """Segments by version, cut where a day begins or where a file would cover more than so many rows or objects."""
+    """Segments by version, cut where a day begins or a file would exceed ``rows_max`` or ``objects_max``."""
     groups: list[Group] = []
     day, rows = -1, 0
     ordered = sorted(segments, key=lambda segment: segment.version)
@@ -135,8 +133,8 @@ def groups_of(segments: Sequence[Segment], rows_max: int, objects_max: int) -> l
     return groups
 
 
-def stretches(refs: Sequence[IndexRef], apart: Set[str]) -> list[list[IndexRef]]:
-    """``refs`` without those whose keys are ``apart``, cut where these stand: only neighbours can be merged."""
+def mergeable(refs: Sequence[IndexRef], apart: Set[str]) -> list[list[IndexRef]]:
+    """``refs`` cut at those whose keys are in ``apart``: only neighbours can be merged."""
     found: list[list[IndexRef]] = [[]]
     for ref in refs:
         if ref.key in apart:
@@ -147,12 +145,12 @@ def stretches(refs: Sequence[IndexRef], apart: Set[str]) -> list[list[IndexRef]]
 
 
 def plan_merge(refs: Sequence[IndexRef], merge_files: int, *, is_final: bool = False) -> list[IndexRef]:
-    """Neighbouring files to be merged into one, or nothing. ``is_final``: no more will come for a while."""
+    """Neighbouring files to merge into one, or none. ``is_final``: no more files follow soon."""
     groups = _same_day(refs)
     for group in groups:
         if len(group) < 2:
             continue
-        # By the order of files, not by dates: one message from the future would end every day from its own on.
+        # By the order of files, not by dates: one message from the future would end every later day.
         if group is not groups[-1] or (is_final and _worth_it(group)):
             return group
         for level in sorted({ref.level for ref in group}):
@@ -178,7 +176,7 @@ def _worth_it(group: Sequence[IndexRef]) -> bool:
 
 
 def _newest_up_to(level: int, group: Sequence[IndexRef]) -> list[IndexRef]:
-    """The newest files that were merged at most ``level`` times."""
+    """The newest files merged at most ``level`` times."""
     begin = len(group)
     while begin and group[begin - 1].level <= level:
         begin -= 1

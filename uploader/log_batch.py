@@ -1,8 +1,7 @@
-"""One cycle's worth of commitlog: the bytes in an arena and their columns, reused from cycle to cycle.
+"""The part of the commitlog that becomes one cycle: bytes in an arena, and their columns; reused from cycle to cycle.
 
-A batch covers the physical range [from_phys, to_phys) whole, for all queues; padding at file ends takes no arena
-space. The pool is the byte budget: when it is empty the dispatcher leaves the bytes in the commitlog, which is the
-retry buffer, and nobody allocates.
+A batch covers the physical range [from_phys, to_phys) for all queues; padding at file ends takes no arena space. The
+pool is the byte budget: when it is empty, the dispatcher leaves the bytes in the commitlog, which is the retry buffer.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ CHECK_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True)
 class DamagedRange:
-    """Bytes [begin, end) of the commitlog below the bound that are no valid record, or one whose header the consume
-    queues contradict; quarantined."""
+    """Bytes [begin, end) of the commitlog below the bound that are no valid record, or a record whose header the
+    consume queues contradict."""
 
     begin_phys: int
     end_phys: int
@@ -34,7 +33,7 @@ class DamagedRange:
 
 
 class LostRange(NamedTuple):
-    """Bytes [begin, end) of the commitlog that are nowhere any more, and ``why``."""
+    """Bytes [begin, end) of the commitlog that no longer exist, and ``why``."""
 
     begin_phys: int
     end_phys: int
@@ -42,11 +41,11 @@ class LostRange(NamedTuple):
 
 
 class LogBatch:
-    """Filled by one thread at a time; handed from dispatcher to builder to uploader and back to the pool.
+    """Filled by one thread at a time; passed from dispatcher to builder to uploader and back to the pool.
 
-    ``is_wanted``: it holds a row of an admitted queue. (The first rows of a new queue are scanned before the filter
-    has decided about it.) ``excluded``: rows that are damage although their bytes hold: header_check.py. ``light``:
-    what is unusual of its references to light queues: lmq_dispatch.py.
+    ``is_wanted``: it has a row of an admitted queue; the first rows of a new queue are scanned before the filter
+    decides. ``excluded``: damaged rows with valid bytes (header_check.py). ``lmq``: LMQ entries that differ from the
+    records' properties (lmq_dispatch.py).
     """
 
     def __init__(self, capacity_bytes: int, *, pooled: bool = True) -> None:
@@ -88,7 +87,7 @@ class LogBatch:
         self.to_phys = phys + byte_count
 
     def drop_bytes(self) -> None:
-        """Forget rows and bytes but not the range: only filtered traffic was in it."""
+        """Drop rows and bytes, keep the range: it held filtered traffic only."""
         self._kept_check = self.log_check()
         self.columns.reset()
         self.is_wanted = False
@@ -106,7 +105,7 @@ class LogBatch:
 
 
 class LogBatchPool:
-    """A fixed number of batches inside a byte budget. An oversized record gets a batch of its own, always."""
+    """A fixed number of batches within a byte budget. An oversized record always gets its own batch."""
 
     def __init__(self, *, batch_bytes: int, count: int) -> None:
         self._lock = threading.Lock()
@@ -132,13 +131,13 @@ class LogBatchPool:
             return batch
 
     def release(self, batch: LogBatch) -> None:
-        """Give a batch back; an oversized one is freed."""
+        """Return a batch; an oversized one is freed."""
         with self._lock:
             del self._in_use[id(batch)]
             if batch.pooled:
                 self._free.append(batch)
 
     def used_bytes(self) -> int:
-        """Bytes of batches handed out, for the budget metric."""
+        """Bytes of batches in use, for the budget metric."""
         with self._lock:
             return sum(batch.nbytes for batch in self._in_use.values())

@@ -1,15 +1,12 @@
-"""Is the commitlog still the log the archive was made from? Checked before any write (3a, The log may be replaced).
+"""Compares the commitlog with the archive before any write, and finds where they diverged.
 
-A commit carries a CRC of the last log bytes below its end. If the broker's log now differs there, or ends below it
-(power loss, fail-over to a lagging slave, a wiped disk), the writer goes back to the newest commit whose check still
-holds and starts a new log line there; what was archived above it is superseded. Only beside a running broker, or if
-told, where it may be another broker's directory or an older copy (decision 0034). Never waits, but for files to be
-there at all: a commitlog on a disk that is not mounted is no other log.
+A commit has a CRC of the last log bytes below its end. If the broker's log differs there, or ends below it (power loss,
+failover to a lagging slave, a wiped disk), the writer returns to the newest commit whose check still holds and starts a
+new log history there; what was archived above it is superseded. A backfill does so only if it was requested: the store
+may be another broker's or an older copy (docs/decisions/0034). An unmounted disk is not another log: the writer waits.
 
-A broker that cuts its log leaves the bytes behind the cut in the files until it writes over them: where it can be
-asked, its word says where the log ends.
-
-Pure but for reading the log.
+A broker that cuts its log leaves the bytes after the cut in the files until it overwrites them: if it answers, the end
+it reports counts.
 """
 
 from __future__ import annotations
@@ -26,32 +23,32 @@ from tiered.catalog.state import LogCheck
 from tiered.errors import UsageError
 
 WRITTEN_BYTES = 64
-"""So many zeros are no place in the middle of records, but for a body of zeros."""
+"""So many zeros stand inside records only in a body of zeros."""
 WALKED_BYTES_MAX = 2 << 30
-"""Records are followed at most so far: a minute or two."""
+"""Records are walked at most this far, which takes a minute or two."""
 
 
 class CheckResult(Enum):
-    """How a commit's check compares with the log on disk."""
+    """Result of comparing a commit's check with the log on disk."""
 
     SAME = "same"
     DIFFERENT = "different"
     DELETED = "deleted"
-    """The broker has removed those bytes: nothing to compare with."""
+    """The broker deleted those bytes."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Start a new line at ``phys``, right after commit ``version`` (0: nothing of the archive is in this log)."""
+    """Log and archive share everything up to ``phys``, the end of commit ``version`` (0: nothing)."""
 
     version: int
     phys: int
 
 
 def compare(log: CommitLog, check: LogCheck, reported_end_phys: int | None = None) -> CheckResult:
-    """Read the checked bytes again. ``reported_end_phys``: where the broker says its log ends, None if it does not.
+    """Read the checked bytes again. ``reported_end_phys``: the end of its log that the broker reports, or None.
 
-    Raises UnavailableError when it may be that the log is only not mounted.
+    Raises UnavailableError if the log may not be mounted.
     """
     if check.end_phys <= check.begin_phys:
         return CheckResult.SAME
@@ -85,14 +82,12 @@ def find_divergence(
     newest: Callable[[int, int], Check | None],
     reported_end_phys: int | None = None,
 ) -> Divergence:
-    """The newest commit whose check the log still holds. ``spans`` of versions, newest first, are looked through by
-    doubling and halving: a log that holds one commit holds those before it in the log, and history is long. ``newest``
-    gives the newest check in a span.
+    """The newest commit whose check still holds. ``spans`` of versions, newest first, are searched by doubling and
+    halving: a log that holds one commit holds all earlier ones. ``newest`` returns the newest check in a span.
 
-    A version whose bytes the broker has deleted cannot differ from what it has: it counts as held, so that history
-    which nobody can check stays visible, and what lies between is a recorded gap. But not behind one whose bytes are
-    there and are others: a log that contradicts all it can be asked about is another's, or of a disk that was lost, and
-    taking out what lies above would destroy the only copy.
+    A version whose bytes the broker deleted counts as held, so that history which cannot be compared stays visible, and
+    the range between is a recorded gap. Not so after a version whose bytes differ: a log that contradicts everything
+    comparable is another broker's, or of a replaced disk, and superseding what is above would destroy the only copy.
     """
     search = _Search(log, newest, reported_end_phys)
     for first, last in spans:
@@ -114,12 +109,12 @@ class _Search:
         self._newest = newest
         self._said_end_phys = reported_end_phys
         self.is_contradicted = False
-        """Whether bytes that are there were seen to be others."""
+        """Whether existing bytes differed from a check."""
 
     def newest_held(self, first: int, last: int) -> Check | None:
-        """Of the versions [first, last]."""
+        """The newest held check of the versions [first, last]."""
         held: Check | None = None
-        # Up to ``low`` all is held, or nothing lies above what is; from ``high`` on nothing is.
+        # Versions up to ``low`` are held, or followed by no held one; from ``high`` on none is.
         low, high, step = first - 1, last + 1, 1
         while held is None and high > first:
             entry = self._newest(first, max(first, high - step))
@@ -140,7 +135,7 @@ class _Search:
         return held
 
     def _is_held(self, entry: Check) -> bool:
-        """Not: what ends above the log; what has no bytes to compare, as a line may begin, which proves nothing."""
+        """Not if it ends above the log, or has no bytes to compare, as at the start of a history."""
         _, check, to_phys = entry
         end_phys = _end_phys(self._log, self._said_end_phys)
         result = compare(self._log, check, self._said_end_phys)
@@ -148,30 +143,29 @@ class _Search:
         return result != CheckResult.DIFFERENT and check.begin_phys < check.end_phys and to_phys <= end_phys
 
 
-def require_shared(line: Divergence, *, is_older_copy: bool, may_replace: bool) -> Divergence:
-    """``line``, unless it takes out what nothing replaces and nobody said that it may. Raises UsageError.
+def require_shared(divergence: Divergence, *, is_older_copy: bool, may_replace: bool) -> Divergence:
+    """``divergence``, unless it would supersede archived records without permission: then raises UsageError.
 
-    A running broker that lost its disk, or the end of its log, goes on under its name; a directory may be another
-    broker's by mistake, or an older copy.
+    A running broker that lost its disk, or the end of its log, continues under its name; a store directory may be
+    another broker's by mistake, or an older copy.
     """
-    if may_replace or (line.version and not is_older_copy):
-        return line
-    if line.version == 0:
+    if may_replace or (divergence.version and not is_older_copy):
+        return divergence
+    if divergence.version == 0:
         raise UsageError(
-            "the store's log has nothing of what is archived under its name: another broker's, or its disk was lost",
-            hint="name another archive with --broker; or --replace-log: what is archived stays, and is shown no more",
+            "the store's log shares nothing with the archive of its name: another broker's log, or a replaced disk",
+            hint="name another archive with --broker, or use --replace-log, which hides the archived messages",
         )
     raise UsageError(
-        f"the store's log ends before what is archived of it, of which it has no more than up to {line.phys}: an older "
-        "copy, or the end of the log was lost",
-        hint="a copy has nothing to add; --replace-log takes out of the archive what is not in this log",
+        f"the store's log ends before the archive and matches it up to {divergence.phys}: "
+        "an older copy, or a truncated log",
+        hint="an older copy has nothing to add; --replace-log hides archived messages missing from this log",
     )
 
 
 def ends_before(log: CommitLog, check: LogCheck, shared_phys: int) -> bool:
-    """Whether nothing is written in the log where the bytes of ``check`` end. A log that goes on in another way has
-    something there: bytes, or, near the end of a file, the padding behind its last record. ``shared_phys``: up to where
-    log and archive are the same."""
+    """Whether the log has nothing where the bytes of ``check`` end. A log that diverged has something there: bytes, or,
+    near the end of a file, padding. ``shared_phys``: end of what log and archive share."""
     begin_phys = max(check.begin_phys, check.end_phys - WRITTEN_BYTES)
     if begin_phys < log.min_phys:
         return False
@@ -181,8 +175,8 @@ def ends_before(log: CommitLog, check: LogCheck, shared_phys: int) -> bool:
 
 
 def _is_written_through(log: CommitLog, phys: int, end_phys: int) -> bool:
-    """Whether whole records and ends of files lead from ``phys`` to ``end_phys`` or beyond: so zeros there are padding.
-    Not where that is far: it is read byte by byte. A copy that was made while its broker wrote breaks the chain."""
+    """Whether records and file ends lead from ``phys`` to ``end_phys`` or beyond, so that zeros there are padding.
+    False beyond WALKED_BYTES_MAX, and in a copy made while its broker wrote."""
     if end_phys - phys > WALKED_BYTES_MAX:
         return False
     while phys < end_phys:

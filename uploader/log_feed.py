@@ -1,10 +1,8 @@
-"""Reads and scans the commitlog into a batch, up to a bound; decides what an unreadable spot means.
+"""Reads and scans the commitlog into a batch, up to a bound; skips damaged and missing parts.
 
-Below ``proven_phys`` a record must be valid: if it is not, it is damage, and the feed continues at the next record
-that can be proven (consume queue, or a header whose PHYSICALOFFSET matches). At or above it an invalid record is the
-end of what was written so far: the feed stops and waits. Rules: 3a Bound, Damage.
-
-Owns the decision of where the next record is. Does not decide the bound, nor what becomes of the rows.
+Below ``proven_phys`` an invalid record is damage: the feed continues at the next provable record (by consume queue,
+or a header whose PHYSICALOFFSET matches). At or above it an invalid record is the end of what was written: the feed
+stops.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class FeedOutcome(Enum):
 @dataclass(frozen=True)
 class FeedBound:
     """``limit_phys``: nothing at or above it is read. ``proven_phys``: below it every byte must be valid.
-    ``is_record_end``: a record ends at the limit, or damage: none is cut by it, and nothing waited for."""
+    ``is_record_end``: no record crosses the limit."""
 
     limit_phys: int
     proven_phys: int
@@ -51,9 +49,9 @@ class FeedBound:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """One read at ``batch.to_phys``: ``got`` bytes of ``wanted``, the first ``scanned`` of which are records.
-    ``available``: what the file has below the bound."""
+class _Read:
+    """One read at ``batch.to_phys``: ``got`` of ``wanted`` bytes, the first ``scanned`` of which are records.
+    ``available``: bytes of the file below the bound."""
 
     file: LogFile
     available: int
@@ -67,11 +65,11 @@ NextRecord = Callable[[int, int], int | None]
 
 
 AcceptedSize = Callable[[int], int | None]
-"""Position of a record whose own checksum is wrong → its size if the broker took it so: see broker_store.damage."""
+"""Position of a record with a wrong checksum → its size if the broker accepted it: see broker_store.damage."""
 
 
 class LogFeed:
-    """One reader of one commitlog. Not thread-safe; callers serialise."""
+    """Reads one commitlog. Not thread-safe; callers serialise."""
 
     def __init__(
         self,
@@ -95,8 +93,8 @@ class LogFeed:
     def advance(self, batch: LogBatch, bound: FeedBound, max_bytes: int) -> FeedOutcome:
         """Add at most ``max_bytes`` of log to ``batch`` at ``batch.to_phys``.
 
-        Raises UnreadableError where the disk does not give what the next record needs; what stands before is added. But
-        what stands in a pin only, and is broken there, is lost: the broker will never give it again.
+        Raises UnreadableError where the disk cannot read the next record; what precedes it is added. A range that
+        only a pin has, and that is unreadable there, is lost.
         """
         try:
             return self._advance(batch, bound, max_bytes)
@@ -113,7 +111,7 @@ class LogFeed:
         if file is None:
             return self._skip_missing(batch, bound)
         available = min(bound.limit_phys, file.end_phys) - phys
-        # Fewer bytes than the marker at a file's end would not show it.
+        # The marker at a file's end needs this many bytes.
         wanted = min(max(max_bytes, END_OF_FILE_BYTES), batch.room, available)
         if wanted < min(END_OF_FILE_BYTES, available):
             return FeedOutcome.FULL
@@ -130,35 +128,35 @@ class LogFeed:
             batch.extend(scanned, phys)
         elif failure is not None and stop.reason == StopReason.INPUT_END:
             raise failure
-        return self._after_stop(stop, batch, bound, _Look(file, available, wanted, got, scanned))
+        return self._after_stop(stop, batch, bound, _Read(file, available, wanted, got, scanned))
 
-    def _after_stop(self, stop: ScanStop, batch: LogBatch, bound: FeedBound, look: _Look) -> FeedOutcome:
+    def _after_stop(self, stop: ScanStop, batch: LogBatch, bound: FeedBound, read: _Read) -> FeedOutcome:
         phys, reason, detail = batch.to_phys, stop.reason, stop.detail
         if reason == StopReason.FILE_END:
-            batch.to_phys = look.file.end_phys
+            batch.to_phys = read.file.end_phys
             return FeedOutcome.MORE
         if reason == StopReason.INPUT_END:
             if phys >= bound.limit_phys:
                 return FeedOutcome.CAUGHT_UP
-            return FeedOutcome.MORE if look.scanned else self._record_larger_than_read(batch, bound, look)
+            return FeedOutcome.MORE if read.scanned else self._record_larger_than_read(batch, bound, read)
         if phys >= bound.proven_phys:
             return FeedOutcome.CAUGHT_UP
         if (
             reason == StopReason.INVALID
             and detail == InvalidReason.RECORD_CRC
-            and self._take_accepted(batch, look.file)
+            and self._take_accepted(batch, read.file)
         ):
             return FeedOutcome.MORE
         what = "no record" if reason == StopReason.NO_RECORD else detail.name.lower()
-        return self._skip_damage(batch, bound, look.file, what)
+        return self._skip_damage(batch, bound, read.file, what)
 
     def _take_accepted(self, batch: LogBatch, file: LogFile) -> bool:
-        """Add the record at ``to_phys``, already in the arena, if the broker took it with the checksum it has."""
+        """Add the record at ``to_phys``, already in the arena, if the broker accepted it with its wrong checksum."""
         phys, begin = batch.to_phys, batch.filled
         size = self._accepted_size(phys)
         if size is None:
             return False
-        # The scan checks what is named __CRC32#: for this one record it is called something else meanwhile.
+        # The scan checks the property __CRC32#: rename it during the scan of this record.
         name_at = begin + size - RESERVED_CRC_BYTES
         name = int(batch.arena[name_at])
         batch.arena[name_at] = 0
@@ -174,28 +172,28 @@ class LogFeed:
         batch.extend(size, phys)
         return True
 
-    def _record_larger_than_read(self, batch: LogBatch, bound: FeedBound, look: _Look) -> FeedOutcome:
-        """The record at ``to_phys`` needs more bytes than were read: from the file, the bound, or the arena."""
+    def _record_larger_than_read(self, batch: LogBatch, bound: FeedBound, read: _Read) -> FeedOutcome:
+        """The record at ``to_phys`` needs more bytes than file, bound or arena gave."""
         phys = batch.to_phys
-        if look.got < look.wanted:
-            return self._after_short_read(phys, look.file)
+        if read.got < read.wanted:
+            return self._after_short_read(phys, read.file)
         size = self._log.record_size_at(phys)
         if size is None:
-            # Not even a marker fits. Cut by the bound: wait for the rest. By the file's end: nothing comes any more.
-            is_cut = look.file.end_phys - phys < END_OF_FILE_BYTES and phys < bound.proven_phys
+            # Too short for a marker. Cut by the bound: wait for the rest. Cut by the file's end: damage.
+            is_cut = read.file.end_phys - phys < END_OF_FILE_BYTES and phys < bound.proven_phys
             return (
-                self._skip_damage(batch, bound, look.file, "cut short") if is_cut else FeedOutcome.CAUGHT_UP
+                self._skip_damage(batch, bound, read.file, "cut short") if is_cut else FeedOutcome.CAUGHT_UP
             )
-        if size <= min(batch.room, look.available):
-            return self._advance(batch, bound, size) if look.got < size else FeedOutcome.CAUGHT_UP
-        if size <= look.available and batch.filled:
+        if size <= min(batch.room, read.available):
+            return self._advance(batch, bound, size) if read.got < size else FeedOutcome.CAUGHT_UP
+        if size <= read.available and batch.filled:
             return FeedOutcome.FULL
         if self._is_disproved(phys, size, bound):
-            return self._skip_damage(batch, bound, look.file, InvalidReason.SIZE.name.lower())
-        if size > look.available and bound.is_record_end and phys < bound.proven_phys:
-            return self._skip_damage(batch, bound, look.file, InvalidReason.SIZE.name.lower())
-        if size > look.available:
-            # The scan accepted the size as fitting the file, so only the bound can cut it: wait for the rest.
+            return self._skip_damage(batch, bound, read.file, InvalidReason.SIZE.name.lower())
+        if size > read.available and bound.is_record_end and phys < bound.proven_phys:
+            return self._skip_damage(batch, bound, read.file, InvalidReason.SIZE.name.lower())
+        if size > read.available:
+            # The size fits the file, so only the bound cuts it: wait for the rest.
             return FeedOutcome.CAUGHT_UP
         self.oversize_bytes = size
         return FeedOutcome.OVERSIZE
@@ -206,27 +204,27 @@ class LogFeed:
         return FeedOutcome.CAUGHT_UP if self._log.file_at(phys) == file else FeedOutcome.MORE
 
     def _is_disproved(self, phys: int, size: int, bound: FeedBound) -> bool:
-        """Whether a provable record begins inside what the header at ``phys`` claims: its size is damaged. Costs a
-        look at about so many bytes. A body may hold what looks like records, so lengths that add up come first."""
+        """Whether a provable record begins inside the record at ``phys``, so that its size is damaged. Reads about
+        ``size`` bytes. A body may contain what looks like records, so lengths that add up take precedence."""
         if phys >= bound.proven_phys or do_lengths_add_up(self._log, phys, size):
             return False
         following = self._next_record(phys, min(bound.proven_phys, bound.limit_phys))
         return following is not None and following < phys + size
 
     def _skip_missing(self, batch: LogBatch, bound: FeedBound) -> FeedOutcome:
-        """No file holds ``to_phys``: the broker deleted it, or it was never there yet.
+        """No file holds ``to_phys``: the broker deleted it, or it is not written yet.
 
-        Raises UnavailableError when it may be that a directory is only not mounted.
+        Raises UnavailableError if a directory may not be mounted.
         """
         following = self._next_file_phys(batch.to_phys)
         if following is None or following >= bound.limit_phys:
             return FeedOutcome.CAUGHT_UP
-        self._give_up(batch, following, "no file holds it")
+        self._skip_lost(batch, following, "no file holds it")
         return FeedOutcome.MORE
 
     def _skip_broken_pin(self, batch: LogBatch, bound: FeedBound, failure: UnreadableError) -> bool:
-        """If the pin that holds ``to_phys`` is what ``failure`` says cannot be read, and is broken for good: go on at
-        the next record in it that can be proven, or behind it. Once its end is committed it is let go as archived."""
+        """Skip an unreadable part of the pin that holds ``to_phys``, up to its next provable record or its end. False
+        if ``failure`` is of another file, or may pass. Once its end is committed the pin is released as archived."""
         file = self._log.file_at(batch.to_phys)
         if file is None or file.path != failure.path or not self._log.is_broken_pin(file):
             return False
@@ -235,14 +233,14 @@ class LogFeed:
             return False
         bad_phys = first_not_given(self._log, batch.to_phys, file.end_phys)
         if bad_phys is None:
-            return False  # it is given now
+            return False  # readable now
         limit = min(bound.proven_phys, bound.limit_phys)
         following = next_record_given(self._log, file, bad_phys, limit, self._next_record)
-        self._give_up(batch, next_file if following is None else following, failure.message)
+        self._skip_lost(batch, next_file if following is None else following, failure.message)
         return True
 
-    def _give_up(self, batch: LogBatch, following: int, why: str) -> None:
-        """Go on at ``following``. Raises UnavailableError when it may be that a directory is only not mounted."""
+    def _skip_lost(self, batch: LogBatch, following: int, why: str) -> None:
+        """Continue at ``following``. Raises UnavailableError if a directory may not be mounted."""
         self._log.refuse_unmounted()
         batch.lost.append(LostRange(batch.to_phys, following, why))
         batch.to_phys = following
@@ -254,7 +252,7 @@ class LogFeed:
         phys = batch.to_phys
         limit = min(bound.proven_phys, bound.limit_phys)
         size = self._log.record_size_at(phys)
-        # What lies between lengths that hold is one record's, whatever it looks like.
+        # Lengths that add up delimit one record, whatever its bytes look like.
         is_whole = size is not None and do_lengths_add_up(self._log, phys, size)
         end_phys = phys + size if size is not None and is_whole else phys + 1
         following = self._next_record(end_phys - 1, limit)
@@ -262,7 +260,7 @@ class LogFeed:
             # A dead broker's recovery would end here too.
             return FeedOutcome.CAUGHT_UP
         if following is None and not bound.is_record_end:
-            # The bound may cut the record behind: that one is sound, and waited for.
+            # A sound record may cross the bound: wait for its rest.
             following = find_cut_record(self._log, end_phys - 1, limit) or (end_phys if is_whole else None)
         following = limit if following is None else min(following, limit)
         batch.damaged.append(DamagedRange(phys, following, str(file.path), what))

@@ -1,7 +1,7 @@
-"""Names of what a queue table only numbers: the lives of its queues, and the order of their names.
+"""Numbers and keys of the generations of queues, and the order of the queues by name.
 
-A life is (ordinal of the queue, generation). Each gets a number in a roster when it is first met; afterwards a cycle
-of 10,000 runs names them in a few numpy passes. Owns those numbers; which generation a run is of is decided elsewhere.
+A generation is (ordinal of the queue, generation). Each gets a number in a roster when first seen, so that a cycle of
+10,000 runs looks them up in a few numpy passes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Ints = NDArray[Any]
 
 
 class QueueGenerations:
-    """Of one queue table, which may grow meanwhile. Not thread-safe."""
+    """Generations of one queue table, which may grow. Not thread-safe."""
 
     def __init__(self, table: QueueTable) -> None:
         self._table = table
         self.roster = QueueRoster()
         self._numbers: dict[tuple[int, int], int] = {}
-        self._newest = np.empty((0, 2), np.int64)  # by ordinal: generation last met, its number
+        self._newest = np.empty((0, 2), np.int64)  # by ordinal: last generation, its number
         self._rank: Ints = np.empty(0, np.int64)
 
     def numbers(self, ordinal: Ints, generation: Ints) -> Ints:
-        """The number of each life in ``roster``."""
+        """The number of each generation in ``roster``."""
         missing = len(self._table) - len(self._newest)
         if missing > 0:
             self._newest = np.concatenate([self._newest, np.full((missing, 2), -1, np.int64)])
@@ -40,25 +40,24 @@ class QueueGenerations:
         return numbers
 
     def key(self, ordinal: int, generation: int) -> QueueKey:
-        """The name of one life."""
+        """The key of one generation."""
         return self.roster.keys[self._number(ordinal, generation)]
 
     def _number(self, ordinal: int, generation: int) -> int:
-        life = (ordinal, generation)
-        number = self._numbers.get(life)
+        number = self._numbers.get((ordinal, generation))
         if number is None:
             key = QueueKey(self._table.topic(ordinal), int(self._table.queue_id[ordinal]), generation)
-            number = self._numbers[life] = self.roster.add(key)
+            number = self._numbers[ordinal, generation] = self.roster.add(key)
         if ordinal < len(self._newest):
             self._newest[ordinal] = generation, number
         return number
 
     def rank(self) -> Ints:
-        """Place of every ordinal in order by topic and queue id; computed anew only when queues were added."""
+        """Place of every ordinal in order by topic and queue id; computed again only when queues were added."""
         count = len(self._table)
         if len(self._rank) != count:
             topics = map(self._table.topic, range(count))
-            # A scan of what comes next may be adding queues meanwhile: those are for the next time.
+            # The scan of the next batch may add queues at the same time: they are ranked next time.
             names = list(zip(topics, self._table.queue_id[:count].tolist(), strict=True))
             self._rank = np.empty(count, np.int64)
             self._rank[sorted(range(count), key=names.__getitem__)] = np.arange(count)

@@ -1,8 +1,7 @@
-"""Where every queue's archive ends, as arrays indexed by the queue table's ordinal.
+"""Ends of all archived queues, as arrays indexed by the queue table's ordinal.
 
-The writer plans cycle N+1 before cycle N is committed, so the tails run ahead of the catalog. Each plan returns the
-change it makes; a change can be reverted in reverse order when an attempt is abandoned and its range is planned anew.
-Owns no catalog state and does no I/O.
+Cycle N+1 is planned before cycle N is committed, so the tails are ahead of the catalog. Each plan returns its change; a
+change is reverted, in reverse order, when an attempt is abandoned and its range is planned again.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ TAIL_FIELDS = ("next_offset", "end_byte", "end_phys", "generation")
 
 @dataclass(frozen=True)
 class TailChange:
-    """Old and new values of the touched ordinals; each row holds TAIL_FIELDS."""
+    """Old and new values of the changed ordinals; each row holds TAIL_FIELDS."""
 
     ordinals: NDArray[np.int64]
     before: NDArray[np.int64]
@@ -27,7 +26,7 @@ class TailChange:
 
 
 class QueueTails:
-    """``next_offset`` is UNKNOWN for a queue that was never archived; ``generation`` is then its first, 0."""
+    """``next_offset`` is UNKNOWN for a queue that was never archived; its ``generation`` is 0."""
 
     def __init__(self) -> None:
         self._values = np.full((1024, len(TAIL_FIELDS)), 0, np.int64)
@@ -42,12 +41,12 @@ class QueueTails:
             self._values = larger
 
     def set(self, ordinal: int, *, next_offset: int, end_byte: int, end_phys: int, generation: int) -> None:
-        """Load one queue's tail from the catalog."""
+        """Set the tail of one queue."""
         self.grow(ordinal + 1)
         self._values[ordinal] = (next_offset, end_byte, end_phys, generation)
 
     def clear(self) -> None:
-        """Forget everything, before loading from another catalog version."""
+        """Reset all tails, before loading another catalog version."""
         self._values[:] = 0
         self._values[:, 0] = UNKNOWN
 
@@ -57,7 +56,7 @@ class QueueTails:
         return rows
 
     def apply(self, change: TailChange) -> None:
-        """Move the touched tails forward; they must be where the change was planned from."""
+        """Apply a change; the tails must be those it was planned from."""
         assert np.array_equal(self._values[change.ordinals], change.before), "tails moved under a plan"
         self._values[change.ordinals] = change.after
 

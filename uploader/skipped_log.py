@@ -1,7 +1,7 @@
-"""Which part of the commitlog was left out last, damaged or missing, as commits carry it from process to process.
+"""The newest damaged or missing part of the commitlog, recorded by commits for later processes.
 
-A queue whose record was lost there may go on only after a restart. Only then its gap is seen, and the cycle at hand
-knows of no damage: without this the archive would say that nothing was ever there. Values only.
+A queue whose record was lost there may continue only after a restart. Its gap is found then, in a cycle without damage:
+without this record the archive would report offsets that were never written. Values only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tiered.model.tables import GapReason
 from uploader.log_batch import LogBatch
 
 DAMAGED, LOST = "log_damaged", "log_lost"
-"""Archive-wide settings: [log line, physical end] of the newest part that was left out."""
+"""Archive-wide settings: [log history, physical end] of the newest skipped part."""
 
 
 def skipped_settings(batch: LogBatch, line: int) -> dict[str, list[int]]:
-    """What the commit of ``batch`` says besides."""
+    """Settings in the commit of ``batch``."""
     found = {}
     if batch.damaged:
         found[DAMAGED] = [line, max(part.end_phys for part in batch.damaged)]
@@ -30,18 +30,18 @@ def skipped_settings(batch: LogBatch, line: int) -> dict[str, list[int]]:
 
 @dataclass(frozen=True)
 class SkippedLog:
-    """Where the newest parts end that earlier commits of this log line left out; 0: none."""
+    """Ends of the newest parts that commits of this log history skipped; 0: none."""
 
     damaged_phys: int = 0
     lost_phys: int = 0
 
     @classmethod
     def of(cls, state: CatalogState) -> SkippedLog:
-        """What ``state`` knows."""
+        """As recorded in ``state``."""
         return cls(*(_end_phys(state.settings, name, state.cursor.history) for name in (DAMAGED, LOST)))
 
     def reason(self, end_phys: int) -> GapReason:
-        """Why offsets are missing behind a queue's record that ends at ``end_phys``, as far as this tells."""
+        """Why offsets are missing after a queue's record that ends at ``end_phys``."""
         if end_phys < self.damaged_phys:
             return GapReason.DAMAGED
         return GapReason.BROKER_DELETED if end_phys < self.lost_phys else GapReason.NEVER_WRITTEN

@@ -1,8 +1,4 @@
-"""How the commitlog of a store is read to be archived: by every writer, and by whoever shows what would be archived.
-
-Owns the choice of what a feed may do, and of who is asked about records. What they do is theirs: log_feed.py,
-header_check.py.
-"""
+"""The feed and the header check of a broker store, as every writer and every preview of an archive uses them."""
 
 from __future__ import annotations
 
@@ -21,9 +17,8 @@ from uploader.log_feed import LogFeed
 def feed_of(
     store: BrokerStore, table: QueueTable, topic_filter: TopicFilter, bound_source: BoundSource
 ) -> LogFeed:
-    """Passes over damage as far as ``bound_source`` knows of a next record, takes records with a stale checksum that a
-    consume queue names, and counts delays by the broker's own levels, or RocketMQ's where its configuration is not
-    there."""
+    """A feed that skips damage up to the next record that ``bound_source`` finds, accepts records with a stale checksum
+    that a consume queue references, and uses the broker's delay levels, or RocketMQ's without a configuration."""
     conf = store.conf if store.conf is not None else BrokerConf()
     return LogFeed(
         store.commit_log,
@@ -38,7 +33,7 @@ def feed_of(
 def header_check_of(
     store: BrokerStore, table: QueueTable, bound_source: BoundSource | None = None
 ) -> HeaderCheck:
-    """The store's consume queues as far as they are visible: none of a live RocksDB."""
+    """A check against the visible consume queues; those of a live RocksDB are not."""
 
     def rules() -> LmqRules:
         return lmq_rules(store, {} if bound_source is None else bound_source.config)

@@ -1,7 +1,7 @@
-"""Whether a log lost its end, told by consume queues that name records behind it.
+"""Detects a truncated log by consume queues that reference records beyond its end.
 
-A log whose last files are cut or gone, or that a power failure or a careless copy left behind its queues, ends like any
-other. Not a gap of any queue: a broker that is started on it gives these offsets out again. Reads; decides nothing.
+A log whose last files are cut or missing, or that fell behind its queues in a power failure or a copy, ends like any
+other. It is not a gap: a broker started on it assigns these offsets again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ def referenced_end_phys(
     shown: Set[tuple[str, int]],
     topics: TopicFilter,
 ) -> int:
-    """Physical end of the last record that is named, or ``end_phys`` if none lies behind that.
+    """Physical end of the last referenced record, at least ``end_phys``.
 
-    Looked at are the archive's queues that do not end where what is archived of them does, and those of ``shown``,
-    which the broker has units of, that the archive does not have, or only an ended life of: all their records may have
-    been in the lost end.
+    Reads the queues that end elsewhere in the broker than in the archive, and the queues of ``shown``, those with units
+    at the broker, that the archive does not have in their present generation.
     """
     ends = {
         (key.topic, key.queue_id): int(row["end_queue_offset"])

@@ -1,12 +1,10 @@
-"""Which archived queues the broker itself no longer shows: back-fill hides them, never erases (3a, Absent, Queues).
+"""Decides which archived queues to hide because the broker deleted them. Nothing is erased. Pure.
 
-A topic deleted before the back-fill left its records in the commitlog but no consume queue. A queue without records
-in the commitlog tells nothing: what the broker has expired loses its units as well.
-Following, a queue is deleted only when its topic was
-once seen in the master's table and is absent from table, backup and consume queue for an hour while others are
-present; losing a tenth of all topics at once is an alarm, not a deletion.
+A topic deleted before a backfill left records in the commitlog, but no consume queue. A queue without records in the
+commitlog is kept: expired records have no units either.
 
-Pure; the caller reads the broker and commits the result.
+While following, a topic is deleted once it was in the master's table and is absent from table, backup and consume
+queues for an hour while others are present. Losing a tenth of all topics at once is an alarm, not a deletion.
 """
 
 from __future__ import annotations
@@ -22,24 +20,24 @@ MASS_DELETION_TOPICS_MIN = 3
 
 
 def hidden_queues(archived: Iterable[QueueKey], shown: Set[tuple[str, int]]) -> list[QueueKey]:
-    """Current generations whose queue has no consume-queue unit left at the broker.
+    """Current generations whose queue has no consume-queue unit at the broker.
 
-    ``shown``: (topic, queue id) of every queue that has one. A queue of a recreated topic that got no message in its
-    new life has none either: its records belong to the life before.
+    ``shown``: (topic, queue id) of every queue with units. A queue of a recreated topic without a new message has none:
+    its records belong to the earlier generation.
     """
     return [key for key in archived if (key.topic, key.queue_id) not in shown]
 
 
 @dataclass(frozen=True)
 class DeletionVerdict:
-    """What one look at the topic table means."""
+    """Result of one check of the topic table."""
 
     deleted: frozenset[str] = frozenset()
     alarm: str = ""
 
 
 class DeletedTopics:
-    """Watches the master's topic table while following."""
+    """Detects deleted topics by the master's topic table while following."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -48,7 +46,7 @@ class DeletedTopics:
     def check(
         self, table: Set[str], backup: Set[str], consume_queues: Iterable[str], now_ms: int
     ) -> DeletionVerdict:
-        """One look beside a master. Light queues never stand in the table and are not judged by it."""
+        """One check beside a master. LMQs are never in the table: they are not checked."""
         present = set(table) | set(backup) | set(consume_queues)
         if not table:
             return DeletionVerdict()

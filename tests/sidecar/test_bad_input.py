@@ -192,7 +192,7 @@ def test_a_log_that_lost_its_end_is_named(case: Case, how: str) -> None:
     for _ in range(2):
         done = case.backfill()
         assert done.returncode == 1, done.stderr
-        (line,) = [line for line in done.stderr.splitlines() if "lost its end" in line]
+        (line,) = [line for line in done.stderr.splitlines() if "commitlog truncated" in line]
         assert str(case.first_file if how == "gone" else last) in line and f"begin_phys={cut_phys}" in line
         assert "1 ranges of the commitlog MISSING" in done.stdout
     assert case.read_back() == case.expected(lambda m: m["commitLogOffset"] >= cut_phys)
@@ -212,7 +212,7 @@ def test_damage_before_a_lost_end_is_a_gap_and_not_the_end(case: Case) -> None:
     done = case.backfill()
     assert done.returncode == 1, done.stderr
     assert f"begin_phys={victim['commitLogOffset']}" in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "lost its end" in line]
+    (line,) = [line for line in done.stderr.splitlines() if "commitlog truncated" in line]
     assert str(last) in line and f"begin_phys={cut_phys}" in line
     assert case.read_back() == case.expected(lambda m: m is victim or m["commitLogOffset"] >= cut_phys)
 

@@ -401,7 +401,7 @@ def test_a_damaged_segment_is_left_out_and_all_others_are_indexed(damaged: Damag
     state = load(damaged.store)
     assert state.indexed_version >= before - 1 and list(state.unindexed) == [damaged.key]
     assert [fields["segment"] for fields in damaged.said] == [damaged.key] and "error" in damaged.said[0]
-    assert builder.counters.left_out == 1
+    assert builder.counters.excluded == 1
     damaged.check_others()
     anomalies = {anomaly.key for anomaly in verify_archive(damaged.store, full=True).anomalies}
     assert anomalies == {damaged.key}
@@ -520,7 +520,7 @@ def test_a_damaged_index_file_is_made_anew_and_all_are_merged(
     assert victim not in {ref.key for ref in state.indexes} and victim in state.pending_deletions
     assert builder.counters.merges > 0 and builder.counters.rebuilt == 1
     assert [(message, fields["file"]) for message, fields in indexed.said] == [
-        ("a damaged index file was made anew", victim)
+        ("damaged index file rebuilt", victim)
     ]
     check(indexed.store, 12)
 
@@ -546,7 +546,7 @@ def test_a_damaged_index_file_over_more_than_memory_has_room_for_becomes_several
     indexed.damage(whole.key, "tail")
     small = indexed.builder(memory_bytes=1, merge_files=64)
     refs = load(indexed.store).indexes
-    small._merge_or_mend(indexed.archive.state, refs)
+    small._merge_or_rebuild(indexed.archive.state, refs)
     made = load(indexed.store).indexes
     assert len(made) > len(refs) and whole.key not in {ref.key for ref in made}
     check(indexed.store, 13)
@@ -589,7 +589,7 @@ def test_what_cannot_be_made_anew_is_passed_by(monkeypatch: pytest.MonkeyPatch) 
     assert victim.key in {ref.key for ref in refs}
     assert builder.counters.merges > 0 and len(refs) < len(indexed.files)
     assert [(message, fields["file"]) for message, fields in indexed.said] == [
-        ("a damaged index file cannot be made anew", victim.key)
+        ("damaged index file not rebuilt", victim.key)
     ]
 
 
@@ -598,9 +598,9 @@ def test_another_builder_took_the_damaged_file_out_meanwhile(indexed: Indexed) -
     victim = indexed.files[0]
     indexed.damage(victim.key, "items")
     state = indexed.archive.state
-    assert one._remake(state, victim)
+    assert one._rebuild(state, victim)
     after = load(indexed.store).indexes
-    assert not other._remake(state, victim)
+    assert not other._rebuild(state, victim)
     assert load(indexed.store).indexes == after
     check(indexed.store, 12)
 

@@ -19,9 +19,9 @@ from tiered.kernels.scan import DOUBT_PLAIN, DOUBT_SLASH, DOUBT_TOPIC, RecordCol
 from tiered.model.tables import Table
 from uploader.bound_source import BoundSource
 from uploader.lmq_dispatch import (
-    LEFT_OUT,
-    NO_WORD,
-    NOT_THERE,
+    NOT_DISPATCHED,
+    NO_UNIT,
+    ABSENT,
     Claims,
     LmqDispatch,
     LmqRules,
@@ -46,27 +46,27 @@ def decided(
     rules: LmqRules = FILES,
 ) -> tuple[list[int], Place]:
     count = len(offsets)
-    claims = Claims(offsets, times or [1] * count, doubts or [0] * count, said or [NO_WORD] * count)
+    claims = Claims(offsets, times or [1] * count, doubts or [0] * count, said or [NO_UNIT] * count)
     return decide(claims, end if isinstance(end, Place) else Place(end, end), rules)
 
 
 def test_what_units_say_was_made_whatever_is_in_doubt() -> None:
     doubts = [RETRY, DOUBT_PLAIN, DOUBT_SLASH, 0]
     assert decided([4, 5, 6, 9], doubts, said=[4, 5, 6, 7])[0] == [4, 5, 6, 7]
-    assert decided([4, 5], [0, RETRY], said=[NOT_THERE, NOT_THERE])[0] == [LEFT_OUT] * 2
+    assert decided([4, 5], [0, RETRY], said=[ABSENT, ABSENT])[0] == [NOT_DISPATCHED] * 2
 
 
 @pytest.mark.parametrize("end", [7, UNKNOWN])
 def test_of_a_doubtful_topic_only_what_goes_on_is_made(end: int) -> None:
     """A copied offset is of an earlier message, below where the queue ends. Where it ends must be known."""
     offsets, _ = decided([3, 7, 8, 8, 9, 6], [RETRY, RETRY, 0, RETRY, RETRY, RETRY], end=end)
-    assert offsets == [LEFT_OUT, 7 if end == 7 else LEFT_OUT, 8, LEFT_OUT, 9, LEFT_OUT]
+    assert offsets == [NOT_DISPATCHED, 7 if end == 7 else NOT_DISPATCHED, 8, NOT_DISPATCHED, 9, NOT_DISPATCHED]
 
 
 def test_rocksdb_takes_any_name_and_nothing_of_doubtful_topics() -> None:
     doubts = [DOUBT_SLASH, RETRY, DOUBT_SLASH | RETRY, DOUBT_PLAIN]
-    assert decided([0, 1, 1, 1], doubts, rules=ROCKSDB)[0] == [0] + [LEFT_OUT] * 3
-    assert decided([0, 1, 1, 1], doubts)[0] == [LEFT_OUT] * 4
+    assert decided([0, 1, 1, 1], doubts, rules=ROCKSDB)[0] == [0] + [NOT_DISPATCHED] * 3
+    assert decided([0, 1, 1, 1], doubts)[0] == [NOT_DISPATCHED] * 4
 
 
 def test_a_queue_named_twice_goes_on_where_it_is_not_where_it_was_counted() -> None:
@@ -88,9 +88,9 @@ def test_a_jump_that_no_record_explains_is_a_gap() -> None:
 
 
 def test_a_broker_that_dispatches_nothing_makes_no_queues_of_copied_names() -> None:
-    assert decided([3, 4, 0], rules=OFF)[0] == [LEFT_OUT] * 3
-    assert decided([3, 4, 9], end=3, rules=OFF)[0] == [3, 4, LEFT_OUT], "as far as it did"
-    assert decided([3, 4], said=[3, NO_WORD], rules=OFF)[0] == [3, 4]
+    assert decided([3, 4, 0], rules=OFF)[0] == [NOT_DISPATCHED] * 3
+    assert decided([3, 4, 9], end=3, rules=OFF)[0] == [3, 4, NOT_DISPATCHED], "as far as it did"
+    assert decided([3, 4], said=[3, NO_UNIT], rules=OFF)[0] == [3, 4]
 
 
 class PlayedUnits:

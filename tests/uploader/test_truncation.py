@@ -1,4 +1,4 @@
-"""A log that lost its end is said, whichever queues had messages there."""
+"""A truncated log is reported, whichever queues had messages in the missing part."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def said(store: Path, topics: TopicFilter = FILTER) -> tuple[int, list[Mapping[s
     """Lost ranges that a back-fill counts, and what it says of the end."""
     lines: list[Mapping[str, object]] = []
     environment = Environment(
-        log=lambda message, fields: lines.append(fields) if "lost its end" in message else None
+        log=lambda message, fields: lines.append(fields) if "commitlog truncated" in message else None
     )
     done = backfill(store, MemoryStore("memory://lost"), topic_filter=topics, environment=environment)
     assert done.messages == QUEUES
