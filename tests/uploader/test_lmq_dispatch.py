@@ -19,9 +19,9 @@ from tiered.kernels.scan import DOUBT_PLAIN, DOUBT_SLASH, DOUBT_TOPIC, RecordCol
 from tiered.model.tables import Table
 from uploader.bound_source import BoundSource
 from uploader.lmq_dispatch import (
-    NOT_DISPATCHED,
-    NO_UNIT,
     ABSENT,
+    NO_UNIT,
+    NOT_DISPATCHED,
     Claims,
     LmqDispatch,
     LmqRules,
@@ -60,7 +60,14 @@ def test_what_units_say_was_made_whatever_is_in_doubt() -> None:
 def test_of_a_doubtful_topic_only_what_goes_on_is_made(end: int) -> None:
     """A copied offset is of an earlier message, below where the queue ends. Where it ends must be known."""
     offsets, _ = decided([3, 7, 8, 8, 9, 6], [RETRY, RETRY, 0, RETRY, RETRY, RETRY], end=end)
-    assert offsets == [NOT_DISPATCHED, 7 if end == 7 else NOT_DISPATCHED, 8, NOT_DISPATCHED, 9, NOT_DISPATCHED]
+    assert offsets == [
+        NOT_DISPATCHED,
+        7 if end == 7 else NOT_DISPATCHED,
+        8,
+        NOT_DISPATCHED,
+        9,
+        NOT_DISPATCHED,
+    ]
 
 
 def test_rocksdb_takes_any_name_and_nothing_of_doubtful_topics() -> None:
