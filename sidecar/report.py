@@ -57,7 +57,7 @@ class SlaveReport:
     broker_id: int
     connections: int
     is_archive_open: bool
-    is_master_well: bool
+    is_master_available: bool
     redirects: bool | None
     name_servers: tuple[tuple[str, str], ...]
     groups: tuple[GroupReport, ...]

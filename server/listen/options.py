@@ -1,7 +1,4 @@
-"""Settings into what a server needs: addresses, limits, TLS, access rules.
-
-Raises UsageError that names the setting for what cannot be.
-"""
+"""Listener options from the settings: address, limits, TLS, access rules. Raises UsageError naming the setting."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
+from server.listen.memory_shares import memory_shares
 from server.security.authorizer import RulesAuthorizer
 from server.security.rules_file import RulesFile
 from server.wire.connection_limits import ConnectionLimits
@@ -21,7 +19,7 @@ from tiered.settings.sections import ServeSettings
 
 
 def server_options(settings: ServeSettings) -> ServerOptions:
-    """Everything about the port, and who is let in. Reads the certificate and the rules."""
+    """Options of the port. Reads the certificate and the access rules."""
     host, port = parse_address(settings.bind, "serve.bind")
     rules = RulesFile(Path(settings.acl_file)) if settings.acl_file else None
     return ServerOptions(
@@ -38,15 +36,11 @@ def server_options(settings: ServeSettings) -> ServerOptions:
 
 def connection_limits(settings: ServeSettings) -> ConnectionLimits:
     """Of each connection, and of all together."""
+    memory = memory_shares(settings.memory_bytes)
     return ConnectionLimits(
-        requests_max=settings.requests_max,
-        frame_bytes_max=settings.frame_bytes_max,
-        idle_s=settings.idle_ms / 1000,
-        frame_s=settings.frame_ms / 1000,
-        stall_s=settings.stall_ms / 1000,
-        unread_bytes_max=settings.unread_bytes_max,
-        unfinished_bytes_max=settings.unfinished_bytes_max,
-        requests_bytes_max=settings.requests_bytes_max,
+        unread_bytes_max=memory.unread_replies,
+        partial_bytes_max=memory.partial_frames,
+        large_bytes_max=memory.large_requests,
     )
 
 
@@ -54,13 +48,13 @@ def parse_address(text: str, key: str) -> tuple[str, int]:
     """Host and port of ``host:port``. Raises UsageError naming the setting ``key``."""
     found = host_and_port(text)
     if found is None:
-        raise UsageError(f"{key} = {text!r} is no host:port", hint="for example 0.0.0.0:9876")
+        raise UsageError(f"{key} = {text} is not host:port", hint="for example 0.0.0.0:9876")
     return found
 
 
 def kept_tls(settings: ServeSettings) -> Callable[[], ssl.SSLContext | None] | None:
-    """TLS as set for the connection that comes now, with certificates that were renewed meanwhile; None: no TLS. Raises
-    as ``tls_context``."""
+    """A function that returns the TLS context, reloaded after a certificate was renewed; None: no TLS. Raises as
+    ``tls_context``."""
     paths = (
         settings.tls_certificate, settings.tls_key, settings.tls_key_password_file, settings.tls_client_ca,
     )  # fmt: skip
@@ -69,10 +63,10 @@ def kept_tls(settings: ServeSettings) -> Callable[[], ssl.SSLContext | None] | N
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
-    """TLS as set, or None. Raises UsageError naming what does not load."""
+    """The TLS context, or None. Raises UsageError if a file does not load."""
     if not settings.tls_certificate:
         if settings.tls_only or settings.tls_key or settings.tls_client_ca:
-            raise UsageError("serve.tls_certificate is not set", hint="name the PEM file of the certificate")
+            raise UsageError("serve.tls_certificate is not set", hint="set it to the PEM file of the certificate")
         return None
     password = password_in(settings.tls_key_password_file, "serve.tls_key_password_file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -84,5 +78,5 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
             is_required = settings.tls_client_required
             context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"TLS certificate, key or CA does not load: {error}") from error
+        raise UsageError(f"TLS certificate, key or CA cannot be loaded: {error}") from error
     return context

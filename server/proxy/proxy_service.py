@@ -1,59 +1,53 @@
-"""The proxy on one port: who answers which request, and the end of clients and their broker connections.
+"""Proxy mode: the sidecar stands in front of a live broker. Decides who answers which request.
 
-    105, 106                  the name server's answer with us in it (routes.py)
+    105, 106                  the name server's reply with this process in it (proxy_routes.py)
     name-server codes         relayed to a name server
-    34, 35 of consumers       noted; the client tells the broker itself, as it tells every broker of a route
+    34, 35 of consumers       recorded; the client sends them to the broker too, as to every broker of a route
     codes of ``handlers``     answered from the archive and the broker together
-    all others                relayed to the broker by the client's own connection, never twice
+    all others                relayed to the broker over the client's own connection, never twice
 
-Consumers' heartbeats are not relayed: a broker lists a member once for each connection it came by, and a client that
-is listed twice is given half of its queues only. Those of mere producers are: they dial id 0 only.
-
-Owns wiring. Does not own the socket (listener.py), relaying (relay.py) nor what is archived.
+Heartbeats of consumers are not relayed: a broker lists a member once for each connection, and a client listed twice gets
+half of its queues. Heartbeats of pure producers are relayed: producers dial id 0 only.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.groups.client_table import ClientTable
-from server.listen.options import parse_address, server_options
-from server.proxy.group_reads import GroupReadStats
+from server.listen.options import parse_address
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.name_servers import NameServers
-from server.proxy.proxy_client import ProxyClient
-from server.proxy.proxy_handlers import ProxyHandler, ProxyHandlers, relayed
-from server.proxy.proxy_relay import Relay
+from server.proxy.proxy_handlers import relayed
 from server.proxy.proxy_routes import Published, may_dial, reads_anything, rewritten
-from server.proxy.proxy_status import ProxyCounters, ProxyStatus
-from server.proxy.relay_rules import Way, destination_of
+from server.proxy.relay import Relay
+from server.proxy.relay_client import ProxyClient
+from server.proxy.relay_rules import Destination, destination_of
+from server.proxy.relay_service import RelayService
+from server.proxy.relay_status import RelayCounters, RelayStatus
+from server.proxy.upstream import RemotingUpstream
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.connection import Connection
-from server.wire.listener import Listener
-from server.wire.request import Handler, HandlerTable, Request, Response
+from server.wire.request import Request, Response
 from tiered.errors import CorruptionError, ThrottledError, UnavailableError
 from tiered.remoting.tls import ClientTls
 from tiered.settings.sections import ReadSettings, ServeSettings
 
 logger = logging.getLogger(__name__)
 
-EXPIRE_EVERY_S = 5.0
 MERGED_CODES = frozenset({
     RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET,
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_EARLIEST_MSG_STORETIME, RequestCode.VIEW_MESSAGE_BY_ID,
     RequestCode.QUERY_MESSAGE, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
 })  # fmt: skip
-"""Answers of the broker alone would be wrong for these: until the archive is open they are put off."""
+"""The broker's reply alone would be wrong for these: clients retry them until the archive is open."""
 
 
 @dataclass(frozen=True)
 class ProxyConfig:
-    """Whose proxy it is: the broker's name and address, its name servers, and where clients dial us. ``tls``: how the
-    broker and the name servers are dialled; None: plain."""
+    """The broker's name and address, its name servers, and the address clients dial. ``tls``: for the connections to
+    broker and name servers; None: plain."""
 
     broker: str
     broker_address: str
@@ -62,103 +56,68 @@ class ProxyConfig:
     tls: ClientTls | None = None
 
 
-class _Table(HandlerTable):
-    """Codes nobody registered go to ``others``."""
+@dataclass
+class ProxyCounters(RelayCounters):
+    """``routes``: routes sent to clients with this process in them."""
 
-    def __init__(self, others: Handler) -> None:
-        super().__init__()
-        self._others = others
-
-    def find(self, code: int) -> Handler | None:
-        return super().find(code) or self._others
+    routes: int = 0
 
 
-class ProxyService:
-    """Serves from ``start`` to ``close``, on the running event loop; ``open_archive`` gives it the handlers."""
+@dataclass(frozen=True)
+class ProxyStatus(RelayStatus):
+    """``broker_connections``: open connections to the broker, made for clients."""
 
-    def __init__(self, place: ProxyConfig, settings: ServeSettings, policies: ReadSettings) -> None:
-        self._place, self._settings, self._policies = place, settings, policies
-        self._published = Published(place.broker, place.advertise)
-        self._gate = InflightLimit()
-        # Not behind what a broker that hangs leaves unanswered.
-        self._name_servers = NameServers(place.name_servers, InflightLimit(), place.tls)
-        self._handlers: ProxyHandlers | None = None
-        self._members: dict[int, ProxyClient] = {}
-        self._server: Listener | None = None
-        self._expiry: asyncio.Task[None] | None = None
-        self._told_loopback = False
-        self.clients = ClientTable(time.monotonic, bytes_max=settings.session_bytes_max)
-        """What consumers subscribe to, from their heartbeats."""
-        self.counters = ProxyCounters()
-        self._relay = Relay(self.counters)
-        self._reads = GroupReadStats()
+    broker_connections: int
+
+
+class ProxyService(RelayService[ProxyClient]):
+    """See RelayService."""
+
+    section = "serve"
+
+    def __init__(self, config: ProxyConfig, settings: ServeSettings, policies: ReadSettings) -> None:
+        self.counters: ProxyCounters = ProxyCounters()
+        super().__init__(settings, Relay(self.counters))
+        self._config, self._policies = config, policies
+        self._published = Published(config.broker, config.advertise)
+        # A limit of its own: a hanging broker does not hold up routes.
+        self._name_servers = NameServers(config.name_servers, InflightLimit(), config.tls)
+        self._is_loopback_logged = False
+        self._table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(self._route)
+        self._table.register(RequestCode.HEART_BEAT)(self._heartbeat)
+        self._table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
 
     async def start(self) -> tuple[str, int]:
-        """Listen and serve; the address bound. Raises OSError when the port is taken, UsageError for bad settings."""
-        settings = self._settings
-        parse_address(self._place.advertise, "serve.advertise")
-        table = _Table(self._other)
-        table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(self._route)
-        table.register(RequestCode.HEART_BEAT)(self._heartbeat)
-        table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
-        self._server = Listener(table, server_options(settings), on_close=self._closed)
-        bound = await self._server.start()
-        self._expiry = asyncio.create_task(self._expire())
-        return bound
-
-    def open_archive(self, handlers: ProxyHandlers) -> None:
-        """From now on these answer their codes."""
-        self._handlers = handlers
+        """See RelayService."""
+        parse_address(self._config.advertise, "serve.advertise")
+        return await super().start()
 
     def apply(self, policies: ReadSettings) -> None:
-        """Other read policies: routes follow when clients ask next. On the event loop's thread."""
+        """Use other read policies, in routes from the next request on. On the event loop's thread."""
         self._policies = policies
 
     async def close(self, drain_s: float = 5.0) -> None:
-        """Accept nothing more, let requests end, hang up on both sides."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-        if self._server is not None:
-            await self._server.close(drain_s)
-        for client in list(self._members.values()):
-            client.close()
+        """See RelayService."""
+        await super().close(drain_s)
         self._name_servers.close()
 
     def status(self) -> ProxyStatus:
-        """Who is connected. Callable from any thread."""
-        groups = sorted((group.name, len(group.members)) for group in self.clients.groups())
-        server, members = self._server, list(self._members.values())
+        """See RelayService."""
+        clients = list(self._relay_clients.values())
         return ProxyStatus(
-            self._place.advertise,
-            len(server.connections) if server is not None else 0,
-            sum(client.upstream.is_connected for client in members),
+            self._config.advertise,
+            self._connection_count,
             self._handlers is not None,
-            groups,
-            self._reads.readings(groups),
+            self._group_readings(),
+            sum(client.upstream.is_connected for client in clients),
         )
 
-    # -- clients ----------------------------------------------------------------------------------------------
-
-    def _client(self, request: Request) -> ProxyClient:
-        peer = request.peer
-        found = self._members.get(peer.id)
-        if found is None:
-            assert isinstance(peer, Connection)
-            place = self._place
-            found = ProxyClient(peer, place.broker_address, self._gate, place.tls)
-            self._members[peer.id] = found
-        return found
-
-    def _closed(self, connection: Connection) -> None:
-        client = self._members.pop(connection.id, None)
-        if client is not None:
-            self.clients.closed(client.quiet)
-            client.close()
-
-    async def _expire(self) -> None:
-        while True:
-            await asyncio.sleep(EXPIRE_EVERY_S)
-            self.clients.expire()
+    def _connect(self, connection: Connection) -> ProxyClient:
+        config = self._config
+        return ProxyClient(
+            connection,
+            lambda events: RemotingUpstream(config.broker_address, self._inflight, events, config.tls),
+        )
 
     # -- name server ------------------------------------------------------------------------------------------
 
@@ -174,20 +133,20 @@ class ProxyService:
         try:
             body = rewritten(answer.body, self._published)
         except CorruptionError as error:
-            raise UnavailableError(f"the name server's answer does not parse: {error}") from error
+            raise UnavailableError(f"the name server's reply does not parse: {error}") from error
         self.counters.routes += 1
         return Response(found.code, found.ext, (body,), found.remark, found.version)
 
     def _may_publish(self, client_address: str) -> bool:
         if not reads_anything(self._policies):
             return False
-        if may_dial(self._place.advertise, client_address):
+        if may_dial(self._config.advertise, client_address):
             return True
-        if not self._told_loopback:
-            self._told_loopback = True
+        if not self._is_loopback_logged:
+            self._is_loopback_logged = True
             logger.warning(
-                "clients on other hosts get the real routes: serve.advertise names this host only",
-                extra={"advertise": self._place.advertise, "client": client_address},
+                "serve.advertise is a loopback address: clients on other hosts get the broker's own routes",
+                extra={"advertise": self._config.advertise, "client": client_address},
             )
         return False
 
@@ -196,7 +155,7 @@ class ProxyService:
     async def _heartbeat(self, request: Request) -> Response | None:
         client = self._client(request)
         if request.document().get("consumerDataSet"):
-            self.clients.heartbeat(Request(request.command, client.quiet))
+            self.clients.heartbeat(Request(request.command, client.peer))
             self.counters.answered[request.code] += 1
             return Response(version=await self._relay.version(client))
         client.is_registered = True
@@ -204,42 +163,27 @@ class ProxyService:
 
     async def _unregister(self, request: Request) -> Response | None:
         client = self._client(request)
-        group = request.text("consumerGroup", "")
-        if group:
-            self.clients.leave(request.text("clientID"), group, client.quiet)
+        self._leave(request, client)
         if client.is_registered:
             return await self._relay.relay(request, client)
         return Response()
 
-    # -- all the rest -----------------------------------------------------------------------------------------
+    # -- other requests ---------------------------------------------------------------------------------------
 
-    async def _other(self, request: Request) -> Response | None:
+    async def _dispatch(self, request: Request) -> Response | None:
         code = request.code
-        way = destination_of(code)
-        if way is Way.NAME_SERVER:
+        destination = destination_of(code)
+        if destination is Destination.ANY_NAME_SERVER:
             return relayed(await self._name_servers.ask(request.command))
-        if way is Way.NAME_SERVERS:
-            return relayed(await self._name_servers.tell_all(request.command))
-        if way is Way.REFUSED:
+        if destination is Destination.ALL_NAME_SERVERS:
+            return relayed(await self._name_servers.ask_all(request.command))
+        if destination is Destination.NONE:
             return Response(ResponseCode.NO_PERMISSION, remark="brokers register at the real name servers")
         client = self._client(request)
         if code == RequestCode.CONSUMER_SEND_MSG_BACK and request.number("offset", -1) == 0:
-            # A broker that has deleted its first message takes the oldest it has for it, and sends that one again.
-            # Told that it is not there, the client sends the message itself.
+            # A broker that has deleted its first message reads its oldest one instead, and would retry that. On this
+            # reply the client sends the message itself.
             return Response(ResponseCode.SYSTEM_ERROR, remark="look message by offset failed, 0")
         if self._handlers is None and code in MERGED_CODES:
             raise ThrottledError("the archive is not open yet")
-        handler = self._handlers.get(code) if self._handlers is not None else None
-        # Whoever does not take its answers gets no more of them made.
-        await client.connection.writable()
-        return await (
-            self._relay.relay(request, client) if handler is None else self._merged(handler, request, client)
-        )
-
-    async def _merged(self, handler: ProxyHandler, request: Request, client: ProxyClient) -> Response | None:
-        for name in ("topic", "consumerGroup"):
-            request.name(name, "")  # handlers and statistics remember these
-        self.counters.answered[request.code] += 1
-        response = await handler(request, client.upstream)
-        self._reads.note(request, response)
-        return response
+        return await self._answer_or_relay(request, client)

@@ -85,7 +85,7 @@ class RulesAuthorizer:
         self.refused += 1
         return Response(ResponseCode.NO_PERMISSION, remark=why)
 
-    def shown(self, request: Request, response: Response) -> Response:
+    def filtered(self, request: Request, response: Response) -> Response:
         """See Authorizer. Raises CorruptionError."""
         if self._rules is None or request.command.code != RequestCode.VIEW_MESSAGE_BY_ID or not response.body:
             return response

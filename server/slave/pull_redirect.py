@@ -1,12 +1,11 @@
-"""Where a client pulls next: here, or at the master (``suggestWhichBrokerId``), and how often it is told nothing new.
+"""Pull redirect: whether a client pulls next from here or from the master (``suggestWhichBrokerId``), and the pace of
+empty replies.
 
-A redirected consumer stays while the archive has what comes next, and goes back where the archive ends, if the master
-surely has the rest. It is never handed over by an answer without messages: what the archive does not have is relayed,
-long polling included, so that a consumer that does not follow suggestions (its broker id is pinned) is served all the
-same, and none goes in circles.
+A redirected consumer stays while the archive has its next messages. It returns to the master at the archive's end, if
+the master certainly has the rest. An empty reply never redirects: what the archive lacks is relayed, long polling
+included, so a consumer with a pinned broker id is served too, and no consumer goes in circles.
 
-Pure but for the look at both sides; owns that rule. Sources: PullAPIWrapper.updatePullFromWhichNode and
-recalculatePullFromWhichNode.
+Sources: PullAPIWrapper.updatePullFromWhichNode and recalculatePullFromWhichNode.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Request, Response
 
 REPEAT_S: Final = 1.0
-"""The same question of the same client is told "nothing" at most once in this time."""
+"""Between two empty replies to the same pull of the same client, at least."""
 REPEATS_BYTES_MAX: Final = 16 * 1024 * 1024
 REPEAT_BYTES: Final = 500
-"""Of one that is remembered, without its names: measured."""
-LOOK_AGAIN_S: Final = 0.5
+"""Of one entry, without its names: measured."""
+CHECK_EVERY_S: Final = 0.5
 _NOTHING: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY})
 
 
-def next_id(own_id: int, policy: ReadPolicy, situation: Situation, *, is_master_well: bool) -> int:
-    """The broker id for the pull at ``situation.offset``: ``own_id``, or the master's."""
-    if not is_master_well or situation.broker in (BrokerSide.AWAY, BrokerSide.UNREADABLE):
+def next_id(own_id: int, policy: ReadPolicy, situation: Situation, *, is_master_available: bool) -> int:
+    """The broker id for the next pull, at ``situation.offset``: ``own_id`` or the master's."""
+    if not is_master_available or situation.broker in (BrokerSide.AWAY, BrokerSide.UNREADABLE):
         return own_id
     if situation.is_system or policy is ReadPolicy.DISABLE:
         return MASTER_ID
@@ -49,54 +48,54 @@ def next_id(own_id: int, policy: ReadPolicy, situation: Situation, *, is_master_
     if archived is not None and offset in archived:
         return own_id
     if local is None:
-        # Nothing is known of the master's queue: an archived one is followed from here.
+        # The master's queue is unknown: an archived one is read from here.
         return MASTER_ID if archived is None and not situation.is_archive_behind else own_id
-    # The master moves whoever is below its minimum, to where it begins: also who is so only when he arrives.
-    # One whose log was cut back moves whoever is above its maximum, too, back to its end.
+    # The master moves a reader below its minimum to that minimum, also one that falls below it on the way. A master
+    # whose log was truncated moves a reader above its maximum back to its end.
     if offset < local.min_offset or offset > local.max_offset or situation.is_leaving:
         return own_id
     return MASTER_ID
 
 
-class _Asked(NamedTuple):
+class _Reply(NamedTuple):
     offset: int
     at_s: float
 
 
-class Repeats:
-    """How long an answer without news must wait, so that nobody asks the same in a hot loop."""
+class EmptyReplyPacer:
+    """Delays repeated empty replies, so that no client pulls in a hot loop."""
 
     def __init__(self, bytes_max: int = REPEATS_BYTES_MAX) -> None:
-        self._told: Remembered[tuple[int, str, str, int], _Asked] = Remembered(bytes_max)
+        self._last: Remembered[tuple[int, str, str, int], _Reply] = Remembered(bytes_max)
 
     def wait_s(self, reader: tuple[int, str], topic: str, queue_id: int, offset: int, now_s: float) -> float:
-        """For an answer that leaves ``reader`` (connection and group: a client has one connection for all its groups)
-        at ``offset``; it counts as told after that wait."""
+        """The delay of a reply that leaves ``reader`` (connection and group: a client's groups share a connection) at
+        ``offset``."""
         key = *reader, topic, queue_id
-        before = self._told.get(key)
+        before = self._last.get(key)
         is_repeat = before is not None and before.offset == offset
         left_s = before.at_s + REPEAT_S - now_s if before is not None and is_repeat else 0.0
         left_s = min(REPEAT_S, max(0.0, left_s))
-        told = _Asked(offset, now_s + left_s)
-        self._told.put(key, told, REPEAT_BYTES + sys.getsizeof(reader[1]) + sys.getsizeof(topic))
+        reply = _Reply(offset, now_s + left_s)
+        self._last.put(key, reply, REPEAT_BYTES + sys.getsizeof(reader[1]) + sys.getsizeof(topic))
         return left_s
 
 
 @dataclass
 class RedirectCounters:
-    """Answers by where they send the client next, and answers put off because nothing was new."""
+    """Pull replies by the broker they suggest, and empty replies delayed."""
 
-    kept: int = 0
-    handed_back: int = 0
-    put_off: int = 0
+    to_slave: int = 0
+    to_master: int = 0
+    delayed: int = 0
 
 
 @dataclass(frozen=True)
 class RedirectContext:
-    """What a hand-over depends on beside the two sides. ``now_s``, ``sleep``: monotonic."""
+    """State and clocks the redirect depends on, besides archive and broker. ``now_s``, ``sleep``: monotonic."""
 
     own_id: int
-    is_master_well: Callable[[], bool]
+    is_master_available: Callable[[], bool]
     hold_s_max: float = 20.0
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -104,14 +103,14 @@ class RedirectContext:
 
 
 class SlavePulls:
-    """Pulls as ``pulls`` answers them, with the suggestion where to go on. Belongs to one event loop."""
+    """Wraps pull handlers: adds the broker to pull from next. Belongs to one event loop."""
 
     def __init__(
-        self, pulls: ProxyHandlers, line: PolicyLine, views: BrokerViews, around: RedirectContext
+        self, pulls: ProxyHandlers, line: PolicyLine, views: BrokerViews, context: RedirectContext
     ) -> None:
-        self._pulls, self._line, self._views, self._around = pulls, line, views, around
-        self._repeats = Repeats()
-        self._counters = around.counters
+        self._pulls, self._line, self._views, self._context = pulls, line, views, context
+        self._pacer = EmptyReplyPacer()
+        self._counters = context.counters
 
     def handlers(self) -> ProxyHandlers:
         """By request code."""
@@ -121,73 +120,72 @@ class SlavePulls:
 
     def _wrapped(self, handler: ProxyHandler) -> ProxyHandler:
         async def pull(request: Request, upstream: Upstream) -> Response | None:
-            response = await self._held(request, upstream) or await handler(request, upstream)
+            response = await self._wait_for_master(request, upstream) or await handler(request, upstream)
             return await self._finished(request, upstream, response)
 
         return pull
 
-    async def _held(self, request: Request, upstream: Upstream) -> Response | None:
-        """While the master is away: the answer to a pull of what only it can have, after as long as its client offered
-        to wait. None: it may be answered now."""
-        if self._around.is_master_well() or not request.number("sysFlag", 0) & SUSPEND:
+    async def _wait_for_master(self, request: Request, upstream: Upstream) -> Response | None:
+        """While the master is away: the reply to a pull past the archive's end, after the client's long-poll time. None:
+        answer the pull now."""
+        if self._context.is_master_available() or not request.number("sysFlag", 0) & SUSPEND:
             return None
         topic, queue_id = request.text("topic"), request.number("queueId")
         offset, hold_ms = request.number("queueOffset"), request.number("suspendTimeoutMillis", 0)
-        ends_s = self._around.now_s() + min(hold_ms / 1000, self._around.hold_s_max)
+        ends_s = self._context.now_s() + min(hold_ms / 1000, self._context.hold_s_max)
         look = QueueLook(self._views, request.command, upstream, offset, has_broker=False)
-        while not self._around.is_master_well():
+        while not self._context.is_master_available():
             archived = (await self._line.situation(look, topic, queue_id, offset)).archived
             if archived is not None and offset < archived.max_offset:
                 return None
-            left_s = ends_s - self._around.now_s()
+            left_s = ends_s - self._context.now_s()
             if left_s <= 0:
                 bounds = (
                     Bounds(archived.min_offset, archived.max_offset) if archived is not None else Bounds(0, 0)
                 )
-                return pull_response(ResponseCode.PULL_NOT_FOUND, offset, bounds, "the master is away")
-            await self._around.sleep(min(LOOK_AGAIN_S, left_s))
+                return pull_response(ResponseCode.PULL_NOT_FOUND, offset, bounds, "master not available")
+            await self._context.sleep(min(CHECK_EVERY_S, left_s))
         return None
 
     async def _finished(
         self, request: Request, upstream: Upstream, response: Response | None
     ) -> Response | None:
-        told = "" if response is None else response.ext.get("nextBeginOffset", "")
-        if response is None or not told.isdecimal():
+        text = "" if response is None else response.ext.get("nextBeginOffset", "")
+        if response is None or not text.isdecimal():
             return response
         topic, queue_id = request.text("topic"), request.number("queueId")
-        offset, next_offset = request.number("queueOffset"), int(told)
-        is_waiting = bool(request.number("sysFlag", 0) & SUSPEND)  # else it is its user who asks again
+        offset, next_offset = request.number("queueOffset"), int(text)
+        is_waiting = bool(request.number("sysFlag", 0) & SUSPEND)  # else the application repeats it
         if response.code in _NOTHING and next_offset == offset and is_waiting:
-            now_s = self._around.now_s()
+            now_s = self._context.now_s()
             reader = request.peer.id, request.text("consumerGroup", "")
-            wait_s = self._repeats.wait_s(reader, topic, queue_id, offset, now_s)
+            wait_s = self._pacer.wait_s(reader, topic, queue_id, offset, now_s)
             if wait_s > 0:
-                self._counters.put_off += 1
-                await self._around.sleep(wait_s)
-        if _goes_on_in_archive(response, next_offset):
-            goes_to = self._around.own_id
+                self._counters.delayed += 1
+                await self._context.sleep(wait_s)
+        if _continues_in_archive(response, next_offset):
+            broker_id = self._context.own_id
         else:
-            # Looked at last: what is true when the answer leaves.
-            goes_to = await self._next_id(request, upstream, next_offset)
-        if goes_to == MASTER_ID:
-            self._counters.handed_back += 1
+            # Decided last, on the state at the time of the reply.
+            broker_id = await self._next_id(request, upstream, next_offset)
+        if broker_id == MASTER_ID:
+            self._counters.to_master += 1
         else:
-            self._counters.kept += 1
-        return replace(response, ext={**response.ext, "suggestWhichBrokerId": str(goes_to)})
+            self._counters.to_slave += 1
+        return replace(response, ext={**response.ext, "suggestWhichBrokerId": str(broker_id)})
 
     async def _next_id(self, request: Request, upstream: Upstream, next_offset: int) -> int:
-        around, topic = self._around, request.text("topic")
-        if not around.is_master_well():
-            return around.own_id  # it need not be asked
+        context, topic = self._context, request.text("topic")
+        if not context.is_master_available():
+            return context.own_id  # no need to query it
         look = QueueLook(self._views, request.command, upstream, next_offset)
         situation = await self._line.situation(look, topic, request.number("queueId"), next_offset)
         policy = self._line.policy_of(topic)
-        return next_id(around.own_id, policy, situation, is_master_well=around.is_master_well())
+        return next_id(context.own_id, policy, situation, is_master_available=context.is_master_available())
 
 
-def _goes_on_in_archive(response: Response, next_offset: int) -> bool:
-    """Whether messages came from the archive (what is relayed carries the broker's version) and more follow: the end
-    it names is its own."""
+def _continues_in_archive(response: Response, next_offset: int) -> bool:
+    """Whether the messages came from the archive (relayed replies carry the broker's version) and more follow there."""
     end = response.ext.get("maxOffset", "")
     is_archived = response.code == ResponseCode.SUCCESS and response.version is None
     return is_archived and end.isdecimal() and next_offset < int(end)

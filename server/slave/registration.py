@@ -1,13 +1,13 @@
-"""Whether, as what and when to register at a name server. Pure: what it lists in, verdicts and waits out.
+"""Whether and when slave mode registers at a name server: its listing in, decisions and waits out. Pure.
 
-A name server believes whoever registers: an id used twice silently replaces the other broker's address, id 0 takes over
-as master, a wrong cluster name lists the broker twice. It knows who lives by address alone (4.9) or by cluster and
-address (5.x), whatever the name: who registers the address of a broker of another name takes over that broker's entry,
-and when he hangs up, the first of the names that have the address is taken off the list. So every registration follows
-a look at all that is listed, and is believed only when it is seen there.
+A name server accepts every registration. An id used twice silently replaces the other broker's address, id 0 takes over
+as master, a wrong cluster name lists the broker twice. Liveness is kept by address alone (4.9) or by cluster and address
+(5.x): registering the address of a broker of another name takes over that broker's entry, and closing the connection
+then removes the first name that has the address. So each registration is preceded by a read of the whole listing and
+counts only once the listing shows it.
 
-In clusters where slaves act as masters, or where a controller elects them, every registered member takes part in the
-master's start: such a cluster has no place for somebody who is no replica.
+In clusters where slaves act as masters or a controller elects them, every registered member takes part in the master's
+start, so slave mode, which is no replica, does not join them.
 
 Sources: RouteInfoManager.registerBroker, unregisterBroker, onChannelDestroy; DefaultRequestProcessor.registerBroker;
 BrokerController.startProcessorByHa, BrokerPreOnlineService; BrokerOuterAPI.registerBrokerAll.
@@ -32,11 +32,11 @@ UNREGISTER_BROKER: Final = 104
 GET_BROKER_CLUSTER_INFO: Final = 106
 MASTER_ID: Final = 0
 AGAIN_S: Final = 10.0
-"""Brokers register a second time so soon, in case the first came while the name server started."""
+"""Time to the second registration, as brokers do: the first may come while the name server starts."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.5, 5.0
 _MASK: Final = 0x7FFFFFFF
 _NO_VERSION: Final = {"counter": 0, "stateVersion": 0, "timestamp": 0}
-"""Older than anybody's: nobody takes anything from us for newer than his own."""
+"""Older than any broker's: no data from here replaces theirs."""
 _BODY: Final = json.dumps(
     {
         "filterServerList": [],
@@ -50,13 +50,13 @@ _BODY: Final = json.dumps(
     },
     separators=(",", ":"),
 ).encode()
-"""No topics at all: the master tells those. (One topic alone is refused by 5.x.)"""
+"""No topics: the master registers those. (5.x refuses a single topic.)"""
 
 
 @dataclass(frozen=True)
 class SlaveConfig:
-    """Whose slave it is and as what: ``broker_id`` at the address ``advertise`` that clients dial. ``tls``: how the
-    broker and the name servers are dialled; None: plain."""
+    """The master, its name servers, and the registration: ``broker_id`` at the address ``advertise`` that clients dial.
+    ``tls``: for the connections to broker and name servers; None: plain."""
 
     broker: str
     broker_address: str
@@ -68,19 +68,19 @@ class SlaveConfig:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a name server lists of the broker's name. ``addresses`` by id; empty: it does not know the name.
-    ``others``: by address, which id of which other name has it, in any cluster."""
+    """A name server's entries for the broker's name: ``addresses`` by id, empty if the name is not listed. ``others``:
+    address -> id and name of another broker that has it, in any cluster."""
 
     addresses: Mapping[int, str] = field(default_factory=dict)
     cluster: str = ""
     zone: str = ""
     is_acting: bool = False
-    """A slave of it may act as its master."""
+    """Slaves of this broker may act as its master."""
     others: Mapping[str, str] = field(default_factory=dict)
 
 
-def listed_in(body: bytes, broker: str) -> Listing:
-    """What a GET_BROKER_CLUSTER_INFO answer says, for ``broker``. Raises CorruptionError for what does not parse."""
+def parse_listing(body: bytes, broker: str) -> Listing:
+    """The entries for ``broker`` in a GET_BROKER_CLUSTER_INFO reply. Raises CorruptionError if it does not parse."""
     document = fastjson.loads(body) if body else {}
     try:
         table = (document or {}).get("brokerAddrTable") or {}
@@ -99,82 +99,79 @@ def listed_in(body: bytes, broker: str) -> Listing:
         raise CorruptionError(f"the cluster information does not parse: {error}") from error
 
 
-def refusal_of_place(listed: Listing, place: SlaveConfig, *, was_registered: bool) -> str | None:
-    """Why not to register at a name server that lists this, or None.
+def listing_refusal(listed: Listing, slave: SlaveConfig, *, was_registered: bool) -> str | None:
+    """Why not to register at a name server with this listing, or None.
 
-    ``was_registered``: somewhere, by this process, behind this master. Then the master need not be listed: a name
-    server that has just started knows nobody yet.
+    ``was_registered``: this process has been registered with this master before. Then the master need not be listed: a
+    name server that has just started lists no broker yet.
     """
     if listed.is_acting:
-        return (
-            "slaves of this broker may act as master (enableSlaveActingMaster): slave mode cannot join them"
-        )
-    if (why := refusal_of_address(listed, place)) is not None:
+        return "slaves of this broker may act as master (enableSlaveActingMaster): slave mode cannot join"
+    if (why := address_refusal(listed, slave)) is not None:
         return why
-    holder = listed.addresses.get(place.broker_id)
-    if holder is not None and holder != place.advertise:
-        return f"id {place.broker_id} of {place.broker} belongs to {holder}: set slave.broker_id to one that is free"
+    holder = listed.addresses.get(slave.broker_id)
+    if holder is not None and holder != slave.advertise:
+        return f"id {slave.broker_id} of {slave.broker} belongs to {holder}: set slave.broker_id to a free id"
     for number, address in listed.addresses.items():
-        if address == place.advertise and number != place.broker_id:
-            # Registering an address takes it from every other id, the master's too.
-            return (
-                f"{address} is listed as id {number} of {place.broker}: slave.advertise must be our own alone"
-            )
+        if address == slave.advertise and number != slave.broker_id:
+            # Registering an address removes it from every other id, the master's included.
+            return f"{address} is listed as id {number} of {slave.broker}: slave.advertise must be this process's own"
     highest = max(listed.addresses, default=0)
-    if holder is None and highest > place.broker_id:
-        return f"{place.broker} has a slave with id {highest}: slave.broker_id must be larger than every real slave's"
+    if holder is None and highest > slave.broker_id:
+        return f"{slave.broker} has a slave with id {highest}: slave.broker_id must be larger than any real slave's"
     if MASTER_ID not in listed.addresses and not was_registered:
-        return f"the name server lists no master of {place.broker}"
+        return f"the name server lists no master of {slave.broker}"
     return None
 
 
-def refusal_of_address(listed: Listing, place: SlaveConfig) -> str | None:
-    """Why our address is not ours to register: a broker of another name has it. None: none has."""
-    other = listed.others.get(place.advertise)
+def address_refusal(listed: Listing, slave: SlaveConfig) -> str | None:
+    """Why not to register ``slave.advertise``: a broker of another name has it. None: it is free."""
+    other = listed.others.get(slave.advertise)
     if other is None:
         return None
-    return f"{place.advertise} is listed as {other}: slave.advertise must be our own alone"
+    return f"{slave.advertise} is listed as {other}: slave.advertise must be this process's own"
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What one name server lists as somebody else's: ``holder``, the address that has our id, and ``namesake``, who has
-    our address under another name."""
+    """Conflicts in one name server's listing: ``holder``, another address with our id, and ``namesake``, another broker
+    with our address."""
 
     holder: str | None = None
     namesake: str | None = None
 
 
-def claims_in(listed: Listing, place: SlaveConfig) -> Claims:
-    """The claims of a name server that lists this."""
-    holder = listed.addresses.get(place.broker_id)
-    return Claims(holder if holder != place.advertise else None, listed.others.get(place.advertise))
+def claims_in(listed: Listing, slave: SlaveConfig) -> Claims:
+    """The conflicts in this listing."""
+    holder = listed.addresses.get(slave.broker_id)
+    return Claims(holder if holder != slave.advertise else None, listed.others.get(slave.advertise))
 
 
-def refusal_of_claims(listed: Listing, place: SlaveConfig, elsewhere: Iterable[Claims]) -> str | None:
-    """Why not to register at a name server that lists nobody in our place, or None: ``elsewhere`` somebody is listed
-    there, who is only on the way to a name server that has just started."""
+def claims_refusal(listed: Listing, slave: SlaveConfig, elsewhere: Iterable[Claims]) -> str | None:
+    """Why not to register although this listing has no conflict, or None: other name servers (``elsewhere``) have one,
+    and this one may have just started."""
     claims = tuple(elsewhere)
     holder = next((claim.holder for claim in claims if claim.holder is not None), None)
-    if holder is not None and place.broker_id not in listed.addresses:
-        return f"id {place.broker_id} belongs to {holder} at another name server"
+    if holder is not None and slave.broker_id not in listed.addresses:
+        return f"id {slave.broker_id} belongs to {holder} at another name server"
     namesake = next((claim.namesake for claim in claims if claim.namesake is not None), None)
-    return f"{place.advertise} is {namesake} at another name server" if namesake is not None else None
+    return f"{slave.advertise} is {namesake} at another name server" if namesake is not None else None
 
 
-def refusal_of_another_master(listed: Listing, known: str | None, *, is_master_well: bool) -> str | None:
-    """Why the master listed is not the one beside us, or None. ``known``: as it was listed while that one answered.
+def new_master_refusal(listed: Listing, known: str | None, *, is_master_available: bool) -> str | None:
+    """Why the listed master is not the one beside this process, or None. ``known``: its address as listed while it
+    answered.
 
-    Readers behind the archive's end would wait here for a master that is gone, while the new one has their messages.
+    Readers past the archive's end would wait here for a master that is gone, while the new one has their messages.
     """
     now = listed.addresses.get(MASTER_ID)
-    if is_master_well or known is None or now in (None, known):
+    if is_master_available or known is None or now in (None, known):
         return None
-    return f"{now} is the master now: {known}, the one beside us, does not answer"
+    return f"{now} is the master now; {known}, the master of this sidecar, does not answer"
 
 
-def refusal_of_master(config: Mapping[str, str], broker: str) -> str | None:
-    """Why the configuration of the master of ``broker`` leaves no place for us, or None."""
+def master_refusal(config: Mapping[str, str], broker: str) -> str | None:
+    """Why the master's configuration rules out slave mode, or None."""
     if (name := config.get("brokerName", "").strip() or broker) != broker:
         return f"the broker at broker.address is {name}, not {broker}"
     for name, what in (
@@ -185,46 +182,46 @@ def refusal_of_master(config: Mapping[str, str], broker: str) -> str | None:
         if config.get(name, "").strip().lower() == "true":
             return f"{what} in this cluster ({name}): slave mode cannot join it"
     if config.get("brokerRole", "").strip().upper() == "SLAVE":
-        return "the broker beside us is a slave itself: slave mode works beside the master"
+        return "the broker at broker.address is a slave: slave mode runs beside the master"
     return None
 
 
-def register_command(place: SlaveConfig, listed: Listing) -> RemotingCommand:
-    """REGISTER_BROKER, as a slave without topics of its own; enableActingMaster is left out on purpose."""
-    host, _, port = place.advertise.rpartition(":")
+def register_command(slave: SlaveConfig, listed: Listing) -> RemotingCommand:
+    """REGISTER_BROKER for a slave without topics, without enableActingMaster."""
+    host, _, port = slave.advertise.rpartition(":")
     fields = {
-        **_identity(place, listed.cluster),
+        **_identity(slave, listed.cluster),
         "haServerAddr": f"{host}:{int(port) + 1 if int(port) < 65_535 else port}",
         "bodyCrc32": str(zlib.crc32(_BODY) & _MASK),
         "compressed": "false",
     }
     if listed.zone:
-        fields["__ZONE_NAME"] = listed.zone  # the last one to register names the zone of all
+        fields["__ZONE_NAME"] = listed.zone  # the last registration names the zone of all
     return RemotingCommand(REGISTER_BROKER, 0, ext_fields=fields, body=_BODY)
 
 
-def unregister_command(place: SlaveConfig, listed: Listing) -> RemotingCommand | None:
-    """UNREGISTER_BROKER; None unless the id is ours: 4.9 removes whoever has it.
+def unregister_command(slave: SlaveConfig, listed: Listing) -> RemotingCommand | None:
+    """UNREGISTER_BROKER; None unless the id is ours: 4.9 removes the id whatever its address.
 
-    Sent also where a broker of another name has our address by now. It loses its entry among the living to this, until
-    it registers again (30 s), but no route; who hangs up without it may take that broker's route away.
+    Also sent when a broker of another name has our address by now. That broker loses its liveness entry until it
+    registers again (30 s), but no route. Closing the connection without it may remove that broker's route.
     """
-    if listed.addresses.get(place.broker_id) != place.advertise:
+    if listed.addresses.get(slave.broker_id) != slave.advertise:
         return None
-    return RemotingCommand(UNREGISTER_BROKER, 0, ext_fields=_identity(place, listed.cluster))
+    return RemotingCommand(UNREGISTER_BROKER, 0, ext_fields=_identity(slave, listed.cluster))
 
 
-def _identity(place: SlaveConfig, cluster: str) -> dict[str, str]:
+def _identity(slave: SlaveConfig, cluster: str) -> dict[str, str]:
     return {
-        "brokerName": place.broker,
-        "brokerAddr": place.advertise,
+        "brokerName": slave.broker,
+        "brokerAddr": slave.advertise,
         "clusterName": cluster,
-        "brokerId": str(place.broker_id),
+        "brokerId": str(slave.broker_id),
     }
 
 
 class RegistrationState(Enum):
-    """Where we are with one name server."""
+    """The registration at one name server."""
 
     NOT_YET = "not yet registered"
     REGISTERED = "registered"
@@ -235,34 +232,34 @@ class RegistrationState(Enum):
 
 @dataclass(frozen=True)
 class Progress:
-    """One name server's story. ``rounds``: registrations since the connection was made; ``failures`` in a row."""
+    """Progress at one name server. ``rounds``: registrations on this connection; ``failures``: in a row."""
 
-    stand: RegistrationState = RegistrationState.NOT_YET
+    state: RegistrationState = RegistrationState.NOT_YET
     why: str = ""
     rounds: int = 0
     failures: int = 0
 
     def registered(self) -> Progress:
-        """It lists us."""
+        """The name server lists this process."""
         return Progress(RegistrationState.REGISTERED, "", self.rounds + 1, 0)
 
     def refused(self, why: str) -> Progress:
-        """There is no place for us now."""
+        """Registration is not possible now."""
         return Progress(RegistrationState.REFUSED, why)
 
     def failed(self, why: str) -> Progress:
-        """No answer, or the connection is lost: with it what was registered by it."""
+        """No reply, or the connection is lost and the registration with it."""
         return Progress(RegistrationState.UNREACHABLE, why, 0, self.failures + 1)
 
     def left(self) -> Progress:
-        """Unregistered for good."""
-        return replace(self, stand=RegistrationState.LEFT, rounds=0)
+        """Unregistered at the end."""
+        return replace(self, state=RegistrationState.LEFT, rounds=0)
 
 
 def wait_s(progress: Progress, period_s: float) -> float:
     """How long until the next round."""
-    if progress.stand is RegistrationState.UNREACHABLE:
+    if progress.state is RegistrationState.UNREACHABLE:
         return min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(10, progress.failures - 1))
-    if progress.stand is RegistrationState.REGISTERED and progress.rounds > 1:
+    if progress.state is RegistrationState.REGISTERED and progress.rounds > 1:
         return period_s
     return min(AGAIN_S, period_s)

@@ -1,1 +1,1 @@
-"""Connections: frames in, answers out, limits; nothing of what is asked."""
+"""Connections: frames in, replies out, limits."""

@@ -1,7 +1,4 @@
-"""Requests of one connection that are being answered: how many, and the bytes of large ones.
-
-Owns that count. Does not own when requests begin (connection.py).
-"""
+"""Requests of one connection in progress: their number, and the bytes of large ones."""
 
 from __future__ import annotations
 
@@ -10,21 +7,21 @@ import asyncio
 from server.wire.connection_limits import BufferAccounts, ConnectionLimits, Holder
 
 LARGE_BYTES = 16 * 1024
-"""Requests of clients that only read are smaller, and their pulls wait long: those do not count."""
+"""Smaller requests do not count: pulls are small and may wait long."""
 LARGE_BYTES_MAX = 4 * 1024 * 1024
-"""Of one connection, before the last one: what is read behind it would only wait."""
+"""Of one connection; the request that exceeds it is the last to start."""
 
 
 class ActiveRequests:
     """Belongs to one event loop."""
 
-    def __init__(self, holder: Holder, limits: ConnectionLimits, ledgers: BufferAccounts) -> None:
-        self._holder, self._ledgers, self._most = holder, ledgers, limits.requests_max
+    def __init__(self, holder: Holder, limits: ConnectionLimits, accounts: BufferAccounts) -> None:
+        self._holder, self._accounts, self._most = holder, accounts, limits.requests_max
         self._tasks: dict[asyncio.Task[None], int] = {}
-        """And the bytes of each, if it is large."""
+        """Task -> bytes of its request, 0 unless it is large."""
         self._large_bytes = 0
         self.is_full = False
-        """Whether no more may be begun."""
+        """Whether no further request may start."""
 
     def __bool__(self) -> bool:
         return bool(self._tasks)
@@ -35,17 +32,17 @@ class ActiveRequests:
         return frozenset(self._tasks)
 
     def add(self, task: asyncio.Task[None], frame_bytes: int) -> None:
-        """A request of this size is being answered by ``task``."""
+        """``task`` serves a request of ``frame_bytes``."""
         large_bytes = frame_bytes if frame_bytes >= LARGE_BYTES else 0
         self._tasks[task] = large_bytes
         self._count(large_bytes)
 
     def ended(self, task: asyncio.Task[None]) -> None:
-        """It has been answered."""
+        """``task`` has finished."""
         self._count(-self._tasks.pop(task, 0))
 
     def cancel(self) -> None:
-        """Nobody is left to answer. What they hold is forgotten with their connection."""
+        """The client is gone. Its connection drops the memory count."""
         for task in self._tasks:
             task.cancel()
             self._tasks[task] = 0
@@ -54,5 +51,5 @@ class ActiveRequests:
     def _count(self, more_bytes: int) -> None:
         if more_bytes:
             self._large_bytes += more_bytes
-            self._ledgers.requests.set(self._holder, self._large_bytes)
+            self._accounts.large.set(self._holder, self._large_bytes)
         self.is_full = len(self._tasks) >= self._most or self._large_bytes >= LARGE_BYTES_MAX

@@ -1,8 +1,5 @@
-"""Bytes that connections make the server hold, all together: frames half received, answers not read yet.
-
-When they are more than the limit, whoever has held some for longest is closed: a client that keeps up holds nothing, so
-it is never the one. Pure but for the call that closes.
-"""
+"""Bytes buffered for all holders together. Above the limit the holder that has buffered longest is closed: a client that
+keeps up holds nothing, so it is never closed. Pure but for the close callback."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ Holder = TypeVar("Holder")
 
 
 class BufferedBytes(Generic[Holder]):
-    """``close`` is called with a holder and the reason; it may call ``forget``, and need not."""
+    """``close`` gets a holder and the reason; it may call ``forget``."""
 
     def __init__(self, limit_bytes: int, what: str, close: Callable[[Holder, str], None]) -> None:
         self._limit_bytes, self._what, self._close = limit_bytes, what, close
         self._held: dict[Holder, int] = {}
-        """In the order in which they began to hold any."""
+        """In the order in which holders began to hold bytes."""
         self.total_bytes = 0
         self.peak_bytes = 0
 
     def set(self, holder: Holder, held_bytes: int) -> None:
-        """``holder`` holds this much now."""
+        """``holder`` holds ``held_bytes`` now."""
         before = self._held.get(holder, 0)
         if before == held_bytes:
             return
@@ -34,12 +31,10 @@ class BufferedBytes(Generic[Holder]):
             del self._held[holder]
         self.peak_bytes = max(self.peak_bytes, self.total_bytes)
         while self.total_bytes > self._limit_bytes:
-            longest = next(iter(self._held))
-            reason = (
-                f"{self._what} of all clients have {self.total_bytes} bytes, and this one's are the oldest"
-            )
-            self.forget(longest)
-            self._close(longest, reason)
+            oldest = next(iter(self._held))
+            reason = f"{self._what} of all clients take {self.total_bytes} bytes, this client's are the oldest"
+            self.forget(oldest)
+            self._close(oldest, reason)
 
     def forget(self, holder: Holder) -> None:
         """``holder`` is gone."""

@@ -1,4 +1,4 @@
-"""Request and response codes of the remoting protocol that this server knows by name.
+"""Request and response codes of the remoting protocol.
 
 Sources: org.apache.rocketmq.remoting.protocol.RequestCode, ResponseCode, RemotingSysResponseCode.
 """
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class RequestCode(IntEnum):
-    """What a client, a tool or a proxy asks."""
+    """Sent by clients, tools and proxies."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -71,7 +71,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """What is answered."""
+    """Sent in replies."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

@@ -36,17 +36,17 @@ logger = logging.getLogger(__name__)
 RESPONSE_FLAG, ONEWAY_FLAG = 1, 2
 TURN_REQUESTS = 16
 HINTS = frozenset({RequestCode.NOTIFY_CONSUMER_IDS_CHANGED})
-"""Told again and again, or found out without."""
+"""Notices that a client may miss: it polls for the same state."""
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class ConnectionContext:
-    """What a connection shares with the others of its server. ``version`` is what answers carry."""
+    """Shared by all connections of a server. ``version``: sent in replies."""
 
     handlers: HandlerTable
     limits: ConnectionLimits
-    ledgers: BufferAccounts
+    accounts: BufferAccounts
     version: int
     on_open: Callable[[Connection], None] = field(default=lambda _: None)
     on_close: Callable[[Connection], None] = field(default=lambda _: None)
@@ -54,27 +54,27 @@ class ConnectionContext:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Peer of the requests it reads. Lives on one event loop. ``plain``: its socket, where there is no TLS over it;
-    ``address``: of who is behind the load balancer it comes from, where that says so."""
+    """Peer of the requests it reads. Lives on one event loop. ``plain``: its socket, if there is no TLS; ``address``: the
+    client's, if a load balancer named it."""
 
     def __init__(
-        self, place: ConnectionContext, plain: socket.socket | None = None, address: str | None = None
+        self, context: ConnectionContext, plain: socket.socket | None = None, address: str | None = None
     ) -> None:
         self.id = next(_numbers)
-        self._place = place
-        self._limits, self._ledgers, self._door = place.limits, place.ledgers, place.authorizer
-        self._answerer = Dispatcher(place.handlers, place.authorizer)
-        self._in = FrameReader(place.limits.frame_bytes_max)
-        self._out = ReplyWriter(self, place.ledgers, plain)
+        self._context = context
+        self._limits, self._accounts, self._authorizer = context.limits, context.accounts, context.authorizer
+        self._dispatcher = Dispatcher(context.handlers, context.authorizer)
+        self._in = FrameReader(context.limits.frame_bytes_max)
+        self._out = ReplyWriter(self, context.accounts, plain)
         self._transport: asyncio.Transport | None = None
         self._address = "" if address is None else known_address(*address.rsplit(":", 1))
-        self._at_work = ActiveRequests(self, place.limits, place.ledgers)
+        self._active = ActiveRequests(self, context.limits, context.accounts)
         self._is_reading = True
-        self._goes_on: asyncio.Handle | None = None
+        self._turn: asyncio.Handle | None = None
         self._opaques = itertools.count(1)
         self.last_active_s = time.monotonic()
         self.on_answer: Callable[[RemotingCommand], None] | None = None
-        """Gets what the client answers to requests that ``forward`` sent; otherwise nobody waits for it."""
+        """Gets the client's replies to forwarded requests."""
 
     @property
     def address(self) -> str:
@@ -91,17 +91,17 @@ class Connection(asyncio.BufferedProtocol):
         if not self._address:
             peer = transport.get_extra_info("peername")
             self._address = known_address(peer[0], peer[1]) if peer else "?"
-        self._place.on_open(self)
+        self._context.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.BaseProtocol. Requests at work end with it: nobody is left to answer."""
+        """See asyncio.BaseProtocol. Cancels requests in progress."""
         self._out.resumed()
-        if self._goes_on is not None:
-            self._goes_on.cancel()
-        self._at_work.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
+        self._active.cancel()
         self._in.forget()
-        self._ledgers.forget(self)
-        self._place.on_close(self)
+        self._accounts.forget(self)
+        self._context.on_close(self)
 
     def pause_writing(self) -> None:
         """See asyncio.BaseProtocol."""
@@ -112,28 +112,28 @@ class Connection(asyncio.BufferedProtocol):
         self._out.resumed()
         self.last_active_s = time.monotonic()
         self._out.count_unread()
-        # Not now: a transport that is about to write cannot bear an answer that meets a closed socket, and ends twice.
-        self._go_on_later()
+        # Not now: the transport is about to write, and a reply that meets a closed socket would close it twice.
+        self._schedule_turn()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio.BufferedProtocol."""
-        return self._ledgers.buffer
+        return self._accounts.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio.BufferedProtocol."""
-        self.data_received(bytes(self._ledgers.buffer[:nbytes]))
+        self.data_received(bytes(self._accounts.buffer[:nbytes]))
 
     def eof_received(self) -> bool | None:
-        """See asyncio.BufferedProtocol: close."""
+        """See asyncio.BufferedProtocol: closes."""
         return None
 
     def data_received(self, data: bytes) -> None:
-        """The next bytes of the client."""
+        """Bytes from the client."""
         self.last_active_s = time.monotonic()
         try:
-            if self._may_begin() and (command := self._in.only(data)) is not None:
+            if self._may_start() and (command := self._in.only(data)) is not None:
                 self._start(command)
-                if not self._may_begin():
+                if not self._may_start():
                     self._start_waiting()
                 return
         except ProtocolError as error:
@@ -145,13 +145,13 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests ---------------------------------------------------------------------------------------------
 
     def _start_waiting(self) -> None:
-        """Begin requests that were received, as many as may be."""
-        transport, out, at_work = self._transport, self._out, self._at_work
+        """Start received requests, as many as the limits allow."""
+        transport, out, active = self._transport, self._out, self._active
         if transport is None or transport.is_closing():
             return
         pop, turn = self._in.pop, TURN_REQUESTS
         try:
-            while not (is_full := not out.is_writable or at_work.is_full or not turn):
+            while not (is_full := not out.is_writable or active.is_full or not turn):
                 command = pop()
                 if command is None:
                     break
@@ -161,34 +161,34 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error))
             return
         if not turn:
-            self._go_on_later()
+            self._schedule_turn()
         if is_full == self._is_reading and not transport.is_closing():
             self._is_reading = not is_full
             if is_full:
                 transport.pause_reading()
             else:
                 transport.resume_reading()
-        unfinished_bytes = self._in.unfinished(
-            self.last_active_s, is_held_back=is_full, has_taken=turn < TURN_REQUESTS
+        partial_bytes = self._in.partial_bytes(
+            self.last_active_s, is_paused=is_full, has_popped=turn < TURN_REQUESTS
         )
-        self._ledgers.unfinished.set(self, unfinished_bytes)
+        self._accounts.partial.set(self, partial_bytes)
 
-    def _may_begin(self) -> bool:
-        """Whether one more request may be begun."""
+    def _may_start(self) -> bool:
+        """Whether another request may start."""
         transport = self._transport
         return (
             self._out.is_writable
-            and not self._at_work.is_full
+            and not self._active.is_full
             and transport is not None
             and not transport.is_closing()
         )
 
-    def _go_on_later(self) -> None:
-        if self._goes_on is None:
-            self._goes_on = asyncio.get_running_loop().call_soon(self._next_turn)
+    def _schedule_turn(self) -> None:
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        self._goes_on = None
+        self._turn = None
         self._start_waiting()
 
     def _start(self, command: RemotingCommand) -> None:
@@ -196,17 +196,17 @@ class Connection(asyncio.BufferedProtocol):
             if self.on_answer is not None:
                 self.on_answer(command)
             return
-        request, answerer = Request(command, self), self._answerer
+        request, dispatcher = Request(command, self), self._dispatcher
         task: asyncio.Task[None] | None
         try:
-            at_once = answerer.finds_at_once(command.code)
+            at_once = dispatcher.find_at_once(command.code)
             if at_once is not None:
-                response = answerer.at_once(at_once, request)
+                response = dispatcher.at_once(at_once, request)
                 if response is not None:
                     self._respond(request, response)
                     return
-            work = self._serve(request, is_judged=at_once is not None)
-            if answerer.is_prompt(command.code):
+            work = self._serve(request, is_authorized=at_once is not None)
+            if dispatcher.is_prompt(command.code):
                 task = begin(work)
                 if task is None:
                     return
@@ -215,32 +215,32 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:
             self._failed(error)
             return
-        self._at_work.add(task, command.frame_bytes)
+        self._active.add(task, command.frame_bytes)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._at_work.ended(task)
+        self._active.ended(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
         self._start_waiting()
 
     def _failed(self, error: BaseException) -> None:
-        logger.error("a request failed unexpectedly: %r", error, extra={"client": self._address})
+        logger.error("request failed unexpectedly: %r", error, extra={"client": self._address})
         self.close("internal error")
 
-    async def _serve(self, request: Request, *, is_judged: bool) -> None:
-        response = await self._answerer.answer(request, is_judged=is_judged)
+    async def _serve(self, request: Request, *, is_authorized: bool) -> None:
+        response = await self._dispatcher.answer(request, is_authorized=is_authorized)
         if response is None or request.command.flag & ONEWAY_FLAG or response.is_withheld:
             return
         if not self._out.is_writable:
-            await self._out.has_turn(sum(memoryview(piece).nbytes for piece in response.body))
+            await self._out.wait_to_write(sum(memoryview(piece).nbytes for piece in response.body))
         self._respond(request, response)
         self.last_active_s = time.monotonic()
 
     # -- sending ----------------------------------------------------------------------------------------------
 
     def _respond(self, request: Request, response: Response) -> None:
-        """Send an answer; nothing waits before it."""
+        """Send a reply; no other reply waits."""
         command, transport = request.command, self._transport
         if command.flag & ONEWAY_FLAG or response.is_withheld:
             return
@@ -251,24 +251,24 @@ class Connection(asyncio.BufferedProtocol):
             body_bytes += len(view)
             pieces.append(view)
         if transport is not None and not transport.is_closing():
-            version = self._place.version if response.version is None else response.version
+            version = self._context.version if response.version is None else response.version
             try:
                 pieces[0] = encode_answer(
                     command, int(response.code), version, response.remark, response.ext, body_bytes
                 )
             except ValueError as error:
-                logger.error("an answer cannot be sent: %s", error, extra={"client": self._address})
+                logger.error("reply cannot be encoded: %s", error, extra={"client": self._address})
                 code = int(ResponseCode.SYSTEM_ERROR)
                 pieces = [encode_answer(command, code, version, str(error), {}, 0)]
             self._out.write(pieces)
-        if self._door is not None:
-            self._door.note(request, response, body_bytes)
+        if self._authorizer is not None:
+            self._authorizer.note(request, response, body_bytes)
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        """See Peer. A client that does not read gets no hints, it would only pile them up; what else it is told waits
-        behind what it has not read, and is counted with that."""
+        """See Peer. A client that does not read gets no HINTS. Other pushes queue behind its unread replies and count as
+        such."""
         command = RemotingCommand(
-            code, next(self._opaques), ONEWAY_FLAG, version=self._place.version, ext_fields=ext, body=body
+            code, next(self._opaques), ONEWAY_FLAG, version=self._context.version, ext_fields=ext, body=body
         )
         if code in HINTS:
             self.forward(command)
@@ -276,35 +276,35 @@ class Connection(asyncio.BufferedProtocol):
             self._out.write([encode(command)])
 
     def forward(self, command: RemotingCommand) -> bool:
-        """Send a request as it is; False where ``push`` would send none. Its answer goes to ``on_answer``."""
+        """Send a request unchanged; False if the client does not read. The reply goes to ``on_answer``."""
         if self._transport is None or self._transport.is_closing() or not self._out.is_writable:
             return False
         self._out.write([encode(command)])
         return True
 
     async def writable(self) -> None:
-        """Wait until the client has read enough of what it was sent before."""
+        """Wait until the client has read earlier replies."""
         await self._out.writable()
 
     # -- ending -----------------------------------------------------------------------------------------------
 
     def close(self, why: str) -> None:
-        """Hang up, at once; ``why`` goes into the log."""
+        """Close at once; ``why`` is logged."""
         if self._transport is not None and not self._transport.is_closing():
             logger.info("connection closed: %s", why, extra={"client": self._address})
             self._transport.abort()
 
     def reason_to_close(self, now_s: float) -> str | None:
-        """Why the connection has been of no use for too long; asked every few seconds."""
+        """Why to close a late, stalled or idle connection; checked every few seconds."""
         limits = self._limits
         if self._in.is_late(now_s, limits.frame_s):
-            return f"a frame is not complete after {limits.frame_s:g} s"
+            return f"frame incomplete after {limits.frame_s:g} s"
         if stalled_bytes := self._out.stalled_bytes(now_s, limits.stall_s):
-            return f"{stalled_bytes} bytes have not been read for {limits.stall_s:g} s"
-        is_idle = not self._at_work and now_s - self.last_active_s > limits.idle_s
+            return f"client has read none of {stalled_bytes} bytes for {limits.stall_s:g} s"
+        is_idle = not self._active and now_s - self.last_active_s > limits.idle_s
         return f"idle for {limits.idle_s:g} s" if is_idle else None
 
     @property
-    def requests_at_work(self) -> frozenset[asyncio.Task[None]]:
-        """Requests being answered."""
-        return self._at_work.tasks
+    def active_requests(self) -> frozenset[asyncio.Task[None]]:
+        """Requests in progress."""
+        return self._active.tasks

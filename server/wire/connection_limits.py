@@ -1,4 +1,4 @@
-"""What bounds connections: each one's limits, and the counts of what all of a server's hold together."""
+"""Limits of a connection, and the memory accounts of all connections of a server."""
 
 from __future__ import annotations
 
@@ -16,26 +16,23 @@ RECEIVE_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """``requests_max`` at work at once; ``idle_s`` without a byte in or out closes, as Netty's idle handler does.
-
-    ``frame_s``: a frame must be complete so long after its first byte. ``stall_s``: a client must have read something
-    of what it was sent. ``unread_bytes_max``: answers waiting for clients to read, and ``unfinished_bytes_max``: frames
-    half received, of all connections together. ``requests_bytes_max``: large requests that are being answered, of
-    all together (active_requests.py).
+    """Of one connection: ``requests_max`` in progress, waiting pulls included; ``idle_s`` without a byte in or out, as
+    in Netty's idle handler; ``frame_s`` from a frame's first byte to its last; ``stall_s`` without reading anything
+    that was sent. Of all connections: bytes of unread replies, partial frames and large requests (active_requests.py).
     """
 
-    requests_max: int = 64
+    requests_max: int = 4_096
     frame_bytes_max: int = 16 * MIB
     idle_s: float = 120.0
     frame_s: float = 30.0
     stall_s: float = 60.0
     unread_bytes_max: int = 64 * MIB
-    unfinished_bytes_max: int = 64 * MIB
-    requests_bytes_max: int = 256 * MIB
+    partial_bytes_max: int = 64 * MIB
+    large_bytes_max: int = 256 * MIB
 
 
 class Holder(Protocol):
-    """A connection, as far as it is counted here. Known by its identity."""
+    """A connection whose memory is counted."""
 
     @property
     def address(self) -> str:
@@ -43,31 +40,27 @@ class Holder(Protocol):
         ...
 
     def close(self, why: str) -> None:
-        """Hang up."""
+        """Close the connection."""
         ...
 
 
 class BufferAccounts:
-    """What all connections of a server hold."""
+    """Memory that all connections of a server hold."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
-        self.unread: BufferedBytes[Holder] = BufferedBytes(limits.unread_bytes_max, "unread answers", _close)
-        self.unfinished: BufferedBytes[Holder] = BufferedBytes(
-            limits.unfinished_bytes_max, "unfinished frames", _close
-        )
-        self.requests: BufferedBytes[Holder] = BufferedBytes(
-            limits.requests_bytes_max, "large requests", _close
-        )
+        self.unread: BufferedBytes[Holder] = BufferedBytes(limits.unread_bytes_max, "unread replies", _close)
+        self.partial: BufferedBytes[Holder] = BufferedBytes(limits.partial_bytes_max, "partial frames", _close)
+        self.large: BufferedBytes[Holder] = BufferedBytes(limits.large_bytes_max, "large requests", _close)
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
-        """Where every connection's bytes arrive; they are taken out at once."""
+        """Receive buffer of all connections; its bytes are copied out at once."""
 
     def forget(self, holder: Holder) -> None:
         """The connection is closed."""
         self.unread.forget(holder)
-        self.unfinished.forget(holder)
-        self.requests.forget(holder)
+        self.partial.forget(holder)
+        self.large.forget(holder)
 
 
 def _close(holder: Holder, why: str) -> None:
-    logger.warning("a client is closed to save memory: %s", why, extra={"client": holder.address})
+    logger.warning("client closed to free memory: %s", why, extra={"client": holder.address})
     holder.close(why)

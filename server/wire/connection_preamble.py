@@ -1,7 +1,6 @@
-"""What comes before a connection's frames: a load balancer's PROXY header, then perhaps TLS, told by its first byte.
+"""Reads the start of a connection: a load balancer's PROXY header, then the byte that distinguishes TLS.
 
-Nothing behind the header is taken from the socket: TLS and frames find theirs. Owns reading these bytes; the caller
-bounds how long they may take. What a PROXY header says is proxy_header.py's.
+Bytes after the header stay in the socket. The caller limits the time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ TLS_CLIENT_HELLO = 0x16
 
 
 async def take_proxy_header(client: socket.socket) -> str | None:
-    """Take a PROXY header, if there is one; the address it names, or None. Raises ProtocolError and OSError."""
+    """Read a PROXY header, if there is one; returns its address, or None. Raises ProtocolError and OSError."""
     if await _first_byte(client) not in FIRST_BYTES:
         return None
     loop = asyncio.get_running_loop()
@@ -24,7 +23,7 @@ async def take_proxy_header(client: socket.socket) -> str | None:
     while (found := split_proxy_header(head)) is None:
         more = await loop.sock_recv(client, missing_bytes(head))
         if not more:
-            raise ProtocolError("a PROXY header without an end")
+            raise ProtocolError("PROXY header is incomplete")
         head += more
     address, header_bytes = found
     if header_bytes != len(head):
@@ -38,7 +37,7 @@ async def begins_tls(client: socket.socket) -> bool:
 
 
 async def _first_byte(client: socket.socket) -> int:
-    """The next byte, left where it is; -1 where none comes any more."""
+    """The next byte, left in the socket; -1 at the end of the stream."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(client.fileno(), readable.set)

@@ -1,7 +1,4 @@
-"""From a request to its answer: who may ask, who answers, what a client is told of an error.
-
-Owns the order of these. Does not own when requests begin nor how answers are sent (connection.py).
-"""
+"""From a request to its reply: authorization, handler, error replies."""
 
 from __future__ import annotations
 
@@ -16,18 +13,18 @@ logger = logging.getLogger(__name__)
 
 
 class Authorizer(Protocol):
-    """Who may ask what, and the record of who did."""
+    """Decides on requests, and records them."""
 
     def refusal(self, request: Request) -> Response | None:
-        """What to answer instead of serving the request, or None."""
+        """The reply to a request that is not allowed, or None."""
         ...
 
-    def shown(self, request: Request, response: Response) -> Response:
-        """``response``, or what to say instead: it may show what the request did not name."""
+    def filtered(self, request: Request, response: Response) -> Response:
+        """``response``, or a refusal if its content is not allowed."""
         ...
 
     def note(self, request: Request, response: Response, body_bytes: int) -> None:
-        """The request was answered so."""
+        """Record a reply."""
         ...
 
     def tick(self, now_s: float) -> None:
@@ -35,53 +32,52 @@ class Authorizer(Protocol):
         ...
 
     def close(self) -> None:
-        """The server ends."""
+        """The server stops."""
         ...
 
 
 class Dispatcher:
-    """Asks the authorizer, then the handlers. An error that is none of ours is raised: it ends the connection."""
+    """Applies the authorizer, then the handler. Errors other than TieredError are raised and close the connection."""
 
     def __init__(self, handlers: HandlerTable, authorizer: Authorizer | None) -> None:
-        self._handlers, self._door = handlers, authorizer
-        self.finds_at_once = handlers.at_once
-        """What ``at_once`` may ask for a code, if anything."""
+        self._handlers, self._authorizer = handlers, authorizer
+        self.find_at_once = handlers.at_once
+        """The at-once handler of a code, if any."""
         self.is_prompt = handlers.is_prompt
 
     def at_once(self, at_once: AtOnce, request: Request) -> Response | None:
-        """The answer to what needs no waiting; None: ask ``answer``, which need not judge again."""
+        """The reply if it needs no waiting; None: call ``answer``, with ``is_authorized``."""
         try:
-            return self._judged(request) or at_once(request)
+            return self._refusal(request) or at_once(request)
         except (TieredError, UnicodeEncodeError) as error:
-            return _refused(request, error)
+            return _error_reply(request, error)
 
-    async def answer(self, request: Request, *, is_judged: bool) -> Response | None:
-        """The answer to any request; None: none is given."""
+    async def answer(self, request: Request, *, is_authorized: bool) -> Response | None:
+        """The reply; None for no reply."""
         handler = self._handlers.find(request.command.code)
         if handler is None:
             remark = f"request code {request.code} is not supported"
             return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         try:
-            if not is_judged and (refusal := self._judged(request)) is not None:
+            if not is_authorized and (refusal := self._refusal(request)) is not None:
                 return refusal
             response = await handler(request)
-            return response if response is None or self._door is None else self._door.shown(request, response)
+            return response if response is None or self._authorizer is None else self._authorizer.filtered(request, response)
         except (TieredError, UnicodeEncodeError) as error:
-            return _refused(request, error)
+            return _error_reply(request, error)
 
-    def _judged(self, request: Request) -> Response | None:
-        """What to answer instead of serving the request, or None. Asked once."""
-        return None if self._door is None else self._door.refusal(request)
+    def _refusal(self, request: Request) -> Response | None:
+        return None if self._authorizer is None else self._authorizer.refusal(request)
 
 
-def _refused(request: Request, error: TieredError | UnicodeEncodeError) -> Response:
-    """What a client is told of an error. Half a surrogate pair can be written in JSON, and is no text."""
+def _error_reply(request: Request, error: TieredError | UnicodeEncodeError) -> Response:
+    """UnicodeEncodeError: JSON can carry half a surrogate pair, which cannot be encoded."""
     if isinstance(error, BadRequestError | UnicodeEncodeError):
         return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))
     where = {"client": request.peer.address, "code": request.code}
     if isinstance(error, UnavailableError):
-        # The client asks again by itself; never an answer that could move an offset.
-        logger.warning("not available now: %s", error, extra=where)
+        # Clients repeat the request; no reply may move an offset.
+        logger.warning("temporarily unavailable: %s", error, extra=where)
         return Response(ResponseCode.SYSTEM_BUSY, remark=f"temporarily unavailable: {error}")
     logger.error("%s", error, extra=where)
     return Response(ResponseCode.SYSTEM_ERROR, remark=str(error))

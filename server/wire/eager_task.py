@@ -1,8 +1,7 @@
-"""Begins a coroutine at once instead of in the next turn of the event loop.
+"""Starts a coroutine at once instead of in the next iteration of the event loop.
 
-A pull answered from memory never waits: begun eagerly it costs no task, no callback and no turn of the loop.
-Python 3.12 has this in asyncio; for 3.11 the first step is taken by hand, outside a task, and what goes on after it
-becomes one.
+A pull answered from memory never waits: started eagerly it costs no task, no callback and no loop iteration. asyncio has
+this from Python 3.12 on. For 3.11 the first step runs outside a task, and the rest becomes one.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any
 
 
 def begin(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-    """The rest of ``coroutine`` as a task, or None when it ended without waiting. Raises what its first step raises.
+    """The rest of ``coroutine`` as a task, or None if it finished without waiting. Raises what its first step raises.
 
-    On Python 3.11 ``asyncio.current_task()`` is not the coroutine's until it has waited once.
+    On Python 3.11 ``asyncio.current_task()`` is another task until the first wait.
     """
     loop = asyncio.get_running_loop()
     if sys.version_info >= (3, 12):
@@ -37,7 +36,7 @@ async def _rest(coroutine: Coroutine[Any, Any, None], wait: Any) -> None:
 
 
 class _Begun:
-    """Awaits the rest of a coroutine that waits for ``wait`` now."""
+    """Awaits the rest of a coroutine that is waiting for ``wait``."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], wait: Any) -> None:
         self._coroutine, self._wait = coroutine, wait

@@ -1,7 +1,4 @@
-"""What a client sends, up to whole commands.
-
-Owns the partial frame and its start time.
-"""
+"""Received bytes, up to whole commands."""
 
 from __future__ import annotations
 
@@ -9,34 +6,34 @@ from tiered.remoting.command import FrameDecoder
 
 
 class FrameReader:
-    """Bytes in, commands out. After a ProtocolError it must not be used again."""
+    """Bytes in, commands out. Unusable after a ProtocolError."""
 
     def __init__(self, frame_bytes_max: int) -> None:
         self._decoder = FrameDecoder(frame_bytes_max=frame_bytes_max)
-        self._frame_begun_s: float | None = None
+        self._frame_started_s: float | None = None
         self.push = self._decoder.push
-        """Take what the connection delivered."""
+        """Add received bytes."""
         self.pop = self._decoder.pop
-        """The next command that is complete, or None. Raises ProtocolError."""
+        """The next complete command, or None. Raises ProtocolError."""
         self.only = self._decoder.only
-        """The command of what was delivered where that is all there is; else None, and ``push`` is to take it. Raises
+        """The command, if the received bytes are exactly one; else None, and the bytes must be pushed. Raises
         ProtocolError."""
 
-    def unfinished(self, now_s: float, *, is_held_back: bool, has_taken: bool) -> int:
-        """Bytes no command was made of, after all were that may be. ``is_held_back``: commands may be among them, so
-        the client is not the one who is late. ``has_taken``: some were made now, so that what is left is another frame
-        than before: a client that sends without a pause is never seen between two."""
+    def partial_bytes(self, now_s: float, *, is_paused: bool, has_popped: bool) -> int:
+        """Bytes left after popping. ``is_paused``: whole commands may be among them, so the client is not late.
+        ``has_popped``: commands were popped now, so the rest is a new frame: a client that sends without pause is never
+        seen between two frames."""
         held_bytes = self._decoder.held_bytes
-        if is_held_back or not held_bytes:
-            self._frame_begun_s = None
-        elif has_taken or self._frame_begun_s is None:
-            self._frame_begun_s = now_s
+        if is_paused or not held_bytes:
+            self._frame_started_s = None
+        elif has_popped or self._frame_started_s is None:
+            self._frame_started_s = now_s
         return held_bytes
 
     def is_late(self, now_s: float, frame_s: float) -> bool:
-        """Whether a frame began more than ``frame_s`` ago and is not complete."""
-        return self._frame_begun_s is not None and now_s - self._frame_begun_s > frame_s
+        """Whether a frame is still incomplete after ``frame_s``."""
+        return self._frame_started_s is not None and now_s - self._frame_started_s > frame_s
 
     def forget(self) -> None:
-        """The connection is closed: let go of what is held."""
+        """The connection is closed: free the buffer."""
         self._decoder.forget()

@@ -1,6 +1,6 @@
-"""Accepts connections on one port: plain or TLS, told apart by the first byte, with or without a PROXY header.
+"""Accepts connections on one port: plain or TLS by the first byte, with or without a PROXY header.
 
-Owns the listening socket, the set of connections, their number and their idle end. Frames are connection.py's.
+Owns the listening socket, the open connections, their limit and closing idle ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tiered.remoting.command import ProtocolError
 logger = logging.getLogger(__name__)
 
 FIRST_BYTE_S = 10.0
-"""Of what comes before frames: a PROXY header, and the byte that tells whether TLS follows."""
+"""Time limit for a PROXY header and the byte that distinguishes TLS."""
 SWEEP_S = 5.0
 BACKLOG = 1024
 OTHER_DESCRIPTORS = 512
@@ -32,8 +32,8 @@ OTHER_DESCRIPTORS = 512
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """``version`` is what answers carry (org.apache.rocketmq.common.MQVersion); ``tls``, asked for each connection,
-    also serves plain clients unless ``tls_only``."""
+    """``version``: sent in replies (org.apache.rocketmq.common.MQVersion). ``tls``: called for each connection; plain
+    clients are served too unless ``tls_only``."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -58,9 +58,9 @@ class Listener:
     ) -> None:
         self._options = options
         self._on_connection_close = on_close
-        self.ledgers = BufferAccounts(options.limits)
-        self._place = ConnectionContext(
-            handlers, options.limits, self.ledgers, options.version, self._opened, self._closed,
+        self.accounts = BufferAccounts(options.limits)
+        self._context = ConnectionContext(
+            handlers, options.limits, self.accounts, options.version, self._opened, self._closed,
             options.authorizer,
         )  # fmt: skip
         self._listener: socket.socket | None = None
@@ -69,7 +69,7 @@ class Listener:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> tuple[str, int]:
-        """Listen; the address really bound."""
+        """Listen; returns the bound address."""
         family = socket.AF_INET6 if ":" in self._options.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -89,20 +89,20 @@ class Listener:
 
     @property
     def connections(self) -> frozenset[Connection]:
-        """All that are open."""
+        """Open connections."""
         return frozenset(self._connections)
 
     async def close(self, drain_s: float = 5.0) -> None:
-        """Accept nothing more, let requests at work end for ``drain_s``, hang up."""
+        """Stop accepting, let requests in progress finish for ``drain_s``, close the connections."""
         for task in self._tasks:
             task.cancel()
         if self._listener is not None:
             self._listener.close()
-        at_work = [task for connection in self._connections for task in connection.requests_at_work]
-        if at_work and drain_s > 0:
-            await asyncio.wait(at_work, timeout=drain_s)
+        active = [task for connection in self._connections for task in connection.active_requests]
+        if active and drain_s > 0:
+            await asyncio.wait(active, timeout=drain_s)
         for connection in list(self._connections):
-            connection.close("the server stops")
+            connection.close("server stops")
         if self._options.authorizer is not None:
             self._options.authorizer.close()
 
@@ -118,11 +118,13 @@ class Listener:
             try:
                 client, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                logger.warning("accepting failed: %s", error)
-                await asyncio.sleep(0.1)  # out of descriptors: some will be closed
+                logger.warning("accept failed: %s", error)
+                await asyncio.sleep(0.1)  # out of descriptors until connections close
                 continue
             if len(self._connections) + self._opening >= self._options.connections_max:
-                logger.warning("connection refused: %d are open", len(self._connections))
+                logger.warning(
+                    "connection refused: %d are open (serve.connections_max)", len(self._connections)
+                )
                 client.close()
                 continue
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -139,12 +141,12 @@ class Listener:
                 client.close()
                 return
             tls = options.tls() if is_tls and options.tls is not None else None
-            place = self._place
+            context = self._context
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: Connection(place, None if tls else client, address), client, ssl=tls
+                lambda: Connection(context, None if tls else client, address), client, ssl=tls
             )
         except (OSError, TimeoutError, ssl.SSLError, ProtocolError) as error:
-            logger.info("a connection did not open: %r", error)
+            logger.info("connection did not open: %s", str(error) or type(error).__name__)
             client.close()
         except asyncio.CancelledError:  # the server stops
             client.close()
@@ -172,12 +174,12 @@ class Listener:
 
 
 def _allow_descriptors(connections: int) -> None:
-    """Raise the process's own limit of open files, which is often 1024, as far as it may."""
+    """Raise the process's soft limit of open files, often 1024, as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_DESCRIPTORS
     if hard != resource.RLIM_INFINITY and hard < wanted:
         logger.warning(
-            "at most %d files may be open: too few for serve.connections_max = %d", hard, connections
+            "the limit of %d open files is too low for serve.connections_max = %d", hard, connections
         )
         wanted = hard
     if soft != resource.RLIM_INFINITY and soft < wanted:

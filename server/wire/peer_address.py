@@ -1,4 +1,4 @@
-"""The address of a client as logs, rules and routes know it. Pure."""
+"""The client address used in logs, rules and routes. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def known_address(host: str, port: int | str) -> str:
-    """``host:port``. An IPv4 client of a port that takes both families (``::ffff:10.0.0.1``) is its IPv4 address."""
+    """``host:port``; an IPv4-mapped IPv6 address (``::ffff:10.0.0.1``) becomes its IPv4 address."""
     if ":" in host:
         try:
             found = ipaddress.ip_address(host.strip("[]"))

@@ -1,4 +1,4 @@
-"""PROXY protocol headers, versions 1 and 2: what a load balancer sends before a client's first byte. Pure.
+"""Parses PROXY protocol headers, versions 1 and 2, which a load balancer sends before a client's first byte. Pure.
 
 Source: haproxy's proxy-protocol.txt.
 """
@@ -12,17 +12,17 @@ from tiered.remoting.command import ProtocolError
 PROXY_V2 = b"\x0d\x0a\x0d\x0a\x00\x0d\x0a\x51\x55\x49\x54\x0a"
 _PROXY_V1 = re.compile(rb"PROXY (?:TCP4|TCP6) (\S+) \S+ (\d+) \d+\r\n|PROXY UNKNOWN[^\r\n]*\r\n")
 FIRST_BYTES = frozenset({PROXY_V2[0], ord("P")})
-"""What a header can begin with, and no frame and no TLS handshake can."""
+"""First bytes of a header; no frame and no TLS handshake starts with them."""
 _V1_BYTES_MIN, _V1_BYTES_MAX = len(b"PROXY UNKNOWN\r\n"), 107
 _V2_HEAD_BYTES = 16
 _LOCAL = 0
-"""The load balancer's own connection, whatever addresses it names."""
+"""The load balancer's own connection; the header's addresses do not count."""
 _V2_BYTES_MAX = _V2_HEAD_BYTES + 4096
-"""Addresses take 216 bytes at most; the rest are extensions, which are skipped."""
+"""Addresses take at most 216 bytes; extensions after them are skipped."""
 
 
 def missing_bytes(head: bytes) -> int:
-    """So many bytes at least belong to a header that begins with ``head`` and is not complete."""
+    """At least this many bytes are missing from an incomplete header ``head``."""
     if head[:1] != PROXY_V2[:1]:
         return max(1, _V1_BYTES_MIN - len(head))
     if len(head) < _V2_HEAD_BYTES:
@@ -31,9 +31,9 @@ def missing_bytes(head: bytes) -> int:
 
 
 def split_proxy_header(head: bytes) -> tuple[str | None, int] | None:
-    """(client's address or None where the header names none, bytes of the header), of the first bytes of a connection.
+    """(client's address, or None if the header has none; header length) from the first bytes of a connection.
 
-    None while the header is not complete; a length of 0 means that there is none. Raises ProtocolError.
+    None while the header is incomplete; length 0 means no header. Raises ProtocolError.
     """
     if head[:1] == PROXY_V2[:1] and head.startswith(PROXY_V2[: len(head)]):
         return _version_2(head)
@@ -45,11 +45,11 @@ def split_proxy_header(head: bytes) -> tuple[str | None, int] | None:
 def _version_1(head: bytes) -> tuple[str | None, int] | None:
     if b"\r\n" not in head:
         if len(head) > _V1_BYTES_MAX:
-            raise ProtocolError("a PROXY header without an end")
+            raise ProtocolError("PROXY header is too long")
         return None
     found = _PROXY_V1.match(head)
     if found is None:
-        raise ProtocolError("a PROXY header that does not parse")
+        raise ProtocolError("PROXY header does not parse")
     if found[1] is None:
         return None, found.end()
     return f"{found[1].decode('ascii', 'replace')}:{found[2].decode()}", found.end()
@@ -60,7 +60,7 @@ def _version_2(head: bytes) -> tuple[str | None, int] | None:
         return None
     end = _V2_HEAD_BYTES + int.from_bytes(head[14:16], "big")
     if end > _V2_BYTES_MAX:
-        raise ProtocolError(f"a PROXY header of {end} bytes")
+        raise ProtocolError(f"PROXY header of {end} bytes is too long")
     if len(head) < end:
         return None
     if head[12] & 0xF == _LOCAL:

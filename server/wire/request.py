@@ -1,7 +1,6 @@
-"""A request as handlers see it, what they answer, and the table that says who answers what.
+"""Requests, responses and the handler table.
 
-Pure values. Owns typed access to a request's fields; a missing or impossible one is a BadRequestError, answered as
-SYSTEM_ERROR with its text, as a broker does.
+A missing or invalid field raises BadRequestError, answered with SYSTEM_ERROR and its text, as by a broker.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _NUMBER_MIN, _NUMBER_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class BadRequestError(TieredError):
-    """The request lacks a field or carries an impossible value."""
+    """A field of the request is missing or invalid."""
 
 
 class Peer(Protocol):
-    """The connection a request came by."""
+    """The connection of a request."""
 
     @property
     def address(self) -> str:
@@ -39,21 +38,21 @@ class Peer(Protocol):
         ...
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        """Send a one-way request to the client; nothing happens if it is gone."""
+        """Send a one-way request to the client, if it is still connected."""
         ...
 
 
 SUCCESS = int(ResponseCode.SUCCESS)
-"""Looking up a member of an enum costs as much as a call."""
+"""An enum member lookup costs as much as a call."""
 NUMBER_CHARS_MAX = 20
 """A sign and the digits of a 64-bit number."""
 NAME_CHARS_MAX = 1024
-"""Brokers allow 255 for groups and fewer for topics; names they derive from those are a little longer."""
+"""Brokers allow 255 for groups, fewer for topics; derived names are slightly longer."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One request and where it came from. Never changed once made."""
+    """One request and its connection. Immutable by convention."""
 
     command: RemotingCommand
     peer: Peer
@@ -64,18 +63,18 @@ class Request:
         return self.command.code
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A field's value; without ``default`` it must be there."""
+        """A field's value; required unless there is a ``default``."""
         found = self.command.ext_fields.get(name, default)
         if found is None:
-            raise BadRequestError(f"the request has no field {name}")
+            raise BadRequestError(f"request has no field {name}")
         return found
 
     def name(self, name: str, default: str | None = None) -> str:
-        """As ``text``, of a topic or group: what servers remember, so no longer than a broker could keep it."""
+        """As ``text``, for a topic or group name. Servers cache names, so the length is bounded as at a broker."""
         found = self.text(name, default)
         if len(found) > NAME_CHARS_MAX:
             raise BadRequestError(
-                f"field {name} has {len(found)} characters, at most {NAME_CHARS_MAX} are a name"
+                f"field {name} has {len(found)} characters, a name has at most {NAME_CHARS_MAX}"
             )
         return found
 
@@ -84,12 +83,12 @@ class Request:
         value = self.command.ext_fields.get(name)
         if value is None:
             if default is None:
-                raise BadRequestError(f"the request has no field {name}")
+                raise BadRequestError(f"request has no field {name}")
             return default
         try:
             number = int(value) if len(value) <= NUMBER_CHARS_MAX else _NUMBER_MAX + 1
         except ValueError as error:
-            raise BadRequestError(f"field {name} is no number: {value[:40]!r}") from error
+            raise BadRequestError(f"field {name} is not a number: {value[:40]}") from error
         if not _NUMBER_MIN <= number <= _NUMBER_MAX:
             raise BadRequestError(f"field {name} is out of range: {value[:40]}")
         return number
@@ -99,64 +98,65 @@ class Request:
         return self.command.ext_fields.get(name, "").lower() == "true"
 
     def document(self) -> dict[str, Any]:
-        """The body as a JSON object, of fastjson's dialect."""
+        """The body as a JSON object, in fastjson's dialect."""
         try:
             found = fastjson.loads(self.command.body, dialect_max=DIALECT_BYTES_MAX)
         except (CorruptionError, ValueError, RecursionError) as error:
-            raise BadRequestError(f"the body is no JSON: {error}") from error
+            raise BadRequestError(f"body is not JSON: {error}") from error
         if not isinstance(found, dict):
-            raise BadRequestError("the body is no JSON object")
+            raise BadRequestError("body is not a JSON object")
         return found
 
 
 @dataclass(slots=True)
 class Response:
-    """An answer; ``body`` are consecutive pieces, sent without joining them. Never changed once made."""
+    """A reply. ``body``: consecutive pieces, sent without joining. Immutable by convention."""
 
     code: int = SUCCESS
     ext: Mapping[str, str] = field(default_factory=dict)
     body: Sequence[Buffer] = ()
     remark: str | None = None
     version: int | None = None
-    """Version of who really answers, where it is not this server."""
+    """The broker's version in a relayed reply; None in our own."""
     is_withheld: bool = False
-    """Not sent: the client's own time limit ends its wait."""
+    """Not sent: the client times out."""
 
 
 def json_response(document: Any) -> Response:
-    """SUCCESS with ``document`` as standard JSON, which every Java version reads where keys are not objects."""
+    """SUCCESS with ``document`` as standard JSON, which all Java clients read unless keys are objects."""
     return Response(body=(json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode(),))
 
 
 AtOnce = Callable[[Request], "Response | None"]
-"""Answers what needs no waiting; None: ask the handler."""
+"""A reply without waiting; None: call the handler."""
 Handler = Callable[[Request], Awaitable[Response | None]]
-"""None: no answer at all; the client's own time limit ends its wait."""
+"""None: no reply; the client times out."""
 
 
 class HandlerTable:
-    """Who answers which code."""
+    """Handlers by request code; ``default`` serves other codes."""
 
-    def __init__(self) -> None:
+    def __init__(self, default: Handler | None = None) -> None:
         self._handlers: dict[int, Handler] = {}
+        self._default = default
         self._prompt: set[int] = set()
         self._at_once: dict[int, AtOnce] = {}
         self.at_once: Callable[[int], AtOnce | None] = self._at_once.get
-        """What is asked before the handler of a code, if anything."""
+        """The at-once handler of a code, if any."""
 
     def register(
         self, *codes: int, is_prompt: bool = False, at_once: AtOnce | None = None
     ) -> Callable[[Handler], Handler]:
-        """``table.register(code, …)(handler)``; a code has one handler.
+        """``table.register(code, …)(handler)``; one handler per code.
 
-        ``is_prompt``: it mostly answers without waiting, and is begun where its request was read (eager_task.py).
-        ``at_once`` is asked before it, and answers what needs no coroutine.
+        ``is_prompt``: it mostly replies without waiting, so it starts eagerly (eager_task.py). ``at_once`` is called
+        first, for replies that need no coroutine.
         """
 
         def add(handler: Handler) -> Handler:
             for code in codes:
                 if code in self._handlers:
-                    raise ValueError(f"code {code} has a handler already")
+                    raise ValueError(f"code {code} already has a handler")
                 self._handlers[int(code)] = handler
                 if is_prompt:
                     self._prompt.add(int(code))
@@ -167,9 +167,9 @@ class HandlerTable:
         return add
 
     def find(self, code: int) -> Handler | None:
-        """The handler of ``code``, or None."""
-        return self._handlers.get(code)
+        """The handler of ``code``, or the default one, or None."""
+        return self._handlers.get(code, self._default)
 
     def is_prompt(self, code: int) -> bool:
-        """Whether requests of ``code`` are begun at once."""
+        """Whether requests of ``code`` start eagerly."""
         return code in self._prompt

@@ -223,7 +223,7 @@ def _print_serving(serving: ProxyReport) -> None:
 def _print_slave(slave: SlaveReport) -> None:
     told = {True: "sends slow consumers here", False: "sends nobody here (slaveReadEnable)", None: "answers"}
     silent = f"does not answer: {slave.master_failure}" if slave.master_failure else "does not answer"
-    master = told[slave.redirects] if slave.is_master_well else silent
+    master = told[slave.redirects] if slave.is_master_available else silent
     print(
         f"\nslave       id {slave.broker_id} at {slave.address}, {slave.connections:,} connected; the master {master}"
     )

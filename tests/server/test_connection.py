@@ -127,7 +127,7 @@ def test_requests_above_the_limit_are_not_even_read() -> None:
         await client.send(*(RemotingCommand(SLOW, n, ext_fields={"n": str(n)}) for n in range(20)))
         await asyncio.sleep(0.1)
         (connection,) = made.server.connections
-        assert len(connection.requests_at_work) == 4
+        assert len(connection.active_requests) == 4
         made.gate.set()
         assert sorted([(await client.receive()).opaque for _ in range(20)]) == list(range(20))
 
@@ -141,7 +141,7 @@ def test_requests_that_come_one_by_one_are_limited_as_those_that_come_together()
             await client.send(RemotingCommand(SLOW, n, ext_fields={"n": str(n)}))
             await asyncio.sleep(0.01)
         (connection,) = made.server.connections
-        assert len(connection.requests_at_work) == 4
+        assert len(connection.active_requests) == 4
         made.gate.set()
         assert sorted([(await client.receive()).opaque for _ in range(12)]) == list(range(12))
 
@@ -155,8 +155,8 @@ def test_a_client_that_does_not_read_costs_bounded_memory() -> None:
         await asyncio.sleep(0.3)
         (connection,) = made.server.connections
         # Answers wait; the other requests are in the socket.
-        assert 1 <= len(connection.requests_at_work) <= 8
-        assert made.server.ledgers.unread.total_bytes <= 8 * LARGE_BYTES
+        assert 1 <= len(connection.active_requests) <= 8
+        assert made.server.accounts.unread.total_bytes <= 8 * LARGE_BYTES
         got = [await client.receive() for _ in range(200)]
         assert {len(answer.body) for answer in got} == {LARGE_BYTES}
 
@@ -169,13 +169,13 @@ def test_a_client_that_does_not_read_gets_no_hints_and_what_is_said_once_behind_
         await client.send(*(RemotingCommand(LARGE, n) for n in range(16)))
         await asyncio.sleep(0.2)
         (connection,) = made.server.connections
-        held_bytes = made.server.ledgers.unread.total_bytes
+        held_bytes = made.server.accounts.unread.total_bytes
         assert held_bytes
         told = {"topic": "t", "group": "g"}
         connection.push(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
-        assert made.server.ledgers.unread.total_bytes == held_bytes
+        assert made.server.accounts.unread.total_bytes == held_bytes
         connection.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, b"where")
-        assert made.server.ledgers.unread.total_bytes > held_bytes
+        assert made.server.accounts.unread.total_bytes > held_bytes
         got = [await client.receive() for _ in range(17)]
         assert sorted(command.opaque for command in got if command.is_response) == list(range(16))
         (reset,) = (command for command in got if not command.is_response)
@@ -195,7 +195,7 @@ def test_a_client_that_is_gone_when_its_answers_are_read_is_ended_once(
         with socket.create_connection(("127.0.0.1", made.port)) as client:
             client.sendall(b"".join(encode(RemotingCommand(INSTANT, n)) for n in range(200)))
             await asyncio.sleep(0.2)
-            assert made.server.ledgers.unread.total_bytes
+            assert made.server.accounts.unread.total_bytes
             # All the kernel has: then what waits can be sent, and what comes behind it meets a closed socket.
             client.setblocking(False)
             with suppress(BlockingIOError):
@@ -304,9 +304,9 @@ def test_whoever_sends_without_a_pause_is_not_late() -> None:
     incoming = FrameReader(1 << 20)
     for now_s in range(100):
         incoming.push(frame[-10:] + frame[:-10] if now_s else frame[:-10])
-        has_taken = incoming.pop() is not None
+        has_popped = incoming.pop() is not None
         assert incoming.pop() is None
-        incoming.unfinished(float(now_s), is_held_back=False, has_taken=has_taken)
+        incoming.partial_bytes(float(now_s), is_paused=False, has_popped=has_popped)
         assert not incoming.is_late(now_s + 1.0, 30.0)
     assert incoming.is_late(99.0 + 31.0, 30.0)
 

@@ -58,7 +58,7 @@ def story_closing(
         await send(bad)
         assert await is_closed(bad)
         assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
-        assert made.server.ledgers.unfinished.total_bytes == 0
+        assert made.server.accounts.partial.total_bytes == 0
 
     play(story, ServerOptions(limits=limits))
     assert why in caplog.text
@@ -104,11 +104,11 @@ def test_half_frames_of_many_clients_have_one_budget(caplog: pytest.LogCaptureFi
             await asyncio.sleep(0.05 if number < 8 else 0)
         for client in clients[:4]:
             assert await is_closed(client)
-        assert made.server.ledgers.unfinished.total_bytes <= 8 * MIB + 12 * 65_536
+        assert made.server.accounts.partial.total_bytes <= 8 * MIB + 12 * 65_536
         good = await made.client()
         assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
 
-    play(story, ServerOptions(limits=ConnectionLimits(unfinished_bytes_max=8 * MIB)))
+    play(story, ServerOptions(limits=ConnectionLimits(partial_bytes_max=8 * MIB)))
     assert "unfinished frames of all clients" in caplog.text
 
 
@@ -123,7 +123,7 @@ def test_a_client_that_reads_nothing_of_what_waits_is_closed(caplog: pytest.LogC
             if not made.server.connections:
                 break
         assert not made.server.connections
-        assert made.server.ledgers.unread.total_bytes == 0
+        assert made.server.accounts.unread.total_bytes == 0
 
     play(story, ServerOptions(limits=ConnectionLimits(stall_s=0.3)))
     assert "have not been read for 0.3 s" in caplog.text
@@ -146,7 +146,7 @@ def test_unread_answers_of_many_clients_have_one_budget() -> None:
         for client in clients:
             await client.send(*(RemotingCommand(LARGE, n) for n in range(6)))
         await asyncio.sleep(0.3)
-        unread = made.server.ledgers.unread
+        unread = made.server.accounts.unread
         assert unread.total_bytes <= 8 * MIB
         assert unread.peak_bytes <= 8 * MIB + 6 * LARGE_BYTES
         assert 0 < len(made.server.connections) < 40  # the oldest were closed, for memory
@@ -174,16 +174,16 @@ def test_large_requests_that_wait_for_their_answers_are_few() -> None:
     async def story(made: Scene) -> None:
         client = await made.client()
         sending = asyncio.create_task(client.send(*(slow_request(number, MIB) for number in range(40))))
-        await until(lambda: made.server.ledgers.requests.total_bytes >= LARGE_BYTES_MAX)
+        await until(lambda: made.server.accounts.large.total_bytes >= LARGE_BYTES_MAX)
         await asyncio.sleep(0.2)
         (connection,) = made.server.connections
-        assert len(connection.requests_at_work) == LARGE_BYTES_MAX // MIB
-        assert LARGE_BYTES_MAX <= made.server.ledgers.requests.total_bytes < LARGE_BYTES_MAX + MIB
+        assert len(connection.active_requests) == LARGE_BYTES_MAX // MIB
+        assert LARGE_BYTES_MAX <= made.server.accounts.large.total_bytes < LARGE_BYTES_MAX + MIB
         made.gate.set()
         await sending
         assert {(await client.receive()).opaque for _ in range(40)} == set(range(40))
         await asyncio.sleep(0.05)
-        assert made.server.ledgers.requests.total_bytes == 0
+        assert made.server.accounts.large.total_bytes == 0
 
     play(story)
 
@@ -193,17 +193,17 @@ def test_large_requests_of_many_clients_have_one_budget_and_small_ones_are_not_i
         waiting = await made.client()
         await waiting.send(*(slow_request(number, 100) for number in range(200)))
         await asyncio.sleep(0.1)
-        assert made.server.ledgers.requests.total_bytes == 0
+        assert made.server.accounts.large.total_bytes == 0
         for _ in range(12):
             await (await made.client()).send(slow_request(1, MIB))
-        requests = made.server.ledgers.requests
+        requests = made.server.accounts.large
         await until(lambda: len(made.server.connections) < 13 and requests.total_bytes >= 7 * MIB)
-        assert made.server.ledgers.requests.total_bytes <= 8 * MIB
+        assert made.server.accounts.large.total_bytes <= 8 * MIB
         assert 1 < len(made.server.connections) < 13
         made.gate.set()
         assert {(await waiting.receive()).opaque for _ in range(200)} == set(range(200))
 
-    play(story, ServerOptions(limits=ConnectionLimits(requests_bytes_max=8 * MIB)))
+    play(story, ServerOptions(limits=ConnectionLimits(large_bytes_max=8 * MIB)))
 
 
 def test_a_thousand_connections_that_hold_something(caplog: pytest.LogCaptureFixture) -> None:
@@ -223,7 +223,7 @@ def test_a_thousand_connections_that_hold_something(caplog: pytest.LogCaptureFix
                 client.writer.write(FRAME)
         answers = [await client.receive() for client in clients[2::3]]
         assert {answer.code for answer in answers} == {0}
-        assert made.server.ledgers.unfinished.total_bytes < MIB
+        assert made.server.accounts.partial.total_bytes < MIB
 
     try:
         play(story)

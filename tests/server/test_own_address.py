@@ -34,8 +34,7 @@ def service_of(**fields: str) -> ArchiveService:
 
 
 async def route_address(service: ArchiveService) -> str:
-    assert service._server is not None
-    handler = service._server._place.handlers.find(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+    handler = service._table.find(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     assert handler is not None
     answer = await handler(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic="t"))
     assert answer is not None

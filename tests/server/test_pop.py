@@ -382,7 +382,7 @@ def test_a_group_whose_offsets_find_no_room_is_refused_and_others_go_on() -> Non
         _, before = await one.pop()
         one.offsets._bytes_max = one.offsets._held_bytes
         for number in range(100):
-            with pytest.raises(BadRequestError, match="offsets_bytes_max"):
+            with pytest.raises(BadRequestError, match="memory_bytes"):
                 await one.pop(consumerGroup=f"hostile{number}")
         assert len(one.handlers._places) == 1
         await one.ack(before[0][1])
@@ -486,7 +486,7 @@ def test_messages_in_hand_fill_no_memory_and_go_out_again_when_some_are_acknowle
         given = list(await asyncio.gather(*(popped(f"g{number}") for number in range(40))))
         assert given[0] == 32 and given[-1] == 0
         assert 100 <= sum(given) < 140
-        with pytest.raises(BadRequestError, match="pop_bytes_max"):
+        with pytest.raises(BadRequestError, match="memory_bytes"):
             for number in range(1_000):
                 await popped(f"another{number}")
         for offset in range(10, 42):

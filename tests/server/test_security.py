@@ -212,11 +212,11 @@ def test_a_message_named_by_its_place_is_shown_to_who_may_read_its_own_topic(
     named = asked(Code.VIEW_MESSAGE_BY_ID, key, secret, address, topic="open", offset="0")
     assert authorizer.refusal(named) is None
     found = Response(body=(original(topic=topic.encode()),))
-    answer = authorizer.shown(named, found)
+    answer = authorizer.filtered(named, found)
     assert (answer.code == 16 and not answer.body) if refused else (answer is found)
     assert (authorizer.refusal_of_message(named, topic) is not None) is refused
     nothing = Response(1)
-    assert authorizer.shown(named, nothing) is nothing
+    assert authorizer.filtered(named, nothing) is nothing
 
 
 def test_a_message_that_may_not_be_shown_does_not_leave_the_server(tmp_path: Path) -> None:

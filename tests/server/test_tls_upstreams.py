@@ -66,8 +66,8 @@ def test_a_slave_registers_and_relays_with_tls(papers: Papers) -> None:
             await until(lambda: name_server.addresses.get(OWN_ID) == ADVERTISED)
             answer = await client.ask(QUERY_OFFSET, consumerGroup="g", topic="t", queueId="0")
             assert (answer.code, answer.ext_fields["offset"]) == (0, "5")
-            await until(lambda: service.status().standings[0].stand is RegistrationState.REGISTERED)
-            assert service.status().is_master_well
+            await until(lambda: service.status().name_servers[0].state is RegistrationState.REGISTERED)
+            assert service.status().is_master_available
 
     asyncio.run(story())
 
@@ -78,7 +78,7 @@ def test_a_slave_without_the_right_ca_says_so_and_stays_out(
     async def story(tls: ClientTls | None, words: str) -> None:
         async with slave(shows(papers.server), tls) as (service, name_server, _):
             await until(lambda: any(words in record.__dict__.get("why", "") for record in caplog.records))
-            assert OWN_ID not in name_server.addresses and not service.status().is_master_well
+            assert OWN_ID not in name_server.addresses and not service.status().is_master_available
             assert words in service.status().master_failure
             caplog.clear()
 

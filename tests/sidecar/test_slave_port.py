@@ -126,7 +126,7 @@ def test_it_is_part_of_the_status_document_and_of_the_metrics(capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert "id 7 at h:10931, 3 connected; the master sends nobody here (slaveReadEnable)" in printed
     assert "name server 10.0.0.9:9876: not registered: id 7 is taken" in printed
-    silent = replace(STATUS, is_master_well=False, master_failure="m:1 cannot be reached: no answer")
+    silent = replace(STATUS, is_master_available=False, master_failure="m:1 cannot be reached: no answer")
     status_command._print(replace(REPORT, slave=slave_report(silent)))
     assert "the master does not answer: m:1 cannot be reached: no answer\n" in capsys.readouterr().out
 

@@ -309,12 +309,6 @@ class ServeSettings:
         restart=True,
     )
     refresh_ms: int = setting(1_000, "interval at which new commits of the archive are loaded", minimum=50)
-    hold_ms_max: int = setting(
-        20_000,
-        "longest wait of a pull for new messages",
-        minimum=0,
-        maximum=25_000,
-    )
     pull_messages_max: int = setting(1_024, "messages in a response", minimum=1, maximum=32_768)
     pull_bytes_max: int = setting(
         4 * MIB,
@@ -322,21 +316,19 @@ class ServeSettings:
         minimum=64 * 1024,
         maximum=15 * MIB,
     )
-    connections_max: int = setting(10_000, "open connections", minimum=1, maximum=1_000_000, restart=True)
-    requests_max: int = setting(
-        4_096, "concurrent requests of one connection, including waiting pulls", minimum=1
+    memory_bytes: int = setting(
+        640 * MIB,
+        "memory that clients can make the server hold, in fixed shares: 4/10 requests of 16 KiB and more in progress; "
+        "1/10 each: partial requests, unread responses, names in heartbeats, group offsets, popped messages, retry "
+        "messages. Above a share the oldest clients are closed (requests, responses) or new entries are refused",
+        minimum=160 * MIB,
+        restart=True,
     )
+    connections_max: int = setting(10_000, "open connections", minimum=1, maximum=1_000_000, restart=True)
     lease_ms: int = setting(
         60_000,
         "consumer groups of a server without a heartbeat for this long may be taken over",
         minimum=1_000,
-        restart=True,
-    )
-    retry_bytes_max: int = setting(
-        64 * MIB,
-        "memory of messages sent back by consumers and of dead letters, which are under state/serve/ too; above it "
-        "none is taken",
-        minimum=MIB,
         restart=True,
     )
     dead_letter_keep_ms: int = setting(
@@ -373,53 +365,6 @@ class ServeSettings:
         60_000, "interval of the audit log: one line for each reader of a queue; 0: no audit log",
         minimum=0, restart=True,
     )  # fmt: skip
-    frame_bytes_max: int = setting(
-        16 * MIB, "size of a request", minimum=64 * 1024, maximum=16 * MIB, restart=True
-    )
-    frame_ms: int = setting(
-        30_000, "time between the first and the last byte of a request", minimum=100, restart=True
-    )
-    idle_ms: int = setting(120_000, "an idle connection is closed after this", minimum=1_000, restart=True)
-    stall_ms: int = setting(
-        60_000,
-        "a connection whose client does not read its responses is closed after this",
-        minimum=1_000,
-        restart=True,
-    )
-    unread_bytes_max: int = setting(
-        64 * MIB, "answers that clients have not read, all together; above it the oldest are closed",
-        minimum=MIB, restart=True,
-    )  # fmt: skip
-    session_bytes_max: int = setting(
-        64 * MIB,
-        "groups, members and subscriptions that heartbeats name, in memory; above it new ones are refused",
-        minimum=MIB,
-        restart=True,
-    )
-    offsets_bytes_max: int = setting(
-        64 * MIB,
-        "offsets of groups that commit here, in memory; above it groups and queues that have none yet are refused",
-        minimum=MIB,
-        restart=True,
-    )
-    pop_bytes_max: int = setting(
-        64 * MIB,
-        "what is known of messages that groups popped and did not acknowledge, in memory; above it none is given out",
-        minimum=MIB,
-        restart=True,
-    )
-    unfinished_bytes_max: int = setting(
-        64 * MIB,
-        "requests half received, all together; above it the oldest are closed",
-        minimum=MIB,
-        restart=True,
-    )
-    requests_bytes_max: int = setting(
-        256 * MIB,
-        "requests of 16 KiB and more that are being answered, all together; above it the oldest are closed",
-        minimum=32 * MIB,
-        restart=True,
-    )
 
 
 @dataclass(frozen=True)
@@ -436,10 +381,6 @@ class SlaveSettings:
     )
     advertise: str = setting("", "host:port in routes, to which clients connect", restart=True)
     bind: str = setting("127.0.0.1:10931", "address to listen on, as host:port", restart=True)
-    register_ms: int = setting(
-        30_000, "registration interval; name servers drop a broker after 120 s",
-        minimum=1_000, maximum=60_000, restart=True,
-    )  # fmt: skip
 
     def complaints(self) -> list[tuple[str, str]]:
         """(key, complaint) pairs, as in ``contradictions``."""

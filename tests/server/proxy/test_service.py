@@ -238,7 +238,7 @@ def test_without_a_broker_clients_are_told_to_ask_again_and_never_an_offset() ->
             await client.send(RemotingCommand(14, 5))
             with pytest.raises((EOFError, ConnectionError)):
                 await client.receive()
-            assert set(made.service.counters.failed) == {"BUSY", "NOT_AVAILABLE", "HANG_UP"}
+            assert set(made.service.counters.failed) == {"BUSY", "NOT_AVAILABLE", "CLOSE"}
 
     run(story())
 
@@ -356,10 +356,10 @@ def test_heartbeats_of_consumers_are_noted_those_of_producers_relayed() -> None:
 
 def test_groups_and_members_have_the_memory_that_is_set() -> None:
     place = ProxyConfig("b", "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED)
-    settings = ServeSettings(session_bytes_max=1_000)
+    settings = ServeSettings(memory_bytes=10_000)
     clients = ProxyService(place, settings, ReadSettings()).clients
     body = {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]}
-    with pytest.raises(BadRequestError, match=r"serve\.session_bytes_max"):
+    with pytest.raises(BadRequestError, match=r"serve\.memory_bytes"):
         clients.heartbeat(request(34, RecordingPeer(), body=body))
 
 

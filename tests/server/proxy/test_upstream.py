@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.proxy.name_servers import NameServers
-from server.proxy.relay_rules import Failure, Way, destination_of, failure_of, relay_timeout_s
+from server.proxy.relay_rules import Destination, Failure, destination_of, failure_of, relay_timeout_s
 from server.proxy.upstream import UNTAKEN_BYTES_MAX, InflightLimit, RemotingUpstream, TimedOutError
 from server.wire.listener import Listener, ServerOptions
 from server.wire.request import HandlerTable, Request, Response
@@ -341,11 +341,11 @@ def test_many_first_requests_make_one_connection() -> None:
 
 
 def test_each_kind_of_request_has_its_way() -> None:
-    assert {destination_of(code) for code in (101, 105, 106, 206, 224)} == {Way.NAME_SERVER}
-    assert {destination_of(code) for code in (100, 102, 205, 216, 327)} == {Way.NAME_SERVERS}
-    assert {destination_of(code) for code in (103, 104, 322, 904, 906)} == {Way.REFUSED}
+    assert {destination_of(code) for code in (101, 105, 106, 206, 224)} == {Destination.ANY_NAME_SERVER}
+    assert {destination_of(code) for code in (100, 102, 205, 216, 327)} == {Destination.ALL_NAME_SERVERS}
+    assert {destination_of(code) for code in (103, 104, 322, 904, 906)} == {Destination.NONE}
     broker = (10, 11, 14, 15, 17, 25, 34, 36, 38, 41, 42, 202, 208, 300, 307, 351, 400, 200050, 200151)
-    assert {destination_of(code) for code in broker} == {Way.BROKER}
+    assert {destination_of(code) for code in broker} == {Destination.BROKER}
 
 
 @given(st.integers(0, 400_000), st.booleans(), st.booleans())
@@ -354,9 +354,9 @@ def test_no_failure_looks_like_an_answer(code: int, was_sent: bool, timed_out: b
     failure = failure_of(code, was_sent=was_sent, timed_out=timed_out)
     assert failure.value not in (0, 19, 20, 21, 22)
     if code == 14:
-        assert failure in (Failure.HANG_UP, Failure.SILENCE)
+        assert failure in (Failure.CLOSE, Failure.SILENCE)
     if was_sent and code in (10, 310, 320, 36):
-        assert failure in (Failure.HANG_UP, Failure.SILENCE)
+        assert failure in (Failure.CLOSE, Failure.SILENCE)
 
 
 def test_long_polls_may_take_as_long_as_the_client_says() -> None:

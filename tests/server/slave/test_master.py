@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from server.security.signature import is_signed
-from server.slave.master import MasterMonitor
+from server.slave.master_monitor import MasterMonitor
 from server.slave.registration import SlaveConfig
 from tests.server.slave.master_double import MasterDouble
 from tiered.remoting.command import RemotingCommand, encode
@@ -43,7 +43,7 @@ def test_what_it_is_asked_is_signed(credentials: Credentials | None, refusal: st
         watch = MasterMonitor(place, None, credentials)
         watch.start()
         async with asyncio.timeout(5):
-            await watch.heard()
+            await watch.answered()
         found = watch.refusal()
         assert found is None if refusal is None else refusal in str(found)
         assert watch.redirects() is (True if refusal is None else None)

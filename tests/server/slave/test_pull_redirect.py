@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import BrokerSide, OffsetRange, ReadPolicy, Situation
 from server.backend.pull_handlers import SUBSCRIPTION, SUSPEND
-from server.slave.pull_redirect import REPEAT_BYTES, REPEAT_S, RedirectContext, Repeats, SlavePulls, next_id
+from server.slave.pull_redirect import REPEAT_BYTES, REPEAT_S, RedirectContext, EmptyReplyPacer, SlavePulls, next_id
 from server.slave.registration import MASTER_ID
 from server.wire.codes import RequestCode
 from server.wire.request import Response
@@ -33,13 +33,13 @@ situations = st.builds(
 
 @given(situations, st.sampled_from(ReadPolicy), st.booleans())
 def test_nobody_is_sent_where_he_would_be_moved(
-    situation: Situation, policy: ReadPolicy, is_well: bool
+    situation: Situation, policy: ReadPolicy, is_available: bool
 ) -> None:
-    found = next_id(OWN, policy, situation, is_master_well=is_well)
+    found = next_id(OWN, policy, situation, is_master_available=is_available)
     assert found in (OWN, MASTER_ID)
     if found == OWN:
         return
-    assert is_well and situation.broker not in (BrokerSide.AWAY, BrokerSide.UNREADABLE)
+    assert is_available and situation.broker not in (BrokerSide.AWAY, BrokerSide.UNREADABLE)
     if situation.is_system or policy is DISABLE:
         return  # never ours
     assert situation.archived is None or situation.offset not in situation.archived
@@ -51,19 +51,19 @@ def test_nobody_is_sent_where_he_would_be_moved(
 @given(situations)
 def test_what_is_archived_is_read_here(situation: Situation) -> None:
     if situation.archived is not None and situation.offset in situation.archived and not situation.is_system:
-        assert next_id(OWN, FORCE, situation, is_master_well=True) == OWN
+        assert next_id(OWN, FORCE, situation, is_master_available=True) == OWN
 
 
 def test_a_consumer_goes_back_where_the_archive_ends() -> None:
     at_end = Situation(50, archived=OffsetRange(0, 50), local=OffsetRange(20, 50))
-    assert next_id(OWN, FORCE, at_end, is_master_well=True) == MASTER_ID
+    assert next_id(OWN, FORCE, at_end, is_master_available=True) == MASTER_ID
     behind = Situation(50, archived=OffsetRange(0, 50), local=OffsetRange(60, 90))
-    assert next_id(OWN, FORCE, behind, is_master_well=True) == OWN
+    assert next_id(OWN, FORCE, behind, is_master_available=True) == OWN
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.5), st.integers(0, 1), st.integers(0, 1)), max_size=60))
 def test_the_same_is_told_once_a_second_at_most(asked: list[tuple[float, int, int]]) -> None:
-    repeats, now_s = Repeats(), 0.0
+    repeats, now_s = EmptyReplyPacer(), 0.0
     told: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
     for after_s, peer, offset in asked:
         now_s += after_s
@@ -76,7 +76,7 @@ def test_the_same_is_told_once_a_second_at_most(asked: list[tuple[float, int, in
 
 
 def test_what_is_remembered_of_clients_is_bounded() -> None:
-    repeats = Repeats(bytes_max=10 * (REPEAT_BYTES + sys.getsizeof("g") + sys.getsizeof("t")))
+    repeats = EmptyReplyPacer(bytes_max=10 * (REPEAT_BYTES + sys.getsizeof("g") + sys.getsizeof("t")))
     for number in range(100):
         repeats.wait_s((number, "g"), "t", 0, 5, 0.0)
     assert len(repeats._told) == 10
@@ -89,7 +89,7 @@ class Sent:
     scene: Scene
     pulls: SlavePulls
     peer: RecordingPeer = field(default_factory=RecordingPeer)
-    is_well: bool = True
+    is_available: bool = True
     well_at_s: float = 1e9
     slept_s: float = 0.0
     at_s: float = 0.0
@@ -110,12 +110,12 @@ def sent_to(scene: Scene) -> Sent:
     async def sleep(seconds: float) -> None:
         sent.slept_s += seconds
         sent.at_s += seconds
-        sent.is_well |= sent.at_s >= sent.well_at_s
+        sent.is_available |= sent.at_s >= sent.well_at_s
         await asyncio.sleep(0)
 
     scene.policy("FORCE")
     sent = Sent(scene, None)  # type: ignore[arg-type]
-    around = RedirectContext(OWN, lambda: sent.is_well, now_s=lambda: sent.at_s, sleep=sleep)
+    around = RedirectContext(OWN, lambda: sent.is_available, now_s=lambda: sent.at_s, sleep=sleep)
     sent.pulls = SlavePulls(scene.pulls.handlers(), scene.line, scene.views, around)
     return sent
 
@@ -185,7 +185,7 @@ def test_while_the_master_is_away_clients_stay_and_are_held(tmp_path: Path) -> N
     async def story(scene: Scene) -> None:
         sent = sent_to(scene)
         await scene.broker.kill()
-        sent.is_well = False
+        sent.is_available = False
         assert where(await sent.pull(ARCHIVED - 10)) == (0, ARCHIVED, OWN)
         sent.at_s = sent.slept_s = 0.0
         scene.broker.requests.clear()
@@ -203,7 +203,7 @@ def test_while_the_master_is_away_clients_stay_and_are_held(tmp_path: Path) -> N
 def test_who_waits_for_the_master_is_answered_when_it_is_back(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         sent = sent_to(scene)
-        sent.is_well = False
+        sent.is_available = False
         sent.well_at_s = 3.0
         assert scene.numbers(await sent.pull(ARCHIVED, hold_ms=15_000)) == list(
             range(ARCHIVED, ARCHIVED + 32)
@@ -260,7 +260,7 @@ def test_nobody_is_handed_to_a_master_whose_log_was_cut_back(tmp_path: Path) -> 
 
 
 def test_groups_of_one_client_are_put_off_each_on_its_own() -> None:
-    repeats = Repeats()
+    repeats = EmptyReplyPacer()
     assert [repeats.wait_s((1, group), "t", 0, offset, 5.0) for group, offset in (("a", 7), ("b", 9))] == [
         0,
         0,

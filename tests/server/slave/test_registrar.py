@@ -19,7 +19,7 @@ class Told:
     """What is known of the master. ``is_heard``: its answers go on."""
 
     why: str | None = None
-    is_well = True
+    is_available = True
     is_heard = True
     answers = 0
 
@@ -56,11 +56,11 @@ def test_it_is_listed_at_every_name_server_and_unregisters_from_all(is_5: bool) 
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
         await until(lambda: all(server.codes().count(103) >= 3 for server in servers))
-        assert {standing.stand for standing in registrar.standings()} == {RegistrationState.REGISTERED}
+        assert {status.state for status in registrar.statuses()} == {RegistrationState.REGISTERED}
         assert all(server.addresses[0] == "10.0.0.1:10911" for server in servers)
         await registrar.leave()
         assert all(server.codes()[-1] == 104 and 7 not in server.addresses for server in servers)
-        assert {standing.stand for standing in registrar.standings()} == {RegistrationState.LEFT}
+        assert {status.state for status in registrar.statuses()} == {RegistrationState.LEFT}
 
     story(tell, NameServerDouble(is_5=is_5), NameServerDouble(is_5=is_5))
 
@@ -71,7 +71,7 @@ def test_a_restarted_name_server_lists_it_again_before_it_knows_the_master() -> 
         await until(lambda: server.addresses.get(7) == OURS)
         port = int(server.address.rpartition(":")[2])
         await server.stop()
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.UNREACHABLE)
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.UNREACHABLE)
         server.addresses = {}
         await server.start(port)
         await until(lambda: server.addresses == {7: OURS})
@@ -82,7 +82,7 @@ def test_a_restarted_name_server_lists_it_again_before_it_knows_the_master() -> 
 def test_one_name_server_away_does_not_keep_it_from_the_others() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         def stand() -> RegistrationState:
-            return next(one.stand for one in registrar.standings() if one.name_server == servers[1].address)
+            return next(one.stand for one in registrar.statuses() if one.name_server == servers[1].address)
 
         await until(lambda: stand() is RegistrationState.REGISTERED)
         assert servers[1].addresses.get(7) == OURS
@@ -95,8 +95,8 @@ def test_one_name_server_away_does_not_keep_it_from_the_others() -> None:
 def test_an_id_that_is_taken_is_never_registered_until_it_is_free() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         (server,) = servers
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.REFUSED)
-        assert "belongs to" in registrar.standings()[0].why
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
+        assert "belongs to" in registrar.statuses()[0].why
         await until(lambda: len(server.seen) > 3)
         assert server.codes() == [] and server.addresses[7] == OTHER
         del server.addresses[7]
@@ -113,12 +113,12 @@ def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one()
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         knows, starts = servers
         await until(
-            lambda: {standing.stand for standing in registrar.standings()} == {RegistrationState.REFUSED}
+            lambda: {status.state for status in registrar.statuses()} == {RegistrationState.REFUSED}
         )
         del starts.addresses[7]
         at = len(starts.seen)
         await until(lambda: len(starts.seen) > at + 3)
-        assert starts.codes() == [] and "another name server" in registrar.standings()[1].why
+        assert starts.codes() == [] and "another name server" in registrar.statuses()[1].why
         del knows.addresses[7]
         await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
 
@@ -133,8 +133,8 @@ def test_an_address_of_a_broker_of_another_name_is_not_registered_until_it_is_fr
 
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         (server,) = servers
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.REFUSED)
-        assert f"{OURS} is listed as id 0 of broker-z" in registrar.standings()[0].why
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
+        assert f"{OURS} is listed as id 0 of broker-z" in registrar.statuses()[0].why
         await until(lambda: len(server.seen) > 3)
         assert server.codes() == [] and server.others == {"broker-z": {0: OURS}}
         server.others.clear()
@@ -153,7 +153,7 @@ def test_when_a_broker_of_another_name_comes_to_its_address_it_goes_and_takes_no
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
         server.others["broker-z"] = {0: OURS}
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.REFUSED)
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert server.codes()[-1] == 104 and 7 not in server.addresses
         await registrar.leave()
         await asyncio.sleep(0.05)
@@ -167,8 +167,8 @@ def test_one_that_comes_to_its_address_while_it_registers_is_seen_before_the_nex
         (server,) = servers
         await until(lambda: server.codes() == [103])
         server.others["broker-z"] = {0: OURS}
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.REFUSED)
-        assert server.codes() == [103, 104] and "id 0 of broker-z" in registrar.standings()[0].why
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
+        assert server.codes() == [103, 104] and "id 0 of broker-z" in registrar.statuses()[0].why
 
     slow = NameServerDouble()
     slow.takes_s = 0.1
@@ -180,9 +180,9 @@ def test_an_address_that_one_name_server_gives_to_another_broker_is_registered_n
 
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         await until(
-            lambda: {standing.stand for standing in registrar.standings()} == {RegistrationState.REFUSED}
+            lambda: {status.state for status in registrar.statuses()} == {RegistrationState.REFUSED}
         )
-        assert "broker-z at another name server" in registrar.standings()[1].why
+        assert "broker-z at another name server" in registrar.statuses()[1].why
         assert 7 not in servers[1].addresses
         servers[0].others.clear()
         await until(lambda: all(server.addresses.get(7) == OURS for server in servers))
@@ -229,7 +229,7 @@ def test_a_name_that_no_host_can_have_is_a_name_server_out_of_reach() -> None:
     async def tell() -> None:
         registrar = Registrar(SlaveConfig(BROKER, "m:1", ("a..b:9876",), OURS, 7), 0.05, Told())
         registrar.start()
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.UNREACHABLE)
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.UNREACHABLE)
         await registrar.leave()
 
     asyncio.run(tell())
@@ -243,7 +243,7 @@ def test_whoever_takes_its_id_keeps_it(is_5: bool) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
         server.addresses[7] = OTHER
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.REFUSED)
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         at = len(server.codes())
         await registrar.leave()
         assert len(server.codes()) <= at + 1 and 104 not in server.codes()
@@ -258,7 +258,7 @@ def test_when_the_master_leaves_no_place_it_goes_and_comes_back() -> None:
         await until(lambda: server.addresses.get(7) == OURS)
         told.why = "slaves act as master"
         registrar.wake()
-        await until(lambda: registrar.standings()[0].why == "slaves act as master")
+        await until(lambda: registrar.statuses()[0].why == "slaves act as master")
         await until(lambda: 7 not in server.addresses)
         assert server.codes()[-1] == 104
         told.why = None
@@ -270,7 +270,7 @@ def test_when_the_master_leaves_no_place_it_goes_and_comes_back() -> None:
 def test_without_a_master_it_waits_for_one() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         (server,) = servers
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.REFUSED)
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
         assert 103 not in server.codes()
         server.addresses[0] = "10.0.0.1:10911"
         await until(lambda: server.addresses.get(7) == OURS)
@@ -284,8 +284,8 @@ def test_without_a_master_it_waits_for_one() -> None:
 
 def test_success_without_being_listed_is_not_believed() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.REFUSED)
-        assert "lists nobody as id 7" in registrar.standings()[0].why
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
+        assert "lists nobody as id 7" in registrar.statuses()[0].why
 
     ignoring = NameServerDouble()
     ignoring.ignores = True
@@ -309,12 +309,12 @@ def test_beside_a_master_that_was_replaced_it_goes_so_that_clients_find_the_new_
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         (server,) = servers
         await until(lambda: server.addresses.get(7) == OURS)
-        told.is_well = False
+        told.is_available = False
         rounds = server.codes().count(103)
         await until(lambda: server.codes().count(103) > rounds + 2)  # it may only be starting again
         server.addresses[0] = OTHER
-        await until(lambda: 7 not in server.addresses and OTHER in registrar.standings()[0].why)
-        told.is_well = True  # it is the same broker at a new address
+        await until(lambda: 7 not in server.addresses and OTHER in registrar.statuses()[0].why)
+        told.is_available = True  # it is the same broker at a new address
         await until(lambda: server.addresses.get(7) == OURS)
 
     story(tell, NameServerDouble())
@@ -330,9 +330,9 @@ def test_a_master_that_vanished_without_a_word_is_not_taken_for_the_one_that_rep
         server.addresses[0] = OTHER
         rounds = server.codes().count(103)
         await until(lambda: server.codes().count(103) > rounds + 2)
-        told.is_well = False
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.REFUSED)
-        assert OTHER in registrar.standings()[0].why and 7 not in server.addresses
+        told.is_available = False
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
+        assert OTHER in registrar.statuses()[0].why and 7 not in server.addresses
 
     story(tell, NameServerDouble())
 
@@ -340,11 +340,11 @@ def test_a_master_that_vanished_without_a_word_is_not_taken_for_the_one_that_rep
 def test_it_ends_also_when_it_is_woken_at_the_same_moment() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         await until(lambda: servers[0].addresses.get(7) == OURS)
-        await until(lambda: registrar.standings()[0].stand is RegistrationState.REGISTERED)
+        await until(lambda: registrar.statuses()[0].state is RegistrationState.REGISTERED)
         await asyncio.sleep(0.05)
         registrar.wake()
         async with asyncio.timeout(10):
             await registrar.leave()
-        assert registrar.standings()[0].stand is RegistrationState.LEFT
+        assert registrar.statuses()[0].state is RegistrationState.LEFT
 
     story(tell, NameServerDouble(), period_s=60)

@@ -19,10 +19,10 @@ from server.slave.registration import (
     RegistrationState,
     SlaveConfig,
     claims_in,
-    listed_in,
-    refusal_of_claims,
-    refusal_of_master,
-    refusal_of_place,
+    parse_listing,
+    claims_refusal,
+    master_refusal,
+    listing_refusal,
     register_command,
     unregister_command,
     wait_s,
@@ -43,7 +43,7 @@ def test_it_registers_beside_a_master_under_a_free_id_and_again_under_its_own() 
         {7: OURS, 8: "10.0.0.4:1"},
     ):
         listed = replace(MASTER, addresses={**MASTER.addresses, **addresses})
-        assert refusal_of_place(listed, PLACE, was_registered=False) is None, addresses
+        assert listing_refusal(listed, PLACE, was_registered=False) is None, addresses
 
 
 @pytest.mark.parametrize(
@@ -65,24 +65,24 @@ def test_it_registers_beside_a_master_under_a_free_id_and_again_under_its_own() 
     ],
 )
 def test_it_stays_out_where_it_would_do_harm(listed: Listing, why: str) -> None:
-    refusal = refusal_of_place(listed, PLACE, was_registered=False)
+    refusal = listing_refusal(listed, PLACE, was_registered=False)
     assert refusal is not None and why in refusal
 
 
 def test_what_is_another_s_at_one_name_server_is_registered_at_none() -> None:
     """But an id that is ours here stays so: whoever has it there finds us."""
     fresh, ours = MASTER, replace(MASTER, addresses={**MASTER.addresses, 7: OURS})
-    assert refusal_of_claims(fresh, PLACE, [Claims(), Claims()]) is None
+    assert claims_refusal(fresh, PLACE, [Claims(), Claims()]) is None
     holder = claims_in(Listing({7: "10.0.0.2:1"}), PLACE)
-    assert "belongs to 10.0.0.2:1" in (refusal_of_claims(fresh, PLACE, [Claims(), holder]) or "")
-    assert refusal_of_claims(ours, PLACE, [holder]) is None and claims_in(ours, PLACE) == Claims()
+    assert "belongs to 10.0.0.2:1" in (claims_refusal(fresh, PLACE, [Claims(), holder]) or "")
+    assert claims_refusal(ours, PLACE, [holder]) is None and claims_in(ours, PLACE) == Claims()
     namesake = claims_in(Listing(others={OURS: "id 0 of z"}), PLACE)
     for listed in (fresh, ours):
-        assert f"{OURS} is id 0 of z" in (refusal_of_claims(listed, PLACE, [namesake]) or "")
+        assert f"{OURS} is id 0 of z" in (claims_refusal(listed, PLACE, [namesake]) or "")
 
 
 def test_a_name_server_that_has_just_started_need_not_know_the_master_yet() -> None:
-    assert refusal_of_place(Listing(), PLACE, was_registered=True) is None
+    assert listing_refusal(Listing(), PLACE, was_registered=True) is None
 
 
 @given(
@@ -95,7 +95,7 @@ def test_nobody_else_s_id_or_address_is_ever_taken(
     addresses: dict[int, str], broker_id: int, was_registered: bool, others: dict[str, str]
 ) -> None:
     place, listed = replace(PLACE, broker_id=broker_id), Listing(addresses, CLUSTER, others=others)
-    if refusal_of_place(listed, place, was_registered=was_registered) is None:
+    if listing_refusal(listed, place, was_registered=was_registered) is None:
         assert OURS not in others
         assert addresses.get(broker_id, OURS) == OURS
         assert all(number == broker_id for number, at in addresses.items() if at == OURS), (
@@ -107,14 +107,14 @@ def test_nobody_else_s_id_or_address_is_ever_taken(
 
 @pytest.mark.parametrize("name", ["enableSlaveActingMaster", "enableControllerMode", "enableDLegerCommitLog"])
 def test_clusters_whose_slaves_can_become_master_have_no_place(name: str) -> None:
-    assert name in (refusal_of_master({name: "true"}, BROKER) or "")
-    assert refusal_of_master({name: "false", "brokerRole": "SYNC_MASTER"}, BROKER) is None
-    assert "slave itself" in (refusal_of_master({"brokerRole": "SLAVE"}, BROKER) or "")
+    assert name in (master_refusal({name: "true"}, BROKER) or "")
+    assert master_refusal({name: "false", "brokerRole": "SYNC_MASTER"}, BROKER) is None
+    assert "slave itself" in (master_refusal({"brokerRole": "SLAVE"}, BROKER) or "")
 
 
 def test_another_broker_s_master_is_none_to_stand_beside() -> None:
-    assert refusal_of_master({"brokerName": BROKER}, BROKER) is None
-    assert "is broker-z, not" in (refusal_of_master({"brokerName": "broker-z"}, BROKER) or "")
+    assert master_refusal({"brokerName": BROKER}, BROKER) is None
+    assert "is broker-z, not" in (master_refusal({"brokerName": "broker-z"}, BROKER) or "")
 
 
 def test_a_registration_has_no_topics_a_right_checksum_and_says_nothing_of_acting_masters() -> None:
@@ -132,14 +132,14 @@ def test_a_registration_has_no_topics_a_right_checksum_and_says_nothing_of_actin
 
 def test_what_name_servers_of_both_lines_list_is_understood() -> None:
     old = b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{0:"m:1",7:"s:1"},"brokerName":"broker-a","cluster":"C"}}}'
-    assert listed_in(old, BROKER) == Listing({0: "m:1", 7: "s:1"}, "C")
+    assert parse_listing(old, BROKER) == Listing({0: "m:1", 7: "s:1"}, "C")
     new = old.replace(b'"cluster":"C"', b'"cluster":"C","enableActingMaster":true,"zoneName":"z"')
-    assert listed_in(new, BROKER) == Listing({0: "m:1", 7: "s:1"}, "C", "z", True)
-    assert listed_in(b"{}", BROKER) == listed_in(b"", BROKER) == Listing()
-    assert listed_in(old, "other") == Listing(others={"m:1": "id 0 of broker-a", "s:1": "id 7 of broker-a"})
+    assert parse_listing(new, BROKER) == Listing({0: "m:1", 7: "s:1"}, "C", "z", True)
+    assert parse_listing(b"{}", BROKER) == parse_listing(b"", BROKER) == Listing()
+    assert parse_listing(old, "other") == Listing(others={"m:1": "id 0 of broker-a", "s:1": "id 7 of broker-a"})
     for broken in (b"[1]", b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{"x":"m"}}}}', b"{"):
         with pytest.raises(CorruptionError):
-            listed_in(broken, BROKER)
+            parse_listing(broken, BROKER)
 
 
 names = st.sampled_from([BROKER, "brokerAddrs", "0", "x"])
@@ -155,7 +155,7 @@ values = st.recursive(
 )
 def test_whatever_a_name_server_says_is_a_listing_or_a_corruption(body: bytes) -> None:
     try:
-        found = listed_in(body, BROKER)
+        found = parse_listing(body, BROKER)
     except CorruptionError:
         return
     assert all(isinstance(number, int) and isinstance(at, str) for number, at in found.addresses.items())

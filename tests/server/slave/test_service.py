@@ -17,7 +17,7 @@ from server.proxy.proxy_handlers import Upstream
 from server.proxy.upstream import LinkEvents, RemotingUpstream
 from server.slave.registration import RegistrationState, SlaveConfig
 from server.slave.slave_requests import ACKNOWLEDGED, READ_ONLY, RELAYED
-from server.slave.slave_service import MEMBERS_KNOWN_S, SlaveOptions, SlaveService
+from server.slave.slave_service import MEMBERS_COMPLETE_S, SlaveOptions, SlaveService
 from server.wire.request import BadRequestError, Request, Response
 from tests.server.serving_peer import RecordingPeer, request
 from tests.server.slave.master_double import VERSION, MasterDouble
@@ -70,9 +70,9 @@ class Stage:
         return made
 
     async def without_master(self) -> None:
-        await until(lambda: self.service.watch.is_well)
+        await until(lambda: self.service.master.is_available)
         await self.master.stop()
-        await until(lambda: not self.service.watch.is_well)
+        await until(lambda: not self.service.master.is_available)
 
 
 @asynccontextmanager
@@ -114,13 +114,13 @@ def story(
 
 
 def stand(stage: Stage) -> tuple[RegistrationState, str]:
-    (standing,) = stage.service.status().standings
-    return standing.stand, standing.why
+    (standing,) = stage.service.status().name_servers
+    return standing.state, standing.why
 
 
 def test_it_registers_when_the_archive_is_open_and_not_before() -> None:
     async def tell(stage: Stage) -> None:
-        await until(lambda: stage.service.watch.is_well)
+        await until(lambda: stage.service.master.is_available)
         await asyncio.sleep(0.1)
         assert stage.name_server.seen == []
         assert (await stage.client().ask(11)).code == 2, "come again"
@@ -185,7 +185,7 @@ def test_nobody_but_the_master_ends_slave_mode() -> None:
             assert (await client.ask(906)).code == 3
         await until(lambda: sum(command.code == 26 for command in stage.master.seen) >= 2)
         await asyncio.sleep(0.1)
-        assert stage.service.watch.refusal() is None
+        assert stage.service.master.refusal() is None
         assert (
             stand(stage)[0] is RegistrationState.REGISTERED and stage.name_server.addresses[7] == ADVERTISED
         )
@@ -197,7 +197,7 @@ def test_nobody_but_the_master_ends_slave_mode() -> None:
 
 def test_pulls_are_answered_heartbeats_noted_and_neither_reaches_the_master() -> None:
     async def tell(stage: Stage) -> None:
-        await until(lambda: stage.service.watch.is_well)
+        await until(lambda: stage.service.master.is_available)
         client = stage.client()
         found = await client.ask(34, HEARTBEAT)
         assert (found.code, found.version) == (0, VERSION), "consumers refuse SQL92 to an old version"
@@ -254,8 +254,8 @@ def test_nothing_is_written_through_it() -> None:
 
 def test_groups_and_members_have_the_memory_that_is_set() -> None:
     place = SlaveConfig(BROKER, "127.0.0.1:1", ("127.0.0.1:2",), ADVERTISED, 7)
-    service = SlaveService(SlaveOptions(place, CLUSTER, ServeSettings(session_bytes_max=1_000)))
-    with pytest.raises(BadRequestError, match=r"serve\.session_bytes_max"):
+    service = SlaveService(SlaveOptions(place, CLUSTER, ServeSettings(memory_bytes=10_000)))
+    with pytest.raises(BadRequestError, match=r"serve\.memory_bytes"):
         service.clients.heartbeat(request(34, RecordingPeer(), body=HEARTBEAT))
 
 
@@ -289,7 +289,7 @@ def test_without_the_master_no_offset_is_told_and_none_taken() -> None:
         assert (await client.ask(351, topic="t")).code == 2
         port = int(stage.master.address.rpartition(":")[2])
         await stage.master.start(port)
-        await until(lambda: stage.service.watch.is_well)
+        await until(lambda: stage.service.master.is_available)
         assert 15 not in stage.master.codes(), "an old offset would move the group back"
 
     story(tell)
@@ -305,7 +305,7 @@ def test_without_the_master_members_are_listed_once_all_are_known() -> None:
         await stage.without_master()
         assert (await client.ask(38, consumerGroup="g")).code != 0
         await until(lambda: stage.service._listed_s is not None, 10)
-        stage.at[0] += MEMBERS_KNOWN_S
+        stage.at[0] += MEMBERS_COMPLETE_S
         assert json.loads((await client.ask(38, consumerGroup="g")).body) == {"consumerIdList": ["c1"]}
         await other.ask(34, {**HEARTBEAT, "clientID": "c2"})
         await until(lambda: [command.code for command in client.told] == [40])
@@ -318,8 +318,8 @@ def test_without_the_master_members_are_listed_once_all_are_known() -> None:
 
 def test_an_unforeseen_error_does_not_end_the_watch() -> None:
     async def tell(stage: Stage) -> None:
-        watch, errors = stage.service.watch, [RuntimeError("unforeseen")]
-        await until(lambda: watch.is_well)
+        watch, errors = stage.service.master, [RuntimeError("unforeseen")]
+        await until(lambda: watch.is_available)
 
         def fails() -> None:
             if errors:
@@ -328,8 +328,8 @@ def test_an_unforeseen_error_does_not_end_the_watch() -> None:
         watch.on_refusal = fails
         stage.master.answers[26] = RemotingCommand(0, 0, body=b"brokerRole=SLAVE\n")
         watch.suspect("look again")
-        await until(lambda: not watch.is_well)
-        await until(lambda: watch.is_well)
+        await until(lambda: not watch.is_available)
+        await until(lambda: watch.is_available)
 
     story(tell)
 
@@ -340,8 +340,8 @@ def test_a_master_that_ends_right_behind_its_answer_is_not_taken_for_well(
     """The end of the connection may be seen before the answer that came by it is looked at."""
 
     async def tell(stage: Stage) -> None:
-        watch = stage.service.watch
-        await until(lambda: watch.is_well)
+        watch = stage.service.master
+        await until(lambda: watch.is_available)
         call, is_gone = watch._link.call, asyncio.Event()
 
         async def answered_and_gone(command: RemotingCommand, timeout_s: float) -> RemotingCommand:
@@ -356,9 +356,9 @@ def test_a_master_that_ends_right_behind_its_answer_is_not_taken_for_well(
         watch.suspect("look again")
         await is_gone.wait()
         await asyncio.sleep(0.05)
-        assert not watch.is_well and not stage.service.status().is_master_well
+        assert not watch.is_available and not stage.service.status().is_master_available
         await stage.master.start(int(stage.master.address.rpartition(":")[2]))
-        await until(lambda: watch.is_well)
+        await until(lambda: watch.is_available)
 
     story(tell)
 

@@ -1,0 +1,106 @@
+"""Base of proxy and slave mode: handlers over archive and broker together, everything else relayed to the broker."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Generic, TypeVar
+
+from server.listen.options import server_options
+from server.listen.service import Service
+from server.proxy.group_reads import GroupReading, GroupReadStats
+from server.proxy.inflight_limit import InflightLimit
+from server.proxy.proxy_handlers import ProxyHandlers
+from server.proxy.relay import Relay
+from server.proxy.relay_client import RelayClient
+from server.proxy.relay_status import RelayCounters, RelayStatus
+from server.wire.connection import Connection
+from server.wire.request import HandlerTable, Request, Response
+from tiered.settings.sections import ReadSettings, ServeSettings
+
+ClientT = TypeVar("ClientT", bound=RelayClient)
+
+
+class RelayService(Service, Generic[ClientT]):
+    """Serves from ``start`` to ``close``, on the running event loop; ``open_archive`` provides the handlers."""
+
+    section: ClassVar[str]
+    """Of the settings: where ``bind`` and ``advertise`` come from."""
+    counters: RelayCounters
+
+    def __init__(
+        self, settings: ServeSettings, relay: Relay, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(settings, HandlerTable(default=self._dispatch), now_s)
+        self._relay, self._inflight = relay, InflightLimit()
+        self._handlers: ProxyHandlers | None = None
+        self._relay_clients: dict[int, ClientT] = {}
+        self._reads = GroupReadStats()
+
+    @property
+    def bind(self) -> str:
+        """The address to listen on, as set."""
+        return self._settings.bind
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; returns the bound address. Raises OSError when the port is taken, UsageError for bad settings."""
+        return await self._listen(server_options(self._settings))
+
+    def open_archive(self, handlers: ProxyHandlers) -> None:
+        """From now on ``handlers`` answer their codes."""
+        self._handlers = handlers
+
+    def apply(self, policies: ReadSettings) -> None:
+        """Use other read policies; handlers have their own."""
+
+    async def close(self, drain_s: float = 5.0) -> None:
+        """Close connections of both sides, after requests in progress had ``drain_s`` to finish."""
+        await super().close(drain_s)
+        for client in list(self._relay_clients.values()):
+            client.close()
+
+    @abstractmethod
+    def status(self) -> RelayStatus:
+        """The current state. Callable from any thread."""
+
+    @abstractmethod
+    def _connect(self, connection: Connection) -> ClientT:
+        """The client of a new connection."""
+
+    @abstractmethod
+    async def _dispatch(self, request: Request) -> Response | None:
+        """The reply to a request whose code has no entry in the table."""
+
+    def _client(self, request: Request) -> ClientT:
+        found = self._relay_clients.get(request.peer.id)
+        if found is None:
+            assert isinstance(request.peer, Connection)
+            found = self._relay_clients[request.peer.id] = self._connect(request.peer)
+        return found
+
+    def _connection_closed(self, connection: Connection) -> None:
+        client = self._relay_clients.pop(connection.id, None)
+        if client is not None:
+            self.clients.closed(client.peer)
+            client.close()
+
+    async def _answer_or_relay(self, request: Request, client: ClientT) -> Response | None:
+        handler = None if self._handlers is None else self._handlers.get(request.code)
+        await client.connection.writable()  # no further replies for a client that does not read
+        if handler is None:
+            return await self._relay.relay(request, client)
+        for name in ("topic", "consumerGroup"):
+            request.name(name, "")  # checks the length: handlers and statistics cache these
+        self.counters.answered[request.code] += 1
+        response = await handler(request, client.upstream)
+        self._reads.note(request, response)
+        return response
+
+    def _leave(self, request: Request, client: ClientT) -> None:
+        group = request.text("consumerGroup", "")
+        if group:
+            self.clients.leave(request.text("clientID"), group, client.peer)
+
+    def _group_readings(self) -> tuple[GroupReading, ...]:
+        return self._reads.readings(self._group_sizes())

@@ -1,0 +1,117 @@
+"""Metrics and status of proxy and slave mode. Owns names and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from server.proxy.proxy_service import ProxyService, ProxyStatus
+from server.proxy.relay_service import RelayService
+from server.proxy.relay_status import RelayStatus
+from server.slave.registration import RegistrationState
+from server.slave.slave_service import SlaveService, SlaveStatus
+from sidecar.metrics import PREFIX
+from sidecar.report import GroupReport, ProxyReport, SlaveReport
+
+
+class ServingCollector(Collector):
+    """Reads a service at each scrape."""
+
+    def __init__(self, service: RelayService[Any]) -> None:
+        self._service = service
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: codes appear with their first request."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of one scrape."""
+        service = self._service
+        if isinstance(service, SlaveService):
+            yield from _shared("slave", "master", service)
+            yield from _slave(service)
+        elif isinstance(service, ProxyService):
+            yield from _shared("proxy", "broker", service)
+            yield from _proxy(service)
+
+
+def _shared(mode: str, broker: str, service: RelayService[Any]) -> Iterator[Metric]:
+    status, counters = service.status(), service.counters
+    yield _gauge(f"{mode}_connections", "client connections", status.connections)
+    yield _gauge(f"{mode}_archive_open", "1 once the archive is open for clients", int(status.is_archive_open))
+    members = sum(group.members for group in status.groups)
+    yield _gauge(f"{mode}_consumers", "connected members of consumer groups", members)
+    answered = {str(code): count for code, count in list(counters.answered.items())}
+    relayed = {str(code): count for code, count in list(counters.relayed.items())}
+    yield _counters(f"{mode}_answered", "requests answered by this process", "code", answered)
+    yield _counters(f"{mode}_relayed", f"requests relayed to the {broker}", "code", relayed)
+    yield _counters(
+        f"{mode}_failed", f"requests without a reply of the {broker}, by outcome for the client", "outcome",
+        {name.lower(): count for name, count in list(counters.failed.items())},
+    )  # fmt: skip
+
+
+def _proxy(service: ProxyService) -> Iterator[Metric]:
+    connections = service.status().broker_connections
+    yield _gauge("proxy_broker_connections", "connections to the broker, made for clients", connections)
+    routes = "routes sent to clients with this process in them"
+    yield CounterMetricFamily(f"{PREFIX}_proxy_routes", routes, service.counters.routes)
+
+
+def _slave(service: SlaveService) -> Iterator[Metric]:
+    status, counters = service.status(), service.counters
+    registered = GaugeMetricFamily(
+        f"{PREFIX}_slave_registered", "1 if the name server lists this process", labels=["name_server"]
+    )
+    for server in status.name_servers:
+        registered.add_metric([server.address], int(server.state is RegistrationState.REGISTERED))
+    yield registered
+    yield _gauge("slave_master_available", "1 while the master answers", int(status.is_master_available))
+    dropped = "offset commits that came while the master was away"
+    yield CounterMetricFamily(f"{PREFIX}_slave_commits_dropped", dropped, counters.commits_dropped)
+    pulls = {"slave": counters.pulls.to_slave, "master": counters.pulls.to_master}
+    yield _counters("slave_pulls", "pull replies, by the broker suggested for the next pull", "next", pulls)
+    delayed = "empty pull replies delayed, so that clients pull at most once a second"
+    yield CounterMetricFamily(f"{PREFIX}_slave_pulls_delayed", delayed, counters.pulls.delayed)
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}_{name}", meaning, value=value)
+
+
+def _counters(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}_{name}", meaning, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([value], count)
+    return family
+
+
+def proxy_report(status: ProxyStatus) -> ProxyReport:
+    """Proxy mode in the status document."""
+    return ProxyReport(
+        status.address, status.connections, status.broker_connections, status.is_archive_open, _groups(status)
+    )
+
+
+def slave_report(status: SlaveStatus) -> SlaveReport:
+    """Slave mode in the status document."""
+    name_servers = tuple(
+        (server.address, server.state.value + (f": {server.why}" if server.why else ""))
+        for server in status.name_servers
+    )
+    return SlaveReport(
+        status.address, status.broker_id, status.connections, status.is_archive_open, status.is_master_available,
+        status.redirects, name_servers, _groups(status), status.master_failure,
+    )  # fmt: skip
+
+
+def _groups(status: RelayStatus) -> tuple[GroupReport, ...]:
+    return tuple(
+        GroupReport(
+            group.name, group.members, group.archive_pulls, group.broker_pulls, group.behind_messages
+        )
+        for group in status.groups
+    )
