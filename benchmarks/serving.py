@@ -200,7 +200,7 @@ def _slow_row(plan: Plan, url: str) -> Row:
         idle = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) * 1024
         more = ["--slow", str(plan.slow), "--queues", str(QUEUES)]
         row = _bare(plan, served.target, QUEUES, more)
-    budget = idle + settings.fetch.memory_bytes + settings.serve.unread_bytes_max
+    budget = idle + settings.fetch.memory_bytes + settings.serve.memory_bytes // 10
     return {"what": "slow", "queues": QUEUES, "idle_rss_bytes": idle, "budget_bytes": budget, **row}
 
 

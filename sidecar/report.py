@@ -27,8 +27,8 @@ class QueueReport:
 
 @dataclass(frozen=True)
 class GroupReport:
-    """One consumer group that clients here are in: pulls that found messages, and how far it is behind what its last
-    answers named as the end (of archived messages: the archive's)."""
+    """A consumer group with members here: pulls that found messages, and its lag behind the end that its last replies
+    named (for archived messages the archive's end)."""
 
     name: str
     members: int
@@ -39,7 +39,7 @@ class GroupReport:
 
 @dataclass(frozen=True)
 class ProxyReport:
-    """Clients of the proxy."""
+    """Proxy mode."""
 
     address: str
     connections: int
@@ -50,8 +50,8 @@ class ProxyReport:
 
 @dataclass(frozen=True)
 class SlaveReport:
-    """Slave mode. ``redirects``: whether the master sends slow consumers here (slaveReadEnable), None: it does not
-    tell; ``name_servers``: (address, how it stands there); ``master_failure``: why the master does not answer."""
+    """Slave mode. ``redirects``: whether the master redirects slow consumers (slaveReadEnable), None: unknown;
+    ``name_servers``: (address, registration state); ``master_failure``: why the master does not answer."""
 
     address: str
     broker_id: int
@@ -107,10 +107,10 @@ class StatusReport:
     """Objects that were given up and that `gc` has not deleted."""
     oldest_pending_deletion_seconds: float = 0.0
     """How long ago the first of them was given up; 0 where there is none."""
-    serving: ProxyReport | None = None
-    """None where no clients are served."""
+    proxy: ProxyReport | None = None
+    """None if proxy mode is off."""
     slave: SlaveReport | None = None
-    """None where slave mode is off."""
+    """None if slave mode is off."""
 
     @property
     def is_up(self) -> bool:
@@ -138,8 +138,8 @@ def decode_report(document: dict[str, Any]) -> StatusReport:
     """The report of a /status.json body; members that this version does not have are dropped."""
     known = _members(StatusReport, document)
     known["queues"] = tuple(QueueReport(**_members(QueueReport, queue)) for queue in known["queues"])
-    if known.get("serving") is not None:
-        known["serving"] = ProxyReport(**_with_groups(ProxyReport, known["serving"]))
+    if known.get("proxy") is not None:
+        known["proxy"] = ProxyReport(**_with_groups(ProxyReport, known["proxy"]))
     if known.get("slave") is not None:
         slave = _with_groups(SlaveReport, known["slave"])
         slave["name_servers"] = tuple(

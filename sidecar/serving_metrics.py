@@ -41,7 +41,9 @@ class ServingCollector(Collector):
 def _shared(mode: str, broker: str, service: RelayService[Any]) -> Iterator[Metric]:
     status, counters = service.status(), service.counters
     yield _gauge(f"{mode}_connections", "client connections", status.connections)
-    yield _gauge(f"{mode}_archive_open", "1 once the archive is open for clients", int(status.is_archive_open))
+    yield _gauge(
+        f"{mode}_archive_open", "1 once the archive is open for clients", int(status.is_archive_open)
+    )
     members = sum(group.members for group in status.groups)
     yield _gauge(f"{mode}_consumers", "connected members of consumer groups", members)
     answered = {str(code): count for code, count in list(counters.answered.items())}
@@ -110,8 +112,6 @@ def slave_report(status: SlaveStatus) -> SlaveReport:
 
 def _groups(status: RelayStatus) -> tuple[GroupReport, ...]:
     return tuple(
-        GroupReport(
-            group.name, group.members, group.archive_pulls, group.broker_pulls, group.behind_messages
-        )
+        GroupReport(group.name, group.members, group.archive_pulls, group.broker_pulls, group.behind_messages)
         for group in status.groups
     )

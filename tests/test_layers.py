@@ -62,7 +62,7 @@ FOLDER_ORDER = {
     "pipeline": ("options", "plan", "scan", "batches", "source", "jobs", "cli"),
     "fetcher": ("io", "blocks", "rows", "prefetch", "pulls", "policy", "queries", "sql92"),
     "server": (
-        "wire", "security", "listen", "groups", "backend", "retries", "pop", "archive_mode", "proxy", "slave",
+        "wire", "security", "groups", "listen", "backend", "retries", "pop", "archive_mode", "proxy", "slave",
     ),
 }  # fmt: skip
 """Inside these packages: a folder imports only folders before it, and never the package's own modules."""

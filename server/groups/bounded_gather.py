@@ -1,6 +1,5 @@
-"""Many questions of one request asked at once, a few at a time: who asks waits for all of them together.
-
-A tool gives up after some seconds; a question costs a request to a broker or an object store. Owns the bound.
+"""Concurrent sub-requests of one request, a few at a time: tools time out after some seconds, and each sub-request
+costs a request to a broker or an object store.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ AT_ONCE_MAX = 16
 
 
 async def bounded_gather(
-    ask: Callable[[T], Awaitable[R]], items: Iterable[T], at_once_max: int = AT_ONCE_MAX
+    call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once_max: int = AT_ONCE_MAX
 ) -> list[R]:
-    """What ``ask`` says of each, in order. The first error ends all that is left, and is raised."""
+    """``call`` of each item, in order. The first error cancels the rest and is raised."""
     turns = asyncio.Semaphore(at_once_max)
 
     async def one(item: T) -> R:
         async with turns:
-            return await ask(item)
+            return await call(item)
 
     tasks = [asyncio.create_task(one(item)) for item in items]
     try:

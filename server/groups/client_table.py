@@ -1,7 +1,7 @@
-"""Which clients are there: members of groups and what they subscribe to, from their heartbeats.
+"""Members of consumer groups and their subscriptions, from heartbeats.
 
-A member belongs to the connection it last sent a heartbeat by, and is gone when that closes, when it says so, or when
-no heartbeat came for two minutes. When a group's members change, all are told, so that they share queues out anew.
+A member belongs to the connection of its last heartbeat. It leaves when that connection closes, when it unregisters, or
+after two minutes without a heartbeat. All members are notified of a change, so that they rebalance.
 
 Sources: org.apache.rocketmq.broker.client.ConsumerManager, ClientManageProcessor.
 """
@@ -26,7 +26,7 @@ from server.wire.request import (
 EXPIRY_S = 120.0
 BYTES_MAX = 64 * 1024 * 1024
 ENTRY_BYTES, CHAR_BYTES = 400, 4
-"""An entry of a table with its objects; a character of text at most."""
+"""Memory estimate of a table entry with its objects, and of a character."""
 TAG, SQL92 = "TAG", "SQL92"
 CONSUME_TYPES = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"
 MESSAGE_MODELS = "BROADCASTING", "CLUSTERING"
@@ -38,7 +38,7 @@ CONSUME_FROM = (
 
 @dataclass(frozen=True)
 class Subscription:
-    """What a group wants of a topic. ``expression_type`` is TAG or SQL92."""
+    """A group's filter of a topic. ``expression_type``: TAG or SQL92."""
 
     topic: str
     expression: str
@@ -47,11 +47,11 @@ class Subscription:
 
     @property
     def nbytes(self) -> int:
-        """Memory, about."""
+        """Memory estimate."""
         return ENTRY_BYTES + CHAR_BYTES * (len(self.topic) + len(self.expression))
 
     def document(self) -> dict[str, Any]:
-        """SubscriptionData as Java writes it, without what a reader derives from the expression."""
+        """SubscriptionData as Java writes it, without fields derived from the expression."""
         tags = (
             [] if self.expression in ("", "*") or self.expression_type != TAG else self.expression.split("||")
         )
@@ -74,13 +74,13 @@ class Member:
 
     @property
     def nbytes(self) -> int:
-        """Memory, about."""
+        """Memory estimate."""
         return ENTRY_BYTES + CHAR_BYTES * len(self.client_id)
 
 
 @dataclass
 class Group:
-    """A consumer group as its members describe it."""
+    """A consumer group, as described by its members."""
 
     name: str
     consume_type: str = "CONSUME_PASSIVELY"
@@ -91,25 +91,23 @@ class Group:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the group alone, about."""
+        """Memory estimate, without members and subscriptions."""
         return 3 * ENTRY_BYTES + CHAR_BYTES * len(self.name)
 
 
 class ClientTable:
-    """All groups with members. Belongs to one event loop. ``now_s``: a monotonic clock.
-
-    Clients name groups, members and subscriptions as they like: all of them have at most about ``bytes_max``.
-    """
+    """All groups with members. Belongs to one event loop. ``now_s``: a monotonic clock. ``bytes_max`` bounds all names
+    together, because clients choose them freely."""
 
     def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
         self._now_s = now_s
         self._bytes_max = bytes_max
         self._groups: dict[str, Group] = {}
         self.held_bytes = 0
-        """What is remembered, about."""
+        """Memory estimate."""
 
     def group(self, name: str) -> Group | None:
-        """The group, if anybody is in it."""
+        """The group, if it has members."""
         return self._groups.get(name)
 
     def groups(self) -> Iterator[Group]:
@@ -117,17 +115,17 @@ class ClientTable:
         return iter(list(self._groups.values()))
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
-        """What ``group`` wants of ``topic``, as its members last said."""
+        """The group's filter of ``topic``, from its members' last heartbeats."""
         found = self._groups.get(group)
         return found.subscriptions.get(topic) if found is not None else None
 
     def heartbeat(self, request: Request) -> bool:
-        """Take one heartbeat; whether any group's members or subscriptions changed. Raises BadRequestError for what
-        is none, or would make all that is remembered too much."""
+        """Apply a heartbeat; returns whether members or subscriptions of a group changed. Raises BadRequestError if it
+        does not parse or exceeds ``bytes_max``."""
         try:
             return self._heartbeat(request)
         except (AttributeError, TypeError, ValueError) as error:
-            raise BadRequestError(f"the body is no heartbeat: {error}") from error
+            raise BadRequestError(f"body is not a heartbeat: {error}") from error
 
     def _heartbeat(self, request: Request) -> bool:
         document = request.document()
@@ -148,7 +146,7 @@ class ClientTable:
             consume_type = _named(data, "consumeType", group.consume_type, CONSUME_TYPES)
             message_model = _named(data, "messageModel", group.message_model, MESSAGE_MODELS)
             consume_from = _named(data, "consumeFromWhere", group.consume_from, CONSUME_FROM)
-            self._hold(group, member, subscriptions)
+            self._reserve(group, member, subscriptions)
             group.consume_type, group.message_model, group.consume_from = (
                 consume_type,
                 message_model,
@@ -163,8 +161,8 @@ class ClientTable:
                 self._notify(group)
         return changed
 
-    def _hold(self, group: Group, member: Member, subscriptions: dict[str, Subscription]) -> None:
-        """Count what is about to be remembered. Raises BadRequestError if that is too much."""
+    def _reserve(self, group: Group, member: Member, subscriptions: dict[str, Subscription]) -> None:
+        """Count new memory. Raises BadRequestError above the limit."""
         known = group.members.get(member.client_id)
         more_bytes = member.nbytes - (0 if known is None else known.nbytes)
         if group.name not in self._groups:
@@ -173,14 +171,12 @@ class ClientTable:
             more_bytes += _bytes_of(subscriptions) - _bytes_of(group.subscriptions)
         if more_bytes > 0 and self.held_bytes + more_bytes > self._bytes_max:
             raise BadRequestError(
-                f"groups, members and subscriptions of all clients have {self.held_bytes} bytes; no more than "
-                f"{self._bytes_max} are remembered (serve.session_bytes_max)"
+                f"names in heartbeats take {self.held_bytes} bytes, limit {self._bytes_max} (serve.memory_bytes)"
             )
         self.held_bytes += more_bytes
 
     def leave(self, client_id: str, group_name: str, peer: Peer) -> None:
-        """A client says by its connection that it leaves a group. One that has the same id, at another connection, has
-        not said so."""
+        """A client leaves a group. A member with the same id on another connection stays."""
         group = self._groups.get(group_name)
         member = None if group is None else group.members.get(client_id)
         if group is not None and member is not None and member.peer is peer:
@@ -188,11 +184,11 @@ class ClientTable:
             self._left(group)
 
     def closed(self, peer: Peer) -> None:
-        """A connection is gone, and with it the members that came by it."""
+        """A connection closed: its members leave."""
         self._drop(lambda member: member.peer is peer)
 
     def expire(self) -> None:
-        """Forget members without a heartbeat for EXPIRY_S."""
+        """Remove members without a heartbeat for EXPIRY_S."""
         limit_s = self._now_s() - EXPIRY_S
         self._drop(lambda member: member.seen_s < limit_s)
 
@@ -222,12 +218,12 @@ class ClientTable:
 def _name(value: Any, field_name: str) -> str:
     name = str(value)
     if len(name) > NAME_CHARS_MAX:
-        raise BadRequestError(f"{field_name} has {len(name)} characters, at most {NAME_CHARS_MAX} are a name")
+        raise BadRequestError(f"{field_name} has {len(name)} characters, a name has at most {NAME_CHARS_MAX}")
     return name
 
 
 def _named(data: dict[str, Any], field_name: str, default: str, names: Sequence[str]) -> str:
-    """A member of a Java enum. C++ clients write its number."""
+    """The name of a Java enum member. C++ clients send its number."""
     value = data.get(field_name, default)
     if type(value) is int and 0 <= value < len(names):
         return names[value]
@@ -235,7 +231,7 @@ def _named(data: dict[str, Any], field_name: str, default: str, names: Sequence[
 
 
 def _merged(known: dict[str, Subscription], documents: list[dict[str, Any]]) -> dict[str, Subscription]:
-    """``known``, if a heartbeat with ``documents`` says nothing else."""
+    """``known`` updated from a heartbeat; the same object if nothing changed."""
     wanted: dict[str, Subscription] = {}
     for document in documents:
         expression_type = _name(document.get("expressionType") or TAG, "expressionType")
@@ -255,7 +251,7 @@ def _bytes_of(subscriptions: dict[str, Subscription]) -> int:
 
 
 def register_client_handlers(table: HandlerTable, clients: ClientTable) -> None:
-    """Heartbeat, leaving, member lists."""
+    """Heartbeats, unregistering, member lists."""
 
     @table.register(RequestCode.HEART_BEAT)
     async def heartbeat(request: Request) -> Response:
@@ -274,7 +270,7 @@ def register_client_handlers(table: HandlerTable, clients: ClientTable) -> None:
     async def members(request: Request) -> Response:
         group = clients.group(request.text("consumerGroup"))
         if group is None:
-            return Response(ResponseCode.SYSTEM_ERROR, remark="no consumer of this group")
+            return Response(ResponseCode.SYSTEM_ERROR, remark="the group has no consumers")
         return json_response({"consumerIdList": sorted(group.members)})
 
     @table.register(RequestCode.GET_CONSUMER_CONNECTION_LIST)

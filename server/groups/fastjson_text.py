@@ -1,6 +1,6 @@
-"""The three bodies that Java reads only in fastjson's own dialect: maps whose keys are objects.
+"""Reply bodies that Java reads only in fastjson's dialect: maps whose keys are objects.
 
-``{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{…}}}``: fastjson 1.x and 2.x of all versions read it.
+``{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{…}}}``; all versions of fastjson 1.x and 2.x read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def queue_map(name: str, table: Mapping[MessageQueue, Any], others: Mapping[str,
 
 
 def offsets_for(language: str, table: Mapping[MessageQueue, int]) -> bytes:
-    """Where queues begin again, as a client of ``language`` reads it: those of C++ a list."""
+    """Reset offsets for a client of ``language``: C++ clients read a list."""
     if language != "CPP":
         return queue_map("offsetTable", table)
     rows = [{**queue.document(), "offset": offset} for queue, offset in table.items()]

@@ -1,10 +1,10 @@
-"""Which names of consumer groups a broker would have taken.
+"""Names of consumer groups that a broker accepts. Pure.
 
-A broker makes a configuration for every group that asks, unless its name is longer than 255 characters or has others
-than its rule allows: that one does not exist, and is answered so. Groups it had already are not judged again.
+A broker creates a configuration for each new group, unless its name is longer than 255 characters or has other
+characters: such a group does not exist. Existing groups are not checked.
 
-Pure. Sources: SubscriptionGroupManager.findSubscriptionGroupConfig, TopicValidator.isTopicOrGroupIllegal of 5.3 (5.5
-allows new groups 120 characters, 4.9 leaves the same rule to its clients: Validators.checkGroup).
+Sources: SubscriptionGroupManager.findSubscriptionGroupConfig, TopicValidator.isTopicOrGroupIllegal of 5.3 (5.5 allows
+120 characters for new groups, 4.9 leaves the rule to its clients: Validators.checkGroup).
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def is_legal_group(name: str) -> bool:
-    """Whether a broker would make a configuration for a group of this name."""
+    """Whether a broker creates a group of this name."""
     return len(name) <= GROUP_CHARS_MAX and _LEGAL.fullmatch(name) is not None

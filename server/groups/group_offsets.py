@@ -1,9 +1,7 @@
-"""Group offsets on the event loop: answered from memory, durable in batches before they are acknowledged.
+"""Group offsets on the event loop: read from memory, written in batches before commits are acknowledged.
 
-All commits that come while a snapshot is being written go into the next one. Once another server owns the groups,
-commits are refused and reading goes on.
-
-Owns the table in memory, its bound and the batching. Snapshots are group_state.py's, requests offset_handlers.py's.
+Commits during a write go into the next snapshot. After another server has taken over the groups, commits are refused
+and reads continue. Owns the table in memory, its limit and the batching; group_state.py owns snapshots.
 """
 
 from __future__ import annotations
@@ -22,19 +20,19 @@ RETRY_S = 1.0
 CLOSE_S = 10.0
 BYTES_MAX = 64 * 1024 * 1024
 KEY_BYTES, QUEUE_BYTES, CHAR_BYTES = 500, 100, 4
-"""A group's entry of a topic, with the dictionaries; a queue of it; a character of text at most."""
-LOOK_AGAIN_S = 5.0
-"""How often a server that does not own the groups looks whether it may."""
+"""Memory estimate: a group's entry of a topic, a queue in it, a character."""
+CLAIM_RETRY_S = 5.0
+"""How often a server that does not own the groups tries to."""
 
 
 class GroupOffsets:
-    """Offsets of all groups. While another server owns them they are shown and commits are refused."""
+    """Offsets of all groups. While another server owns them, commits are refused."""
 
     def __init__(
         self, log: GroupLog, *, lease_ms: int, take_over: bool = False, bytes_max: int = BYTES_MAX
     ) -> None:
-        """``bytes_max``: of all offsets in memory, about. Clients name groups as they like; above it no new one is
-        taken, known ones go on."""
+        """``bytes_max``: of all offsets in memory. Above it new groups and queues are refused; clients choose names
+        freely."""
         self._log = log
         self._bytes_max = bytes_max
         self._held_bytes = 0
@@ -44,15 +42,15 @@ class GroupOffsets:
         self._changed = asyncio.Event()
         self._flushed: asyncio.Future[None] | None = None
         self._writing: asyncio.Task[None] | None = None
-        """A version on its way; it goes on when who waits for it is cancelled."""
+        """A snapshot being written; shielded from cancellation."""
         self.is_owner = False
 
     async def claim(self) -> bool:
-        """Own the groups if that is possible now; whether they are owned. Raises what the store raises."""
+        """Try to own the groups; returns whether this server owns them. Raises what the store raises."""
         try:
             await asyncio.to_thread(self._log.claim, self._lease_ms, take_over=self._take_over)
         except FencedError as error:
-            logger.warning("%s: consumers can read, their offsets are not kept", error)
+            logger.warning("%s; consumers can read, commits are refused", error)
         except AccessDeniedError as error:
             logger.warning("group offsets cannot be written: %s", error)
         else:
@@ -64,8 +62,8 @@ class GroupOffsets:
         return self.is_owner
 
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The group's offset as last committed here, in the life of the queue that is served; a group that consumed a
-        former one begins the new one at its first message."""
+        """The group's last commit here, for the served generation of the queue. A group with an offset of an earlier
+        generation only starts at 0."""
         queues = self._offsets.get((group, topic))
         if queues is None:
             return None
@@ -80,7 +78,7 @@ class GroupOffsets:
         return found
 
     def is_new_generation(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether the group consumed a former life of the queue, and has no offset of the one that is served."""
+        """Whether the group has an offset of an earlier generation of the queue and none of the served one."""
         queues = self._offsets.get((group, topic))
         if queues is None:
             return False
@@ -90,29 +88,29 @@ class GroupOffsets:
         )
 
     def is_earlier_generation(self, group: str, topic: str, queue_id: int, offset: int, end: int) -> bool:
-        """Whether ``offset``, which a member commits, is of a life of the queue that is over: beyond the ``end`` of the
-        new one, of which the group has none yet. Members commit what they have every few seconds."""
+        """Whether a committed ``offset`` belongs to an earlier generation: past the ``end`` of the served one, of which
+        the group has no offset yet. Members keep committing their old offset every few seconds."""
         return offset > end and self.is_new_generation(group, topic, queue_id)
 
     def durable(self, group: str, topic: str, queue_id: int) -> int:
-        """The group's offset as last written, 0 without any: what may be relied on after any end of this server."""
+        """The group's offset as last written, 0 without one: it survives a crash."""
         return self._log.offsets.get((group, topic), {}).get(self._log.number(topic, queue_id), 0)
 
     def topics_of(self, group: str) -> list[str]:
-        """Topics of which the group committed offsets."""
+        """Topics with an offset of ``group``."""
         return sorted({topic for name, topic in self._offsets if name == group})
 
     def groups_of(self, topic: str) -> list[str]:
-        """Groups that committed offsets of ``topic``."""
+        """Groups with an offset of ``topic``."""
         return sorted({group for group, name in self._offsets if name == topic})
 
     def groups(self) -> list[str]:
-        """All of them."""
+        """Groups with an offset."""
         return sorted({group for group, _ in self._offsets})
 
     def note(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Take an offset; durable soon. Nothing happens while the groups are another's, or for a new queue of a group
-        when there is no room: a client learns that when it commits."""
+        """Record an offset, to be written soon. Ignored while another server owns the groups or at the memory limit: an
+        explicit commit reports that."""
         number = self._log.number(topic, queue_id)
         if self.is_owner and self._has_room(group, topic, number):
             self._take(group, topic, number, offset)
@@ -129,7 +127,7 @@ class GroupOffsets:
             self._changed.set()
 
     def has_room(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether an offset of this queue is kept, or could be."""
+        """Whether an offset of this queue fits."""
         return self._has_room(group, topic, self._log.number(topic, queue_id))
 
     def _has_room(self, group: str, topic: str, number: int) -> bool:
@@ -140,8 +138,8 @@ class GroupOffsets:
         return self._held_bytes + more_bytes <= self._bytes_max
 
     async def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Take an offset and return once it is durable. Raises FencedError when the groups are another's,
-        BadRequestError when there is no room for a group or queue that has none yet."""
+        """Record an offset and return once it is durable. Raises FencedError if another server owns the groups,
+        BadRequestError for a new group or queue at the memory limit."""
         if not self.is_owner:
             raise FencedError("consumer groups of this archive are served by another server")
         number = self._log.number(topic, queue_id)
@@ -154,7 +152,7 @@ class GroupOffsets:
             return
         if not self._has_room(group, topic, number):
             raise BadRequestError(
-                f"offsets of all groups have {self._held_bytes} bytes, no new ones are kept (serve.offsets_bytes_max)"
+                f"group offsets take {self._held_bytes} bytes, no new ones fit (serve.memory_bytes)"
             )
         self._take(group, topic, number, offset)
         self._changed.set()
@@ -163,11 +161,11 @@ class GroupOffsets:
         await asyncio.shield(self._flushed)
 
     async def run(self) -> None:
-        """Write what changed, again and again, renew the lease, and try to own what is not owned; until cancelled."""
+        """Write changes, renew the lease, and claim the groups if another server owns them; until cancelled."""
         while True:
             try:
                 wait_s = self._lease_ms / 3000
-                async with asyncio.timeout(wait_s if self.is_owner else min(wait_s, LOOK_AGAIN_S)):
+                async with asyncio.timeout(wait_s if self.is_owner else min(wait_s, CLAIM_RETRY_S)):
                     await self._changed.wait()
                 await asyncio.sleep(FLUSH_EVERY_S)
             except TimeoutError:
@@ -189,9 +187,9 @@ class GroupOffsets:
                 await self._written(copied, released=released)
                 break
             except FencedError as error:
-                logger.error("%s: commits are refused from now on, reading goes on", error)
+                logger.error("%s; commits are refused from now on", error)
                 self.is_owner = False
-                # Also who came while this was written: their offsets are in no version, and will be in none.
+                # Commits during this write are in no snapshot either.
                 later, self._flushed = self._flushed, None
                 for refused in (waiters, later):
                     if refused is not None:
@@ -209,8 +207,8 @@ class GroupOffsets:
         await asyncio.shield(self._writing)
 
     async def close(self) -> None:
-        """Write what is left and give the groups up; what is being written comes first, or it would be the newest.
-        Without the store for CLOSE_S they are left to their lease."""
+        """Finish the write in progress, write pending offsets and release the groups. If the store does not answer for
+        CLOSE_S, the lease runs out instead."""
         try:
             async with asyncio.timeout(CLOSE_S):
                 if self._writing is not None:
@@ -218,7 +216,7 @@ class GroupOffsets:
                 if self.is_owner:
                     await self._flush(released=True)
         except TimeoutError:
-            logger.error("group offsets that were not acknowledged are not written: the store is away")
+            logger.error("unacknowledged group offsets not written: the object store does not answer")
 
 
 def _key_bytes(group: str, topic: str) -> int:

@@ -1,13 +1,11 @@
-"""Offsets of consumer groups that read the archive, durable before they are acknowledged.
+"""Snapshots of group offsets in the object store, and which server may write them.
 
 Numbered snapshots under ``state/serve/``, newest first in a listing, each created only if absent: two servers cannot
-both write version n, so the loser knows that it no longer owns the groups. The version that made a server the owner is
-not removed while the server before may wake up, however long after, as it is the next one that would write; it goes as
-others do where that one gave the groups up, or certainly does not run any more. Who becomes the owner looks whether it
-wrote the newest one: it may have waited so long that its version was there, and was removed. A snapshot is small
-(groups times queues) and written at most once a flush interval, by one task, for all commits that came meanwhile.
-
-Owns the snapshots and who may write them. Does not own the table in memory (group_offsets.py).
+both write version n, so the loser is fenced. The version that made a server the owner is kept while the previous owner
+may wake up, however late, because it is the next one that owner would write; it is removed like others once the
+previous owner released the groups or has certainly ended. A new owner checks that it wrote the newest version: it may
+have waited so long that its version existed and was removed. A snapshot is small (groups times queues) and written at
+most once a flush interval, by one task.
 """
 
 from __future__ import annotations
@@ -24,31 +22,30 @@ from tiered.object_store.interface import ObjectStore
 
 KIND: Final = b"RMQTSERV"
 VERSIONS_KEPT: Final = 8
-LIFE_BITS: Final = 32
+GENERATION_SHIFT: Final = 32
 _OWN_TOPICS: Final = ("%RETRY%", "%DLQ%")
-"""Prefixes of topics that go on here, whatever life of them was archived."""
+"""Prefixes of topics that continue here, whatever generation was archived."""
 _VERSION_MAX: Final = 10**20 - 1
 
 Offsets = dict[tuple[str, str], dict[int, int]]
 """(group, topic) -> queue number (``queue_number``) -> next queue offset to consume."""
 GenerationOf = Callable[[str, int], int]
-"""Topic and queue id -> which life of the queue is served."""
+"""Topic and queue id -> the served generation of the queue."""
 
 
 def queue_number(queue_id: int, generation: int) -> int:
-    """What names a queue in offsets. A recreated topic begins at 0 again, and its groups with it: offsets of its former
-    lives are not theirs."""
-    return queue_id + (generation << LIFE_BITS)
+    """The number of a queue in offsets. A recreated topic restarts at 0, and its groups with it."""
+    return queue_id + (generation << GENERATION_SHIFT)
 
 
 def is_generation_of(number: int, queue_id: int) -> bool:
-    """Whether ``number`` names some life of the queue."""
-    return number & ((1 << LIFE_BITS) - 1) == queue_id
+    """Whether ``number`` is any generation of the queue."""
+    return number & ((1 << GENERATION_SHIFT) - 1) == queue_id
 
 
 @dataclass(frozen=True)
 class GroupSnapshot:
-    """One version. ``owner`` is a random id of the process that wrote it; ``owner_name`` is for people."""
+    """One version. ``owner``: random id of the process that wrote it; ``owner_name``: for messages."""
 
     version: int = 0
     owner: str = ""
@@ -57,13 +54,14 @@ class GroupSnapshot:
     released: bool = False
     offsets: Offsets = field(default_factory=dict)
     first_version: int = 0
-    """None up to it is its owner's to remove: the one that made it the owner, or the last one before."""
-    has_lives: bool = True
-    """False in what was written before offsets were kept by life: then they are of the life that is served."""
+    """The owner removes later versions only: this one made it the owner, or is the last before that."""
+    has_generations: bool = True
+    """False in old snapshots without generations: their offsets count for the served generation. Stored as
+    ``has_lives``."""
 
 
 def snapshot_key(version: int) -> str:
-    """Key of a version; newer ones sort first."""
+    """Key of a version; newer versions sort first."""
     return f"{SERVE_PREFIX}{_VERSION_MAX - version:020d}"
 
 
@@ -75,7 +73,7 @@ def encode_snapshot(snapshot: GroupSnapshot) -> bytes:
     header = {
         "version": snapshot.version, "owner": snapshot.owner, "owner_name": snapshot.owner_name,
         "renewed_ms": snapshot.renewed_ms, "released": snapshot.released, "offsets": rows,
-        "first_version": snapshot.first_version, "has_lives": snapshot.has_lives,
+        "first_version": snapshot.first_version, "has_lives": snapshot.has_generations,
     }  # fmt: skip
     return encode_container(KIND, header, {})
 
@@ -98,19 +96,19 @@ def decode_snapshot(data: bytes, *, source: str) -> GroupSnapshot:
 
 
 def load_snapshot(store: ObjectStore) -> GroupSnapshot:
-    """The newest version, or version 0 when nobody has served this archive yet."""
+    """The newest version, or version 0 if there is none."""
     key = newest_key(store)
     if key is None:
         return GroupSnapshot()
     try:
         return decode_snapshot(store.get(key), source=f"{store.url}/{key}")
     except NotFoundError:
-        return load_snapshot(store)  # a newer one came and this was removed meanwhile
+        return load_snapshot(store)  # replaced by a newer version since the listing
 
 
 def newest_key(store: ObjectStore) -> str | None:
-    """Of the newest version. Objects that are none are passed over, as in the catalog: browsers of buckets leave one
-    that is called like the folder, in front of all others."""
+    """Key of the newest version. Other objects are skipped, as in the catalog: bucket browsers leave one named like the
+    folder, which sorts first."""
     after = ""
     for limit in (1, None):
         for info in store.list(SERVE_PREFIX, start_after=after, limit=limit):
@@ -123,7 +121,7 @@ def newest_key(store: ObjectStore) -> str | None:
 
 
 class GroupLog:
-    """The one writer of an archive's groups. Blocking; not thread-safe: one task uses it."""
+    """Reads and writes snapshots as one server. Blocking; not thread-safe."""
 
     def __init__(
         self,
@@ -134,7 +132,7 @@ class GroupLog:
         is_gone: Callable[[str], bool] = lambda owner_name: False,
         generation_of: GenerationOf = lambda topic, queue_id: 0,
     ) -> None:
-        """``is_gone``: whether the owner of this name certainly does not run any more."""
+        """``is_gone``: whether the server of this name has certainly ended."""
         self._store = store
         self._generation_of = generation_of
         self._is_gone = is_gone
@@ -145,7 +143,7 @@ class GroupLog:
         self._first_version = 0
         """See GroupSnapshot."""
         self._seen: tuple[int, int] = -1, 0
-        """The version that was there when this one last asked to own the groups, and since when by its own clock."""
+        """The version at the last claim, and when it was first seen by our clock."""
 
     @property
     def offsets(self) -> Offsets:
@@ -153,34 +151,34 @@ class GroupLog:
         return self._last.offsets
 
     def read(self) -> Offsets:
-        """The newest offsets, whoever writes them."""
-        self._last = self._with_lives(load_snapshot(self._store))
+        """The newest offsets, of any owner."""
+        self._last = self._with_generations(load_snapshot(self._store))
         return self._last.offsets
 
     def number(self, topic: str, queue_id: int) -> int:
-        """What names the queue in offsets, in the life that is served."""
+        """The queue's number in offsets, for the served generation."""
         return queue_number(
             queue_id, 0 if topic.startswith(_OWN_TOPICS) else self._generation_of(topic, queue_id)
         )
 
-    def _with_lives(self, found: GroupSnapshot) -> GroupSnapshot:
-        if found.has_lives:
+    def _with_generations(self, found: GroupSnapshot) -> GroupSnapshot:
+        if found.has_generations:
             return found
         offsets = {
             (group, topic): {self.number(topic, queue_id): offset for queue_id, offset in queues.items()}
             for (group, topic), queues in found.offsets.items()
         }
-        return replace(found, offsets=offsets, has_lives=True)
+        return replace(found, offsets=offsets, has_generations=True)
 
     def claim(self, lease_ms: int, *, take_over: bool = False) -> None:
-        """Become the owner. Raises FencedError while another one, not released, renewed within ``lease_ms``."""
-        found = self._last = self._with_lives(load_snapshot(self._store))
+        """Become the owner. Raises FencedError while another owner renewed its lease within ``lease_ms``."""
+        found = self._last = self._with_generations(load_snapshot(self._store))
         now_ms = self._clock_ms()
         if self._seen[0] != found.version:
             self._seen = found.version, now_ms
-        # An owner's clock may be ahead: one that was not heard of for so long is gone, whatever it wrote.
+        # The owner's clock may be ahead: without a new version for that long it has ended.
         age_ms = max(now_ms - found.renewed_ms, now_ms - self._seen[1])
-        # Our own: an answer to an earlier claim was lost.
+        # Our own id: the reply to an earlier claim was lost.
         has_ended = found.released or found.owner in ("", self._owner) or self._is_gone(found.owner_name)
         if not has_ended and age_ms < lease_ms and not take_over:
             raise FencedError(
@@ -194,10 +192,8 @@ class GroupLog:
         self._remove(range(oldest + 1, found.version + 1))
 
     def write(self, offsets: Mapping[tuple[str, str], Mapping[int, int]], *, released: bool = False) -> None:
-        """Make ``offsets`` durable as the next version; raises FencedError once somebody else wrote it.
-
-        Other errors leave open whether it was written: the next write finds out.
-        """
+        """Write ``offsets`` as the next version. Raises FencedError if another server wrote it. After other errors it
+        may or may not exist: the next write resolves that."""
         version = self._last.version + 1
         copied = {key: dict(queues) for key, queues in offsets.items()}
         snapshot = GroupSnapshot(
@@ -215,8 +211,8 @@ class GroupLog:
             key = snapshot_key(version)
             winner = decode_snapshot(self._store.get(key), source=f"{self._store.url}/{key}")
             if winner.owner != self._owner:
-                raise FencedError(f"consumer groups are served by {winner.owner_name} now") from None
-            # Our own, whose answer was lost: what it holds is older than ``offsets``, so write once more.
+                raise FencedError(f"{winner.owner_name} has taken over the consumer groups") from None
+            # Our own, whose reply was lost. It is older than ``offsets``: write again.
             self._last = winner
             return self.write(offsets, released=released)
         self._last = snapshot
@@ -228,7 +224,7 @@ class GroupLog:
         key = snapshot_key(self._last.version)
         if newest_key(self._store) not in (None, key):
             self._remove([self._last.version])
-            raise FencedError("consumer groups of this archive are served by another server by now")
+            raise FencedError("another server has taken over the consumer groups")
 
     def _remove(self, versions: Sequence[int]) -> None:
         if versions:

@@ -1,6 +1,6 @@
-"""Queue locks of orderly consumers: one client of a group works on a queue at a time.
+"""Queue locks of orderly consumers: one client of a group per queue.
 
-A lock lasts 60 seconds from its last renewal and is not kept over a restart, as at a broker: clients renew every 20
+A lock lasts 60 seconds from its last renewal and does not survive a restart, as at a broker; clients renew it every 20
 seconds. Source: org.apache.rocketmq.broker.client.rebalance.RebalanceLockManager.
 """
 
@@ -23,7 +23,7 @@ from server.wire.request import (
 LOCK_S = 60.0
 BYTES_MAX = 16 * 1024 * 1024
 LOCK_BYTES = 400
-"""A lock with its places in tables, without the names: measured."""
+"""Measured memory of a lock, without names."""
 
 
 class MessageQueue(NamedTuple):
@@ -45,22 +45,22 @@ class _Lock(NamedTuple):
 
 
 class LockTable:
-    """Locks by group and queue, of about ``bytes_max``. ``now_s``: a monotonic clock."""
+    """Locks by group and queue. ``now_s``: a monotonic clock."""
 
     def __init__(self, now_s: Callable[[], float], *, bytes_max: int = BYTES_MAX) -> None:
         self._now_s = now_s
         self._bytes_max = bytes_max
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
         self.held_bytes = 0
-        """Memory of all locks, about."""
+        """Memory estimate."""
 
     def lock(self, group: str, client_id: str, queues: list[MessageQueue]) -> list[MessageQueue]:
-        """Those of ``queues`` that the client holds now. Raises BadRequestError when there are too many locks."""
+        """Lock ``queues``; returns those the client holds. Raises BadRequestError at the memory limit."""
         if not self._has_room(group, client_id, queues):
             self.expire()
             if not self._has_room(group, client_id, queues):
                 raise BadRequestError(
-                    f"{len(self._locks)} queues are locked, no more than {self._bytes_max} bytes of locks are kept"
+                    f"{len(self._locks)} queues are locked, the limit is {self._bytes_max} bytes"
                 )
         now_s = self._now_s()
         held = []
@@ -86,14 +86,14 @@ class LockTable:
         self.held_bytes -= 0 if found is None else found.nbytes
 
     def unlock(self, group: str, client_id: str, queues: list[MessageQueue]) -> None:
-        """Give up what the client holds of ``queues``."""
+        """Release those of ``queues`` that the client holds."""
         for queue in queues:
             found = self._locks.get((group, queue))
             if found is not None and found.client_id == client_id:
                 self._forget(group, queue)
 
     def expire(self) -> None:
-        """Forget what is over."""
+        """Remove expired locks."""
         now_s = self._now_s()
         self._locks = {key: lock for key, lock in self._locks.items() if lock.until_s > now_s}
         self.held_bytes = sum(lock.nbytes for lock in self._locks.values())
@@ -127,7 +127,7 @@ def _wanted(request: Request) -> tuple[str, str, list[MessageQueue]]:
         ]
         group, client_id = str(document["consumerGroup"]), str(document["clientId"])
     except (KeyError, TypeError, ValueError) as error:
-        raise BadRequestError(f"the body names no group, client or queues: {error!r}") from error
+        raise BadRequestError(f"body has no consumerGroup, clientId or valid mqSet: {error}") from error
     names = group, client_id, *(name for queue in queues for name in queue[:2])
     if max(map(len, names)) > NAME_CHARS_MAX:
         raise BadRequestError(f"a name has more than {NAME_CHARS_MAX} characters")

@@ -1,4 +1,4 @@
-"""The filter a subscription means: by tag or by SQL92."""
+"""Compiles a subscription's filter, TAG or SQL92."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tiered.errors import UsageError
 
 
 def filter_of(expression: str, expression_type: str) -> MessageFilter | None:
-    """None where every message is wanted. Raises UsageError for an expression that does not parse."""
+    """None if every message matches. Raises UsageError for an expression that does not parse."""
     if expression_type == SQL92 and expression != ANY_TAG:
         return compiled(expression, ignore_rest=True)
     if expression_type not in (TAG, SQL92):
-        raise UsageError(f"expression type {expression_type[:40]!r} is neither TAG nor SQL92")
+        raise UsageError(f"expression type {expression_type[:40]} is neither TAG nor SQL92")
     return tag_filter(expression)

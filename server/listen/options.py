@@ -66,7 +66,9 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
     """The TLS context, or None. Raises UsageError if a file does not load."""
     if not settings.tls_certificate:
         if settings.tls_only or settings.tls_key or settings.tls_client_ca:
-            raise UsageError("serve.tls_certificate is not set", hint="set it to the PEM file of the certificate")
+            raise UsageError(
+                "serve.tls_certificate is not set", hint="set it to the PEM file of the certificate"
+            )
         return None
     password = password_in(settings.tls_key_password_file, "serve.tls_key_password_file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -30,8 +30,8 @@ HOLD_S_MAX = 25.0
 
 
 class PopHandlers:
-    """Gives messages out and takes acknowledgements. ``bytes_max``: of one answer; ``held_bytes_max``: of what is known
-    of messages in hand. ``clock_ms``: the time of day."""
+    """Gives messages out and takes acknowledgements. ``bytes_max``: of one answer; ``unacked_bytes_max``: of what is
+    known of messages in hand. ``clock_ms``: the time of day."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class PopHandlers:
         offsets: GroupOffsets,
         *,
         bytes_max: int = 4 * 1024 * 1024,
-        held_bytes_max: int = POP_BYTES_MAX,
+        unacked_bytes_max: int = POP_BYTES_MAX,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._archive, self._routes, self._offsets = archive, routes, offsets
         self._clock_ms = clock_ms
-        self._places = PopPlaces(archive, offsets, bytes_max=held_bytes_max)
+        self._places = PopPlaces(archive, offsets, bytes_max=unacked_bytes_max)
         self._giving = PopDelivery(archive, self._places, bytes_max, clock_ms)
         self._first_queue = 0
         self._freed = asyncio.Event()

@@ -73,13 +73,13 @@ class PopPlaces:
             known = self._archive.archived_offset(*key)
         place = self._places.get(key)
         if not self._offsets.has_room(*key):  # its offset would be lost, and everything come again
-            raise BadRequestError("no offsets of new groups are kept (serve.offsets_bytes_max)")
+            raise BadRequestError("group offsets are at their memory limit (serve.memory_bytes)")
         if place is None or known != place.noted:  # new, or the group was moved, or the topic made anew
             if known is None:
                 bounds = self._archive.bounds(key[1], key[2])
                 known = 0 if bounds is None else bounds.minimum
             if place is None and not self._has_room(_bytes_of(key, 0)):
-                raise BadRequestError("no new groups pop: too much is in hand (serve.pop_bytes_max)")
+                raise BadRequestError("popped messages are at their memory limit (serve.memory_bytes)")
             counted_bytes = 0 if place is None else place.counted_bytes
             place = self._places[key] = PopPlace(PopQueue(known), known, counted_bytes=counted_bytes)
             self._offsets.note(*key, known)

@@ -1,7 +1,6 @@
-"""The real name servers, asked in turn; every client's questions go over one connection to each.
+"""The real name servers, over one connection each for all clients.
 
-Owns which of them is asked. Does not own what clients are shown (routes.py). Only reads are asked of another one when
-the first does not answer; a change goes to all of them, as mqadmin would do itself.
+Reads go to the first that answers, changes to all of them, as from mqadmin.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from tiered.remoting.command import RemotingCommand
 from tiered.remoting.tls import ClientTls
 
 TOTAL_S = 2.4
-"""For all of them together: clients wait 3 s and then close their connection."""
+"""For all of them together: clients close their connection after 3 s."""
 
 
 class NameServers:
-    """``addresses``: at least one, as host:port; without ``tls`` they are dialled plain."""
+    """``addresses``: at least one, as host:port. ``tls`` None: plain connections."""
 
     def __init__(self, addresses: Sequence[str], gate: InflightLimit, tls: ClientTls | None = None) -> None:
         if not addresses:
-            raise ValueError("no name server")
+            raise ValueError("no name servers")
         self._servers = [RemotingUpstream(address, gate, tls=tls) for address in addresses]
         self._limit_s = TOTAL_S / len(self._servers)
 
     async def ask(self, command: RemotingCommand) -> RemotingCommand:
-        """The first answer there is. Raises UnavailableError when nobody answers."""
+        """The first reply. Raises UnavailableError if none answers."""
         failure: UnavailableError | None = None
         for server in list(self._servers):
             try:
@@ -37,16 +36,16 @@ class NameServers:
             except UnavailableError as error:
                 failure = error
                 continue
-            # Who answered is asked first from now on: an absent one costs time only once.
+            # It comes first from now on: an unavailable one costs time only once.
             self._servers.remove(server)
             self._servers.insert(0, server)
             return answer
         assert failure is not None
         raise failure
 
-    async def tell_all(self, command: RemotingCommand) -> RemotingCommand:
-        """Ask every one; the first answer that is no success, else the last. Raises UnavailableError as soon as one is
-        not there: the others may have made the change."""
+    async def ask_all(self, command: RemotingCommand) -> RemotingCommand:
+        """The first reply that is not SUCCESS, else the last. Raises UnavailableError at the first that does not
+        answer: the others may have made the change."""
         answer: RemotingCommand | None = None
         for server in list(self._servers):
             answer = await server.call(command, self._limit_s)
@@ -56,6 +55,6 @@ class NameServers:
         return answer
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for server in self._servers:
-            server.close("the proxy stops")
+            server.close("the service stops")

@@ -6,8 +6,8 @@
     codes of ``handlers``     answered from the archive and the broker together
     all others                relayed to the broker over the client's own connection, never twice
 
-Heartbeats of consumers are not relayed: a broker lists a member once for each connection, and a client listed twice gets
-half of its queues. Heartbeats of pure producers are relayed: producers dial id 0 only.
+Heartbeats of consumers are not relayed: a broker lists a member once for each connection, and a client listed twice
+gets half of its queues. Heartbeats of pure producers are relayed: producers dial id 0 only.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class ProxyService(RelayService[ProxyClient]):
         # A limit of its own: a hanging broker does not hold up routes.
         self._name_servers = NameServers(config.name_servers, InflightLimit(), config.tls)
         self._is_loopback_logged = False
-        self._table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(self._route)
+        self._table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO)(
+            self._route
+        )
         self._table.register(RequestCode.HEART_BEAT)(self._heartbeat)
         self._table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
 

@@ -29,7 +29,9 @@ class Relay:
     """To one broker, for all clients. ``fallback`` may reply instead while the broker is away."""
 
     def __init__(
-        self, counters: RelayCounters, fallback: Callable[[Request], Awaitable[Response | None]] = _no_fallback
+        self,
+        counters: RelayCounters,
+        fallback: Callable[[Request], Awaitable[Response | None]] = _no_fallback,
     ) -> None:
         self._counters, self._fallback = counters, fallback
         self._version: int | None = None
@@ -38,7 +40,9 @@ class Relay:
     async def version(self, client: RelayClient) -> int | None:
         """The broker's version for replies to heartbeats: consumers refuse SQL92 with an old broker."""
         if self._version is None:
-            probe = RemotingCommand(RequestCode.GET_CONSUMER_LIST_BY_GROUP, 0, ext_fields={"consumerGroup": "-"})
+            probe = RemotingCommand(
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP, 0, ext_fields={"consumerGroup": "-"}
+            )
             try:
                 self._version = (await client.upstream.call(probe, 1.0)).version
             except UnavailableError:

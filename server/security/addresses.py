@@ -19,16 +19,16 @@ def host_of(address: str) -> str:
 
 
 _EVERYBODY = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
-"""Of either family, as at a broker."""
+"""Of both families, as at a broker."""
 
 
 def matches(pattern: str, host: str) -> bool:
-    """Whether ``host``, an IP address, is one of ``pattern``; nothing matches an empty one."""
+    """Whether ``host``, an IP address, matches ``pattern``; an empty pattern matches nothing."""
     return any(_matches_one(one.strip(), host) for one in _COMMA_OUTSIDE_BRACES.split(pattern))
 
 
 def is_valid(pattern: str) -> bool:
-    """Whether ``pattern`` can be read: a typing error must not open or close anything unnoticed."""
+    """Whether ``pattern`` parses: a typing error must not change access unnoticed."""
     return all(_is_valid_one(one.strip()) for one in _COMMA_OUTSIDE_BRACES.split(pattern))
 
 

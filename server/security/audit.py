@@ -1,7 +1,5 @@
-"""Who read what: sums for each reader of a queue, one log line an interval. Clock injected.
-
-A line says client host, account, group, topic, queue, the offsets passed, pulls and bytes; lookups of single messages
-have no queue. Nothing is logged for each pull.
+"""Audit log: one line per interval for each reader of a queue, with client host, account, group, topic, queue, offset
+range, reads and bytes. Lookups of single messages have no queue.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 ENTRIES_MAX = 20_000
 NAME_CHARS = 262
-"""Of a line's names: the retry topic of the longest group."""
+"""Of one name: the retry topic of the longest group."""
 _READS = frozenset({
     RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.POP_MESSAGE, RequestCode.QUERY_MESSAGE,
     RequestCode.VIEW_MESSAGE_BY_ID,
@@ -25,7 +23,7 @@ _READS = frozenset({
 
 
 class Reader(NamedTuple):
-    """One line's."""
+    """The reader of one line."""
 
     host: str
     account: str
@@ -43,28 +41,28 @@ class _Sums:
 
 
 class Audit:
-    """Sums until ``write`` is due. ``interval_s`` 0: none."""
+    """Sums of the current interval. ``interval_s`` 0: no audit log. Times are monotonic."""
 
     def __init__(self, interval_s: float, now_s: float) -> None:
         self._interval_s, self._written_s = interval_s, now_s
         self._sums: dict[tuple[str, str, str, str, str], _Sums] = {}
-        """By what a Reader is made of."""
+        """By the fields of a Reader."""
 
     def note(self, request: Request, response: Response, body_bytes: int, account: str) -> None:
-        """A request was answered with messages."""
+        """Count a reply, if it has messages."""
         command = request.command
         if not self._interval_s or not body_bytes or response.code != 0 or command.code not in _READS:
             return
         get = command.ext_fields.get
         host = host_of(request.peer.address)
         reader = host, account, get("consumerGroup", ""), get("topic", ""), get("queueId", "")
-        sums = self._sums.get(reader) or self._begun(reader, get("queueOffset", ""))
+        sums = self._sums.get(reader) or self._added(reader, get("queueOffset", ""))
         sums.reads += 1
         sums.body_bytes += body_bytes
         sums.next_offset = response.ext.get("nextBeginOffset", "")
 
-    def _begun(self, reader: tuple[str, str, str, str, str], first_offset: str) -> _Sums:
-        """The sums of who was not known by these names. Requests may carry any text beside what is answered."""
+    def _added(self, reader: tuple[str, str, str, str, str], first_offset: str) -> _Sums:
+        """The sums of a new reader, with names cut to a bounded length: requests may carry any text."""
         host, account, group, topic, queue_id = reader
         names = (account[:NAME_CHARS], group[:NAME_CHARS], topic[:NAME_CHARS])
         short = host, *names, queue_id[:NUMBER_CHARS_MAX]
@@ -75,7 +73,7 @@ class Audit:
         return self._sums[short]
 
     def tick(self, now_s: float) -> None:
-        """Write what has gathered if an interval is over."""
+        """Write the log if the interval is over."""
         if now_s - self._written_s >= self._interval_s:
             self._written_s = now_s
             self.write()

@@ -1,9 +1,9 @@
-"""Lets requests in or refuses them, by rules from a file, and keeps the audit log. Implements connection.Authorizer.
+"""Authorizes requests by rules from a file, and keeps the audit log. Without rules all requests are allowed.
 
-Without rules everything is let in. A refusal is NO_PERMISSION, which clients of all versions report and try again.
-A 4.9 client takes any refusal of QUERY_CONSUMER_OFFSET for "never read here" and would begin elsewhere: it gets none.
+A refusal is NO_PERMISSION, which clients of all versions report and retry. A 4.9 client reads any refusal of
+QUERY_CONSUMER_OFFSET as "no offset yet" and would start elsewhere, so it gets no reply.
 
-A message that is named by its place in the log (33, 36) is one of any topic: its own is asked for when it is found.
+A request for a message by physical offset (33, 36) is authorized for the message's own topic once that is known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST_5 = 413
 
 
 class RulesAuthorizer:
-    """``rules`` None: everybody may do everything. ``now_s`` is monotonic."""
+    """See Authorizer. ``rules`` None: everything is allowed. ``now_s`` is monotonic."""
 
     def __init__(
         self, rules: RulesFile | None, audit_interval_s: float, now_s: Callable[[], float] = time.monotonic
@@ -38,7 +38,7 @@ class RulesAuthorizer:
         """See Authorizer. Raises BadRequestError."""
         if self._rules is None:
             return None
-        self._rules.look(self._now_s())
+        self._rules.reload(self._now_s())
         why = self._why_not(request)
         if why is None:
             return None
@@ -51,35 +51,35 @@ class RulesAuthorizer:
         assert self._rules is not None
         rules, command = self._rules.rules, request.command
         host = host_of(request.peer.address)
-        if rules.trusts(host):
+        if rules.is_trusted(host):
             return None
         name = command.ext_fields.get(ACCESS_KEY)
         account = None if name is None else rules.accounts.get(name)
         if account is not None and account.trusted_from and matches(account.trusted_from, host):
             return None
         if name is None or SIGNATURE not in command.ext_fields:
-            return "the request is not signed"
-        # One text for both, and as much work: who guesses names learns nothing.
+            return "request is not signed"
+        # The same text and the same work for both, so that guesses reveal no names.
         secret = "" if account is None else account.secret
         is_right = is_signed(command.ext_fields, command.body, secret)
         if account is None or not is_right:
-            return f"access key {name[:64]} is unknown, or the signature is not its"
+            return f"access key {name[:64]} is unknown or its signature is wrong"
         if not account.is_enabled:
-            return f"{name[:64]} is disabled"
-        return rules.forbids(account, request, host)
+            return f"account {name[:64]} is disabled"
+        return rules.refusal(account, request, host)
 
     def refusal_of_message(self, request: Request, topic: str) -> Response | None:
-        """What to answer a request that was let in, and names a message of ``topic`` by its place; None: serve it."""
+        """The reply to an authorized request for a message that turns out to be of ``topic``; None: allowed."""
         if self._rules is None:
             return None
         rules, host = self._rules.rules, host_of(request.peer.address)
         account = rules.accounts.get(request.command.ext_fields.get(ACCESS_KEY, ""))
-        if rules.trusts(host) or (
+        if rules.is_trusted(host) or (
             account is not None and account.trusted_from and matches(account.trusted_from, host)
         ):
             return None
-        # None: the rules were read anew since it was let in.
-        why = "its account is gone" if account is None else rules.forbids_message(account, topic, host)
+        # None: the rules were reloaded after the request was authorized.
+        why = "account no longer exists" if account is None else rules.message_refusal(account, topic, host)
         if why is None:
             return None
         self.refused += 1

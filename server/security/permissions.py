@@ -1,8 +1,8 @@
-"""What a request needs permission for: topics, groups, and what is done to them. Pure.
+"""The permissions a request requires: actions on topics, groups and the cluster. Pure.
 
 Sources: org.apache.rocketmq.acl.plain.PlainAccessValidator (ACL 1.0), DefaultAuthorizationContextBuilder (5.x).
-Stricter than both: LITE_PULL_MESSAGE is treated as PULL_MESSAGE; resetting a group needs topic and group; who names a
-message by its place in the log needs permission for its own topic (``message_permissions``), whatever topic he says.
+Stricter than both: LITE_PULL_MESSAGE is treated as PULL_MESSAGE; resetting a group requires topic and group; reading a
+message by physical offset requires its own topic (``message_permissions``), whatever topic the request names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 
 
 class Kind(Enum):
-    """What a permission is for."""
+    """The kind of resource."""
 
     TOPIC = "Topic"
     GROUP = "Group"
@@ -25,7 +25,7 @@ class Kind(Enum):
 
 
 class Action(Enum):
-    """What is done. ACL 1.0 knows PUB and SUB only."""
+    """ACL 1.0 has PUB and SUB only."""
 
     PUB = "Pub"
     SUB = "Sub"
@@ -37,7 +37,7 @@ class Action(Enum):
 
 
 class Permission(NamedTuple):
-    """One of ``actions`` on one resource must be allowed."""
+    """Any of ``actions`` on one resource."""
 
     kind: Kind
     name: str
@@ -95,19 +95,19 @@ _LOCKS = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 
 
 def message_permissions(topic: str) -> list[Permission]:
-    """To be shown a message of ``topic``."""
+    """Required to read a message of ``topic``."""
     return _topics([topic], _READ)
 
 
 def permissions_for(request: Request) -> list[Permission]:
-    """As 5.x asks. Raises BadRequestError for a body that does not parse."""
+    """As required by 5.x. Raises BadRequestError for a body that does not parse."""
     try:
-        return _needs_of(request)
+        return _permissions_for(request)
     except (AttributeError, TypeError) as error:
-        raise BadRequestError(f"the body is not what its code says: {error}") from error
+        raise BadRequestError(f"body does not match the request code: {error}") from error
 
 
-def _needs_of(request: Request) -> list[Permission]:
+def _permissions_for(request: Request) -> list[Permission]:
     code, fields = request.command.code, request.command.ext_fields
     if (both := _TOPIC_AND_GROUP.get(code)) is not None:  # type: ignore[call-overload]
         actions, group_field = both
@@ -126,9 +126,9 @@ def _needs_of(request: Request) -> list[Permission]:
             [str(one.get("c", "")) for one in acks], SUB
         )
     if code in (RequestCode.QUERY_ASSIGNMENT, RequestCode.SET_MESSAGE_REQUEST_MODE):
-        asked, actions = request.document(), _READ if code == RequestCode.QUERY_ASSIGNMENT else _MOVE
-        return _topics([str(asked.get("topic", ""))], actions) + _groups(
-            [str(asked.get("consumerGroup", ""))], actions
+        document, actions = request.document(), _READ if code == RequestCode.QUERY_ASSIGNMENT else _MOVE
+        return _topics([str(document.get("topic", ""))], actions) + _groups(
+            [str(document.get("consumerGroup", ""))], actions
         )
     if code in _LOCKS:
         return _groups([str(request.document().get("consumerGroup", ""))], SUB)
@@ -139,23 +139,23 @@ def _needs_of(request: Request) -> list[Permission]:
 
 
 def acl_1_permissions(request: Request) -> list[Permission]:
-    """As ACL 1.0 asks: nothing but a signature for the codes it does not list."""
+    """As required by ACL 1.0: only a signature for codes it does not list."""
     code = request.command.code
     if code in _ACL_1_BOTH or code in _ACL_1_TOPIC or code in _ACL_1_GROUP or code == RequestCode.HEART_BEAT:
-        return [Permission(need.kind, need.name, SUB) for need in permissions_for(request)]
+        return [Permission(one.kind, one.name, SUB) for one in permissions_for(request)]
     return []
 
 
 def _heartbeat(request: Request) -> list[Permission]:
-    needs: list[Permission] = []
+    found: list[Permission] = []
     for data in request.document().get("consumerDataSet") or []:
-        needs += _groups([str(data.get("groupName", ""))], SUB)
-        needs += _topics([str(s.get("topic", "")) for s in data.get("subscriptionDataSet") or []], SUB)
-    return needs
+        found += _groups([str(data.get("groupName", ""))], SUB)
+        found += _topics([str(s.get("topic", "")) for s in data.get("subscriptionDataSet") or []], SUB)
+    return found
 
 
 def _topics(names: list[str], actions: frozenset[Action]) -> list[Permission]:
-    """A group's retry and dead-letter topics are the group's."""
+    """Retry and dead-letter topics count as their group."""
     found = []
     for name in names:
         for prefix in (RETRY_PREFIX, DEAD_PREFIX):

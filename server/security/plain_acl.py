@@ -1,8 +1,7 @@
 """ACL 1.0: accounts of ``plain_acl.yml`` with DENY, PUB and SUB on topics and groups. Pure.
 
-Order: addresses trusted for everybody, known key, addresses trusted for the account, signature, permissions. A resource
-that is not named has the account's default, which is DENY where it is not given. An administrator for whom any resource
-is named is bound by that like everybody else.
+Order: globally trusted addresses, known key, the account's trusted addresses, signature, permissions. A resource that
+is not named has the account's default, DENY if there is none. Named resources also bind an administrator.
 Sources: org.apache.rocketmq.acl.plain.PlainPermissionManager, PlainAccessConfig, Permission.
 """
 
@@ -29,12 +28,12 @@ _ACTIONS = {"PUB": frozenset({Action.PUB}), "SUB": frozenset({Action.SUB}), "DEN
             "ANY": frozenset({Action.PUB, Action.SUB})}  # fmt: skip
 
 _YES = frozenset({"true", "1", "y", "t"})
-"""fastjson's casts: in quotes it is true as well."""
+"""As fastjson casts to boolean, also from strings."""
 
 
 @dataclass(frozen=True)
 class Grants:
-    """Of one account."""
+    """The permissions of one account."""
 
     topic_default: frozenset[Action] = frozenset()
     group_default: frozenset[Action] = frozenset()
@@ -42,17 +41,17 @@ class Grants:
     groups: Mapping[str, frozenset[Action]] = field(default_factory=dict)
 
     @property
-    def names_any(self) -> bool:
-        """Whether it is said what the account may do to some resource."""
+    def names_resources(self) -> bool:
+        """Whether any topic or group is named."""
         return bool(self.topics or self.groups)
 
-    def allow(self, need: Permission) -> bool:
-        """Whether any of the actions needed is granted."""
-        if need.kind is Kind.TOPIC:
-            granted = self.topics.get(need.name, self.topic_default)
+    def allow(self, required: Permission) -> bool:
+        """Whether any of its actions is granted."""
+        if required.kind is Kind.TOPIC:
+            granted = self.topics.get(required.name, self.topic_default)
         else:
-            granted = self.groups.get(need.name, self.group_default)
-        return bool(granted & need.actions)
+            granted = self.groups.get(required.name, self.group_default)
+        return bool(granted & required.actions)
 
 
 class PlainAcl:
@@ -62,42 +61,42 @@ class PlainAcl:
         """Raises RulesError."""
         self._trusted = [_pattern(one) for one in _list(document, "globalWhiteRemoteAddresses")]
         self.accounts: dict[str, Account] = {}
-        self._permissions: dict[str, Grants] = {}
+        self._grants: dict[str, Grants] = {}
         for entry in _list(document, "accounts"):
             if not isinstance(entry, dict):
-                raise RulesError("an account is no mapping")
+                raise RulesError("accounts: an entry is not a mapping")
             account = _account(entry)
             if account.name in self.accounts:
-                raise RulesError(f"access key {account.name} is there twice")
+                raise RulesError(f"access key {account.name} is defined twice")
             self.accounts[account.name] = account
-            self._permissions[account.name] = Grants(
+            self._grants[account.name] = Grants(
                 _actions(entry.get("defaultTopicPerm") or "DENY"), _actions(entry.get("defaultGroupPerm") or "DENY"),
                 _named(_list(entry, "topicPerms")), _named(_list(entry, "groupPerms")),
             )  # fmt: skip
 
-    def trusts(self, host: str) -> bool:
+    def is_trusted(self, host: str) -> bool:
         """See Rules."""
         return any(addresses.matches(pattern, host) for pattern in self._trusted)
 
-    def forbids(self, account: Account, request: Request, host: str) -> str | None:
+    def refusal(self, account: Account, request: Request, host: str) -> str | None:
         """See Rules."""
-        if request.command.code in ADMIN_CODES and not account.is_free:
-            return f"{account.name} is no administrator"
-        return self._lacking(account, acl_1_permissions(request))
+        if request.command.code in ADMIN_CODES and not account.is_super:
+            return f"account {account.name} is not an administrator"
+        return self._missing(account, acl_1_permissions(request))
 
-    def forbids_message(self, account: Account, topic: str, host: str) -> str | None:
+    def message_refusal(self, account: Account, topic: str, host: str) -> str | None:
         """See Rules."""
-        return self._lacking(
+        return self._missing(
             account, [Permission(one.kind, one.name, SUB) for one in message_permissions(topic)]
         )
 
-    def _lacking(self, account: Account, needs: list[Permission]) -> str | None:
-        permissions = self._permissions[account.name]
-        if account.is_free and not permissions.names_any:
+    def _missing(self, account: Account, required: list[Permission]) -> str | None:
+        grants = self._grants[account.name]
+        if account.is_super and not grants.names_resources:
             return None
-        for need in needs:
-            if not permissions.allow(need):
-                return f"{account.name} has no permission for {need.kind.value.lower()} {need.name}"
+        for one in required:
+            if not grants.allow(one):
+                return f"account {account.name} has no permission for {one.kind.value.lower()} {one.name}"
         return None
 
 
@@ -107,13 +106,13 @@ def _account(entry: Mapping[str, Any]) -> Account:
         raise RulesError("accessKey and secretKey must have more than 6 characters")
     pattern = _pattern(entry.get("whiteRemoteAddress"))
     is_administrator = text_of(entry.get("admin")).lower() in _YES
-    return Account(name, secret, is_free=is_administrator, trusted_from=pattern)
+    return Account(name, secret, is_super=is_administrator, trusted_from=pattern)
 
 
 def _pattern(value: object) -> str:
     text = text_of(value)
     if text and not addresses.is_valid(text):
-        raise RulesError(f"address {text!r} cannot be read")
+        raise RulesError(f"address {text} does not parse")
     return text
 
 
@@ -121,7 +120,9 @@ def _actions(value: object) -> frozenset[Action]:
     granted: frozenset[Action] = frozenset()
     for word in text_of(value).split("|"):
         if word.strip() not in _ACTIONS:
-            raise RulesError(f"permission {word.strip()!r} is unknown", hint="DENY, ANY, PUB, SUB or PUB|SUB")
+            raise RulesError(
+                f"permission {word.strip()} is unknown", hint="use DENY, ANY, PUB, SUB or PUB|SUB"
+            )
         granted |= _ACTIONS[word.strip()]
     return granted
 
@@ -139,5 +140,5 @@ def _named(entries: list[Any]) -> dict[str, frozenset[Action]]:
 def _list(document: Mapping[str, Any], name: str) -> list[Any]:
     found = document.get(name) or []
     if not isinstance(found, list):
-        raise RulesError(f"{name} is no list")
+        raise RulesError(f"{name} is not a list")
     return found

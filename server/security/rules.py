@@ -1,4 +1,4 @@
-"""What a rules file comes to: who is known by which secret, and what each may do."""
+"""Accounts and access rules, as read from a file."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from tiered.errors import UsageError
 
 
 class RulesError(UsageError):
-    """The file cannot be used. Never carries a secret."""
+    """The file is not valid. Never contains a secret."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """Somebody known. ``is_free``: an administrator or super user, who has every permission unless rules name some."""
+    """``is_super``: an administrator or super user, with all permissions unless rules name some."""
 
     name: str
     secret: str = field(repr=False)
-    is_free: bool = False
+    is_super: bool = False
     is_enabled: bool = True
     trusted_from: str = ""
-    """Address pattern: from there neither a signature nor a permission is asked for."""
+    """Address pattern that needs neither signature nor permission."""
 
 
 class Rules(Protocol):
-    """One file's."""
+    """The rules of one file. Decisions are pure."""
 
     @property
     def accounts(self) -> dict[str, Account]:
         """By access key or user name."""
         ...
 
-    def trusts(self, host: str) -> bool:
-        """Whether anything from ``host`` is let in."""
+    def is_trusted(self, host: str) -> bool:
+        """Whether all requests from ``host`` are allowed."""
         ...
 
-    def forbids(self, account: Account, request: Request, host: str) -> str | None:
-        """Why ``account`` may not ask this, or None. Pure. Raises BadRequestError."""
+    def refusal(self, account: Account, request: Request, host: str) -> str | None:
+        """Why ``account`` may not send ``request``, or None. Raises BadRequestError."""
         ...
 
-    def forbids_message(self, account: Account, topic: str, host: str) -> str | None:
-        """Why ``account`` may not be shown a message of ``topic``, or None. Pure."""
+    def message_refusal(self, account: Account, topic: str, host: str) -> str | None:
+        """Why ``account`` may not read a message of ``topic``, or None."""
         ...
 
 
 def text_of(value: object) -> str:
-    """A scalar of YAML as text: keys of digits are written without quotes."""
+    """A YAML scalar as text: keys of digits may be written without quotes."""
     return "" if value is None else str(value).strip()

@@ -1,6 +1,5 @@
-"""Rules from a file, read again when it changes. A new file that cannot be used leaves the old rules in force.
-
-Owns reading. Does not own what the rules mean. Neither messages nor errors quote the file: it holds secrets.
+"""Reads access rules from a file, and again when it changes; an invalid new file leaves the old rules in force. Logs
+and errors never quote the file: it contains secrets.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from server.security.user_acl import UserAcl
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+RELOAD_S = 1.0
 FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
 def read_rules(path: Path) -> Rules:
-    """ACL 1.0 where the file has ``accounts``, users and policies of 5.x where it has ``users``. Raises RulesError."""
+    """ACL 1.0 if the file has ``accounts``, 5.x users and policies if it has ``users``. Raises RulesError."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -33,9 +32,9 @@ def read_rules(path: Path) -> Rules:
         document = yaml.safe_load(data)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else "?"
-        raise RulesError(f"{path} is no YAML: line {line}") from None
+        raise RulesError(f"{path} is not YAML: line {line}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise RulesError(f"{path} is no YAML") from None
+        raise RulesError(f"{path} is not YAML") from None
     if isinstance(document, dict) and "users" in document:
         return UserAcl(document)
     if isinstance(document, dict) and ("accounts" in document or "globalWhiteRemoteAddresses" in document):
@@ -44,19 +43,19 @@ def read_rules(path: Path) -> Rules:
 
 
 class RulesFile:
-    """The rules in force. Raises RulesError when the file cannot be used to begin with."""
+    """The rules in force. Raises RulesError if the file is invalid at the start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         self._mark = self._mark_of_file()
         self.rules = read_rules(path)
 
-    def look(self, now_s: float) -> None:
-        """Read the file again if it changed, at most every LOOK_S."""
-        if now_s - self._looked_s < LOOK_S:
+    def reload(self, now_s: float) -> None:
+        """Read the file again if it changed; checks at most every RELOAD_S."""
+        if now_s - self._checked_s < RELOAD_S:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         mark = self._mark_of_file()
         if mark == self._mark:
             return
@@ -64,9 +63,9 @@ class RulesFile:
         try:
             self.rules = read_rules(self._path)
         except RulesError as error:
-            logger.error("access rules stay as they were: %s", error)
+            logger.error("access rules not reloaded, the old ones stay: %s", error)
         else:
-            logger.info("access rules read anew", extra={"accounts": len(self.rules.accounts)})
+            logger.info("access rules reloaded", extra={"accounts": len(self.rules.accounts)})
 
     def _mark_of_file(self) -> tuple[int, int, int] | None:
         try:

@@ -1,4 +1,4 @@
-"""Whether a request's signature is right (tiered/remoting/credentials.py says what it is). Pure."""
+"""Checks a request's signature (computed in tiered/remoting/credentials.py). Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 
 def is_signed(fields: Mapping[str, str], body: bytes, secret: str) -> bool:
-    """Whether the request carries the signature of ``secret``; compared in constant time."""
+    """Whether the request has the signature made with ``secret``; compared in constant time."""
     given = fields.get(SIGNATURE, "").encode()
     if hmac.compare_digest(signature_of(fields, body, secret).encode(), given):
         return True

@@ -31,7 +31,10 @@ class MasterMonitor:
     ``credentials`` sign the requests."""
 
     def __init__(
-        self, slave: SlaveConfig, broker_conf: Mapping[str, str] | None, credentials: Credentials | None = None
+        self,
+        slave: SlaveConfig,
+        broker_conf: Mapping[str, str] | None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._broker, self._broker_conf = slave.broker, broker_conf
         fields = {} if credentials is None else credentials.signed({})
@@ -89,8 +92,8 @@ class MasterMonitor:
         return self._expelled or self._refusal
 
     def suspect(self, why: str) -> None:
-        """A peer, perhaps the master, treats this process as a replica. The master's configuration decides; if it is not
-        readable, slave mode ends until the next start."""
+        """A peer, perhaps the master, treats this process as a replica. The master's configuration decides; if it is
+        not readable, slave mode ends until the next start."""
         self._suspicion = why
         self._wake.set()
 

@@ -126,8 +126,8 @@ class SlavePulls:
         return pull
 
     async def _wait_for_master(self, request: Request, upstream: Upstream) -> Response | None:
-        """While the master is away: the reply to a pull past the archive's end, after the client's long-poll time. None:
-        answer the pull now."""
+        """While the master is away: the reply to a pull past the archive's end, after the client's long-poll time.
+        None: answer the pull now."""
         if self._context.is_master_available() or not request.number("sysFlag", 0) & SUSPEND:
             return None
         topic, queue_id = request.text("topic"), request.number("queueId")

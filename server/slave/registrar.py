@@ -22,12 +22,12 @@ from server.slave.registration import (
     Progress,
     RegistrationState,
     SlaveConfig,
-    claims_in,
-    parse_listing,
     address_refusal,
-    new_master_refusal,
+    claims_in,
     claims_refusal,
     listing_refusal,
+    new_master_refusal,
+    parse_listing,
     register_command,
     unregister_command,
     wait_s,
@@ -206,7 +206,9 @@ class _Session:
             self.claims = Claims()
             return before.failed(str(error))
         if holder != self._slave.advertise:
-            return before.refused(f"the name server lists {holder or 'no broker'} as id {self._slave.broker_id}")
+            return before.refused(
+                f"the name server lists {holder or 'no broker'} as id {self._slave.broker_id}"
+            )
         return before.registered()
 
     def _refusal(self, listed: Listing) -> str | None:

@@ -1,10 +1,10 @@
 """Whether and when slave mode registers at a name server: its listing in, decisions and waits out. Pure.
 
 A name server accepts every registration. An id used twice silently replaces the other broker's address, id 0 takes over
-as master, a wrong cluster name lists the broker twice. Liveness is kept by address alone (4.9) or by cluster and address
-(5.x): registering the address of a broker of another name takes over that broker's entry, and closing the connection
-then removes the first name that has the address. So each registration is preceded by a read of the whole listing and
-counts only once the listing shows it.
+as master, a wrong cluster name lists the broker twice. Liveness is kept by address alone (4.9) or by cluster and
+address (5.x): registering the address of a broker of another name takes over that broker's entry, and closing the
+connection then removes the first name that has the address. So each registration is preceded by a read of the whole
+listing and counts only once the listing shows it.
 
 In clusters where slaves act as masters or a controller elects them, every registered member takes part in the master's
 start, so slave mode, which is no replica, does not join them.

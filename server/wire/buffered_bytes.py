@@ -1,5 +1,5 @@
-"""Bytes buffered for all holders together. Above the limit the holder that has buffered longest is closed: a client that
-keeps up holds nothing, so it is never closed. Pure but for the close callback."""
+"""Bytes buffered for all holders together. Above the limit the holder that has buffered longest is closed: a client
+that keeps up holds nothing, so it is never closed. Pure but for the close callback."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class BufferedBytes(Generic[Holder]):
         self.peak_bytes = max(self.peak_bytes, self.total_bytes)
         while self.total_bytes > self._limit_bytes:
             oldest = next(iter(self._held))
-            reason = f"{self._what} of all clients take {self.total_bytes} bytes, this client's are the oldest"
+            reason = (
+                f"{self._what} of all clients take {self.total_bytes} bytes, this client's are the oldest"
+            )
             self.forget(oldest)
             self._close(oldest, reason)
 

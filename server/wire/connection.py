@@ -54,8 +54,8 @@ class ConnectionContext:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Peer of the requests it reads. Lives on one event loop. ``plain``: its socket, if there is no TLS; ``address``: the
-    client's, if a load balancer named it."""
+    """Peer of the requests it reads. Lives on one event loop. ``plain``: its socket, if there is no TLS; ``address``:
+    the client's, if a load balancer named it."""
 
     def __init__(
         self, context: ConnectionContext, plain: socket.socket | None = None, address: str | None = None
@@ -265,8 +265,8 @@ class Connection(asyncio.BufferedProtocol):
             self._authorizer.note(request, response, body_bytes)
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        """See Peer. A client that does not read gets no HINTS. Other pushes queue behind its unread replies and count as
-        such."""
+        """See Peer. A client that does not read gets no HINTS. Other pushes queue behind its unread replies and count
+        as such."""
         command = RemotingCommand(
             code, next(self._opaques), ONEWAY_FLAG, version=self._context.version, ext_fields=ext, body=body
         )

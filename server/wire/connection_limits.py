@@ -49,7 +49,9 @@ class BufferAccounts:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.unread: BufferedBytes[Holder] = BufferedBytes(limits.unread_bytes_max, "unread replies", _close)
-        self.partial: BufferedBytes[Holder] = BufferedBytes(limits.partial_bytes_max, "partial frames", _close)
+        self.partial: BufferedBytes[Holder] = BufferedBytes(
+            limits.partial_bytes_max, "partial frames", _close
+        )
         self.large: BufferedBytes[Holder] = BufferedBytes(limits.large_bytes_max, "large requests", _close)
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         """Receive buffer of all connections; its bytes are copied out at once."""

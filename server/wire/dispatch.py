@@ -62,7 +62,9 @@ class Dispatcher:
             if not is_authorized and (refusal := self._refusal(request)) is not None:
                 return refusal
             response = await handler(request)
-            return response if response is None or self._authorizer is None else self._authorizer.filtered(request, response)
+            if response is None or self._authorizer is None:
+                return response
+            return self._authorizer.filtered(request, response)
         except (TieredError, UnicodeEncodeError) as error:
             return _error_reply(request, error)
 

@@ -1,7 +1,7 @@
 """Starts a coroutine at once instead of in the next iteration of the event loop.
 
-A pull answered from memory never waits: started eagerly it costs no task, no callback and no loop iteration. asyncio has
-this from Python 3.12 on. For 3.11 the first step runs outside a task, and the rest becomes one.
+A pull answered from memory never waits: started eagerly it costs no task, no callback and no loop iteration. asyncio
+has this from Python 3.12 on. For 3.11 the first step runs outside a task, and the rest becomes one.
 """
 
 from __future__ import annotations

@@ -7,14 +7,15 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
-from fetcher.access import ArchiveAccess
 from server.proxy.proxy_service import ProxyService
+from server.proxy.relay_service import RelayService
 from server.slave.slave_service import SlaveService
 from sidecar.admin import AdminServer
 from sidecar.allocator import return_freed_memory
@@ -33,14 +34,9 @@ from sidecar.instance import InstanceDescription, StateDirectory, default_state_
 from sidecar.lifecycle import EXIT_NOT_DRAINED, Service
 from sidecar.logs import log_json
 from sidecar.metrics import ObjectStoreCollector, StatusCollector
-from sidecar.proxy_answers import MergedAnswers
-from sidecar.proxy_metrics import ProxyCollector, serving_report
-from sidecar.proxy_place import proxy_config
-from sidecar.proxy_thread import ProxyOrder, proxy_port
-from sidecar.report import StatusReport, encode_report
-from sidecar.serving_thread import Port, ServingThread
-from sidecar.slave_metrics import SlaveCollector, slave_report
-from sidecar.slave_port import slave_port
+from sidecar.report import encode_report
+from sidecar.serving import ServingThread, handlers_with, services_of
+from sidecar.serving_metrics import ServingCollector, proxy_report, slave_report
 from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
@@ -74,13 +70,15 @@ def execute(options: argparse.Namespace) -> int:
     directory = settings.process.state_dir or default_state_dir(os.environ, names.cluster, names.broker)
     with StateDirectory(Path(directory)) as state:
         metrics = StoreMetrics()
-        served = _Served.of(settings, conf, names)
-        thread = served.thread
+        services = services_of(settings, conf, names)
+        thread = ServingThread(names, settings, services, handlers_with(conf)) if services else None
         factory = _Factory(state, metrics, thread.adopt if thread is not None else None)
         on_reload = thread.apply if thread is not None else _nothing
         service = Service(loaded, factory=factory, reload=lambda: settings_of(options), on_reload=on_reload)
         service.handle_signals()
-        admin = AdminServer(settings.admin.host, settings.admin.port, _Source(service, metrics, served))
+        admin = AdminServer(
+            settings.admin.host, settings.admin.port, _Source(service, metrics, services, thread)
+        )
         started_ms = time.time_ns() // 1_000_000
         description = InstanceDescription(
             os.getpid(),
@@ -123,39 +121,8 @@ def _names(settings: Settings, conf: BrokerConf | None) -> tuple[BrokerNames, st
         return names_of(settings, store), str(store.path)
 
 
-@dataclass(frozen=True)
-class _Served:
-    """What clients are served; not started yet. ``thread`` is None where nobody said what clients dial."""
-
-    proxy: ProxyService | None = None
-    slave: SlaveService | None = None
-    thread: ServingThread | None = None
-
-    @classmethod
-    def of(cls, settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> _Served:
-        """By the settings. Raises UsageError for impossible places."""
-        proxy, slave = None, None
-        ports: list[Port] = []
-        if settings.serve.advertise:
-
-            async def answers(access: ArchiveAccess, service: ProxyService) -> MergedAnswers:
-                return await MergedAnswers.opened(access, service.clients, settings, conf)
-
-            order = ProxyOrder(proxy_config(settings, conf, names.broker), answers)
-            proxy, port = proxy_port(order, settings)
-            ports.append(port)
-        if settings.slave.advertise:
-            slave, port = slave_port(settings, conf, names)
-            ports.append(port)
-        if ports and settings.broker.tls and not settings.serve.tls_certificate:
-            logger.warning(
-                "clients are served without TLS, though the broker is dialled with it: serve.tls_certificate is not set"
-            )
-        return cls(proxy, slave, ServingThread(names, settings, ports) if ports else None)
-
-
 def _nothing(settings: Settings) -> None:
-    """Nobody has settings to apply."""
+    """No client server to update."""
 
 
 class _Factory:
@@ -191,26 +158,28 @@ class _Factory:
 
 
 class _Source:
-    """What the admin server answers."""
+    """Contents of the admin server's pages."""
 
-    def __init__(self, service: Service, metrics: StoreMetrics, served: _Served) -> None:
-        self._service = service
-        self._served = served
+    def __init__(
+        self,
+        service: Service,
+        metrics: StoreMetrics,
+        services: Sequence[RelayService[Any]],
+        thread: ServingThread | None,
+    ) -> None:
+        self._service, self._services, self._thread = service, services, thread
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._registry.register(StatusCollector(service.report))
         self._registry.register(ObjectStoreCollector(metrics))
-        if served.proxy is not None:
-            self._registry.register(ProxyCollector(served.proxy.status, served.proxy.counters))
-        if served.slave is not None:
-            self._registry.register(SlaveCollector(served.slave.status, served.slave.counters))
+        for served in services:
+            self._registry.register(ServingCollector(served))
 
     def health(self) -> tuple[bool, str]:
         """See AdminSource."""
-        thread = self._served.thread
-        if thread is not None and not thread.is_alive:
-            return False, "clients are not served"
+        if self._thread is not None and not self._thread.is_alive:
+            return False, "client server stopped"
         return self._service.health()
 
     def readiness(self) -> tuple[bool, str]:
@@ -219,19 +188,16 @@ class _Source:
 
     def status_json(self) -> bytes:
         """See AdminSource."""
-        return encode_report(self._report())
+        report = self._service.report()
+        if report is None:
+            raise UnavailableError("the uploader has not started yet")
+        for service in self._services:
+            if isinstance(service, ProxyService):
+                report = replace(report, proxy=proxy_report(service.status()))
+            elif isinstance(service, SlaveService):
+                report = replace(report, slave=slave_report(service.status()))
+        return encode_report(report)
 
     def metrics(self) -> bytes:
         """See AdminSource."""
         return generate_latest(self._registry)
-
-    def _report(self) -> StatusReport:
-        report = self._service.report()
-        if report is None:
-            raise UnavailableError("the uploader has not started yet")
-        proxy, slave = self._served.proxy, self._served.slave
-        return replace(
-            report,
-            serving=None if proxy is None else serving_report(proxy.status()),
-            slave=None if slave is None else slave_report(slave.status()),
-        )

@@ -15,6 +15,7 @@ from server.archive_mode.archive_service import ArchiveService
 from server.backend.served_archive import ServedArchive
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog
+from server.listen.memory_shares import memory_shares
 from server.retries.retry_log import RetryLog
 from server.retries.retry_queue import RetryLimits, RetryQueues
 from sidecar.cli.arguments import SERVE_FLAGS, add_archive, settings_of
@@ -51,13 +52,14 @@ def execute(options: argparse.Namespace) -> int:
 
 
 async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) -> None:
+    memory = memory_shares(settings.serve.memory_bytes)
     archive = ServedArchive(access)
     await archive.load()
     log = GroupLog(access.store, own_name(), _now_ms, is_gone=is_gone, generation_of=access.generation)
     offsets = GroupOffsets(
-        log, lease_ms=settings.serve.lease_ms, take_over=take_over, bytes_max=settings.serve.offsets_bytes_max
+        log, lease_ms=settings.serve.lease_ms, take_over=take_over, bytes_max=memory.offsets
     )
-    limits = RetryLimits(settings.serve.retry_bytes_max, settings.serve.dead_letter_keep_ms)
+    limits = RetryLimits(memory.retries, settings.serve.dead_letter_keep_ms)
     retries = RetryQueues(RetryLog(access.store, own_name()), offsets, limits, _now_ms)
     service = ArchiveService(archive, offsets, retries, settings.serve)
     stop = asyncio.Event()
@@ -65,16 +67,16 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     early = signal.getsignal(signal.SIGHUP)
-    loop.add_signal_handler(signal.SIGHUP, _tell_of_hang_up)
+    loop.add_signal_handler(signal.SIGHUP, _log_sighup)
     if was_received(early):
-        _tell_of_hang_up()
+        _log_sighup()
     try:
         address = await service.start()
     except OSError as error:
         raise UsageError(
             f"cannot listen on {settings.serve.bind}: {error}", hint="choose another --bind"
         ) from error
-    # What there is now stays: else each full collection looks at all of it, and pulls wait 0.05 s.
+    # Objects made so far stay: a full collection over them would delay pulls by 0.05 s.
     gc.collect()
     gc.freeze()
     watching = asyncio.create_task(archive.watch(settings.serve.refresh_ms / 1000))
@@ -89,8 +91,8 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     logger.info("ended")
 
 
-def _tell_of_hang_up() -> None:
-    logger.warning("SIGHUP changes nothing here: settings are read at the start")
+def _log_sighup() -> None:
+    logger.warning("SIGHUP has no effect: tiered serve reads its settings at the start")
 
 
 def _now_ms() -> int:

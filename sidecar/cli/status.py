@@ -208,22 +208,26 @@ def _print(report: StatusReport) -> None:
         )
         if len(behind) > QUEUES_SHOWN:
             print(f"… and {len(behind) - QUEUES_SHOWN} more queues (all with --json)")
-    if report.serving is not None:
-        _print_serving(report.serving)
+    if report.proxy is not None:
+        _print_proxy(report.proxy)
     if report.slave is not None:
         _print_slave(report.slave)
 
 
-def _print_serving(serving: ProxyReport) -> None:
-    archive = "" if serving.is_archive_open else "; the archive is not open yet"
-    print(f"\nclients     {serving.connections:,} connected to {serving.address}{archive}")
-    _print_groups(serving.groups)
+def _print_proxy(proxy: ProxyReport) -> None:
+    archive = "" if proxy.is_archive_open else "; the archive is not open yet"
+    print(f"\nclients     {proxy.connections:,} connected to {proxy.address}{archive}")
+    _print_groups(proxy.groups)
 
 
 def _print_slave(slave: SlaveReport) -> None:
-    told = {True: "sends slow consumers here", False: "sends nobody here (slaveReadEnable)", None: "answers"}
+    states = {
+        True: "redirects slow consumers here",
+        False: "redirects no consumers (slaveReadEnable)",
+        None: "answers",
+    }
     silent = f"does not answer: {slave.master_failure}" if slave.master_failure else "does not answer"
-    master = told[slave.redirects] if slave.is_master_available else silent
+    master = states[slave.redirects] if slave.is_master_available else silent
     print(
         f"\nslave       id {slave.broker_id} at {slave.address}, {slave.connections:,} connected; the master {master}"
     )

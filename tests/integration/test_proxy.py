@@ -64,7 +64,7 @@ def test_two_members_share_the_queues_and_are_listed_once_each(tiered_proxy: Pro
         assert time.monotonic() < deadline_s
         time.sleep(0.2)
     (status,) = [
-        group for group in tiered_proxy.sidecar.status()["serving"]["groups"] if group["name"] == "G-two"
+        group for group in tiered_proxy.sidecar.status()["proxy"]["groups"] if group["name"] == "G-two"
     ]
     assert status["members"] == 2 and status["archivePulls"] + status["brokerPulls"] > 0
     told = tiered_proxy.mqadmin("consumerConnection", "-g", "G-two")

@@ -36,9 +36,7 @@ def reload(tiered_proxy: ProxyScene, settings: str, times: int) -> None:
 
 def pulls(tiered_proxy: ProxyScene, group: str) -> tuple[int, int]:
     """Answered with messages by the archive, by the broker."""
-    (found,) = [
-        found for found in tiered_proxy.sidecar.status()["serving"]["groups"] if found["name"] == group
-    ]
+    (found,) = [found for found in tiered_proxy.sidecar.status()["proxy"]["groups"] if found["name"] == group]
     return found["archivePulls"], found["brokerPulls"]
 
 

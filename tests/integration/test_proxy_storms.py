@@ -198,7 +198,7 @@ def test_hand_over_while_the_broker_deletes(tiered_proxy: ProxyScene) -> None:
     wanted = all_there_is(tiered_proxy, "live0")
     consumers["push"].wait_for_all(wanted, 120)
     tagged = {(int(f[0]), int(f[1])) for f in consumers["push"].fields() if f[5] in ("Tag1", "Tag3")}
-    groups = {group["name"]: group for group in tiered_proxy.sidecar.status()["serving"]["groups"]}
+    groups = {group["name"]: group for group in tiered_proxy.sidecar.status()["proxy"]["groups"]}
     missed = []
     for name, consumer in consumers.items():
         expected = tagged if name == "tags" else wanted

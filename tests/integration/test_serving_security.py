@@ -127,7 +127,7 @@ def test_rules_of_5_take_the_place_of_the_old_ones_while_serving(guarded: Guarde
         assert not guarded.pull("5.3.3", KEY, SECRET, topic="t_order").startswith("pulled")
     finally:
         guarded.rules.write_text(RULES["plain"])
-    assert '"access rules read anew"' in guarded.log.read_text()
+    assert '"access rules reloaded"' in guarded.log.read_text()
     assert '"group":"G_signed","topic":"t_keys"' in guarded.log.read_text()
 
 

@@ -93,7 +93,7 @@ def test_it_is_archived_and_read_through_the_proxy(
         wanted = all_there_is(tiered_proxy, "live0")
         consumer = tiered_proxy.consume("push", "G-tls", 10**6, idle_s=60)
         consumer.wait_for_all(wanted)
-        (group,) = tiered_proxy.sidecar.status()["serving"]["groups"]
+        (group,) = tiered_proxy.sidecar.status()["proxy"]["groups"]
         assert group["name"] == "G-tls" and group["archivePulls"] > 0
         consumer.kill()
         assert sorted(consumer.lines()) == sorted(wanted)

@@ -250,13 +250,13 @@ def test_a_topic_made_anew_is_begun_at_its_first_message_and_not_where_its_forme
 
 def test_offsets_of_before_lives_were_told_apart_are_those_of_the_life_that_is_served() -> None:
     store = MemoryStore()
-    old = GroupSnapshot(1, "o", "one", 5, True, {("g", "t"): {0: 9, 1: 4}}, has_lives=False)
+    old = GroupSnapshot(1, "o", "one", 5, True, {("g", "t"): {0: 9, 1: 4}}, has_generations=False)
     store.put_if_absent(snapshot_key(1), [encode_snapshot(old)])
     log = GroupLog(store, "two", Clock(), generation_of=lambda topic, queue_id: 3 if queue_id == 0 else 0)
     assert log.read() == {("g", "t"): {queue_number(0, 3): 9, 1: 4}}
     log.claim(LEASE_MS)
     assert load_snapshot(store).offsets == log.offsets == {("g", "t"): {queue_number(0, 3): 9, 1: 4}}
-    assert load_snapshot(store).has_lives
+    assert load_snapshot(store).has_generations
 
 
 def test_a_lost_answer_loses_no_offset() -> None:

@@ -70,7 +70,7 @@ def test_a_half_frame_is_given_some_time_only(caplog: pytest.LogCaptureFixture) 
             client.writer.write(bytes([byte]))
             await asyncio.sleep(0.02)
 
-    story_closing(drip, "a frame is not complete after 0.3 s", caplog, ConnectionLimits(frame_s=0.3))
+    story_closing(drip, "frame incomplete after 0.3 s", caplog, ConnectionLimits(frame_s=0.3))
 
 
 def test_a_silent_client_is_idle(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,7 +109,7 @@ def test_half_frames_of_many_clients_have_one_budget(caplog: pytest.LogCaptureFi
         assert (await good.ask(RemotingCommand(ECHO, 1))).code == 0
 
     play(story, ServerOptions(limits=ConnectionLimits(partial_bytes_max=8 * MIB)))
-    assert "unfinished frames of all clients" in caplog.text
+    assert "partial frames of all clients" in caplog.text
 
 
 def test_a_client_that_reads_nothing_of_what_waits_is_closed(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,7 +126,7 @@ def test_a_client_that_reads_nothing_of_what_waits_is_closed(caplog: pytest.LogC
         assert made.server.accounts.unread.total_bytes == 0
 
     play(story, ServerOptions(limits=ConnectionLimits(stall_s=0.3)))
-    assert "have not been read for 0.3 s" in caplog.text
+    assert "for 0.3 s" in caplog.text
 
 
 def test_a_slow_reader_is_not_closed() -> None:
@@ -357,7 +357,7 @@ def test_tls_only_refuses_plain_clients_and_settings_name_what_is_missing(tmp_pa
     play(story, ServerOptions(tls=kept_tls(settings), tls_only=True))
     with pytest.raises(UsageError, match="tls_certificate is not set"):
         tls_context(replace(ServeSettings(), tls_only=True))
-    with pytest.raises(UsageError, match="does not load"):
+    with pytest.raises(UsageError, match="cannot be loaded"):
         tls_context(replace(settings, tls_key=str(tmp_path / "none.pem")))
 
 
@@ -409,9 +409,9 @@ def test_an_encrypted_key_needs_its_password_and_nobody_is_asked_for_it(tmp_path
     assert tls_context(replace(settings, tls_key_password_file=str(word))) is not None
     for content in ("", "other"):
         word.write_text(content)
-        with pytest.raises(UsageError, match="does not load"):
+        with pytest.raises(UsageError, match="cannot be loaded"):
             tls_context(replace(locked, tls_key_password_file=str(word)))
-    with pytest.raises(UsageError, match="does not load"):
+    with pytest.raises(UsageError, match="cannot be loaded"):
         tls_context(locked)
     with pytest.raises(UsageError, match=r"serve.tls_key_password_file = .* cannot be read"):
         tls_context(replace(locked, tls_key_password_file=str(tmp_path / "none")))

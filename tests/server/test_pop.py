@@ -178,7 +178,7 @@ class Archive:
 class Scene:
     """One server."""
 
-    def __init__(self, store: MemoryStore | None = None, held_bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, store: MemoryStore | None = None, unacked_bytes_max: int = BYTES_MAX) -> None:
         self.clock, self.table = Clock(), HandlerTable()
         self.offsets = GroupOffsets(GroupLog(store or MemoryStore(), "one", self.clock), lease_ms=60_000)
         archive: Any = Archive()
@@ -186,7 +186,7 @@ class Scene:
             archive,
             RouteTable(archive, "127.0.0.1:1"),
             self.offsets,
-            held_bytes_max=held_bytes_max,
+            unacked_bytes_max=unacked_bytes_max,
             clock_ms=self.clock,
         )
         self.handlers.register(self.table)
@@ -474,7 +474,7 @@ def test_assignments_by_mode() -> None:
 def test_messages_in_hand_fill_no_memory_and_go_out_again_when_some_are_acknowledged() -> None:
     async def scene() -> None:
         bytes_max = 40 * (PLACE_BYTES + 100) + 100 * IN_HAND_BYTES
-        one = Scene(held_bytes_max=bytes_max)
+        one = Scene(unacked_bytes_max=bytes_max)
         await one.offsets.claim()
         places = one.handlers._places
 
@@ -500,7 +500,7 @@ def test_messages_in_hand_fill_no_memory_and_go_out_again_when_some_are_acknowle
 
 def test_queues_where_nothing_is_in_hand_make_room_and_their_groups_go_on() -> None:
     async def scene() -> None:
-        one = Scene(held_bytes_max=2 * (PLACE_BYTES + 100) + 20 * IN_HAND_BYTES)
+        one = Scene(unacked_bytes_max=2 * (PLACE_BYTES + 100) + 20 * IN_HAND_BYTES)
         await one.offsets.claim()
         for number in range(50):
             _, found = await one.pop(consumerGroup=f"g{number}")

@@ -228,7 +228,7 @@ def test_a_message_that_may_not_be_shown_does_not_leave_the_server(tmp_path: Pat
     table.register(Code.VIEW_MESSAGE_BY_ID)(view)
     answerer = Dispatcher(table, door_of(tmp_path, USERS))
     named = asked(Code.VIEW_MESSAGE_BY_ID, "reader", SECRET, topic="open", offset="777")
-    answer = asyncio.run(answerer.answer(named, is_judged=False))
+    answer = asyncio.run(answerer.answer(named, is_authorized=False))
     assert answer is not None
     assert (answer.code, answer.body) == (16, ())
 

@@ -120,7 +120,7 @@ def test_tools_are_told_how_a_group_consumes_by_name(
 
 def test_a_body_that_is_no_heartbeat_is_refused(clients: Any) -> None:
     _, table, _ = clients
-    with pytest.raises(BadRequestError, match="no JSON"):
+    with pytest.raises(BadRequestError, match="not JSON"):
         answer(table, request(RequestCode.HEART_BEAT))
 
 

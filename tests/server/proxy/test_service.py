@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from server.proxy import proxy_service as service_module
+from server.proxy import proxy_service, relay_service
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from server.proxy.proxy_service import ProxyConfig, ProxyService
@@ -295,7 +295,8 @@ def test_another_name_server_answers_and_changes_go_to_all() -> None:
 def test_name_servers_are_asked_while_the_broker_hangs_with_large_sends_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service_module, "InflightLimit", lambda: InflightLimit(1_000))
+    for module in (proxy_service, relay_service):
+        monkeypatch.setattr(module, "InflightLimit", lambda: InflightLimit(1_000))
 
     async def story() -> None:
         async with scene(waits=frozenset({310})) as made:
@@ -342,11 +343,11 @@ def test_heartbeats_of_consumers_are_noted_those_of_producers_relayed() -> None:
             assert 34 not in made.broker.codes()
             found = made.service.clients.subscription("g", "T")
             assert found is not None and (found.expression, found.expression_type) == ("a>1", "SQL92")
-            assert made.service.status().groups == [("g", 1)]
+            assert [(group.name, group.members) for group in made.service.status().groups] == [("g", 1)]
             assert (await producer.ask(34, heartbeat(consumers=False))).code == 0
             assert made.broker.codes().count(34) == 1
             consumer.writer.close()
-            await until(lambda: made.service.status().groups == [])
+            await until(lambda: made.service.status().groups == ())
             await made.broker.stop()
             with pytest.raises((EOFError, ConnectionError)):
                 await producer.receive()
@@ -408,7 +409,7 @@ def test_status_tells_what_each_group_reads() -> None:
             await client.ask(34, heartbeat(consumers=True))
             for offset in ("0", "32", "100"):
                 await client.ask(11, topic="T", consumerGroup="g", queueId="3", queueOffset=offset)
-            (reading,) = made.service.status().readings
+            (reading,) = made.service.status().groups
             assert (reading.name, reading.members) == ("g", 1)
             assert (reading.archive_pulls, reading.broker_pulls, reading.behind_messages) == (2, 1, 68)
 

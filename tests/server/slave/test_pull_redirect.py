@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import BrokerSide, OffsetRange, ReadPolicy, Situation
 from server.backend.pull_handlers import SUBSCRIPTION, SUSPEND
-from server.slave.pull_redirect import REPEAT_BYTES, REPEAT_S, RedirectContext, EmptyReplyPacer, SlavePulls, next_id
+from server.slave.pull_redirect import (
+    REPEAT_BYTES,
+    REPEAT_S,
+    EmptyReplyPacer,
+    RedirectContext,
+    SlavePulls,
+    next_id,
+)
 from server.slave.registration import MASTER_ID
 from server.wire.codes import RequestCode
 from server.wire.request import Response
@@ -79,7 +86,7 @@ def test_what_is_remembered_of_clients_is_bounded() -> None:
     repeats = EmptyReplyPacer(bytes_max=10 * (REPEAT_BYTES + sys.getsizeof("g") + sys.getsizeof("t")))
     for number in range(100):
         repeats.wait_s((number, "g"), "t", 0, 5, 0.0)
-    assert len(repeats._told) == 10
+    assert len(repeats._last) == 10
 
 
 @dataclass

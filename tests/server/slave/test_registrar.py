@@ -82,7 +82,7 @@ def test_a_restarted_name_server_lists_it_again_before_it_knows_the_master() -> 
 def test_one_name_server_away_does_not_keep_it_from_the_others() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         def stand() -> RegistrationState:
-            return next(one.stand for one in registrar.statuses() if one.name_server == servers[1].address)
+            return next(one.state for one in registrar.statuses() if one.address == servers[1].address)
 
         await until(lambda: stand() is RegistrationState.REGISTERED)
         assert servers[1].addresses.get(7) == OURS
@@ -112,9 +112,7 @@ def test_an_id_that_one_name_server_gives_to_another_is_not_taken_at_a_new_one()
 
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         knows, starts = servers
-        await until(
-            lambda: {status.state for status in registrar.statuses()} == {RegistrationState.REFUSED}
-        )
+        await until(lambda: {status.state for status in registrar.statuses()} == {RegistrationState.REFUSED})
         del starts.addresses[7]
         at = len(starts.seen)
         await until(lambda: len(starts.seen) > at + 3)
@@ -179,9 +177,7 @@ def test_an_address_that_one_name_server_gives_to_another_broker_is_registered_n
     """That broker is on the way to the other one."""
 
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
-        await until(
-            lambda: {status.state for status in registrar.statuses()} == {RegistrationState.REFUSED}
-        )
+        await until(lambda: {status.state for status in registrar.statuses()} == {RegistrationState.REFUSED})
         assert "broker-z at another name server" in registrar.statuses()[1].why
         assert 7 not in servers[1].addresses
         servers[0].others.clear()
@@ -285,7 +281,7 @@ def test_without_a_master_it_waits_for_one() -> None:
 def test_success_without_being_listed_is_not_believed() -> None:
     async def tell(registrar: Registrar, servers: list[NameServerDouble], told: Told) -> None:
         await until(lambda: registrar.statuses()[0].state is RegistrationState.REFUSED)
-        assert "lists nobody as id 7" in registrar.statuses()[0].why
+        assert "lists no broker as id 7" in registrar.statuses()[0].why
 
     ignoring = NameServerDouble()
     ignoring.ignores = True

@@ -19,10 +19,10 @@ from server.slave.registration import (
     RegistrationState,
     SlaveConfig,
     claims_in,
-    parse_listing,
     claims_refusal,
-    master_refusal,
     listing_refusal,
+    master_refusal,
+    parse_listing,
     register_command,
     unregister_command,
     wait_s,
@@ -109,7 +109,7 @@ def test_nobody_else_s_id_or_address_is_ever_taken(
 def test_clusters_whose_slaves_can_become_master_have_no_place(name: str) -> None:
     assert name in (master_refusal({name: "true"}, BROKER) or "")
     assert master_refusal({name: "false", "brokerRole": "SYNC_MASTER"}, BROKER) is None
-    assert "slave itself" in (master_refusal({"brokerRole": "SLAVE"}, BROKER) or "")
+    assert "is a slave" in (master_refusal({"brokerRole": "SLAVE"}, BROKER) or "")
 
 
 def test_another_broker_s_master_is_none_to_stand_beside() -> None:
@@ -136,7 +136,9 @@ def test_what_name_servers_of_both_lines_list_is_understood() -> None:
     new = old.replace(b'"cluster":"C"', b'"cluster":"C","enableActingMaster":true,"zoneName":"z"')
     assert parse_listing(new, BROKER) == Listing({0: "m:1", 7: "s:1"}, "C", "z", True)
     assert parse_listing(b"{}", BROKER) == parse_listing(b"", BROKER) == Listing()
-    assert parse_listing(old, "other") == Listing(others={"m:1": "id 0 of broker-a", "s:1": "id 7 of broker-a"})
+    assert parse_listing(old, "other") == Listing(
+        others={"m:1": "id 0 of broker-a", "s:1": "id 7 of broker-a"}
+    )
     for broken in (b"[1]", b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{"x":"m"}}}}', b"{"):
         with pytest.raises(CorruptionError):
             parse_listing(broken, BROKER)

@@ -1,4 +1,4 @@
-"""Slave mode inside `tiered run`: where it stands, under which policies, and what status shows of it."""
+"""Slave mode in `tiered run`: addresses, read policies, status, and a thread shared with proxy mode."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -13,22 +14,21 @@ import pytest
 from fetcher.access import ArchiveAccess
 from server.proxy.group_reads import GroupReading
 from server.proxy.inflight_limit import InflightLimit
-from server.proxy.proxy_service import ProxyConfig, ProxyService
+from server.proxy.proxy_service import ProxyService
+from server.proxy.relay_service import RelayService
 from server.proxy.upstream import RemotingUpstream
 from server.slave.registrar import NameServerStatus
 from server.slave.registration import RegistrationState, SlaveConfig
-from server.slave.slave_status import SlaveCounters, SlaveStatus
+from server.slave.slave_service import SlaveOptions, SlaveService, SlaveStatus
 from sidecar.cli import status as status_command
-from sidecar.proxy_thread import ProxyOrder, proxy_port
 from sidecar.report import decode_report, encode_report
-from sidecar.serving_thread import ServingThread
-from sidecar.slave_metrics import SlaveCollector, slave_report
-from sidecar.slave_port import slave_config, slave_policies, slave_port
+from sidecar.serving import Handlers, ServingThread, handlers_with, services_of, slave_config, slave_policies
+from sidecar.serving_metrics import ServingCollector, slave_report
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.server.slave.master_double import MasterDouble
 from tests.server.slave.name_server_double import NameServerDouble
 from tests.server.slave.until import until
-from tests.sidecar.answers_double import Answers
+from tests.sidecar.handlers_double import FakeHandlers
 from tests.sidecar.status_report import REPORT
 from tiered.broker_store.conf import broker_conf
 from tiered.broker_store.names import BrokerNames
@@ -47,18 +47,18 @@ from tiered.settings.sections import (
 
 CONF = {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
 STATUS = SlaveStatus(
-    "h:10931", 7, 3, True, True, False,
+    "h:10931", 3, True, (GroupReading("g", 2, 30, 4, 5),), 7, True, False,
     (NameServerStatus("10.0.0.8:9876", RegistrationState.REGISTERED, ""),
      NameServerStatus("10.0.0.9:9876", RegistrationState.REFUSED, "id 7 is taken")),
-    (GroupReading("g", 2, 30, 4, 5),),
 )  # fmt: skip
 
 
 def settings(advertise: str, **others: object) -> Settings:
-    return Settings(slave=SlaveSettings(broker_id=7, advertise=advertise), **others)  # type: ignore[arg-type]
+    slave = SlaveSettings(broker_id=7, advertise=advertise, bind="0.0.0.0:10931")
+    return Settings(slave=slave, **others)  # type: ignore[arg-type]
 
 
-def test_its_place_comes_from_settings_and_broker_conf() -> None:
+def test_addresses_come_from_settings_and_broker_conf() -> None:
     found = slave_config(settings("sidecar-host:10931"), broker_conf(CONF), "broker-a")
     name_servers = ("10.0.0.8:9876", "10.0.0.9:9876")
     assert found == SlaveConfig("broker-a", "10.0.0.1:10911", name_servers, "sidecar-host:10931", 7)
@@ -68,33 +68,33 @@ def test_its_place_comes_from_settings_and_broker_conf() -> None:
     ("advertise", "complaint"),
     [
         ("host", "slave.advertise"),
-        ("0.0.0.0:10931", "no address that clients can dial"),
-        ("10.0.0.1:10911", "of the broker or a name server itself"),
-        ("h:9876", "serve.advertise, too"),
-        ("h:0", "no port"),
-        ("127.0.0.1:10931", "lead every client to its own host"),
-        ("localhost:10931", "lead every client to its own host"),
-        ("[::1]:10931", "lead every client to its own host"),
+        ("0.0.0.0:10931", "not an address that clients can dial"),
+        ("10.0.0.1:10911", "address of the broker or of a name server"),
+        ("h:9876", "same as serve.advertise"),
+        ("h:0", "has port 0"),
+        ("127.0.0.1:10931", "is a loopback address"),
+        ("localhost:10931", "is a loopback address"),
+        ("[::1]:10931", "is a loopback address"),
     ],
 )
-def test_impossible_places_are_refused(advertise: str, complaint: str) -> None:
+def test_impossible_addresses_are_refused(advertise: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         slave_config(
             settings(advertise, serve=ServeSettings(advertise="h:9876")), broker_conf(CONF), "broker-a"
         )
 
 
-def test_a_loopback_address_is_one_where_everybody_is_on_it() -> None:
+def test_a_loopback_address_is_allowed_if_the_broker_has_one_too() -> None:
     conf = broker_conf({"brokerIP1": "127.0.0.1", "listenPort": "10911", "namesrvAddr": "localhost:9876"})
     assert slave_config(settings("127.0.0.1:10931"), conf, "b").advertise == "127.0.0.1:10931"
 
 
-def test_nobody_is_led_to_a_port_that_only_this_host_reaches() -> None:
-    names = BrokerNames(CLUSTER, BROKER)
-    with pytest.raises(UsageError, match=r"slave\.bind is '127\.0\.0\.1:10931'"):
-        slave_port(settings("sidecar-host:10931"), broker_conf(CONF), names)
-    reached = Settings(slave=SlaveSettings(broker_id=7, advertise="sidecar-host:10931", bind="0.0.0.0:0"))
-    assert slave_port(reached, broker_conf(CONF), names)[1].bind == "0.0.0.0:0"
+def test_a_loopback_port_with_an_address_for_other_hosts_is_refused() -> None:
+    wanted = Settings(slave=SlaveSettings(broker_id=7, advertise="sidecar-host:10931"))
+    with pytest.raises(UsageError, match=r"slave\.bind = 127\.0\.0\.1:10931 is a loopback address"):
+        services_of(wanted, broker_conf(CONF), BrokerNames(CLUSTER, BROKER))
+    (service,) = services_of(settings("sidecar-host:10931"), broker_conf(CONF), BrokerNames(CLUSTER, BROKER))
+    assert service.bind == "0.0.0.0:10931"
 
 
 def test_an_id_without_an_address_and_an_address_without_an_id_are_contradictions() -> None:
@@ -105,7 +105,7 @@ def test_an_id_without_an_address_and_an_address_without_an_id_are_contradiction
     assert contradictions(Settings(slave=SlaveSettings(broker_id=3, advertise="h:1"))) == []
 
 
-def test_what_is_archived_comes_from_the_archive_unless_disabled() -> None:
+def test_archived_messages_come_from_the_archive_unless_disabled() -> None:
     read = ReadSettings(policy="NOT_IN_MEM", topic_policies=("a*=DISABLE", "b=3", "c=NOT_IN_DISK"))
     found = slave_policies(read)
     assert found.default_policy() == "FORCE"
@@ -113,18 +113,23 @@ def test_what_is_archived_comes_from_the_archive_unless_disabled() -> None:
     assert slave_policies(ReadSettings(policy="0")).default_policy() == "DISABLE"
 
 
-def test_it_is_part_of_the_status_document_and_of_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_part_of_the_status_document_and_of_the_metrics(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     report = replace(REPORT, slave=slave_report(STATUS))
     assert decode_report(orjson.loads(encode_report(report))) == report
     assert decode_report(orjson.loads(encode_report(REPORT))).slave is None
-    families = {family.name: family for family in SlaveCollector(lambda: STATUS, SlaveCounters()).collect()}
+    slave = SlaveConfig("broker-a", "10.0.0.1:10911", ("10.0.0.8:9876",), "h:10931", 7)
+    service = SlaveService(SlaveOptions(slave, CLUSTER, ServeSettings()))
+    monkeypatch.setattr(service, "status", lambda: STATUS)
+    families = {family.name: family for family in ServingCollector(service).collect()}
     registered = families["rocketmq_tiered_store_slave_registered"].samples
     assert {sample.labels["name_server"]: sample.value for sample in registered} == {
         "10.0.0.8:9876": 1, "10.0.0.9:9876": 0,
     }  # fmt: skip
     status_command._print(report)
     printed = capsys.readouterr().out
-    assert "id 7 at h:10931, 3 connected; the master sends nobody here (slaveReadEnable)" in printed
+    assert "id 7 at h:10931, 3 connected; the master redirects no consumers (slaveReadEnable)" in printed
     assert "name server 10.0.0.9:9876: not registered: id 7 is taken" in printed
     silent = replace(STATUS, is_master_available=False, master_failure="m:1 cannot be reached: no answer")
     status_command._print(replace(REPORT, slave=slave_report(silent)))
@@ -141,9 +146,9 @@ def test_proxy_and_slave_share_one_thread_and_one_archive(
         name_server.addresses = {0: "127.0.0.1:1"}
         await name_server.start()
         await master.start()
-        # Nobody says that it does not check its clients: it is asked whether this one may pull.
-        told = {"nextBeginOffset": "9", "minOffset": "9", "maxOffset": "9", "suggestWhichBrokerId": "0"}
-        master.answers[11] = RemotingCommand(21, 0, ext_fields=told)
+        # Access control is assumed, so the slave asks the master whether this client may pull.
+        fields = {"nextBeginOffset": "9", "minOffset": "9", "maxOffset": "9", "suggestWhichBrokerId": "0"}
+        master.answers[11] = RemotingCommand(21, 0, ext_fields=fields)
         url, broker = f"file://{tmp_path}/archive", BrokerSettings(store_path=str(real_store("A") / "store"))
         wanted = Settings(
             archive=ArchiveSettings(url=url), serve=ServeSettings(bind="127.0.0.1:0", advertise="127.0.0.1:9"),
@@ -154,15 +159,18 @@ def test_proxy_and_slave_share_one_thread_and_one_archive(
         names = BrokerNames(CLUSTER, BROKER)
         name_server.names = BROKER, CLUSTER
 
-        async def proxy_answers(access: ArchiveAccess, service: ProxyService) -> Answers:
+        async def opened(
+            access: ArchiveAccess, service: RelayService[Any], opened_with: Settings
+        ) -> Handlers:
+            if isinstance(service, SlaveService):
+                return await handlers_with(None)(access, service, opened_with)
             accesses.append(access)
-            return Answers()
+            return FakeHandlers()
 
         accesses: list[ArchiveAccess] = []
-        place = ProxyConfig(BROKER, master.address, (name_server.address,), "127.0.0.1:9")
-        proxy, first = proxy_port(ProxyOrder(place, proxy_answers), wanted)
-        slave, second = slave_port(wanted, None, names)
-        thread = ServingThread(names, wanted, [first, second])
+        proxy, slave = services_of(wanted, None, names)
+        assert isinstance(proxy, ProxyService) and isinstance(slave, SlaveService)
+        thread = ServingThread(names, wanted, [proxy, slave], opened)
         bound = await asyncio.to_thread(thread.start)
         assert len({port for _, port in bound}) == 2
         try:

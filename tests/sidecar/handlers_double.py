@@ -8,7 +8,7 @@ from tiered.settings.sections import (
 )
 
 
-class Answers:
+class FakeHandlers:
     """Stands for what answers from the archive."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The proxy inside `tiered run`: where it stands, and the life of its thread."""
+"""Serving in `tiered run`: addresses of proxy mode, handlers, and the thread from start to close."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -16,19 +17,16 @@ from fetcher.access import ArchiveAccess, open_async_access
 from fetcher.policy.read_policy import BrokerSide, LocalView, Residency
 from server.groups.client_table import ClientTable
 from server.proxy.group_reads import GroupReading
-from server.proxy.proxy_service import ProxyConfig, ProxyService
-from server.proxy.proxy_status import ProxyStatus
-from sidecar.proxy_answers import MergedAnswers
-from sidecar.proxy_metrics import ProxyCollector, serving_report
-from sidecar.proxy_place import proxy_config
-from sidecar.proxy_thread import ProxyOrder, proxy_port
+from server.proxy.proxy_service import ProxyConfig, ProxyService, ProxyStatus
+from server.proxy.relay_service import RelayService
 from sidecar.report import decode_report, encode_report
-from sidecar.serving_thread import ServingThread
+from sidecar.serving import MergedHandlers, ServingThread, checks_clients, proxy_config
+from sidecar.serving_metrics import ServingCollector, proxy_report
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.servers.child import free_port
-from tests.sidecar.answers_double import Answers
+from tests.sidecar.handlers_double import FakeHandlers
 from tests.sidecar.status_report import REPORT
-from tiered.broker_store.conf import broker_conf
+from tiered.broker_store.conf import broker_conf, parse_properties
 from tiered.broker_store.names import BrokerNames
 from tiered.errors import UsageError
 from tiered.object_store.file import FileStore
@@ -46,11 +44,12 @@ from tiered.settings.sections import (
 CONF = broker_conf(
     {"brokerIP1": "10.0.0.1", "listenPort": "10911", "namesrvAddr": "10.0.0.8:9876;10.0.0.9:9876"}
 )
+RESTART = "restart needed to apply these settings to serving"
 ADVERTISED = Settings(serve=ServeSettings(advertise="broker-host:9876"))
 
 
 class Away:
-    """Stands for a broker that is away."""
+    """A broker that is away."""
 
     has_broker = True
 
@@ -68,7 +67,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_the_place_comes_from_broker_conf_unless_settings_say_otherwise() -> None:
+def test_addresses_come_from_settings_or_else_from_broker_conf() -> None:
     found = proxy_config(ADVERTISED, CONF, "broker-a")
     assert found == ProxyConfig(
         "broker-a", "10.0.0.1:10911", ("10.0.0.8:9876", "10.0.0.9:9876"), "broker-host:9876"
@@ -82,16 +81,16 @@ def test_the_place_comes_from_broker_conf_unless_settings_say_otherwise() -> Non
     ("advertise", "properties", "complaint"),
     [
         ("host", {}, "serve.advertise"),
-        ("0.0.0.0:9876", {}, "no address that clients can dial"),
-        ("[::]:9876", {}, "no address that clients can dial"),
-        ("h:9876", {"namesrvAddr": "n:1"}, "where is the broker"),
-        ("h:9876", {"brokerIP1": "10.0.0.1"}, "where are the name servers"),
-        ("h:9876", {"brokerIP1": "10.0.0.1", "namesrvAddr": "h:9876"}, "of the broker or a name server itself"),
-        ("10.0.0.1:10911", {"brokerIP1": "10.0.0.1", "namesrvAddr": "n:1"}, "of the broker or a name server"),
+        ("0.0.0.0:9876", {}, "not an address that clients can dial"),
+        ("[::]:9876", {}, "not an address that clients can dial"),
+        ("h:9876", {"namesrvAddr": "n:1"}, "requires the broker's address"),
+        ("h:9876", {"brokerIP1": "10.0.0.1"}, "requires name servers"),
+        ("h:9876", {"brokerIP1": "10.0.0.1", "namesrvAddr": "h:9876"}, "address of the broker or of a name server"),
+        ("10.0.0.1:10911", {"brokerIP1": "10.0.0.1", "namesrvAddr": "n:1"}, "address of the broker"),
         ("h:9876", {"brokerIP1": "10.0.0.1", "namesrvAddr": "n"}, "broker.name_servers"),
     ],
 )  # fmt: skip
-def test_impossible_places_are_refused(advertise: str, properties: dict[str, str], complaint: str) -> None:
+def test_impossible_addresses_are_refused(advertise: str, properties: dict[str, str], complaint: str) -> None:
     settings = Settings(serve=ServeSettings(advertise=advertise))
     with pytest.raises(UsageError, match=complaint):
         proxy_config(settings, broker_conf(properties), "broker-a")
@@ -99,33 +98,34 @@ def test_impossible_places_are_refused(advertise: str, properties: dict[str, str
 
 @dataclass(frozen=True)
 class Serving:
-    """A proxy alone in its thread."""
+    """Proxy mode alone on its thread."""
 
     proxy: ProxyService
     thread: ServingThread
 
 
-def thread_at(url: str, port: int, answers: Answers) -> Serving:
+def thread_at(url: str, port: int, answers: FakeHandlers) -> Serving:
     settings = Settings(archive=ArchiveSettings(url=url), serve=ServeSettings(bind=f"127.0.0.1:{port}"))
-    place = ProxyConfig(BROKER, "127.0.0.1:1", ("127.0.0.1:1",), "127.0.0.1:9")
+    config = ProxyConfig(BROKER, "127.0.0.1:1", ("127.0.0.1:1",), "127.0.0.1:9")
 
-    async def make(access: ArchiveAccess, service: ProxyService) -> Answers:
+    async def opened(access: ArchiveAccess, service: RelayService[Any], settings: Settings) -> FakeHandlers:
         assert access.broker == BROKER
         return answers
 
-    service, proxy = proxy_port(ProxyOrder(place, make), settings)
-    return Serving(service, ServingThread(BrokerNames(CLUSTER, BROKER), settings, [proxy]))
+    service = ProxyService(config, settings.serve, settings.read)
+    thread = ServingThread(BrokerNames(CLUSTER, BROKER), settings, [service], opened)
+    return Serving(service, thread)
 
 
-def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
+def test_it_listens_before_the_archive_exists_and_opens_it_later(
     real_store: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = Answers()
+    answers = FakeHandlers()
     served = thread_at(f"file://{tmp_path}/archive", 0, answers)
     ((_, port),) = served.thread.start()
     client = BrokerClient(f"127.0.0.1:{port}", 5)
     try:
-        assert client.call(11, {"topic": "T"}).code == 2, "not before the archive is open"
+        assert client.call(11, {"topic": "T"}).code == 2, "the archive is not open yet"
         assert client.call(103).code == 16
         assert not served.proxy.status().is_archive_open
         backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
@@ -133,28 +133,26 @@ def test_it_serves_before_there_is_an_archive_and_opens_one_that_appears(
         policies = ReadSettings(policy="FORCE")
         served.thread.apply(Settings(read=policies))
         until(lambda: Settings(read=policies) in answers.applied)
-        assert "values of before" not in caplog.text, "read policies are in force at once"
+        assert RESTART not in caplog.text, "read policies apply at once"
         limited = FetchSettings(bytes_per_s=1 << 20, user_requests=9)
         served.thread.apply(Settings(read=policies, fetch=limited))
-        until(lambda: "clients are served by the values of before until a restart" in caplog.text)
-        (said,) = (record for record in caplog.records if "values of before" in record.message)
+        until(lambda: RESTART in caplog.text)
+        (said,) = (record for record in caplog.records if RESTART in record.message)
         assert vars(said)["keys"] == ["fetch.user_requests", "fetch.bytes_per_s"]
-        names = {
-            family.name for family in ProxyCollector(served.proxy.status, served.proxy.counters).collect()
-        }
-        assert "rocketmq_tiered_store_serve_connections" in names
+        names = {family.name for family in ServingCollector(served.proxy).collect()}
+        assert "rocketmq_tiered_store_proxy_connections" in names
     finally:
         client.close()
         served.thread.close(0.1)
     assert answers.is_closed and not served.thread.is_alive
-    served.thread.apply(Settings())  # too late, and harmless
+    served.thread.apply(Settings())  # ignored after close
 
 
-def test_what_clients_keep_until_a_restart_is_told_also_before_there_is_an_archive(
+def test_settings_that_need_a_restart_are_logged_before_the_archive_exists_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ports are made as the process starts: another broker's address is the uploader's alone."""
-    served = thread_at(f"file://{tmp_path}/archive", 0, Answers())
+    """Services are made at the start: a new broker address applies to the uploader only."""
+    served = thread_at(f"file://{tmp_path}/archive", 0, FakeHandlers())
     served.thread.start()
     try:
         served.thread.apply(
@@ -165,17 +163,17 @@ def test_what_clients_keep_until_a_restart_is_told_also_before_there_is_an_archi
                 serve=ServeSettings(pull_messages_max=9),
             )
         )
-        until(lambda: "values of before" in caplog.text)
-        (said,) = (record for record in caplog.records if "values of before" in record.message)
+        until(lambda: RESTART in caplog.text)
+        (said,) = (record for record in caplog.records if RESTART in record.message)
         assert vars(said)["keys"] == ["broker.address", "serve.pull_messages_max"]
     finally:
         served.thread.close(0.1)
 
 
-def test_what_is_archived_from_a_reload_on_is_known_to_who_decides_pulls(
+def test_a_reload_changes_which_topics_count_as_archived(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """A topic taken as never archived would let its readers pass what is on its way into the archive."""
+    """Readers of a topic that counts as never archived would skip messages that are about to be archived."""
 
     async def whole() -> None:
         settings = Settings(
@@ -184,7 +182,7 @@ def test_what_is_archived_from_a_reload_on_is_known_to_who_decides_pulls(
             topics=TopicSettings(exclude=("orders",)),
         )
         access = open_async_access(settings.archive.url, cluster=CLUSTER, broker=BROKER, settings=settings)
-        merged = await MergedAnswers.opened(access, ClientTable(time.monotonic), settings, None)
+        merged = await MergedHandlers.opened(access, ClientTable(time.monotonic), settings, None)
         try:
             look = Away()
             assert not (await merged.line.situation(look, "orders", 0, 0)).is_admitted
@@ -199,10 +197,12 @@ def test_what_is_archived_from_a_reload_on_is_known_to_who_decides_pulls(
     asyncio.run(whole())
 
 
-def test_a_commit_of_this_process_is_seen_at_once(real_store: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_commit_of_this_process_is_adopted_at_once(
+    real_store: Callable[[str], Path], tmp_path: Path
+) -> None:
     store = FileStore(tmp_path / "archive")
     backfill(real_store("A") / "store", store)
-    answers = Answers()
+    answers = FakeHandlers()
     served = thread_at(f"file://{tmp_path}/archive", 0, answers)
     served.thread.start()
     try:
@@ -217,12 +217,12 @@ def test_a_commit_of_this_process_is_seen_at_once(real_store: Callable[[str], Pa
         served.thread.close(0.1)
 
 
-def test_who_is_served_is_part_of_the_status_document() -> None:
+def test_proxy_mode_is_part_of_the_status_document() -> None:
     reading = GroupReading("g", 2, 30, 4, 5)
-    served = serving_report(ProxyStatus("host:9876", 3, 2, True, [("g", 2)], (reading,)))
-    report = replace(REPORT, serving=served)
+    status = ProxyStatus("host:9876", 3, True, (reading,), 2)
+    report = replace(REPORT, proxy=proxy_report(status))
     assert decode_report(orjson.loads(encode_report(report))) == report
-    assert decode_report(orjson.loads(encode_report(REPORT))).serving is None
+    assert decode_report(orjson.loads(encode_report(REPORT))).proxy is None
 
 
 def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:
@@ -230,8 +230,28 @@ def test_a_port_in_use_is_a_usage_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        served = thread_at(f"file://{tmp_path}/archive", port, Answers())
+        served = thread_at(f"file://{tmp_path}/archive", port, FakeHandlers())
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
             served.thread.start()
     served.thread.close(0.1)
     assert not served.thread.is_alive
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("brokerName=a\n", False),
+        ("aclEnable = true\n", True),
+        ("aclEnable=false\n", False),
+        ("authenticationEnabled=TRUE\n", True),
+        ("authorizationEnabled=true\n", True),
+    ],
+)
+def test_the_configuration_file_shows_whether_the_broker_has_access_control(
+    text: str, expected: bool
+) -> None:
+    assert checks_clients(broker_conf(parse_properties(text))) is expected
+
+
+def test_access_control_is_assumed_without_a_configuration_file() -> None:
+    assert checks_clients(None)
