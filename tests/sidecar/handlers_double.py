@@ -1,4 +1,4 @@
-"""Test double of what answers from the archive."""
+"""Test double of serving.Handlers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiered.settings.sections import (
 
 
 class FakeHandlers:
-    """Stands for what answers from the archive."""
+    """See serving.Handlers."""
 
     def __init__(self) -> None:
         self.handlers: ProxyHandlers = {}
