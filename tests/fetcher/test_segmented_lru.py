@@ -22,7 +22,7 @@ from server.pop.pop_queues import IN_HAND_BYTES, PLACE_BYTES, PopPlace
 from server.pop.pop_state import PopQueue
 from server.proxy.group_reads import GroupReadStats
 from server.retries.retry_state import RetryMessage, RetryObject, RetryState
-from server.slave.pull_redirect import Repeats
+from server.slave.pull_redirect import EmptyReplyPacer
 from server.wire.request import Response
 from tests.server.serving_peer import request
 from tiered.model.queue import QueueKey
@@ -190,7 +190,7 @@ def reads_of(chars: int) -> tuple[object, int]:
 
 
 def repeats_of(chars: int) -> tuple[object, int]:
-    repeats = Repeats()
+    repeats = EmptyReplyPacer()
     for number in range(COUNT):
         names = [f"{number:08d}{letter}".ljust(chars, "g") for letter in "ab"]
         repeats.wait_s((10_000 + number, names[0]), names[1], 1_000 + number, 70_000 + number, number / 3)
