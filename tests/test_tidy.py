@@ -164,4 +164,9 @@ def test_documents_cite_no_line_numbers_and_links_resolve() -> None:
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
             if not (document.parent / target).exists():
                 problems.append(f"{_relative(document)}: dead link {target}")
+        for cited in re.findall(
+            r"`((?:tiered|uploader|fetcher|server|sidecar|pipeline|tests|benchmarks)/[\w/.]+\w)`", text
+        ):
+            if not (ROOT / cited).exists() and "results" not in document.parts:
+                problems.append(f"{_relative(document)}: no such file {cited}")
     assert not problems, "\n".join(problems)
