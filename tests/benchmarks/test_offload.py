@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.offload import Plan, measure
 from benchmarks.report import MIB, CycleSizes, summarize, table
 from benchmarks.stores import PROFILES, ensure_store
 
 
+@pytest.mark.integration
 def test_a_tiny_store_goes_through_every_measurement(tmp_path: Path) -> None:
     profiles = [PROFILES["C"].scaled(0.01)]
     plan = Plan(profiles, ["file"], runs=1, work=tmp_path, peer=None, verify=True)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from tests.catalog.drafts import NOW_MS, RECORD_BYTES, ROW_PHYS, log_checks, small_limits
+from tests.sweeps import sweep
 from tiered.catalog import catalog_reader as reading
 from tiered.catalog.catalog_reader import head_version, load, read_commit, refresh
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -489,7 +490,7 @@ def simulate(seed: int, *, replacing: bool, steps: int = 250) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", sweep(range(10), fast=[0, 3, 6]))
 def test_two_writers_lose_nothing_and_show_nothing_twice(seed: int) -> None:
     world = simulate(seed, replacing=False)
     assert world.crashes > 3
@@ -497,16 +498,17 @@ def test_two_writers_lose_nothing_and_show_nothing_twice(seed: int) -> None:
     assert world.compactor.joined > 3
 
 
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", sweep(range(100, 110), fast=[101, 106, 108]))
 def test_a_replaced_log_loses_nothing_and_shows_nothing_twice(seed: int) -> None:
     world = simulate(seed, replacing=True)
     assert world.lines > 0
 
 
+@pytest.mark.parametrize("step", sweep([1, 4], fast=[4]))
 @pytest.mark.parametrize("after_effect", [False, True])
-def test_a_crash_at_every_step_is_recovered(after_effect: bool) -> None:
+def test_a_crash_at_every_step_is_recovered(after_effect: bool, step: int) -> None:
     """The same short history, killed at its first, second, third … request."""
-    for fuse in range(1, 60):
+    for fuse in range(1, 60, step):
         world = World(1)
         world.log.grow(60)
         world.store.fuse, world.store.kill_after_effect = fuse, after_effect

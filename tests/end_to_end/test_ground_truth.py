@@ -9,13 +9,14 @@ import pytest
 
 from tests.end_to_end.archive_check import STORES, check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.sweeps import sweep
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 
 
-@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("name", sweep(STORES, fast=STORES[1:], rest="integration"))
 def test_every_message_of_every_queue_comes_back_byte_exact(
     name: str, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:

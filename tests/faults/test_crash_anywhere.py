@@ -11,6 +11,7 @@ import pytest
 from tests.end_to_end.archive_check import check_against_truth
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
 from tests.faults.crashing_store import CrashError, CrashingStore
+from tests.sweeps import sweep
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.memory import MemoryStore
@@ -22,14 +23,16 @@ SHORT_LIVED = IndexSettings(unindexed_objects_max=1, after_backfill=True)
 SETTINGS = OffloadSettings(batch_bytes=512 << 10, split_bytes=128 << 10, block_bytes=64 << 10, root_every=3)
 
 
+@pytest.mark.parametrize("step", sweep([1, 5], fast=[5]))
 @pytest.mark.parametrize("after_effect", [False, True])
 def test_a_crash_at_each_request_loses_and_repeats_nothing(
-    after_effect: bool, real_store: Callable[[str], Path]
+    after_effect: bool, step: int, real_store: Callable[[str], Path]
 ) -> None:
+    """The fast tests crash at every fifth request, others before and after its effect."""
     directory = real_store("F")
     clean = CrashingStore(MemoryStore("memory://clean"), 1 << 60, after_effect=False)
     whole = backfill(directory / "store", clean, settings=SETTINGS)
-    for crash_at in range(1, clean.requests + 1):
+    for crash_at in range(1 + 2 * after_effect * (step > 1), clean.requests + 1, step):
         memory = MemoryStore(f"memory://crash-{after_effect}-{crash_at}")
         store = CrashingStore(memory, crash_at, after_effect=after_effect)
         try:
@@ -42,12 +45,12 @@ def test_a_crash_at_each_request_loses_and_repeats_nothing(
         backfill(directory / "store", memory, settings=SETTINGS)
         report = verify_archive(PrefixedStore(memory, archive_prefix(CLUSTER, BROKER)))
         assert report.anomalies == [], crash_at
-        if crash_at % 12 == 1:
+        if crash_at % (12 * step) < step:
             assert check_against_truth(memory, directory, "F") > 400
     assert whole.messages > 1000
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sweep(range(3), fast=[0]))
 def test_a_writer_that_crashes_again_and_again_gets_there(
     seed: int, real_store: Callable[[str], Path]
 ) -> None:

@@ -25,6 +25,7 @@ from server.retries.retry_state import RetryMessage, RetryObject, RetryState
 from server.slave.pull_redirect import EmptyReplyPacer
 from server.wire.request import Response
 from tests.server.serving_peer import request
+from tests.sweeps import sweep
 from tiered.model.queue import QueueKey
 
 LIMITS = WindowLimits(32, 1 << 25, 180.0, 1.0, 1 << 23)
@@ -205,7 +206,7 @@ def filters_of(chars: int) -> tuple[object, int]:
     return filters, 60 * filters.held_chars
 
 
-@pytest.mark.parametrize("chars", [20, 255])
+@pytest.mark.parametrize("chars", sweep([20, 255], fast=[255]))
 @pytest.mark.parametrize(
     "make",
     [

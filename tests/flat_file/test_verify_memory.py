@@ -46,11 +46,12 @@ def _peak_bytes(builder: ArchiveBuilder, *, full: bool) -> int:
     return peak_bytes
 
 
-def test_ten_times_the_history_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cycles", [12, pytest.param(40, marks=pytest.mark.soak)])
+def test_ten_times_the_history_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch, cycles: int) -> None:
     """As in production, but for smaller pages and windows: history is many of each."""
     monkeypatch.setattr(verify_runs, "WINDOW_RUNS", 2 * PAGE_RUNS)
     monkeypatch.setattr(verify_runs, "MERGED_RUNS", PAGE_RUNS)
-    small, large = _archive(40), _archive(400)
+    small, large = _archive(cycles), _archive(10 * cycles)
     verify_archive(small.store, full=True)  # what is loaded once, kernels for instance, is not counted
     before, after = _peak_bytes(small, full=True), _peak_bytes(large, full=True)
     assert after <= 1.1 * before + SLACK_BYTES, f"{before} B became {after} B"

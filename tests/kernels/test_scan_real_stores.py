@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.sweeps import sweep
 from tests.truth import archived_messages, truth_directories
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import FLAG_BATCH, RecordColumns, ScanStop, StopReason, scan_log
@@ -95,7 +96,7 @@ def scanned_store(real_store: Callable[[str], Path]) -> Callable[[str], ScannedS
     return get
 
 
-@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("name", sweep(STORES, fast=["D", "E", "F", "H", "K"], rest="integration"))
 def test_scan_gives_every_message_the_broker_served(
     name: str, real_store: Callable[[str], Path], scanned_store: Callable[[str], ScannedStore]
 ) -> None:

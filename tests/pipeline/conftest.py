@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,21 @@ def all_archives(real_store: Callable[[str], Path], tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture(scope="session")
-def small_archive(real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive of store K: light queues, BatchCQ, IPv6 hosts, compressed bodies."""
-    root = tmp_path_factory.mktemp("small-archive")
-    archive_store(real_store("K") / "store", root, "K")
-    return root
+def archive_of(
+    real_store: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """The archive of one real store, made when it is first wanted; the broker is named after the store."""
+
+    @cache
+    def made(name: str) -> Path:
+        root = tmp_path_factory.mktemp(f"archive-{name}-")
+        archive_store(real_store(name) / "store", root, name)
+        return root
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def small_archive(archive_of: Callable[[str], Path]) -> Path:
+    """The archive of store K: LMQs, BatchCQ, IPv6 hosts, compressed bodies."""
+    return archive_of("K")

@@ -14,6 +14,7 @@ from tests.end_to_end.offloading import FILTER
 from tests.pipeline.conftest import STORES
 from tests.pipeline.plain_read import read_without_spark
 from tests.pipeline.row_truth import EVERY_COLUMN, PLACE, differences, rows_by_place
+from tests.sweeps import sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,12 +25,12 @@ SPARK_COLUMNS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("name", sweep(STORES, fast=["D", "H2", "K"], rest="integration"))
 def test_every_field_of_every_message_equals_the_truth(
-    name: str, all_archives: Path, real_store: Callable[[str], Path]
+    name: str, archive_of: Callable[[str], Path], real_store: Callable[[str], Path]
 ) -> None:
     options = {
-        "path": f"file://{all_archives}",
+        "path": f"file://{archive_of(name)}",
         "broker": name,
         "batchBytes": "500000",
         "partitionBytes": "2000000",
@@ -47,7 +48,7 @@ def test_every_field_of_every_message_equals_the_truth(
     assert {topic for _, topic, _, _ in rows} <= truth.compaction_topics
 
 
-@pytest.mark.parametrize("name", ["B", "D", "G", "K"])
+@pytest.mark.parametrize("name", sweep(["B", "D", "G", "K"], fast=["D", "K"], rest="integration"))
 def test_a_store_directory_reads_like_its_archive(name: str, real_store: Callable[[str], Path]) -> None:
     store = real_store(name)
     options = {"path": str(store / "store"), "source": "store", "broker": name, "batchBytes": "300000"}
@@ -63,6 +64,7 @@ def test_a_store_directory_reads_like_its_archive(name: str, real_store: Callabl
     assert {place[1] for place in rows} <= truth.compaction_topics | RECREATED_OR_DELETED
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("way", ["pipeline.read", "spark.read"])
 def test_the_dataframe_of_all_stores_equals_the_truth(
     spark: SparkSession, all_archives: Path, real_store: Callable[[str], Path], way: str

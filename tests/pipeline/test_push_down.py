@@ -195,15 +195,19 @@ class RecordingStore:
 
 
 @pytest.fixture
-def scanned(all_archives: Path) -> Callable[..., tuple[list[tuple[str, int, int]], list[Slices], int]]:
+def scanned(
+    archive_of: Callable[[str], Path],
+) -> Callable[..., tuple[list[tuple[str, int, int]], list[Slices], int]]:
     """Reads store A's archive with a predicate: (ranged reads, partitions, rows)."""
+
+    archive = archive_of("A")
 
     def scan_with(
         predicate: Predicate, *, with_records: bool
     ) -> tuple[list[tuple[str, int, int]], list[Slices], int]:
-        options = parse_options({"path": f"file://{all_archives}", "broker": "A", "topic": "t_*"})
+        options = parse_options({"path": f"file://{archive}", "broker": "A", "topic": "t_*"})
         parts = plan(options, pinned_versions(options), predicate, is_header_only=not with_records)
-        store = RecordingStore(PrefixedStore(FileStore(all_archives), "FxCluster/A"))
+        store = RecordingStore(PrefixedStore(FileStore(archive), "FxCluster/A"))
         scan = ArchiveScan(
             store,
             predicate,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -17,9 +15,16 @@ from pipeline.source.partition_reader import read_partition
 from tiered.errors import UsageError
 
 
-def test_columns_said_to_be_never_null_never_are(all_archives: Path) -> None:
+@pytest.mark.parametrize(
+    ("archives", "rows_min"),
+    [("small_archive", 7_000), pytest.param("all_archives", 300_000, marks=pytest.mark.integration)],
+)
+def test_columns_said_to_be_never_null_never_are(
+    archives: str, rows_min: int, request: pytest.FixtureRequest
+) -> None:
     """Spark reads a null of such a column as whatever bytes are there: of ten real stores there is none."""
-    options = parse_options({"path": f"file://{all_archives}", "batchBytes": "300000", "generation": "all"})
+    path = request.getfixturevalue(archives)
+    options = parse_options({"path": f"file://{path}", "batchBytes": "300000", "generation": "all"})
     columns = chosen(sorted(NEVER_NULL))
     schema = to_arrow_schema(schema_of(columns), timezone="UTC")
     assert not any(field.nullable for field in schema)
@@ -29,7 +34,7 @@ def test_columns_said_to_be_never_null_never_are(all_archives: Path) -> None:
             batch.validate(full=True)
             assert [name for name in NEVER_NULL if batch.column(name).null_count] == []
             rows += batch.num_rows
-    assert rows > 300_000
+    assert rows > rows_min
 
 
 def test_rows_that_report_damage_make_every_column_nullable() -> None:

@@ -207,6 +207,7 @@ def test_an_admin_port_in_use_is_one_line_and_exit_2(home: Path) -> None:
         assert "cannot listen" in other.log.read_text()
 
 
+@pytest.mark.integration
 def test_idle_costs_nearly_nothing_and_no_request(home: Path) -> None:
     def requests(text: str) -> float:
         counts = [line for line in text.splitlines() if "provider_rpc_latency_count" in line]

@@ -15,6 +15,7 @@ import pytest
 from tests.servers.child import free_port
 from tests.servers.proxy import Action, FaultProxy, ProxiedRequest
 from tests.servers.running_store import RunningStore
+from tests.sweeps import sweep
 
 ROOT = Path(__file__).parents[2]
 TIERED = (sys.executable, "-c", "import sys; from sidecar.cli import main; sys.exit(main())")
@@ -51,6 +52,7 @@ def _whole_cycle(server: RunningStore, home: Path) -> None:
     assert _command(server, "verify", url, "--full", "--strict").returncode == 0
 
 
+@pytest.mark.integration
 def test_a_whole_cycle_on_moto(moto_url: RunningStore, real_store: Callable[[str], Path]) -> None:
     _whole_cycle(moto_url, real_store("F"))
 
@@ -97,7 +99,7 @@ def test_a_wrong_secret_is_exit_2_and_not_printed(minio_url: RunningStore) -> No
     assert _one_line(done) and secret not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("commits", [0, 1])
+@pytest.mark.parametrize("commits", sweep([0, 1], fast=[1]))
 def test_a_back_fill_whose_commits_are_not_taken_is_exit_4(
     moto_url: RunningStore, real_store: Callable[[str], Path], commits: int
 ) -> None:

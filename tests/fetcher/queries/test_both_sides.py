@@ -21,6 +21,7 @@ from sidecar.cli import main
 from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.queries.archives import RealArchive, archive_of, records_of_log
 from tests.fetcher.queries.query_truth import Truth
+from tests.sweeps import sweep
 from tiered.broker_store.conf import BrokerConf, read_broker_conf
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
@@ -68,7 +69,7 @@ def both_of(
 
 
 @pytest.mark.parametrize("policy", [ReadPolicy.NOT_IN_DISK, ReadPolicy.DISABLE])
-@pytest.mark.parametrize(("name", "step"), STORES)
+@pytest.mark.parametrize(("name", "step"), sweep(STORES, fast=[("F", 3), ("K", 9)], rest="integration"))
 def test_every_recorded_query_is_answered_in_full(
     name: str, step: int, policy: ReadPolicy, real_store: Callable[[str], Path]
 ) -> None:

@@ -20,6 +20,7 @@ from fetcher.queries.by_key import KeyKind, KeyQuery
 from tests.end_to_end.offloading import FILTER
 from tests.fetcher.queries.archives import archive_of, records_at, records_of_log
 from tests.fetcher.queries.query_truth import Truth, is_key_of
+from tests.sweeps import sweep
 from tiered.formats.record import Record
 
 STORES = ["A", "B", "C", "D", "E", "F", "G", "H", "H2", "K"]
@@ -119,7 +120,7 @@ def is_whole_time(line: dict[str, Any]) -> bool:
     return bool(line["begin"] == 0 and line["end"] == (1 << 63) - 1)
 
 
-@pytest.mark.parametrize("name", ["A", "G", "K"])
+@pytest.mark.parametrize("name", sweep(["A", "G", "K"], fast=["K"], rest="integration"))
 def test_what_the_java_client_keeps_of_an_answer(name: str, real_store: Callable[[str], Path]) -> None:
     """MQAdminImpl drops what is not of the key; where that leaves fewer than asked for, ours has more."""
     archive = archive_of(name, real_store)

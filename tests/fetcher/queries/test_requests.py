@@ -11,6 +11,7 @@ from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_id import OffsetMsgId
 from fetcher.queries.by_key import READ_AT_ONCE, KeyQuery
 from tests.flat_file.archive_builder import NOW_MS, ArchiveBuilder, Sent
+from tests.sweeps import sweep
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.writer_limits import CatalogLimits
 from tiered.errors import CorruptionError, UnavailableError, UsageError
@@ -42,7 +43,7 @@ def index_builder(store: MemoryStore, archive: ArchiveBuilder) -> IndexBuilder:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("cycles", [40, 400])
+@pytest.mark.parametrize("cycles", sweep([40, 400], fast=[40]))
 def test_an_id_takes_at_most_four_requests_however_many_segments(cycles: int) -> None:
     store, archive = archive_of(cycles, index_every=cycles // 2)
     ids = [row.record for row in archive.truth[A].rows]
@@ -62,7 +63,9 @@ def id_of(record: bytes) -> OffsetMsgId:
     return OffsetMsgId.parse((record[64:72] + record[28:36]).hex())
 
 
-@pytest.mark.parametrize(("cycles", "is_lagging"), [(100, False), (40, True)])
+@pytest.mark.parametrize(
+    ("cycles", "is_lagging"), [pytest.param(100, False, marks=pytest.mark.soak), (40, True)]
+)
 def test_an_id_takes_at_most_four_requests_among_ten_thousand_segments(cycles: int, is_lagging: bool) -> None:
     """A catalog of many pages. ``is_lagging``: the newest segments are in no index file, and no longer in memory."""
     store = MemoryStore()

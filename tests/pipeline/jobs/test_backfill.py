@@ -23,6 +23,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL
 from tests.end_to_end.offloading import backfill as backfill_alone
 from tests.pipeline.jobs.backfill_runs import NO_SPARK, OPTIONS, own_archive, run, truth_of
 from tests.pipeline.jobs.inline_tasks import InlineTasks
+from tests.sweeps import sweep
 from tests.uploader.damaged_headers import QUEUE_ID, QUEUE_OFFSET, flip
 from tests.uploader.halved_log import halved_log
 from tiered.broker_store.commit_log import CommitLog
@@ -45,7 +46,7 @@ LOG_FILE_BYTES = 4096
 RealStore = Callable[[str], Path]
 
 
-@pytest.mark.parametrize("name", ["C", "F", "G", "K"])
+@pytest.mark.parametrize("name", sweep(["C", "F", "G", "K"], fast=["C", "K"], rest="integration"))
 def test_the_archive_is_the_one_that_backfill_makes(name: str, real_store: RealStore, tmp_path: Path) -> None:
     directory = real_store(name)
     report = run(directory / "store", tmp_path / "bulk")
@@ -150,7 +151,7 @@ def test_cycles_are_put_out_of_order_and_committed_in_order(real_store: RealStor
     assert sum(kind == "ScanTask" for kind, _ in seen) > 1
 
 
-@pytest.mark.parametrize("dies_at", [0, 1, 4, 7])
+@pytest.mark.parametrize("dies_at", sweep([0, 1, 4, 7], fast=[1, 7]))
 def test_a_driver_that_dies_anywhere_is_continued(
     dies_at: int, real_store: RealStore, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, SMALL, backfill
 from tests.fetcher.broker_store_writer import WrittenStore
 from tests.pipeline.jobs.export_runs import NO_SPARK, exported, run, source
 from tests.pipeline.jobs.inline_tasks import InlineTasks
+from tests.sweeps import sweep
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
@@ -97,7 +98,7 @@ def test_what_was_archived_since_is_added(grown: tuple[Path, Path], tmp_path: Pa
     assert set(files) < set((tmp_path / "table").rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("dies_at", [0, 1, 3])
+@pytest.mark.parametrize("dies_at", sweep([0, 1, 3], fast=[1]))
 def test_an_export_that_dies_is_finished_by_the_next_though_the_archive_grew(
     dies_at: int, grown: tuple[Path, Path], tmp_path: Path
 ) -> None:

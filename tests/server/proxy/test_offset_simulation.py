@@ -35,12 +35,12 @@ def live(seed: int, *, tells: bool = True) -> Simulation:
 
 
 def test_a_consumer_is_moved_past_nothing_that_somebody_has() -> None:
-    live_all(range(400))
+    live_all(range(120))
 
 
 def test_nor_where_the_broker_answers_pulls_only() -> None:
     """As to clients that may not ask for its bounds. What it leaves out under a filter nobody can prove then."""
-    live_all(range(120), tells=False)
+    live_all(range(60), tells=False)
 
 
 @pytest.mark.soak

@@ -27,6 +27,7 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.server.proxy.proxy_pulls import Subscriptions
 from tests.server.proxy.scripted_broker import ScriptedBroker
 from tests.server.serving_peer import request
+from tests.sweeps import sweep
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.object_store.file import FileStore
@@ -53,7 +54,7 @@ def queues_of(
 
 
 @pytest.mark.parametrize("with_files", [True, False], ids=["files", "word"])
-@pytest.mark.parametrize("name", ["C", "D", "H", "K"])
+@pytest.mark.parametrize("name", sweep(["C", "D", "H", "K"], fast=["H", "K"], rest="integration"))
 def test_every_message_once_and_in_order(
     name: str, with_files: bool, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
