@@ -10,7 +10,10 @@ Reads the sources by `ast`; nothing is imported, so a module that does not load 
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -240,14 +243,42 @@ def _find_cycle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_the_checks_can_fail(tmp_path: Path) -> None:
-    """A check that cannot fail shows nothing: a hidden import, a computed one and a cycle are seen."""
-    source = "def f():\n    from sidecar.cli import main\n    importlib.import_module(name)\n"
-    path = ROOT / "tiered" / "imaginary.py"
-    pending = tmp_path / "imaginary.py"
-    pending.write_text(source)
-    tree = ast.parse(source)
-    assert [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert _dynamic_import(ast.parse("importlib.import_module(name)").body[0].value) == "<computed>"  # type: ignore[attr-defined]
-    assert _find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
-    assert _module_name(path) == "tiered.imaginary"
+PLANTED = """
+import typing
+if typing.TYPE_CHECKING:
+    from pipeline.session import session
+def f():
+    from sidecar.cli import main
+    importlib.import_module(name)
+    import boto3
+"""
+
+
+def test_the_checks_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every check fails on a module that breaks its rule."""
+    made = {
+        "tiered/formats/imaginary.py": PLANTED + "from tiered.flat_file import verify\n",
+        "fetcher/blocks/imaginary.py": "from fetcher.pulls.message_fetcher import MessageFetcher\n",
+        "server/one.py": "from server.two import a\n",
+        "server/two.py": "from server.one import a\n",
+    }
+    for name, source in made.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    (tmp_path / "fetcher" / "pulls").mkdir()
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    found = [one for name in made for one in _imports(tmp_path / name)]
+    monkeypatch.setattr(sys.modules[__name__], "ALL_IMPORTS", found)
+    for check, says in (
+        (test_packages_depend_one_way, "imports sidecar.cli.main"),
+        (test_packages_depend_one_way, "imports pipeline.session.session"),
+        (test_subpackages_of_tiered_depend_one_way, "imports tiered.flat_file.verify"),
+        (test_folders_of_a_package_depend_one_way, "imports fetcher.pulls.message_fetcher"),
+        (partial(test_library_stays_in_its_corner, "boto3"), "imports boto3"),
+        (test_no_first_party_import_hides_in_a_function, "imports sidecar.cli.main"),
+        (test_computed_imports_are_only_the_cli_verbs, "imports <computed>"),
+        (test_modules_import_without_cycles, "server.one -> server.two -> server.one"),
+    ):
+        with pytest.raises(AssertionError, match=re.escape(says)):
+            check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -117,20 +118,34 @@ def test_last_page_of_an_odd_size_goes_too(tmp_path: Path) -> None:
     assert resident_bytes(path) == 0
 
 
+TRIES = 5
+"""On a busy machine the kernel reclaims pages, or lets go of dropped ones late, whatever we do."""
+
+
+def assert_leaves_pages(path: Path, first: int, pages: int, read: Callable[[], object]) -> None:
+    """``read`` leaves exactly the warm pages warm, at the latest when nothing else touches the page cache."""
+    for _ in range(TRIES):
+        evict(path)
+        warm(path, first, pages)
+        before = resident(path)
+        read()
+        if resident(path) == before and sum(before) >= pages:
+            return
+    assert resident(path) == before
+
+
 def test_without_mincore_strides_are_kept_or_dropped(cold_file: Path) -> None:
     stride = NOWAIT_STRIDE_BYTES // PAGE_BYTES
-    warm(cold_file, 4 * stride, 8 * stride)
-    before = resident(cold_file)
-    data = read_through(cold_file, 100_000, ResidencyProbe.NOWAIT)
-    assert data == random.Random(7).randbytes(SIZE)
-    assert resident(cold_file) == before
+
+    def read() -> None:
+        assert read_through(cold_file, 100_000, ResidencyProbe.NOWAIT) == random.Random(7).randbytes(SIZE)
+
+    assert_leaves_pages(cold_file, 4 * stride, 8 * stride, read)
 
 
 def test_who_does_not_own_the_file_does_not_trust_mincore(cold_file: Path) -> None:
     cold_file.chmod(0o644)
     cold_file.parent.chmod(0o755)
-    warm(cold_file, 64, 64)
-    before = resident(cold_file)
 
     def read() -> str:
         with ColdReadFile(cold_file) as file:
@@ -138,8 +153,10 @@ def test_who_does_not_own_the_file_does_not_trust_mincore(cold_file: Path) -> No
         read_through(cold_file, 64 * 1024)
         return probe.value
 
-    assert run_unprivileged(read, cold_file.parent) == "nowait"
-    assert resident(cold_file) == before
+    def read_as_another() -> None:
+        assert run_unprivileged(read, cold_file.parent) == "nowait"
+
+    assert_leaves_pages(cold_file, 64, 64, read_as_another)
 
 
 def test_reading_past_the_end(cold_file: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.formats.segment_builder import META, RowSpec, RunSpec, Segment, build, opened, read_run, whole
 from tiered.errors import UnsupportedFormatError
 from tiered.formats import segment_layout
-from tiered.formats.segment import SHARED_BLOCK_BYTES, BlockCodec, SegmentScratch, encode_segment, warm_up
+from tiered.formats.segment import SHARED_BLOCK_BYTES, BlockCodec, SegmentScratch, encode_segment
 from tiered.formats.segment_index import SegmentIndex, tail_bytes_of
 from tiered.formats.segment_layout import CODEC_RAW, HEADER_BYTES, PAGE_ROWS, TRAILER_BYTES, check_header
 from tiered.model.queue import QueueKey
@@ -245,7 +245,3 @@ def test_header_and_trailer_have_fixed_places() -> None:
     assert data[-16:-8] == b"RMQTSEGE"
     assert int.from_bytes(data[-8:], "little") == len(data)
     assert (HEADER_BYTES, TRAILER_BYTES) == (16, 48)
-
-
-def test_warming_up_writes_nothing_and_raises_nothing() -> None:
-    warm_up()

@@ -36,7 +36,6 @@ from tiered.kernels.scan import (
     ScanStop,
     StopReason,
     scan_log,
-    warm_up,
 )
 
 MEMORY = GuardedMemory(1 << 20)
@@ -394,10 +393,6 @@ def test_a_record_with_thousands_of_keys_grows_the_columns() -> None:
 def test_importing_the_scan_does_not_import_numba() -> None:
     code = "import sys, tiered.kernels.scan, tiered.kernels.split; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_warm_up_leaves_nothing_behind() -> None:
-    warm_up()
 
 
 def test_the_guard_page_catches_a_read_behind_the_end() -> None:

@@ -1,0 +1,140 @@
+"""Commits that no writer makes, and that neither a writer nor a reader accepts; tombstones of the first queue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.catalog.drafts import NOW_MS, append_draft, at, claim_draft, queue, small_limits, writer
+from tiered.catalog.apply import apply
+from tiered.catalog.catalog_reader import head_version, load, read_commit, read_root
+from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
+from tiered.catalog.pages import RunIndex, runs_of_queue
+from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck, Owner
+from tiered.object_store.memory import MemoryStore
+
+A, B = queue("a"), queue("b")
+
+
+@pytest.fixture
+def started() -> CatalogState:
+    claimed = apply(CatalogState(), at(CatalogState(), claim_draft()))
+    return apply(claimed, at(claimed, append_draft(claimed, {A: 3, B: 2})))
+
+
+def refused(state: CatalogState, draft: CommitDraft, match: str) -> None:
+    with pytest.raises(CommitInvalidError, match=match):
+        apply(state, at(state, draft))
+
+
+def test_a_commit_names_every_object_once(started: CatalogState) -> None:
+    draft = append_draft(started, {A: 1, B: 1}, objects=2)
+    apply(started, at(started, draft))
+    first = draft.object_keys[0]
+    refused(started, replace(draft, object_keys=[first, first]), "named twice")
+    refused(started, replace(draft, object_keys=[*draft.object_keys, "sets/00/1-1-9.sso"]), "named twice")
+
+
+def test_an_append_removes_no_run(started: CatalogState) -> None:
+    removed = np.zeros(1, REMOVED_DTYPE)
+    removed["rows"], removed["end_queue_offset"], removed["version"] = 3, 3, 2
+    apply(started, at(started, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=removed)))
+    refused(started, replace(append_draft(started, {A: 1}), removed=removed), "an append removes nothing")
+
+
+@pytest.mark.parametrize("field", ["restored", "purged"])
+def test_an_append_takes_no_garbage_back_and_purges_none(started: CatalogState, field: str) -> None:
+    garbage = apply(started, at(started, CommitDraft(CommitKind.MAINTENANCE, pending_deletions=["sets/x"])))
+    apply(garbage, at(garbage, CommitDraft(CommitKind.MAINTENANCE, **{field: ["sets/x"]})))  # type: ignore[arg-type]
+    changed: dict[str, Any] = {field: ["sets/x"]}
+    refused(garbage, replace(append_draft(garbage, {A: 1}), **changed), "an append removes nothing")
+
+
+@pytest.mark.parametrize("kind", [CommitKind.CLAIM, CommitKind.LOG_HISTORY, CommitKind.RELEASE])
+def test_commits_of_other_kinds_are_not_appended(kind: CommitKind) -> None:
+    memory = MemoryStore()
+    made = writer(memory)
+    made.claim()
+    made.append(append_draft(made.state, {A: 1}))
+    before = made.state
+    owner = Owner("w1", "run", "h", NOW_MS, False) if kind == CommitKind.CLAIM else None
+    with pytest.raises(CommitInvalidError, match=f"append of a {kind}"):
+        made.append(CommitDraft(kind, owner=owner, created_ms=NOW_MS))
+    assert made.state is before
+    assert head_version(memory) == before.version
+    made.append(append_draft(made.state, {A: 1}))
+
+
+def with_new_history() -> tuple[CatalogState, Any, CatalogState]:
+    """(state before a new log history, its commit, the state that its root holds)"""
+    memory = MemoryStore()
+    made = writer(memory)
+    made.claim()
+    made.append(append_draft(made.state, {A: 1, B: 1}))
+    common = made.state
+    made.append(append_draft(made.state, {A: 2}))
+    before = made.state
+    made.append_history(common_version=common.version, phys=common.cursor.phys)
+    commit = read_commit(memory, made.state.version)
+    return before, commit, read_root(memory, commit.draft.pages.root)
+
+
+def test_a_new_log_history_begins_with_the_state_its_root_holds() -> None:
+    before, commit, root = with_new_history()
+    assert apply(before, commit, root).cursor == root.cursor
+    history = root.log_histories[-1]
+    assert root.owner is not None
+    others = {
+        "version": root.version + 1,
+        "epoch": root.epoch + 1,
+        "owner": root.owner._replace(instance="another"),
+        "log_histories": (*root.log_histories[:-1], history._replace(begin_phys=history.begin_phys + 1)),
+        "root": root.root._replace(key="pages/another"),
+        "created_ms": root.created_ms + 1,
+    }
+    for name, value in others.items():
+        with pytest.raises(CommitInvalidError, match="root page"):
+            apply(before, commit, replace(root, **{name: value}))
+    for cursor in (
+        replace(root.cursor, check=LogCheck(0, 1, 2)),
+        replace(root.cursor, phys=root.cursor.phys + 1),
+        replace(root.cursor, history=root.cursor.history + 1),
+    ):
+        with pytest.raises(CommitInvalidError, match="root page"):
+            apply(before, commit, replace(root, cursor=cursor))
+    for missing in (None, replace(root, log_histories=())):
+        with pytest.raises(CommitInvalidError):
+            apply(before, commit, missing)
+
+
+def test_tombstones_and_gaps_of_the_first_queue_outlive_a_new_log_history() -> None:
+    """Its runs stand in pages: without the tombstone what was removed would be read again."""
+    memory = MemoryStore()
+    made = writer(memory, limits=small_limits(merge_sequences=50))
+    made.claim()
+    made.append(append_draft(made.state, {A: 2}))
+    made.append(append_draft(made.state, {A: 2, B: 2}, gap={A: 3}))
+    while not made.state.pages:
+        made.append(append_draft(made.state, {A: 1, B: 1}))
+    runs, _, _ = runs_of_queue(memory, made.state, A)
+    removed = np.zeros(1, REMOVED_DTYPE)
+    for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
+        removed[name] = runs[name][:1]
+    made.append(CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=removed, created_ms=NOW_MS))
+    made.append(append_draft(made.state, {A: 1, B: 1}))
+    common = made.state
+    assert common.row_of(A) == 0 and len(common.tombstones) == 1
+    made.append(append_draft(made.state, {A: 1, B: 1}))
+    state = made.append_history(common_version=common.version, phys=common.cursor.phys)
+    assert state.tombstones.tolist() == common.tombstones.tolist()
+    assert state.gaps.tolist() == common.gaps.tolist()
+    for seen in (state, load(memory)):
+        living = RunIndex(memory).runs_of(seen, A).runs
+        assert (
+            living["base_queue_offset"].tolist()
+            == RunIndex(memory).runs_of(common, A).runs["base_queue_offset"].tolist()
+        )
+        assert int(living["base_queue_offset"][0]) > 0
