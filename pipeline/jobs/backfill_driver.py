@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar
 
@@ -63,6 +64,10 @@ STAGES_AHEAD = 2
 HEARTBEAT_S = 20.0
 """A third of the time after which a writer counts as stopped (tiered.catalog.claims)."""
 
+_FINISH_COUNTS = (
+    "messages", "raw_bytes", "stored_bytes", "objects", "commits", "gaps", "damaged", "lost", "hidden",
+)  # fmt: skip
+
 T = TypeVar("T")
 
 
@@ -77,7 +82,7 @@ class StoreBackfill:
         self._options = options
         self._runner = runner
         self._report = report
-        self._instance = _instance(source.path)
+        self._identity = OffloadIdentity(source.cluster, source.broker, _instance(source.path), BACKFILL)
         self._bound_source: BoundSource
         self._table = QueueTable()
         self._tails = QueueTails()
@@ -103,7 +108,7 @@ class StoreBackfill:
         owner = ArchiveOwner(
             archive,
             store.commit_log,
-            OffloadIdentity(self._source.cluster, self._source.broker, self._instance, BACKFILL),
+            self._identity,
             Environment(),
             root_every=self._options.settings.root_every,
             take_over=self._options.take_over,
@@ -181,7 +186,7 @@ class StoreBackfill:
                     epoch=state.epoch,
                     line=state.cursor.history,
                     catalog_version=state.version,
-                    writer=self._instance,
+                    writer=self._identity.instance,
                     queues=[scan.queues[ordinal] for ordinal in cycle.ordinals.tolist()],
                     tails=before,
                     rows=cycle.rows,
@@ -225,19 +230,16 @@ class StoreBackfill:
             )
             writer.append(draft)
             self._pending_deletions = []
-            done = self._result
-            self._result = replace(
-                done,
-                to_phys=draft.to_phys,
-                messages=done.messages + cycle.rows,
-                raw_bytes=done.raw_bytes + cycle.raw_bytes,
-                stored_bytes=done.stored_bytes + cycle.stored_bytes,
-                objects=done.objects + len(draft.object_keys),
-                commits=done.commits + 1,
-                gaps=done.gaps + len(draft.gaps),
-                damaged=done.damaged + len(cycle.damaged),
-                lost=done.lost + len(cycle.lost),
-                abandoned=done.abandoned + len(cycle.abandoned),
+            self._result = replace(self._result, to_phys=draft.to_phys).plus(
+                messages=cycle.rows,
+                raw_bytes=cycle.raw_bytes,
+                stored_bytes=cycle.stored_bytes,
+                objects=len(draft.object_keys),
+                commits=1,
+                gaps=len(draft.gaps),
+                damaged=len(cycle.damaged),
+                lost=len(cycle.lost),
+                abandoned=len(cycle.abandoned),
             )
             self._report(self._source.path, draft.to_phys - first, total - first)
 
@@ -245,39 +247,21 @@ class StoreBackfill:
 
     def _finish(self, store: BrokerStore) -> None:
         """Hide deleted queues and build the index. Archives messages only if the log grew."""
-        root = open_store(self._target.url, self._target.options)
-        try:
+        with closing(open_store(self._target.url, self._target.options)) as root:
             offloader = Offloader(
                 store,
                 root,
-                OffloadIdentity(self._source.cluster, self._source.broker, self._instance, BACKFILL),
+                self._identity,
                 self._options.settings,
                 topic_filter=self._source.topics,
                 offsets_source=no_offsets,
                 index_settings=self._options.index,
             )
-            with bounded(
-                self._options.outage_limit_s,
-                lambda: offloader.retry_reason,
-                offloader.abort,
-                offloader.status,
-            ):
+            outage_limit_s = self._options.outage_limit_s
+            with bounded(outage_limit_s, lambda: offloader.retry_reason, offloader.abort, offloader.status):
                 last = offloader.run(threading.Event(), follow=False)
-        finally:
-            root.close()
-        done = self._result
-        self._result = replace(
-            done,
-            to_phys=max(done.to_phys, last.to_phys),
-            messages=done.messages + last.messages,
-            raw_bytes=done.raw_bytes + last.raw_bytes,
-            stored_bytes=done.stored_bytes + last.stored_bytes,
-            objects=done.objects + last.objects,
-            commits=done.commits + last.commits,
-            gaps=done.gaps + last.gaps,
-            damaged=done.damaged + last.damaged,
-            lost=done.lost + last.lost,
-            hidden=last.hidden,
+        self._result = replace(self._result, to_phys=max(self._result.to_phys, last.to_phys)).plus(
+            **{name: getattr(last, name) for name in _FINISH_COUNTS}
         )
 
 

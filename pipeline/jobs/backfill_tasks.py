@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.plan.archive_plan import archive_store
 from tiered.broker_store.conf import read_broker_conf
 from tiered.broker_store.store import BrokerStore, open_broker_store
 from tiered.catalog.commit import CommitDraft
-from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter
 from tiered.object_store.interface import ObjectStore
 from tiered.object_store.open_store import open_store
-from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import OffloadSettings
 from uploader.log_batch import DamagedRange, LostRange
@@ -56,11 +55,8 @@ class ArchiveTarget:
     @contextmanager
     def open(self, cluster: str, broker: str) -> Iterator[ObjectStore]:
         """The archive of one broker name."""
-        root = open_store(self.url, self.options)
-        try:
-            yield PrefixedStore(root, archive_prefix(cluster, broker))
-        finally:
-            root.close()
+        with closing(open_store(self.url, self.options)) as root:
+            yield archive_store(root, cluster, broker)
 
 
 @dataclass(frozen=True)

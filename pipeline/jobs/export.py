@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -24,14 +25,11 @@ from pipeline.jobs.parquet_parts import DAY_MS, FIRST_DAY, LAST_DAY, PartTask, w
 from pipeline.jobs.tasks import SparkTasks, TaskRunner
 from pipeline.options.columns import chosen
 from pipeline.options.source_options import Source, SourceOptions
-from pipeline.plan.archive_plan import opened, pinned_versions
+from pipeline.plan.archive_plan import opened, pinned_versions, states_at
 from pipeline.plan.partitions import Slices
 from pipeline.source.planned_frame import frame_of_parts
-from tiered.catalog.catalog_reader import load
 from tiered.errors import UsageError
-from tiered.formats.keys import archive_prefix
 from tiered.object_store.open_store import open_store, parse_url
-from tiered.object_store.prefixed import PrefixedStore
 from tiered.object_store.store_options import StoreOptions
 
 if TYPE_CHECKING:
@@ -84,12 +82,9 @@ def export(
         )
     _refuse_target(source, target)
     store_options = store or source.store_options()
-    target_store = open_store(target, store_options)
-    try:
+    with closing(open_store(target, store_options)) as target_store:
         job = _Export(spark, source, target, format, store_options, ExportProgress(target_store))
         return job.run(tasks, report)
-    finally:
-        target_store.close()
 
 
 class _Export:
@@ -137,9 +132,8 @@ class _Export:
     def _intent(self, number: int) -> Intent:
         archives = []
         with opened(self._source) as store:
-            for (cluster, broker), version in sorted(pinned_versions(self._source).items()):
-                state = load(PrefixedStore(store, archive_prefix(cluster, broker)), version=version)
-                archives.append(ArchiveVersion(cluster, broker, version, state.cursor.history))
+            for names, _, state in states_at(store, pinned_versions(self._source)):
+                archives.append(ArchiveVersion(*names, state.version, state.cursor.history))
         return Intent(
             number, self._choices, self._source.topics, tuple(archives), self._source.partition_bytes,
             time.time_ns() // 1_000_000,

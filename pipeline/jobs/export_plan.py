@@ -14,17 +14,15 @@ import numpy as np
 from pipeline.jobs.export_progress import ArchiveEnds, Intent
 from pipeline.options.predicate import Predicate
 from pipeline.options.source_options import SourceOptions
-from pipeline.plan.archive_plan import opened, require_topics, slices, wanted_queues
+from pipeline.plan.archive_plan import archive_store, opened, require_topics, slices, wanted_queues
 from pipeline.plan.filled_gaps import Gaps, Layer, by_queue, filled, gaps_in
 from pipeline.plan.partitions import ArchiveRef, OffsetRange, Slices, cut
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import UNKNOWN_OFFSET, CatalogState
 from tiered.errors import UsageError
-from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
-from tiered.object_store.prefixed import PrefixedStore
 
 LARGE_TOPIC_SHARE = 8
 """A topic with at least partition_bytes / LARGE_TOPIC_SHARE gets its own parts, so that it has few files."""
@@ -48,7 +46,7 @@ def plan_batch(options: SourceOptions, intent: Intent, before: Iterable[ArchiveE
     expired = 0
     with opened(options) as store:
         for one in intent.archives:
-            archive = PrefixedStore(store, archive_prefix(one.cluster, one.broker))
+            archive = archive_store(store, one.cluster, one.broker)
             state = load(archive, version=one.version)
             ref = ArchiveRef(one.cluster, one.broker, one.version)
             last = known.pop((one.cluster, one.broker), ArchiveEnds(one.cluster, one.broker, one.line))

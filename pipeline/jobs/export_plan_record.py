@@ -16,13 +16,11 @@ import numpy as np
 from pipeline.jobs.export_plan import BatchPlan
 from pipeline.jobs.export_progress import ends_of
 from pipeline.options.source_options import SourceOptions
-from pipeline.plan.archive_plan import opened
+from pipeline.plan.archive_plan import archive_store, opened
 from pipeline.plan.partitions import SLICE_DTYPE, ArchiveRef, ObjectRef, Slices
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
-from tiered.object_store.prefixed import PrefixedStore
 
 LAYOUT = SLICE_DTYPE.descr
 """Columns of a part's table. With other columns, from another version of this program, the batch is planned again."""
@@ -68,7 +66,7 @@ def without_expired(options: SourceOptions, plan: BatchPlan) -> BatchPlan:
     """``plan`` without messages that expired since, which ``expired`` counts. All parts stay, even empty ones."""
     names = {(part.archive.cluster, part.archive.broker) for part in plan.parts}
     with opened(options) as store:
-        states = {name: load(PrefixedStore(store, archive_prefix(*name))) for name in names}
+        states = {name: load(archive_store(store, *name)) for name in names}
     parts, expired = [], plan.expired
     for part in plan.parts:
         table = part.table.copy()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -56,15 +57,12 @@ class PartTask:
 
 def write_part(task: PartTask) -> PartDone:
     """Write the part unless it is done. Raises what reading raises, and UnavailableError if the target fails."""
-    store = open_store(task.target, task.store)
-    try:
+    with closing(open_store(task.target, task.store)) as store:
         progress = ExportProgress(store)
         done = progress.part(task.batch, task.number)
         if done is None:
             done = _write(task)
             progress.finish_part(task.batch, task.number, done)
-    finally:
-        store.close()
     return done
 
 

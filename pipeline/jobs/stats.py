@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.options.source_options import Source, SourceOptions
-from pipeline.plan.archive_plan import Names, opened, pinned_versions, wanted_queues
+from pipeline.plan.archive_plan import Names, opened, pinned_versions, states_at, wanted_queues
 from pipeline.source.planned_frame import frame_of
-from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import Page, RunIndex
-from tiered.formats.keys import archive_prefix
-from tiered.object_store.prefixed import PrefixedStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -229,9 +226,7 @@ def _stored_bytes(source: SourceOptions, versions: Mapping[Names, int]) -> dict[
     """Bytes in objects by topic."""
     found: dict[str, float] = {}
     with opened(source) as store:
-        for (cluster, broker), version in versions.items():
-            archive = PrefixedStore(store, archive_prefix(cluster, broker))
-            state = load(archive, version=version)
+        for _, archive, state in states_at(store, versions):
             wanted = wanted_queues(state, source)
             index = RunIndex(archive)
             pages = [index.living(state, index.page(ref)) for ref in state.pages]

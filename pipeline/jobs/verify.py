@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from pipeline.jobs.tasks import SparkTasks, TaskRunner
 from pipeline.options.source_options import SourceOptions
-from pipeline.plan.archive_plan import archives, opened
+from pipeline.plan.archive_plan import archive_store, archives, opened
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
 from tiered.errors import UsageError
 from tiered.flat_file.verify import VerifyReport, verify_archive
 from tiered.flat_file.verify_segment import SegmentCheck, SegmentResult, check_segment
-from tiered.formats.keys import archive_prefix
-from tiered.object_store.prefixed import PrefixedStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,7 +116,7 @@ def _groups(checks: Mapping[str, SegmentCheck], full: bool) -> Iterator[list[Seg
 def check_objects(task: VerifyTask) -> list[tuple[str, SegmentResult]]:
     """In a worker: each object's key and result."""
     with opened(task.source) as store:
-        archive = PrefixedStore(store, archive_prefix(task.cluster, task.broker))
+        archive = archive_store(store, task.cluster, task.broker)
         state = _state(task.source, task.cluster, task.broker, task.version)
         return [(check.key, check_segment(archive, state, check, full=task.full)) for check in task.checks]
 
@@ -127,4 +125,4 @@ def check_objects(task: VerifyTask) -> list[tuple[str, SegmentResult]]:
 def _state(source: SourceOptions, cluster: str, broker: str, version: int) -> CatalogState:
     """The catalog state, loaded once for the tasks of a worker process."""
     with opened(source) as store:
-        return load(PrefixedStore(store, archive_prefix(cluster, broker)), version=version)
+        return load(archive_store(store, cluster, broker), version=version)

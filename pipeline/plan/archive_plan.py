@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 
 from pipeline.options.predicate import Predicate
 from pipeline.options.source_options import SourceOptions
@@ -27,14 +27,23 @@ Names = tuple[str, str]
 """Cluster and broker."""
 
 
-@contextmanager
-def opened(options: SourceOptions) -> Iterator[ObjectStore]:
-    """The object store of ``options.path``."""
-    store = open_store(options.path, options.store_options())
-    try:
-        yield store
-    finally:
-        store.close()
+def opened(options: SourceOptions) -> closing[ObjectStore]:
+    """The object store of ``options.path``, as a context manager."""
+    return closing(open_store(options.path, options.store_options()))
+
+
+def archive_store(root: ObjectStore, cluster: str, broker: str) -> ObjectStore:
+    """The store of one archive in ``root``."""
+    return PrefixedStore(root, archive_prefix(cluster, broker))
+
+
+def states_at(
+    root: ObjectStore, versions: Mapping[Names, int]
+) -> Iterator[tuple[Names, ObjectStore, CatalogState]]:
+    """(names, store, catalog state) of each archive at its version."""
+    for names, version in sorted(versions.items()):
+        archive = archive_store(root, *names)
+        yield names, archive, load(archive, version=version)
 
 
 def archives(store: ObjectStore, options: SourceOptions) -> list[Archive]:
@@ -43,7 +52,7 @@ def archives(store: ObjectStore, options: SourceOptions) -> list[Archive]:
         return [open_archive(store, options.cluster, options.broker)]
     every = list_archives(store)
     selected = [
-        Archive(cluster, broker, PrefixedStore(store, archive_prefix(cluster, broker)))
+        Archive(cluster, broker, archive_store(store, cluster, broker))
         for cluster, broker in every
         if options.wants_archive(cluster, broker)
     ]
@@ -82,12 +91,10 @@ def plan(
     parts: list[Slices] = []
     topics: set[str] = set()
     with opened(options) as store:
-        for (cluster, broker), version in sorted(versions.items()):
-            archive = PrefixedStore(store, archive_prefix(cluster, broker))
-            state = load(archive, version=version)
+        for names, archive, state in states_at(store, versions):
             wanted = wanted_queues(state, options)
             topics |= {queue.topic for queue in wanted}
-            parts += ArchivePlanner(archive, (cluster, broker)).slices(
+            parts += ArchivePlanner(archive, names).slices(
                 state, [wanted], predicate, is_header_only=is_header_only
             )
     require_topics(options, topics)

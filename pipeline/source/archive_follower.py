@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pipeline.options.predicate import Predicate
 from pipeline.options.source_options import SourceOptions, Starting
-from pipeline.plan.archive_plan import ArchivePlanner, archives, opened, wanted_queues
+from pipeline.plan.archive_plan import ArchivePlanner, archive_store, archives, opened, wanted_queues
 from pipeline.plan.filled_gaps import GapsByVersion, Layer, filled, without
 from pipeline.plan.partitions import OffsetRange, Slices
 from pipeline.plan.superseded_plan import KeptEnds
@@ -32,11 +32,9 @@ from tiered.catalog.catalog_reader import load, refresh
 from tiered.catalog.state import CatalogState
 from tiered.errors import NotFoundError
 from tiered.flat_file.segment_reader import SegmentReader
-from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_SUPERSEDED
 from tiered.object_store.interface import ObjectStore
-from tiered.object_store.prefixed import PrefixedStore
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +148,7 @@ class ArchiveFollower:
             self._gaps_of(names).add(self._states[names])
 
     def _store(self, names: Names) -> ObjectStore:
-        return PrefixedStore(self._root, archive_prefix(*names))
+        return archive_store(self._root, *names)
 
     def _planner(self, names: Names) -> ArchivePlanner:
         if names not in self._planners:

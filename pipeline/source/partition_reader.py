@@ -11,7 +11,7 @@ from pipeline.batches.message_batches import BatchBuilder
 from pipeline.options.columns import CORRUPT_RECORD, Column, Cost, cost_of
 from pipeline.options.predicate import Predicate
 from pipeline.options.source_options import Mode, SourceOptions
-from pipeline.plan.archive_plan import opened
+from pipeline.plan.archive_plan import archive_store, opened
 from pipeline.plan.partitions import Slices
 from pipeline.scan.archive_scan import archive_chunks
 from pipeline.scan.queue_scan import ArchiveScan
@@ -19,8 +19,6 @@ from pipeline.scan.row_chunk import CorruptPlace, RowChunk
 from pipeline.scan.store_scan import LogRange, store_chunks
 from pipeline.source.worker_memory import keep_freed_memory
 from tiered.errors import CorruptionError
-from tiered.formats.keys import archive_prefix
-from tiered.object_store.prefixed import PrefixedStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +80,7 @@ def _chunks(
         return
     with opened(options) as store:
         scan = ArchiveScan(
-            PrefixedStore(store, archive_prefix(part.archive.cluster, part.archive.broker)),
+            archive_store(store, part.archive.cluster, part.archive.broker),
             predicate,
             with_records=with_records,
             window_bytes=options.window_bytes,
