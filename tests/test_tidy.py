@@ -9,7 +9,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+
+from tiered.settings.sections import SECTIONS
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("tiered", "uploader", "fetcher", "server", "sidecar", "pipeline", "rocketmq_tiered")
@@ -156,14 +159,19 @@ def test_public_definitions_are_documented() -> None:
     assert not bare, f"no docstring: {bare}"
 
 
-def test_documents_cite_no_line_numbers_and_links_resolve() -> None:
+def test_documents_name_existing_files_and_settings_without_line_numbers() -> None:
     problems = []
-    for document in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
+    settings = {f"{name}.{item.name}" for name, section in SECTIONS.items() for item in fields(section)}
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+    for document in sorted(documents):
         text = document.read_text("utf-8")
         problems += [f"{_relative(document)}: {found}" for found in re.findall(r"\w+\.py:\d+", text)]
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
             if not (document.parent / target).exists():
                 problems.append(f"{_relative(document)}: dead link {target}")
+        for key in re.findall(rf"`((?:{'|'.join(SECTIONS)})\.[a-z_]+)`", text):
+            if key not in settings | {"broker.conf"} and document.name != "SETTINGS.md":
+                problems.append(f"{_relative(document)}: no such setting {key}")
         for cited in re.findall(
             r"`((?:tiered|uploader|fetcher|server|sidecar|pipeline|tests|benchmarks)/[\w/.]+\w)`", text
         ):
