@@ -43,7 +43,7 @@ def test_an_empty_commitlog_directory_is_no_other_log(
     before = state_of(memory)
     (store / "commitlog").rename(tmp_path / "the disk")
     (store / "commitlog").mkdir()
-    with pytest.raises(UnavailableError, match="commitlog holds no commitlog file"):
+    with pytest.raises(UnavailableError, match="commitlog contains no commitlog file"):
         backfill(store, memory)
     after = state_of(memory)
     assert after.version == before.version
@@ -71,7 +71,7 @@ def test_one_of_two_directories_without_its_disk_makes_no_gap(
         backfill_from(store, dirs, memory)
     dirs[1].rename(tmp_path / "the disk")
     dirs[1].mkdir()
-    with pytest.raises(UnavailableError, match="d2 holds no commitlog file"):
+    with pytest.raises(UnavailableError, match="d2 contains no commitlog file"):
         backfill_from(store, dirs, memory)
 
     dirs[1].rmdir()
@@ -100,7 +100,7 @@ def test_the_directory_of_the_newest_file_alone_without_its_disk_is_no_shorter_l
     backfill_from(store, dirs, memory)
     version = state_of(memory).version
     (dirs[1] / newest.name).rename(tmp_path / newest.name)
-    with pytest.raises(UnavailableError, match="d2 holds no commitlog file"):
+    with pytest.raises(UnavailableError, match="d2 contains no commitlog file"):
         backfill_from(store, dirs, memory)
     assert state_of(memory).version == version
 

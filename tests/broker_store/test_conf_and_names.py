@@ -149,7 +149,7 @@ def test_two_candidates_are_none() -> None:
 
 
 def test_unknown_names_are_asked_for() -> None:
-    with pytest.raises(UsageError, match=r"the name of the broker cannot be told from /s; .*--broker NAME$"):
+    with pytest.raises(UsageError, match=r"the name of the broker cannot be found in /s; .*--broker NAME$"):
         require_names(BrokerNames("c", ""), "/s")
     with pytest.raises(
         UsageError, match=r"cluster and of the broker .*--broker-conf FILE, or --cluster NAME and"

@@ -51,7 +51,7 @@ def test_dledger_is_refused(store: Path, how: str) -> None:
 
 def test_unknown_log_is_refused(store: Path) -> None:
     log_file(store / "commitlog", 0, b"some other program's data " * 10, 4096)
-    with pytest.raises(StoreLayoutError, match=r"0{20} holds no commitlog records"):
+    with pytest.raises(StoreLayoutError, match=r"0{20} contains no commitlog records"):
         open_broker_store(store)
 
 
@@ -67,7 +67,7 @@ def test_directories_that_are_no_stores_are_refused(store: Path, tmp_path: Path)
     with pytest.raises(StoreLayoutError, match="has no commitlog directory"):
         open_broker_store(tmp_path / "empty")
     with pytest.raises(
-        StoreLayoutError, match=f"is a commitlog directory; give the store directory: {store}"
+        StoreLayoutError, match=f"is a commitlog directory; use the store directory: {store}"
     ):
         open_broker_store(store / "commitlog")
     with pytest.raises(StoreLayoutError, match="is a file"):

@@ -1,11 +1,10 @@
-"""Up to where the log may be uploaded (3a, Bound). Pure: facts in, bound out.
+"""Decides the bound: the physical offset below which the log may be uploaded. Pure.
 
-While a broker runs, only the offsets it reports count, read *before* the bytes: confirm offset and end of log, and
-never above what its consume queues show. If it runs and does not answer, the bound freezes. Bytes alone
-decide only for a broker proven dead: then its own recovery scan, last record included.
+While a broker runs, only the offsets it reports count, read *before* the bytes: confirm offset and end of log, never
+above what its consume queues contain. If a running broker does not answer, the bound freezes. Without a broker proven
+dead, bytes decide nothing; with one, its own recovery scan sets the bound, including the last record.
 
-Sources: org.apache.rocketmq.store.DefaultMessageStore (getConfirmOffset, recover),
-CommitLog.recoverAbnormally.
+Sources: org.apache.rocketmq.store.DefaultMessageStore (getConfirmOffset, recover), CommitLog.recoverAbnormally.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from tiered.broker_store.liveness import Liveness
 class BoundReason(Enum):
     """What set the bound."""
 
-    BROKER = "reported by the broker"
-    CONSUME_QUEUE = "the consume queues"
-    LOG_END = "the end of the files seen"
-    FROZEN = "frozen: the broker runs but does not answer"
-    DEAD = "the broker is dead: its recovery scan"
+    BROKER = "broker offsets"
+    CONSUME_QUEUE = "consume queues"
+    LOG_END = "end of the log files"
+    FROZEN = "frozen: broker runs but does not answer"
+    DEAD = "broker is dead: its recovery scan"
 
 
 @dataclass(frozen=True)
 class BrokerOffsets:
-    """What the broker answered, in physical offsets; None where it did not say.
+    """Physical offsets that the broker reported; None where it reported none.
 
     ``max_phys``: commitLogMaxOffset of the runtime info. ``confirm_phys``: low-water mark over its replicas.
-    ``dispatch_behind_bytes``: how far its consume queues lag behind its own confirm offset, of the same answer.
-    ``is_confirm_certain``: that offset is not below both of these, which it may be (``CommitLog.getConfirmOffset``).
-    ``config``: its whole configuration, empty where it does not tell.
+    ``dispatch_behind_bytes``: lag of its consume queues behind its confirm offset, of the same response.
+    ``is_confirm_certain``: false if that offset may be below both (``CommitLog.getConfirmOffset``). ``config``: its
+    configuration; empty if not reported.
     """
 
     max_phys: int | None = None
@@ -46,9 +45,9 @@ class BrokerOffsets:
 
 @dataclass(frozen=True)
 class Bound:
-    """``phys``: nothing at or above is uploaded. ``proven_phys``: below it an invalid record is damage, at
-    or above it the end of what is written. ``has_retreated``: lower than before, or the log ends below what was
-    read of it, so it may have been replaced."""
+    """``phys``: nothing at or above is uploaded. ``proven_phys``: below it an invalid record is damage, at or above it
+    the end of the log. ``has_retreated``: lower than before, or the log ends below the read position: the log may have
+    been replaced."""
 
     phys: int
     proven_phys: int
@@ -59,11 +58,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class BoundFacts:
-    """Everything the bound depends on, gathered in this order: liveness, offsets, frontier, log end.
+    """Inputs of the bound, gathered in this order: liveness, broker offsets, frontier, log end.
 
-    ``frontier_phys``: physical end of what the consume queues show, None where none is visible (RocksDB of a
-    running broker). ``log_end_phys``: end of the last file. ``cursor_phys``: how far the log was read.
-    ``proven_phys``: for a dead broker, see damage.proven_phys. ``previous``: the bound before this one.
+    ``frontier_phys``: physical end of the newest unit in the consume queues; None where none is visible (RocksDB of a
+    running broker). ``log_end_phys``: end of the last file. ``cursor_phys``: read position. ``proven_phys``: for a
+    dead broker, see damage.proven_phys. ``previous``: the bound before this one.
     """
 
     liveness: Liveness
@@ -87,7 +86,7 @@ def decide_bound(facts: BoundFacts) -> Bound:
     retreated = (
         facts.previous is not None and not _was_scan(facts.previous) and bound.phys < facts.previous.phys
     )
-    # What was read lay below the bound of its time: a log that ends below it now was cut.
+    # Everything read was below an earlier bound: a log that ends below the read position was truncated.
     cut = (
         facts.offsets is not None
         and facts.offsets.max_phys is not None
@@ -113,10 +112,10 @@ def _bound_by_word(facts: BoundFacts, said: int) -> Bound:
 
 
 def _frontier(facts: BoundFacts) -> int | None:
-    """What is in consume queues: seen there, or by the broker's own count of what is not yet in them.
+    """End of what consume queues contain: seen there, or by the broker's dispatch lag.
 
-    The count is needed because the last records of a log may belong to no queue (half messages, deleted
-    topics)."""
+    The lag is needed because the last records of a log may belong to no queue (half messages, deleted topics).
+    """
     offsets, said = facts.offsets, _reported_phys(facts.offsets)
     counted = None
     if offsets is not None and said is not None and offsets.dispatch_behind_bytes is not None:
@@ -131,8 +130,8 @@ def _frontier(facts: BoundFacts) -> int | None:
 def _frozen(facts: BoundFacts) -> Bound:
     previous = facts.previous
     if previous is None or _was_scan(previous):
-        # The scan of a dead broker's log reached to the end of the file, which it now writes: stop where we
-        # are.
+        # A dead broker's scan reached the end of a file that the restarted broker now writes: stay at the
+        # read position.
         return Bound(facts.cursor_phys, facts.cursor_phys, BoundReason.FROZEN, frozen=True)
     return Bound(previous.phys, previous.proven_phys, BoundReason.FROZEN, frozen=True)
 

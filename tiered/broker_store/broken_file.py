@@ -1,9 +1,8 @@
-"""What stands behind the places of a commitlog file that the disk does not give. For a file that nobody else has.
+"""Finds the next record behind unreadable places of a pinned commitlog file.
 
-Each place is asked for a few times only: a disk may take seconds to say that it does not give one. So the end of a
-place is found by doubling and halving, and of several close together what lies between them may be passed over.
-
-Finds records; decides nothing about gaps. Which record can be believed is damage.py's.
+Each place is read a few times only: a disk may take seconds to fail. So the end of an unreadable range is found by
+bisection, and readable bytes between several close ranges may be skipped. Which record is valid is decided in
+damage.py.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ def next_record_given(
     limit_phys: int,
     next_record: Callable[[int, int], int | None],
 ) -> int | None:
-    """Physical offset of a provable record of ``file`` behind ``bad_phys``, which is not given, below ``limit_phys``;
+    """Physical offset of a provable record of ``file`` in (bad_phys, limit_phys), where ``bad_phys`` is unreadable;
     None when there is none. ``next_record``: damage.find_next_record.
 
-    Raises what reading the log raises, but not for this file.
+    Raises what reading the log raises, except for this file.
     """
     limit_phys = min(limit_phys, file.end_phys)
     bad: int | None = bad_phys
@@ -41,12 +40,12 @@ def next_record_given(
         except UnreadableError as error:
             if error.path != file.path:
                 raise
-            bad = first_not_given(log, given, limit_phys)  # up to there is none
+            bad = first_not_given(log, given, limit_phys)  # none up to there
     return None
 
 
 def first_not_given(log: CommitLog, phys: int, limit_phys: int) -> int | None:
-    """The first physical offset in [phys, limit_phys) of a file that its disk does not give; None: all is given."""
+    """The first unreadable physical offset in [phys, limit_phys) of a file; None when all is readable."""
     data = memoryview(bytearray(min(READ_BYTES, max(0, limit_phys - phys))))
     while phys < limit_phys:
         got, failure = log.read_as_far_as_given(data[: limit_phys - phys], phys)
@@ -59,7 +58,7 @@ def first_not_given(log: CommitLog, phys: int, limit_phys: int) -> int | None:
 
 
 def _next_given(log: CommitLog, file: LogFile, bad_phys: int) -> int | None:
-    """Where the first page begins that is given behind the one at ``bad_phys``."""
+    """Begin of the first readable page behind the one at ``bad_phys``."""
     last = (file.size_bytes - 1) // PAGE_BYTES
     bad = (bad_phys - file.begin_phys) // PAGE_BYTES
     step = 1

@@ -1,6 +1,6 @@
-"""``checkpoint``: how far the broker says it had flushed, when it last wrote the file (up to a minute ago).
+"""Reads the broker's ``checkpoint`` file: flush times and offsets, up to a minute old.
 
-Owns the fields' meaning; decides nothing. Source: org.apache.rocketmq.store.StoreCheckpoint.
+Source: org.apache.rocketmq.store.StoreCheckpoint.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ _FIELDS = struct.Struct(">6q")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Times in ms since the epoch, offsets physical; 0 when the broker of that version does not write the
-    field."""
+    """Times in ms since the epoch, offsets physical; 0 for fields that this broker version does not write."""
 
     physic_msg_timestamp_ms: int = 0
     logics_msg_timestamp_ms: int = 0
@@ -29,7 +28,7 @@ class Checkpoint:
 
 
 def read_checkpoint(store_path: Path) -> Checkpoint | None:
-    """The store's checkpoint, or None when it has none (a fresh store) or it is too short."""
+    """The store's checkpoint; None when missing (a fresh store) or too short."""
     path = store_path / "checkpoint"
     try:
         with path.open("rb") as file:

@@ -1,10 +1,9 @@
-"""The commitlog: which files there are, and bytes by physical offset. Any file size, several directories.
+"""The commitlog: list of files, and bytes by physical offset. Any file size, several directories.
 
-Sizes come from the files themselves. Files may be pre-allocated, blank at the tail, or gone in the middle;
-what is written in them is not known here (the scan kernel knows). A file that the broker has deleted is
-read from its pin while there is one (pins.py).
+Sizes come from the files. Files may be pre-allocated, blank at the tail, or missing in the middle. A file that the
+broker has deleted is read from its pin, if there is one (pins.py). Reads only.
 
-Owns the file list and a few open descriptors; reads only. Source: org.apache.rocketmq.store.MappedFileQueue.
+Source: org.apache.rocketmq.store.MappedFileQueue.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tiered.errors import NotFoundError, UnavailableError, UnreadableError
 NAME_DIGITS: Final = 20
 OPEN_FILES_MAX: Final = 4
 BLANK_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes behind the last record looked at to see that they are zero: file systems allocate ahead."""
+"""Bytes behind the last record that are checked for zeros: file systems allocate ahead."""
 RECORD_MAGICS: Final = (0xDAA320A7, 0xDAA320AB)
 """MessageVersion V1 (one byte of topic length) and V2 (two)."""
 BLANK_MAGIC: Final = 0xCBD43194
@@ -36,8 +35,7 @@ _SIZE_MAGIC = struct.Struct(">iI")
 
 @dataclass(frozen=True)
 class LogFile:
-    """One commitlog file: physical offsets [begin_phys, end_phys). ``is_pinned``: the broker has deleted
-    it."""
+    """One commitlog file: physical offsets [begin_phys, end_phys). ``is_pinned``: deleted by the broker."""
 
     begin_phys: int
     size_bytes: int
@@ -86,17 +84,17 @@ class CommitLog:
 
     @property
     def files(self) -> tuple[LogFile, ...]:
-        """All files, by physical offset, pinned ones included."""
+        """All files by physical offset, including pinned ones."""
         return self._files
 
     @property
     def min_phys(self) -> int:
-        """Oldest physical offset that can be read, from a pin if need be; 0 without any file."""
+        """Oldest readable physical offset, including pins; 0 without files."""
         return self._files[0].begin_phys if self._files else 0
 
     @property
     def broker_min_phys(self) -> int:
-        """Oldest physical offset the broker itself still has: units below it are dead."""
+        """Oldest physical offset of the broker's own files: units below it are expired."""
         return next((file.begin_phys for file in self._files if not file.is_pinned), self.max_file_end)
 
     @property
@@ -106,7 +104,7 @@ class CommitLog:
 
     @property
     def gaps(self) -> list[LogGap]:
-        """Physical offsets that no file holds though later ones exist."""
+        """Physical offsets missing between files."""
         found = []
         largest = max((file.size_bytes for file in self._files), default=0)
         for file, following in zip(self._files, self._files[1:], strict=False):
@@ -117,19 +115,19 @@ class CommitLog:
         return found
 
     def refuse_unmounted(self, *, is_short: bool = False) -> None:
-        """Raises UnavailableError when files are missing (``is_short``: at the end) and a directory holds none: a disk
-        that is not mounted looks so. To be asked before what is missing is taken for gone."""
+        """Raises UnavailableError when files are missing (``is_short``: at the end) and a directory is empty, as an
+        unmounted disk looks. Call it before missing files are taken for deleted."""
         has_own = any(not file.is_pinned for file in self._files)
         is_missing = is_short or not has_own
         is_missing = is_missing or any(gap.reason is LogGapReason.MISSING_FILE for gap in self.gaps)
         if self._empty_dirs and is_missing:
             raise UnavailableError(
-                f"{self._empty_dirs[0]} holds no commitlog file",
-                hint="is it mounted? a new broker's first message makes the first file",
+                f"{self._empty_dirs[0]} contains no commitlog file",
+                hint="check that its disk is mounted; a new broker creates the first file with its first message",
             )
 
     def refresh(self) -> None:
-        """List the directories again. Raises NotFoundError or AccessDeniedError naming a directory."""
+        """List the directories. Raises NotFoundError or AccessDeniedError naming a directory."""
         found: dict[int, LogFile] = {}
         empty_dirs = []
         for directory in reversed(self.dirs):
@@ -139,7 +137,7 @@ class CommitLog:
                 empty_dirs.append(directory)
         last = max(found, default=None)
         for pin in self._pinned():
-            # A pin above the broker's last file is of a log that was cut back or replaced.
+            # A pin above the broker's last file belongs to a truncated or replaced log.
             if last is None or pin.begin_phys < last:
                 found.setdefault(pin.begin_phys, pin)
         files = tuple(found[begin] for begin in sorted(found))
@@ -147,10 +145,8 @@ class CommitLog:
             self._files, self._begins = files, tuple(file.begin_phys for file in files)
             self._empty_dirs = tuple(empty_dirs)
             for file in list(self._open):
-                # A descriptor of a deleted file would keep its disk space from the broker, and one of a file
-                # that was
-                # removed and made anew (a pre-allocated one, over a restart) would never show what is written
-                # now.
+                # The descriptor of a deleted file would keep its disk space allocated, and that of a
+                # recreated file would never show new bytes.
                 if file not in files or not self._open[file].is_current():
                     self._open.pop(file).close()
 
@@ -161,9 +157,9 @@ class CommitLog:
         return files[i] if i >= 0 and phys < files[i].end_phys else None
 
     def read_into(self, dest: memoryview, phys: int) -> int:
-        """Read bytes from ``phys`` on into ``dest``, never across the end of a file; returns how many.
+        """Read bytes from ``phys`` into ``dest``, never across the end of a file; returns how many.
 
-        0 when no file holds ``phys`` (any more: then the list is refreshed). Raises AccessDeniedError or
+        0 when no file contains ``phys``; if one did, the list is refreshed. Raises AccessDeniedError or
         UnavailableError naming the file.
         """
         file = self.file_at(phys)
@@ -172,14 +168,14 @@ class CommitLog:
         try:
             return self._read_file(file, dest, phys)
         except NotFoundError:
-            # The broker deleted it after the last listing; its pin, if any, is in the next one.
+            # The broker deleted it after the last listing; its pin, if any, is in the next listing.
             self.refresh()
             file = self.file_at(phys)
             return self._read_file(file, dest, phys) if file is not None else 0
 
     def read_as_far_as_given(self, dest: memoryview, phys: int) -> tuple[int, UnreadableError | None]:
-        """As ``read_into``, but where the disk does not give a place: what stands before it, and the failure. Page by
-        page then, so that the disk is asked for that place once more only."""
+        """As ``read_into``, but at an unreadable place: the bytes before it and the error. Reads page by page after an
+        error, so that the unreadable place is read only once more."""
         file = self.file_at(phys)
         try:
             return self.read_into(dest, phys), None
@@ -199,8 +195,8 @@ class CommitLog:
         return filled, None
 
     def is_broken_pin(self, file: LogFile) -> bool:
-        """Whether a place of ``file`` that the disk does not give is gone for good: nobody but its pin has it, by a new
-        look, and other places of it are given. All of it may be a disk that is away."""
+        """Whether an unreadable place of ``file`` is lost for good: only its pin exists, after a new listing, and
+        other places of it are readable. If none is, the disk may be gone temporarily."""
         self.refresh()
         if not file.is_pinned or file not in self._files:
             return False
@@ -208,16 +204,15 @@ class CommitLog:
             with ColdReadFile(file.path) as opened:
                 return opened.is_given_in_part()
         except (NotFoundError, UnavailableError):
-            return False  # let go of meanwhile
+            return False  # pin released since
 
     def read(self, phys: int, size_bytes: int) -> bytes:
-        """Up to ``size_bytes`` bytes from ``phys`` on; shorter at the end of a file."""
+        """Up to ``size_bytes`` bytes from ``phys``; fewer at the end of a file."""
         data = bytearray(size_bytes)
         return bytes(data[: self.read_into(memoryview(data), phys)])
 
     def record_size_at(self, phys: int) -> int | None:
-        """Size in bytes of the record whose header stands at ``phys``; None when there is no record
-        header."""
+        """Size in bytes of the record whose header is at ``phys``; None without a record header."""
         header = self.read(phys, _SIZE_MAGIC.size)
         if len(header) < _SIZE_MAGIC.size:
             return None
@@ -225,30 +220,30 @@ class CommitLog:
         return size if magic in RECORD_MAGICS and size > 0 else None
 
     def is_end_marker(self, phys: int) -> bool:
-        """Whether the broker says at ``phys`` that the rest of the file is padding."""
+        """Whether the broker's end-of-file marker is at ``phys``."""
         header, file = self.read(phys, _SIZE_MAGIC.size), self.file_at(phys)
         if len(header) < _SIZE_MAGIC.size or file is None:
             return False
         return _SIZE_MAGIC.unpack(header) == (file.end_phys - phys, BLANK_MAGIC)
 
     def is_blank_from(self, phys: int) -> bool:
-        """Whether nothing was ever written at or above ``phys``, told by the holes of the files.
+        """Whether nothing was ever written at or above ``phys``, by the holes of the files.
 
-        False also where that cannot be told cheaply: a file without holes. Raises what reading raises.
+        False also if that is expensive to check: a file without holes. Raises what reading raises.
         """
         return all(
             self._is_blank(file, max(phys, file.begin_phys)) for file in self._files if file.end_phys > phys
         )
 
     def data_end_phys(self) -> int:
-        """About where what was written ends, told by the holes of the files, else by their end. For estimates."""
+        """Approximate end of the written bytes, by the holes of the files, else by their end. For estimates."""
         for file in reversed(self._files):
             if (end_bytes := _data_end(file)) > 0:
                 return file.begin_phys + end_bytes
         return self.min_phys
 
     def close(self) -> None:
-        """Close all descriptors. The log can be read again afterwards."""
+        """Close all descriptors. Later reads open them again."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
@@ -284,7 +279,7 @@ class CommitLog:
 
 
 def _data_end(file: LogFile) -> int:
-    """Bytes of ``file`` up to its last hole, if nothing follows that."""
+    """Bytes of ``file`` before its trailing hole."""
     try:
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

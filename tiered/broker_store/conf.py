@@ -1,7 +1,6 @@
-"""broker.conf: the properties a broker was started with, as far as an archive depends on them.
+"""Reads broker.conf: the broker properties on which an archive depends.
 
-Owns the file's syntax (java.util.Properties) and the defaults of the broker. Does not own the broker's state
-(config.py) nor its names when no file is given (names.py). Sources: org.apache.rocketmq.common.BrokerConfig,
+Owns the syntax (java.util.Properties) and the broker's defaults. Sources: org.apache.rocketmq.common.BrokerConfig,
 org.apache.rocketmq.store.config.MessageStoreConfig.
 """
 
@@ -27,7 +26,7 @@ _CONTROL: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 @dataclass(frozen=True)
 class BrokerConf:
-    """What a broker's configuration says. Ratios are shares of the disk used, 0 to 1."""
+    """A broker's configuration. Ratios are shares of the disk used, 0 to 1."""
 
     cluster: str = ""
     broker: str = ""
@@ -49,25 +48,25 @@ class BrokerConf:
 
     @property
     def address(self) -> str:
-        """``host:port`` of the broker's remoting port; empty when the file names no host."""
+        """``host:port`` of the broker's remoting port; empty without brokerIP1."""
         return f"{self.broker_ip}:{self.listen_port}" if self.broker_ip else ""
 
     @property
     def trace_topic(self) -> str:
-        """The broker's own topic for traces, which may have any name; empty unless it keeps one (TopicConfigManager:
-        traceTopicEnable, msgTraceTopicName)."""
+        """The broker's trace topic, which may have any name; empty if disabled (TopicConfigManager: traceTopicEnable,
+        msgTraceTopicName)."""
         is_kept = is_true(self.properties, "traceTopicEnable")
         return self.properties.get("msgTraceTopicName", "").strip() if is_kept else ""
 
     @property
     def is_slave(self) -> bool:
-        """Whether the file says that this broker is a slave."""
+        """Whether this broker is configured as a slave."""
         return self.role == "SLAVE"
 
     @property
     def reads_rocksdb_queues(self) -> bool:
-        """Whether consume queues in RocksDB are what the broker reads: it may write both kinds
-        (CombineConsumeQueueStore), and what a trial left stays."""
+        """Whether the broker reads its consume queues from RocksDB. It may write both kinds
+        (CombineConsumeQueueStore), and the files of a trial remain."""
         wanted = self.store_type
         if is_true(self.properties, "rocksdbCQDoubleWriteEnable"):
             wanted = self.properties.get("combineCQPreferCQType", "").strip() or wanted
@@ -86,8 +85,7 @@ class BrokerConf:
 
 
 def read_broker_conf(path: Path) -> BrokerConf:
-    """Read one broker.conf. Raises NotFoundError, AccessDeniedError, UsageError naming the file and the
-    key."""
+    """Read one broker.conf. Raises NotFoundError, AccessDeniedError or UsageError naming file and key."""
     try:
         # As java.util.Properties reads a stream: a comment may be in any encoding.
         text = path.read_text("latin-1")
@@ -102,7 +100,7 @@ def read_broker_conf(path: Path) -> BrokerConf:
 
 
 def broker_conf(properties: Mapping[str, str]) -> BrokerConf:
-    """The configuration that ``properties`` mean, defaults filled in. Raises UsageError naming the key."""
+    """The configuration from ``properties``, with the broker's defaults. Raises UsageError naming the key."""
     store_path = _path(properties, "storePathRootDir")
     commitlog = properties.get("storePathCommitLog", "").strip()
     read_only = properties.get("readOnlyCommitLogStorePaths", "").strip()
@@ -129,13 +127,12 @@ def broker_conf(properties: Mapping[str, str]) -> BrokerConf:
 
 
 def is_true(properties: Mapping[str, str], name: str) -> bool:
-    """Whether a switch that is off by default is on."""
+    """Whether a switch with default false is true."""
     return properties.get(name, "").strip().lower() == "true"
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Parse the syntax of ``java.util.Properties``: comments, continued lines, escapes; the last of equal
-    keys wins."""
+    """Parse ``java.util.Properties``: comments, continued lines, escapes; the last of equal keys counts."""
     found: dict[str, str] = {}
     pending = ""
     for raw in re.split(r"\r\n|\r|\n", text):
@@ -160,7 +157,7 @@ def parse_delay_levels(levels: str) -> NDArray[np.int64]:
         unit, number = part[-1], part[:-1]
         if unit not in _UNIT_MS or not number.isdecimal():
             raise UsageError(
-                f"messageDelayLevel has {part!r}", hint="write a number and s, m, h or d, such as 30s"
+                f"messageDelayLevel contains {part}", hint="use a number and a unit s, m, h or d, such as 30s"
             )
         delays.append(int(number) * _UNIT_MS[unit])
     return np.array(delays, np.int64)
@@ -191,10 +188,10 @@ def _integer(properties: Mapping[str, str], key: str, default: int) -> int:
         return default
     try:
         number = int(value)
-        # A blank behind it, and the broker passes over it (MixAll.properties2Object): its default counts.
+        # A trailing blank makes the broker ignore the value and use its default (MixAll.properties2Object).
         return number if value == value.strip() else default
     except ValueError as error:
-        raise UsageError(f"{key} is {value!r}, not an integer") from error
+        raise UsageError(f"{key} = {value} is not an integer") from error
 
 
 def _percent(properties: Mapping[str, str], key: str, default: int, least: int, most: int) -> float:
@@ -206,7 +203,7 @@ def _hours(properties: Mapping[str, str]) -> tuple[int, ...]:
     value = properties.get("deleteWhen", "04").strip() or "04"
     hours = [part.strip() for part in value.split(";") if part.strip()]
     if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):
-        raise UsageError(f"deleteWhen is {value!r}", hint="write hours such as 04 or 04;16")
+        raise UsageError(f"deleteWhen = {value} is invalid", hint="use hours such as 04 or 04;16")
     return tuple(int(hour) for hour in hours)
 
 

@@ -1,12 +1,10 @@
-"""The broker's own state: topic table, subscription groups, consumer offsets, delay offsets, static topics.
+"""Reads the broker's state: topic table, subscription groups, consumer offsets, delay offsets, static topics.
 
-Read from ``config/*.json`` (fastjson's dialect; a file that is missing, empty or broken is read from its
-``.bak``) or from the RocksDB directories that stand in their place. Light-queue offsets are in
-``lmqConsumerOffset.json``, which replaces ``consumerOffset.json`` when the broker has light queues
-enabled.
+It is in ``config/*.json`` (fastjson's dialect; if a file is missing, empty or broken, its ``.bak`` is read) or in
+RocksDB directories. With LMQs enabled, ``lmqConsumerOffset.json`` replaces ``consumerOffset.json``. Does not interpret
+topic attributes.
 
-Owns which file holds what; does not interpret topic attributes. Sources:
-org.apache.rocketmq.common.ConfigManager, org.apache.rocketmq.broker.config.v1.RocksDBConfigManager,
+Sources: org.apache.rocketmq.common.ConfigManager, org.apache.rocketmq.broker.config.v1.RocksDBConfigManager,
 LmqConsumerOffsetManager.
 """
 
@@ -41,13 +39,12 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class BrokerState:
-    """What the broker knows beside messages.
+    """The broker's state other than messages.
 
     ``topics`` and ``subscription_groups`` map a name to its configuration as the broker stores it;
-    ``consumer_offsets`` maps "topic@group" to the next offset per queue id (a light queue's id is 0);
-    ``delay_offsets`` maps a delay level to its progress; ``topic_queue_mappings`` maps a static topic to
-    who holds, or held, each of its logical queues, as the broker stores it; ``source`` maps each of these
-    to the file it came from.
+    ``consumer_offsets`` maps "topic@group" to the next offset per queue id (0 for an LMQ); ``delay_offsets`` maps a
+    delay level to its progress; ``topic_queue_mappings`` maps a static topic to the brokers of its logical queues, as
+    the broker stores it; ``source`` maps each of these to its file.
     """
 
     topics: Mapping[str, Document] = field(default_factory=dict)
@@ -59,10 +56,10 @@ class BrokerState:
 
 
 def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> BrokerState:
-    """Read everything. A part that no file holds is empty: a fresh broker has none.
+    """Read all parts. A part without a file is empty, as at a fresh broker.
 
-    Raises CorruptionError naming file and position when a file and its ``.bak`` are both broken,
-    AccessDeniedError, UnavailableError.
+    Raises CorruptionError naming file and position when a file and its ``.bak`` are both broken, AccessDeniedError,
+    UnavailableError.
     """
     config = store_path / "config"
     source: dict[str, str] = {}
@@ -79,7 +76,9 @@ def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> Brok
     delays, path = _read_json(config / "delayOffset.json")
     source["delayOffsets"] = str(path or "")
     delay_offsets = _int_map(delays.get("offsetTable"), path or config)
-    mappings, path = _read_json(config / "topicQueueMapping.json")  # also of brokers with tables in RocksDB
+    mappings, path = _read_json(
+        config / "topicQueueMapping.json"
+    )  # also used by brokers with tables in RocksDB
     source["topicQueueMappings"] = str(path or "")
     static = {
         name: _as_map(value, path or config)
@@ -89,23 +88,22 @@ def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> Brok
 
 
 def topic_names_backup(store_path: Path) -> frozenset[str]:
-    """Topics that the table's ``.bak`` names: a topic in it is not yet proven deleted. Empty without a
-    ``.bak``."""
+    """Topics in the ``.bak`` of the topic table, whose deletion is not proven yet. Empty without a ``.bak``."""
     config = store_path / "config"
     if _rocksdb_of(config, TOPICS, "topics.json") is not None:
-        return frozenset()  # of before the table moved there: nobody writes it again
+        return frozenset()  # from before the table moved to RocksDB, no longer written
     path = config / "topics.json.bak"
     document, _ = _read_one(path) or ({}, path)
     return frozenset(_as_map(document.get("topicConfigTable"), path))
 
 
 def state_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Changes whenever the broker has written its configuration: (file, size, mtime in ns) of each file."""
+    """(file, size, mtime in ns) of each configuration file: changes whenever the broker writes one."""
     config = store_path / "config"
     paths = [config / name for name in _JSON_FILES]
     for name in (*_FAMILIES, _UNIFIED):
         if is_rocksdb(config / name):
-            with contextlib.suppress(OSError):  # whoever reads it says what is wrong
+            with contextlib.suppress(OSError):  # reading it reports the error
                 paths += sorted((config / name).iterdir())
     found = []
     for path in paths:
@@ -118,18 +116,17 @@ def state_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def refuse_unknown_configuration(store_path: Path) -> None:
-    """Raises StoreLayoutError for a configuration that this program cannot read (RocksDB configuration,
-    version 2)."""
+    """Raises StoreLayoutError for RocksDB configuration version 2, which is not supported."""
     config = store_path / "config"
     if is_rocksdb(config / "rdb"):
-        # Version 2 takes nothing over from version 1 and leaves it where it was: who wrote last counts.
+        # Version 2 neither imports nor removes version 1: the one written last counts.
         others = [_mtime_ns(config / "topics.json")]
         others += [_last_change_ns(config / name) for name in (TOPICS, _UNIFIED) if is_rocksdb(config / name)]
         if _last_change_ns(config / "rdb") < max(others):
             return
         raise StoreLayoutError(
-            f"{config / 'rdb'} is a configuration of version 2 in RocksDB, which this program cannot read",
-            hint="set configManagerVersion=v1 at the broker",
+            f"{config / 'rdb'} holds RocksDB configuration version 2, which is not supported",
+            hint="set configManagerVersion=v1 in broker.conf",
         )
 
 
@@ -160,8 +157,7 @@ def _consumer_offsets(
             name: _int_map(_as_map(value, directory).get("offsetTable"), directory)
             for name, value in _entries(directory, family, is_broker_dead)
         }
-    # Which of the two the broker writes depends on enableLmq; the other one, if any, is from before it was
-    # switched.
+    # The broker writes one of the two, depending on enableLmq; the other is from before it was switched.
     candidates = [config / "consumerOffset.json", config / "lmqConsumerOffset.json"]
     document, path = _read_json(max(candidates, key=_last_written_ns))
     source[CONSUMER_OFFSETS] = str(path or "")
@@ -174,7 +170,7 @@ def _consumer_offsets(
 
 
 def _rocksdb_of(config: Path, database: str, *files: str) -> tuple[Path, str] | None:
-    """Directory and family of a table: those written last, unless a JSON file is younger: the broker was switched
+    """Directory and family of the table written last; None if a JSON file is newer, because the broker was switched
     back."""
     places = [(config / database, "default"), (config / _UNIFIED, _FAMILIES[database])]
     written = [(_last_change_ns(place[0]), place) for place in places if is_rocksdb(place[0])]
@@ -200,7 +196,7 @@ def _entries(directory: Path, family: str, is_broker_dead: bool) -> list[tuple[s
 
 
 def _read_json(path: Path) -> tuple[Document, Path | None]:
-    """The document of ``path`` or else of its ``.bak``, and which; an empty one when neither exists."""
+    """The document of ``path``, else of its ``.bak``, and the file read; empty when neither exists."""
     problem: CorruptionError | None = None
     for candidate in (path, path.with_name(f"{path.name}.bak")):
         try:

@@ -1,9 +1,8 @@
-"""consumequeue_ext: where a plain unit's tagsCode has moved to when the broker keeps more than a tag per
-unit.
+"""Resolves tags codes that the broker moved to consumequeue_ext.
 
-An address is a number below -2^31 that stands in place of tagsCode: file offset + Long.MIN_VALUE. A unit
-there is {size 2, tagsCode 8, storeTime 8, bitmap length 2, bitmap}. The broker itself treats these files as
-disposable: an address that leads nowhere stays as it is. Source: org.apache.rocketmq.store.ConsumeQueueExt.
+An address is a number below -2^31 in place of tagsCode: file offset + Long.MIN_VALUE. A unit there is {size 2,
+tagsCode 8, storeTime 8, bitmap length 2, bitmap}. The broker treats these files as disposable: an address without a
+unit stays as it is. Source: org.apache.rocketmq.store.ConsumeQueueExt.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ _UNIT_BYTES_MIN: Final = 20
 
 
 def resolve_tags_codes(tags_codes: Table, directory: Path, open_files: OpenFiles) -> Table:
-    """``tags_codes`` (i8) of one queue with addresses replaced by the codes that ``directory`` holds for
-    them."""
+    """``tags_codes`` (i8) of one queue with addresses resolved in ``directory``."""
     addressed = np.flatnonzero(tags_codes <= ADDRESS_MAX)
     if len(addressed) == 0:
         return tags_codes

@@ -1,8 +1,4 @@
-"""What all forms of a broker's consume queues have in common: which queues exist, their offsets and units.
-
-Plain and BatchCQ files and RocksDB answer the same questions. Owns the vocabulary; reading is in the modules
-beside.
-"""
+"""Interface of a broker's consume queues, whatever form they are stored in: plain and BatchCQ files, RocksDB."""
 
 from __future__ import annotations
 
@@ -17,15 +13,15 @@ from tiered.model.tables import Table
 UNIT_DTYPE: Final = np.dtype([
     ("phys", "<i8"),          # physical commitlog offset of the record
     ("size", "<i4"),          # bytes of the record
-    ("tags_code", "<i8"),     # an address into consumequeue_ext is already resolved
+    ("tags_code", "<i8"),     # consumequeue_ext addresses are resolved
     ("queue_offset", "<i8"),  # of the record's first message
     ("inner_num", "<i4"),     # messages of the record: 1 but in BatchCQ
 ])  # fmt: skip
-"""One unit of a consume queue, whatever form it is stored in."""
+"""One unit of a consume queue."""
 
 
 class QueueKind(Enum):
-    """How a queue's units are stored."""
+    """Storage form of a queue's units."""
 
     PLAIN = "consumequeue"
     BATCH = "batchconsumequeue"
@@ -33,7 +29,7 @@ class QueueKind(Enum):
 
 
 class BrokerQueue(NamedTuple):
-    """One queue that the broker has units of, or had."""
+    """One queue of the broker, with units now or earlier."""
 
     topic: str
     queue_id: int
@@ -41,14 +37,14 @@ class BrokerQueue(NamedTuple):
 
 
 class ConsumeQueueIndex(Protocol):
-    """Every consume queue of one broker store. Offsets are queue offsets, ``phys`` are physical ones.
+    """All consume queues of one broker store. Offsets are queue offsets, ``phys`` are physical ones.
 
-    All methods raise CorruptionError, AccessDeniedError or UnavailableError naming a file. A queue that does
-    not exist is empty: minimum and maximum 0, no units.
+    All methods raise CorruptionError, AccessDeniedError or UnavailableError naming a file. A queue that does not exist
+    is empty: minimum and maximum 0, no units.
     """
 
     def refresh(self) -> None:
-        """Look for queues and files that came or went."""
+        """Find queues and files that were added or removed."""
 
     def queues(self) -> list[BrokerQueue]:
         """All queues, by topic and queue id."""
@@ -57,41 +53,37 @@ class ConsumeQueueIndex(Protocol):
         """Whether the broker has this queue."""
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Offset of the first unit whose record the commitlog still has; the maximum when none has."""
+        """Offset of the first unit whose record is still in the commitlog; the maximum when none is."""
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """One past the last offset."""
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> Table:
-        """Up to ``count`` units (UNIT_DTYPE) from the one that holds ``from_offset``, or the first after
-        it."""
+        """Up to ``count`` units (UNIT_DTYPE) from the one that contains ``from_offset``, or the first after it."""
 
     def last_unit(self, topic: str, queue_id: int) -> Table:
-        """The last unit (UNIT_DTYPE, one row), or no row when the queue is empty."""
+        """The last unit (UNIT_DTYPE, one row); no row when the queue is empty."""
 
     def last_records(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(phys, size) of the last record that each queue shows; queues without units are left out, and those whose
-        files cannot be read."""
+        """(phys, size) of the last record of each queue; queues without units or with unreadable files are skipped."""
 
     def that_end_elsewhere(self, ends: Mapping[tuple[str, int], int]) -> list[tuple[str, int]]:
-        """Those of ``ends`` whose maximum is another one: they went on, or began anew. Queues that do not exist, or
-        whose files cannot be read, are left out. Costs a small read for most."""
+        """Queues of ``ends`` whose maximum differs: they grew or restarted. Queues that do not exist or are unreadable
+        are skipped. Costs a small read for most."""
 
     def shown(self) -> set[tuple[str, int]]:
-        """(topic, queue id) of the queues that show a unit, and of those whose files cannot be read: they may. Costs no
-        read of a file where its layout on disk tells."""
+        """(topic, queue id) of the queues that contain a unit, and of unreadable ones, which may. Costs no read of a
+        file where its layout on disk suffices."""
 
     def frontier_phys(self, at_least: int | None = None) -> int:
-        """Physical end of the last record that any queue shows; 0 when nothing is shown. Queues whose files cannot be
-        read are left out.
+        """Physical end of the last record of any queue; 0 without units. Unreadable queues are skipped.
 
-        With ``at_least`` the search ends as soon as that is reached, and may end earlier still: the answer is
-        then a lower bound that grows when asked again.
+        With ``at_least`` the search ends once that is reached, and may end earlier: the result is a lower bound that
+        grows with later calls.
         """
 
     def units_between(self, begin_phys: int, end_phys: int) -> dict[tuple[str, int], Table]:
-        """Per queue, the units whose records begin in [begin_phys, end_phys). Costs a search in every
-        queue."""
+        """Per queue, the units whose records begin in [begin_phys, end_phys). Costs a search in every queue."""
 
     def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
         """The units of one queue whose records begin in [begin_phys, end_phys). Costs a search in it."""
@@ -101,5 +93,5 @@ class ConsumeQueueIndex(Protocol):
 
 
 def empty_units() -> Table:
-    """No unit."""
+    """An empty table of units."""
     return np.zeros(0, UNIT_DTYPE)

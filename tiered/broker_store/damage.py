@@ -1,12 +1,10 @@
-"""Where reading may go on after a record that cannot be believed, and how far records are proven (3a,
-Damage).
+"""Finds the next valid record after a damaged one, and how far records are proven.
 
-The next record is the first position above the damage whose header names that very position and whose
-lengths and checksums hold. Where consume queues are visible it must also be known to them, itself or
-through an unbroken chain of records: bytes alone could be left over from an earlier life of the file.
+The next record is the first position above the damage whose header contains that position and whose lengths and
+checksums match. Where consume queues are visible, it or a record that an unbroken chain leads to must be in one: bytes
+alone may remain from earlier use of the file.
 
-Reads the log; decides nothing about gaps. Rules of belief:
-org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize.
+Validity: org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ TORN_UNITS: Final = 16
 HEADER_BYTES: Final = 40
 RECORD_BYTES_MIN: Final = 91
 QUEUE_OFFSET_MAX: Final = ((1 << 63) - 1) // 20
-"""The broker counts the bytes of a consume queue, 20 a unit, in a long."""
+"""The broker counts consume queue bytes, 20 per unit, in a long."""
 _UNIT_PLACE: Final = ("phys", "size", "queue_offset")
 _MAGIC_PREFIX: Final = b"\xda\xa3\x20"
 _HEADER = struct.Struct(">iIiiiqqi")
@@ -57,8 +55,7 @@ def find_next_record(
 
 def find_cut_record(log: CommitLog, damaged_phys: int, limit_phys: int) -> int | None:
     """Physical offset of the first record in (damaged_phys, limit_phys) that ends above ``limit_phys``, by its header
-    alone: the rest may not be there yet. None when there is none. Raises what reading the log raises.
-    """
+    alone: the rest may not be written yet. None when there is none. Raises what reading the log raises."""
     for phys in _header_candidates(log, damaged_phys + 1, limit_phys):
         size, file = log.record_size_at(phys), log.file_at(phys)
         if size is not None and file is not None and limit_phys - phys < size <= file.end_phys - phys:
@@ -67,7 +64,7 @@ def find_cut_record(log: CommitLog, damaged_phys: int, limit_phys: int) -> int |
 
 
 def record_size(log: CommitLog, phys: int) -> int | None:
-    """Size in bytes of the record at ``phys`` if it is whole and believable, else None."""
+    """Size in bytes of the record at ``phys`` if it is complete and valid, else None."""
     size = log.record_size_at(phys)
     file = log.file_at(phys)
     if size is None or file is None or not RECORD_BYTES_MIN <= size <= file.end_phys - phys:
@@ -77,12 +74,11 @@ def record_size(log: CommitLog, phys: int) -> int | None:
 
 
 def accepted_size(log: CommitLog, phys: int, *, index: ConsumeQueueIndex | None) -> int | None:
-    """Size in bytes of the record at ``phys`` if only its ``__CRC32#`` is wrong and the broker took it all the
-    same, else None.
+    """Size in bytes of the record at ``phys`` if only its ``__CRC32#`` is wrong and the broker accepted it, else None.
 
-    A broker that does not append such checksums stores one that came with a copied message as it came. So it is
-    no damage if a consume queue names the record, and the one behind it has no right checksum: a broker that
-    appends them drops what came with the message (CommitLog.asyncPutMessage).
+    A broker that does not append such checksums keeps the one of a copied message. So the record is not damaged if a
+    consume queue contains it and the next record has no valid checksum: a broker that appends checksums replaces the
+    copied one (CommitLog.asyncPutMessage).
     """
     size = stored_size(log, phys)
     if index is None or size is None:
@@ -97,14 +93,14 @@ def accepted_size(log: CommitLog, phys: int, *, index: ConsumeQueueIndex | None)
 
 
 def stored_size(log: CommitLog, phys: int) -> int | None:
-    """Size in bytes of the record at ``phys`` if all but its own ``__CRC32#`` holds, else None."""
+    """Size in bytes of the record at ``phys`` if everything except its ``__CRC32#`` is valid, else None."""
     size = log.record_size_at(phys)
     return size if size is not None and _is_stored(log.read(phys, size), phys) else None
 
 
 def do_lengths_add_up(log: CommitLog, phys: int, size: int) -> bool:
-    """Whether body, topic and properties of the record at ``phys`` are together as long as ``size`` says. Few small
-    reads, however large it is; bytes that are not there yet do not add up."""
+    """Whether the lengths of body, topic and properties of the record at ``phys`` match ``size``. Few small reads for
+    any size; bytes that are not written yet do not match."""
     head = log.read(phys, HEADER_BYTES)
     if len(head) < HEADER_BYTES:
         return False
@@ -115,8 +111,8 @@ def do_lengths_add_up(log: CommitLog, phys: int, size: int) -> bool:
 def _body_span(
     read: Callable[[int, int], bytes], magic: int, sys_flag: int, size: int
 ) -> tuple[int, int] | None:
-    """Where in its record the body begins and ends, if the lengths of its parts add up to ``size``, else None.
-    ``read``: bytes at a place of the record, so many or fewer."""
+    """Begin and end of the body in its record if the lengths of all parts match ``size``, else None. ``read``: up to
+    so many bytes at a position of the record."""
 
     def length_at(at: int, length_bytes: int) -> int | None:
         data = read(at, length_bytes)
@@ -126,7 +122,7 @@ def _body_span(
     store = 20 if sys_flag & _STORE_HOST_V6 else 8
     body_at = HEADER_BYTES + 8 + born + 8 + store + 4 + 8 + 4
     body_bytes = length_at(body_at - 4, 4)
-    if body_bytes is None or body_at + body_bytes >= size:  # a negative one is larger than any record
+    if body_bytes is None or body_at + body_bytes >= size:  # negative lengths are larger than any record
         return None
     topic_at = body_at + body_bytes
     topic_length_bytes = 1 if magic == RECORD_MAGICS[0] else 2
@@ -146,7 +142,7 @@ def is_record(data: bytes, phys: int) -> bool:
 
 
 def _is_stored(data: bytes, phys: int) -> bool:
-    """``is_record`` but for the record's own checksum, which may be of another life of the message."""
+    """``is_record`` without the record's own checksum, which may be of an earlier copy of the message."""
     if len(data) < RECORD_BYTES_MIN:
         return False
     size, magic, body_crc, _, _, queue_offset, stored_phys, sys_flag = _HEADER.unpack_from(data)
@@ -162,7 +158,7 @@ def _is_stored(data: bytes, phys: int) -> bool:
 
 
 def _is_record_crc_right(data: bytes) -> bool:
-    """Whether the record's own checksum, its last property where the broker appends one, holds."""
+    """Whether the record's own checksum, its last property if the broker appends one, is valid."""
     match = _RECORD_CRC.search(data, len(data) - _RECORD_CRC_BYTES)
     if match is None:
         return True
@@ -171,10 +167,10 @@ def _is_record_crc_right(data: bytes) -> bool:
 
 
 def proven_phys(log: CommitLog, index: ConsumeQueueIndex) -> int:
-    """Physical end of about the last record that a consume queue names and the log holds whole; 0 if none.
+    """Approximate physical end of the last record that is in a consume queue and complete in the log; 0 if none.
 
-    Units above it may be left over from before a truncation, or their records were lost with the end of the log: then
-    units before the last ones are looked at, of a bounded number of queues. For a broker proven dead.
+    Units above it may remain from before a truncation, or their records were lost with the end of the log: then
+    earlier units of a bounded number of queues are checked. For a broker proven dead.
     """
     proven, torn = 0, list[tuple[str, int]]()
     lasts = sorted(((*record, queue) for queue, record in index.last_records().items()), reverse=True)
@@ -190,10 +186,10 @@ def proven_phys(log: CommitLog, index: ConsumeQueueIndex) -> int:
 
 
 def _last_whole(log: CommitLog, index: ConsumeQueueIndex, queue: tuple[str, int], proven: int) -> int:
-    """Physical end of about the last whole record above ``proven`` that ``queue`` names; ``proven`` if there is none.
+    """Approximate physical end of the last complete record above ``proven`` in ``queue``; ``proven`` if there is none.
 
-    Back from its end by doubling until a record is whole, then by halving. Single damage is passed over: each look is
-    at some units.
+    Searches backward from the end by doubling, then by bisection. Each step checks several units, to skip isolated
+    damage.
     """
     first, torn, step = index.min_offset(*queue), index.max_offset(*queue), 1
     held, is_found = first - 1, False
@@ -211,7 +207,7 @@ def _last_whole(log: CommitLog, index: ConsumeQueueIndex, queue: tuple[str, int]
 
 
 def _header_candidates(log: CommitLog, begin: int, limit: int) -> Iterator[int]:
-    """Positions in [begin, limit) where a header names its own position, file by file."""
+    """Positions in [begin, limit) where a header contains its own position, file by file."""
     for file in log.files:
         if file.end_phys > begin and file.begin_phys < limit:
             yield from _candidates_in_file(log, file, max(begin, file.begin_phys), min(limit, file.end_phys))
@@ -230,21 +226,21 @@ def _candidates_in_file(log: CommitLog, file: LogFile, begin: int, end: int) -> 
                 yield begin + at - 4
             at = data.find(_MAGIC_PREFIX, at + 1)
         if failure is not None:
-            raise failure  # what stands before it was looked at
+            raise failure  # bytes before it were searched
         begin += SEARCH_BYTES
 
 
 def _is_known(log: CommitLog, index: ConsumeQueueIndex, phys: int, limit: int) -> bool:
     """Whether a consume queue has a unit at ``phys``, or at a record that an unbroken chain leads to."""
     chain = [phys]
-    with contextlib.suppress(UnreadableError):  # the chain ends where the disk gives no more
+    with contextlib.suppress(UnreadableError):  # the chain ends at an unreadable place
         while len(chain) < CHAIN_RECORDS_MAX and (size := record_size(log, chain[-1])) is not None:
             if chain[-1] + size >= limit:
                 break
             chain.append(chain[-1] + size)
     known = index.units_between(phys, chain[-1] + 1)
     if not known:
-        # Nothing of this stretch is in any queue (deleted topics, half messages): the bytes must do.
+        # No record of this range is in a queue (deleted topics, half messages): the bytes decide.
         return len(chain) > 1
     positions = {int(unit) for units in known.values() for unit in units["phys"]}
     return not positions.isdisjoint(chain)

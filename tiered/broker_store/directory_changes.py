@@ -1,8 +1,8 @@
-"""Tells whether a directory may have other entries than at the last look, from one stat.
+"""Detects changes of a directory's entries with one stat.
 
-Queues are directories, and a broker may have 100,000: listing all of them again and again would cost more
-than following the log. A directory's mtime moves whenever an entry is added or removed, but not finer than
-the kernel's clock ticks; so one that changed a moment ago counts as changed until it has been quiet.
+Queues are directories, and a broker may have 100,000: listing all of them repeatedly would cost more than following
+the log. A directory's mtime changes whenever an entry is added or removed, but only as fine as the kernel's clock
+ticks; so one that changed a moment ago counts as changed until it has been quiet.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ _Token = tuple[int, int, int] | None
 
 
 class DirectoryChanges:
-    """What every directory looked like when last asked about. ``now_ns``: the wall clock, as files are
-    stamped."""
+    """State of every directory at the last check. ``now_ns``: the wall clock, as on file timestamps."""
 
     def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._now_ns = now_ns
         self._seen: dict[Path, _Token] = {}
 
     def has_changed(self, directory: Path) -> bool:
-        """Whether it may have changed since this was last asked; True the first time. One that is gone and
-        was gone before has not."""
+        """Whether it may have changed since the last call; True on the first. A directory missing both times has not
+        changed."""
         token = _token(directory)
         is_known = directory in self._seen and self._seen[directory] == token
         if token is not None and self._now_ns() - token[2] < QUIET_NS:
@@ -42,6 +41,6 @@ def _token(directory: Path) -> _Token:
     try:
         status = os.stat(directory)
     except OSError:
-        # Listing it will say what is wrong.
+        # Listing it reports the error.
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns

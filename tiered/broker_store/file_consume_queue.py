@@ -1,10 +1,9 @@
-"""Consume queues kept in files: ``consumequeue`` (20-byte units, tags perhaps in ``consumequeue_ext``) and
+"""Consume queues in files: ``consumequeue`` (20-byte units, tags perhaps in ``consumequeue_ext``) and
 ``batchconsumequeue`` (46-byte units with base offset and count).
 
-Owns which queues there are and what a unit means. The frontier is asked for again and again while following,
-so the queues that moved last are looked at first and the search ends once it has seen enough. A queue whose files
-cannot be read says nothing about how far the log is written, and is never one without units. Sources:
-org.apache.rocketmq.store.ConsumeQueue, BatchConsumeQueue, ConsumeQueueExt.
+The frontier is read repeatedly while following the log, so the queues that changed last are checked first and the
+search ends once it has enough. A queue with unreadable files is skipped by the frontier, but never counts as empty.
+Sources: org.apache.rocketmq.store.ConsumeQueue, BatchConsumeQueue, ConsumeQueueExt.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ logger = logging.getLogger(__name__)
 OPEN_FILES_MAX: Final = 128
 RECENT_MAX: Final = 64
 SEARCH_QUEUES_MAX: Final = 256
-"""One look at the frontier costs at most this many queues, or its price would follow their number."""
+"""Queues that one search for the frontier checks at most."""
 SEARCH_TOPICS_MAX: Final = 64
 UNREADABLE_AGAIN_S: Final = 60.0
-"""A queue that cannot be read is asked for the frontier this seldom: a bad sector keeps the disk busy."""
+"""Interval at which an unreadable queue is checked for the frontier: a bad sector keeps the disk busy."""
 PLAIN_DTYPE: Final = np.dtype([("phys", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 BATCH_DTYPE: Final = np.dtype([
     ("phys", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8"),
@@ -50,7 +49,7 @@ _Answer = TypeVar("_Answer")
 
 
 class _Queue:
-    """One queue's files and its meaning of a unit."""
+    """One queue's files and units."""
 
     def __init__(self, kind: QueueKind, directory: Path, topic_ext: Path, open_files: OpenFiles) -> None:
         self.kind = kind
@@ -79,7 +78,7 @@ class _Queue:
         return sum(last) if last is not None else 0
 
     def has_places(self) -> bool:
-        """Whether anything stands in its files, if only a filler."""
+        """Whether its files contain anything, including fillers."""
         return self.files.end() > self.files.first
 
     def has_units(self) -> bool:
@@ -140,8 +139,8 @@ class FileConsumeQueues:
         self._by_topic: dict[tuple[QueueKind, str], dict[_Key, _Queue]] = {}
         self._queues: dict[_Key, _Queue] = {}
         self._order: list[_Key] = []
-        self._unreadable: dict[_Key, float] = {}  # until when the frontier does without
-        self._recent: dict[_Key, None] = {}  # the queue that moved last is at the end
+        self._unreadable: dict[_Key, float] = {}  # excluded from the frontier until then
+        self._recent: dict[_Key, None] = {}  # the queue that changed last is at the end
         self._queue_turn = self._topic_turn = self._frontier = self._asked = 0
         self.refresh()
 
@@ -229,12 +228,11 @@ class FileConsumeQueues:
         return ((key, queue, unit) for (key, queue), unit in zip(queues, units, strict=True))
 
     def frontier_phys(self, at_least: int | None = None) -> int:
-        """See ConsumeQueueIndex. With ``at_least`` one call looks at a bounded number of queues: those
-        that moved last, and some of the others in turn; what it has not looked at it finds in a later
-        call."""
+        """See ConsumeQueueIndex. With ``at_least`` one call checks a bounded number of queues: those that changed
+        last, and some of the others in turn. Later calls check the rest."""
         with self._lock:
             if at_least is None or at_least < self._asked:
-                self._frontier = 0  # start over: the log may have been cut back
+                self._frontier = 0  # search again: the log may have been truncated
             self._asked = at_least or 0
             enough = at_least if at_least is not None else sys.maxsize
             self._advance_frontier(self._to_look_at(at_least is None), enough)
@@ -259,12 +257,12 @@ class FileConsumeQueues:
     def _ask(
         self, key: _Key, queue: _Queue, question: Callable[[_Queue], _Answer], if_unreadable: _Answer
     ) -> _Answer:
-        """What ``question`` finds in the queue's files; ``if_unreadable``, said once, where they cannot be read."""
+        """The result of ``question`` on the queue's files; ``if_unreadable``, logged once, if they are unreadable."""
         try:
             answer = question(queue)
         except (UnreadableError, AccessDeniedError) as error:
             if key not in self._unreadable:
-                logger.warning("consume queue of %s/%d left out of the bound: %s", *key, error)
+                logger.warning("consume queue %s/%d excluded from the bound: %s", *key, error)
             self._unreadable[key] = self._monotonic_s() + UNREADABLE_AGAIN_S
             return if_unreadable
         self._unreadable.pop(key, None)
@@ -279,7 +277,7 @@ class FileConsumeQueues:
         return recent + others
 
     def _look_for_new_queues(self) -> list[_Key]:
-        """Queues that came since the last look at some of the topics, in turn."""
+        """New queues of some of the topics, in turn."""
         before = set(self._queues)
         topics = _turn(self._list_topics(), self._topic_turn, SEARCH_TOPICS_MAX)
         self._topic_turn += len(topics)
@@ -289,7 +287,7 @@ class FileConsumeQueues:
         return [key for key in self._order if key not in before]
 
     def _look_for_queue(self, topic: str, queue_id: int) -> _Queue | None:
-        """A queue that came since the last look. Its name may be anything that a record says."""
+        """A queue created since the last listing. Its name may be anything that a record contains."""
         root = self._roots[QueueKind.PLAIN]
         if "/" in topic or not os.path.isdir(root / topic / str(queue_id)):
             return None
@@ -330,7 +328,8 @@ class FileConsumeQueues:
         for kind in (QueueKind.PLAIN, QueueKind.BATCH):
             for topic in self._topics[kind]:
                 for key, queue in self._by_topic.get((kind, topic), {}).items():
-                    # A queue whose kind was changed has a directory of each; the one with units counts.
+                    # A queue whose kind was changed has two directories; the one with units
+                    # counts.
                     if key not in found or self._ask(key, queue, _Queue.has_places, True):
                         found[key] = queue
         self._queues, self._order = found, list(found)
@@ -350,7 +349,7 @@ class FileConsumeQueues:
 
     def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
         """See ConsumeQueueIndex."""
-        with self._lock:  # for each queue anew: others ask about the frontier meanwhile
+        with self._lock:  # locked per queue: the frontier is read in between
             queue = self._queues.get((topic, queue_id)) or self._look_for_queue(topic, queue_id)
             if queue is None:
                 return empty_units()
@@ -364,7 +363,7 @@ class FileConsumeQueues:
 
 
 def _turn(items: list[_Item], turn: int, count: int) -> list[_Item]:
-    """``count`` of ``items``, all of them in turn when asked again with ``turn`` moved on."""
+    """``count`` of ``items``; increasing ``turn`` passes through all of them."""
     if len(items) <= count:
         return items
     begin = turn % len(items)

@@ -1,9 +1,8 @@
-"""Is the broker of this store running? Asked of the kernel, without taking the broker's lock.
+"""Detects whether the broker of a store runs, without taking the broker's lock.
 
-A running broker holds an exclusive lock on byte 0 of its ``lock`` file (java.nio FileChannel.tryLock, which
-is fcntl(2) on POSIX). F_GETLK tells whether somebody holds it. Only a lock proven free makes a broker *dead*;
-anything that cannot be asked is *unknown*, and unknown is treated as running. Source:
-DefaultMessageStore.start.
+A running broker holds an exclusive lock on byte 0 of its ``lock`` file (java.nio FileChannel.tryLock, which is
+fcntl(2) on POSIX), which F_GETLK reports. Only a free lock proves a broker *dead*; if it cannot be checked, the broker
+is *unknown* and treated as running. Source: DefaultMessageStore.start.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ _FLOCK = struct.Struct("@hhqqi4x")
 
 
 class Liveness(Enum):
-    """What is known about the broker process."""
+    """State of the broker process."""
 
     ALIVE = "alive"
     DEAD = "dead"
-    """Proven: nobody holds the lock."""
+    """Proven: the lock is free."""
     UNKNOWN = "unknown"
-    """Cannot be asked; to be treated as alive."""
+    """The lock cannot be checked; treated as alive."""
 
 
 @dataclass(frozen=True)
 class LivenessReport:
-    """``pid`` is 0 when the holder is in another PID namespace or there is none. ``is_abort_present``: the
-    broker runs, or was killed the last time it did."""
+    """``pid`` is 0 without a holder, or if it is in another PID namespace. ``is_abort_present``: the broker runs, or
+    did not shut down cleanly."""
 
     liveness: Liveness
     pid: int
@@ -50,13 +49,13 @@ class LivenessReport:
 
 
 def ask_liveness(store_path: Path) -> LivenessReport:
-    """Ask once. Takes no lock and writes nothing."""
+    """Check once. Takes no lock and writes nothing."""
     is_abort_present = os.path.lexists(store_path / ABORT_NAME)
     lock_path = store_path / LOCK_NAME
     try:
         fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        # The broker creates the file before anything else and never removes it.
+        # The broker creates the file first and never removes it.
         if is_abort_present:
             return LivenessReport(
                 Liveness.UNKNOWN, 0, True, f"{lock_path} is missing but an abort file exists"
@@ -71,12 +70,12 @@ def ask_liveness(store_path: Path) -> LivenessReport:
         kind, pid = _lock_holder(fd)
     except OSError as error:
         code = errno.errorcode.get(error.errno or 0, "error")
-        why = f"{lock_path}: locks cannot be asked about here ({code})"
+        why = f"{lock_path}: file locks cannot be checked ({code})"
         return LivenessReport(Liveness.UNKNOWN, 0, is_abort_present, why)
     finally:
         os.close(fd)
     if kind == fcntl.F_UNLCK:
-        return LivenessReport(Liveness.DEAD, 0, is_abort_present, f"nobody holds {lock_path}")
+        return LivenessReport(Liveness.DEAD, 0, is_abort_present, f"{lock_path} is not locked")
     holder = f"process {pid}" if pid > 0 else "a process outside this PID namespace"
     return LivenessReport(Liveness.ALIVE, max(pid, 0), is_abort_present, f"{holder} holds {lock_path}")
 

@@ -1,7 +1,7 @@
-"""What the broker and its cluster are called: from broker.conf, else from topics a broker names after itself.
+"""Finds the names of broker and cluster: in broker.conf, else by topics named after them.
 
-Pure. The names decide where the archive is, so nothing is guessed: what cannot be told is asked for.
-Sources: org.apache.rocketmq.broker.topic.TopicConfigManager, org.apache.rocketmq.common.MixAll.
+Pure. The names decide where the archive is, so an ambiguous name is an error. Sources:
+org.apache.rocketmq.broker.topic.TopicConfigManager, org.apache.rocketmq.common.MixAll.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _PERM_INHERIT: Final = 1
 
 @dataclass(frozen=True)
 class BrokerNames:
-    """Either may be empty: unknown."""
+    """Names; empty if unknown."""
 
     cluster: str
     broker: str
 
 
 def find_names(conf: BrokerConf | None, topics: Mapping[str, Mapping[str, Any]]) -> BrokerNames:
-    """Names by ``conf`` where it has them, else by the topic table; empty where neither tells exactly one."""
+    """Names from ``conf``, else from the topic table; empty unless exactly one is found."""
     cluster = (conf.cluster if conf is not None else "") or _cluster(topics)
     broker = (conf.broker if conf is not None else "") or _broker(topics, cluster)
     return BrokerNames(cluster, broker)
 
 
 def require_names(names: BrokerNames, store: str) -> BrokerNames:
-    """``names`` if both are known. Raises UsageError that asks for what is missing."""
+    """``names`` if both are known. Raises UsageError with the missing flags."""
     missing = [name for name, value in (("cluster", names.cluster), ("broker", names.broker)) if not value]
     if missing:
         raise UsageError(
-            f"the name of the {' and of the '.join(missing)} cannot be told from {store}",
+            f"the name of the {' and of the '.join(missing)} cannot be found in {store}",
             hint="give --broker-conf FILE, or " + " and ".join(f"--{name} NAME" for name in missing),
         )
     return names
@@ -47,7 +47,7 @@ def require_names(names: BrokerNames, store: str) -> BrokerNames:
 
 def _cluster(topics: Mapping[str, Mapping[str, Any]]) -> str:
     found = [name.removesuffix(REPLY_SUFFIX) for name in topics if name.endswith(REPLY_SUFFIX)]
-    # The broker also has a topic of the cluster's own name; a user's topic may end like a reply topic.
+    # The broker also has a topic of the cluster's name; a user's topic may end like a reply topic.
     return _only([name for name in found if name in topics]) or _only(found)
 
 
@@ -57,8 +57,7 @@ def _broker(topics: Mapping[str, Mapping[str, Any]], cluster: str) -> str:
     ]
     if members:
         return _only(members)
-    # 4.9 has no such topic, but one of the broker's own name: a single queue whose permissions others
-    # inherit.
+    # 4.9 has no such topic, but one of the broker's name: a single queue whose permissions others inherit.
     return _only([
         name
         for name, config in topics.items()

@@ -1,16 +1,14 @@
-"""Keeps commitlog files readable after the broker deleted them, until they are archived: hard links, or
-descriptors.
+"""Pins commitlog files until they are archived: hard links, or open descriptors, outlive the broker's deletion.
 
-A pin costs the broker's disk. So: no new pin above 65 % disk use, all released, oldest first, above 72 %,
-and always below the broker's own thresholds (3a, Pins never hurt: a gap is better than stopped producers).
-Where link() is refused (another file system, another owner) an open descriptor does the same, for as long
-as this process lives.
+Pins take the broker's disk space. So no pin is created above 65 % disk usage, and all are released, oldest first,
+above 72 %, always below the broker's own thresholds: a gap is better than blocked producers. Where link() fails
+(another file system, another owner), an open descriptor pins the file for the lifetime of this process.
 
-``plan_pins`` decides, purely; ``PinKeeper`` acts. A pin of a file that the broker has replaced (a
-pre-allocated file removed and made anew, a log cut back) is stale and goes at once.
+``plan_pins`` decides, purely; ``PinKeeper`` acts. A pin of a file that the broker has replaced (recreated, truncated
+log) is stale and released at once.
 
-Links are called by their physical offset, and every broker has a file at offset 0: a directory belongs to one store,
-whose name stands in it. Another's pins would be read as this broker's log.
+Links are named by physical offset, and every broker has a file at offset 0: a directory belongs to one store, which
+its owner file names. Pins of another store would be read as this broker's log.
 """
 
 from __future__ import annotations
@@ -31,20 +29,20 @@ from tiered.broker_store.retention import DiskUse
 
 DESCRIPTORS_MAX: Final = 256
 OWNER_FILE: Final = "OWNER"
-"""In a directory of links: whose they are."""
+"""Owner file of a directory of links."""
 BELOW_BROKER_RATIO: Final = 0.01
-"""Pins are gone this much of the disk before the broker would act."""
+"""Distance of the pin limits to the broker's own thresholds."""
 
 
 class FileIdentity(NamedTuple):
-    """Which file, whatever it is called."""
+    """Device and inode of a file."""
 
     device: int
     inode: int
 
 
 class PinMethod(Enum):
-    """How a file is kept."""
+    """How a file is pinned."""
 
     LINK = "hard link"
     DESCRIPTOR = "open descriptor"
@@ -52,7 +50,7 @@ class PinMethod(Enum):
 
 @dataclass(frozen=True)
 class Pin:
-    """One file kept. ``path`` opens it, also after the broker deleted it."""
+    """One pinned file. ``path`` opens it, even after the broker deleted it."""
 
     begin_phys: int
     size_bytes: int
@@ -68,13 +66,13 @@ class Pin:
 
 @dataclass(frozen=True)
 class PinLimits:
-    """Shares of the disk used: pins are made below the one, all released above the other."""
+    """Disk usage above which no pins are created, and above which all are released."""
 
     create_below_ratio: float = 0.65
     release_above_ratio: float = 0.72
 
     def below_broker(self, conf: BrokerConf) -> PinLimits:
-        """These limits, lowered where the broker itself would act earlier."""
+        """These limits, lowered below the broker's thresholds."""
         thresholds = (conf.disk_max_used_ratio, conf.disk_clean_forcibly_ratio, conf.disk_warning_ratio)
         release = min(self.release_above_ratio, min(thresholds) - BELOW_BROKER_RATIO)
         apart = self.release_above_ratio - self.create_below_ratio
@@ -83,7 +81,7 @@ class PinLimits:
 
 @dataclass(frozen=True)
 class PinPlan:
-    """What to do now, in this order: release, then create."""
+    """Pins to release, then pins to create."""
 
     release: tuple[Pin, ...]
     create: tuple[LogFile, ...]
@@ -91,7 +89,7 @@ class PinPlan:
 
 @dataclass(frozen=True)
 class PinStatus:
-    """What is kept, and what could not be. ``problem`` is empty when hard links work and are all known."""
+    """Pinned files and problems. ``problem`` is empty when hard links work and all are known."""
 
     pins: tuple[Pin, ...] = ()
     released: int = 0
@@ -107,8 +105,7 @@ def plan_pins(
     used_ratio: float,
     limits: PinLimits,
 ) -> PinPlan:
-    """Decide for one disk. ``files``: the broker's own files there; ``archived_phys``: everything below is
-    archived."""
+    """Decide for one disk. ``files``: the broker's files there; ``archived_phys``: everything below is archived."""
     oldest_first = sorted(pins, key=lambda pin: pin.begin_phys)
     if used_ratio > limits.release_above_ratio:
         return PinPlan(tuple(oldest_first), ())
@@ -129,7 +126,7 @@ def plan_pins(
 
 
 def measure_disk(path: Path) -> DiskUse:
-    """The disk of ``path`` as the broker counts it (UtilAll.getDiskPartitionSpaceUsedPercent)."""
+    """Usage of the disk of ``path`` as the broker computes it (UtilAll.getDiskPartitionSpaceUsedPercent)."""
     status = os.statvfs(path)
     used = status.f_blocks - status.f_bfree
     entire = used + status.f_bavail
@@ -140,11 +137,11 @@ def measure_disk(path: Path) -> DiskUse:
 
 @dataclass
 class PinKeeper:
-    """Makes and releases pins. ``directories``: where links may be made; per file the first on the same
-    disk is used. ``owner`` names the store; empty: whatever is there is taken for its own. ``former``: where links may
-    have been made under other settings; those are looked after, none is added.
+    """Creates and releases pins. ``directories``: candidates for links; the first on the file's disk is used.
+    ``owner`` names the store; empty: existing links count as its own. ``former``: directories of earlier settings,
+    whose links are released but not added to.
 
-    ``disk_use`` measures the disk of a path. Not thread-safe but for ``files``.
+    ``disk_use`` measures the disk of a path. Not thread-safe except ``files``.
     """
 
     directories: Sequence[Path]
@@ -155,27 +152,27 @@ class PinKeeper:
     _pins: dict[int, Pin] = field(default_factory=dict, init=False)
     _descriptors: dict[int, int] = field(default_factory=dict, init=False)
     _unlisted: dict[Path, str] = field(default_factory=dict, init=False)
-    """Directories that could not be listed, and why: what an earlier process left there is not known."""
+    """Directories that could not be listed, and why: links of an earlier process there are unknown."""
 
     def __post_init__(self) -> None:
-        """Takes up the links that an earlier process left."""
+        """Adopts the links of an earlier process."""
         self._take_up((*self.directories, *self.former))
 
     @property
     def problem(self) -> str:
-        """Why some links of an earlier process are not known; empty: all are."""
+        """Why some links of an earlier process are unknown; empty: all are known."""
         return next(iter(self._unlisted.values()), "")
 
     def files(self) -> list[LogFile]:
-        """The pinned files, for CommitLog to read what the broker has deleted."""
+        """The pinned files, from which CommitLog reads what the broker has deleted."""
         return [LogFile(pin.begin_phys, pin.size_bytes, pin.path, True) for pin in list(self._pins.values())]
 
     def let_go(self, files: Iterable[LogFile]) -> None:
-        """As ``step`` while nobody knows what is archived: makes no pin, and keeps to the limits of the disk."""
+        """As ``step`` while the archived offset is unknown: creates no pins, and applies the disk limits."""
         self.step(files, 0, may_create=False)
 
     def step(self, files: Iterable[LogFile], archived_phys: int, *, may_create: bool = True) -> PinStatus:
-        """Bring the pins in line with the broker's ``files`` and disk. Harmless to call often."""
+        """Update the pins to the broker's ``files`` and disk usage. Idempotent."""
         self._take_up(list(self._unlisted))
         identities = _identities(files)
         disks = {identity.device for identity in identities.values()}
@@ -203,7 +200,7 @@ class PinKeeper:
             self._release(self._pins[begin_phys])
 
     def inherit(self, before: PinKeeper) -> None:
-        """Take over what ``before`` held, and this one does not; ``before`` is over."""
+        """Take over the pins of ``before`` that this one lacks; ``before`` is no longer used."""
         for begin_phys, pin in list(before._pins.items()):
             if self._pins.get(begin_phys, pin) == pin:
                 self._pins[begin_phys] = before._pins.pop(begin_phys)
@@ -213,13 +210,13 @@ class PinKeeper:
                 before._release(pin)
 
     def close(self) -> None:
-        """Forget the descriptors; links stay for the next process."""
+        """Close the descriptors; links stay for the next process."""
         for begin_phys in list(self._descriptors):
             self._release(self._pins[begin_phys])
 
     def _take_up(self, directories: Iterable[Path]) -> None:
-        """The links in ``directories``. A disk that fails keeps nothing from being archived: it is said, and the
-        directory is looked at again later, as its links hold the broker's disk."""
+        """Adopt the links in ``directories``. A failing disk does not stop archiving: the error is logged and the
+        directory is listed again later, as its links take disk space."""
         for directory in directories:
             self._unlisted.pop(directory, None)
             try:
@@ -227,19 +224,19 @@ class PinKeeper:
                 for pin in found:
                     known = self._pins.setdefault(pin.begin_phys, pin)
                     if known.method is PinMethod.DESCRIPTOR and known.identity == pin.identity:
-                        pin.path.unlink(missing_ok=True)  # nobody would release the second hold on a file
+                        pin.path.unlink(missing_ok=True)  # a second link to a file would never be released
             except OSError as error:
                 self._unlisted[directory] = f"pins in {directory} cannot be listed: {error.strerror or error}"
 
     def _create(self, file: LogFile, identity: FileIdentity) -> str:
-        refusal = "no directory for links on this disk"
+        refusal = "no pin directory on this disk"
         for directory in self.directories:
             try:
                 directory.mkdir(parents=True, exist_ok=True)
                 if directory.stat().st_dev != identity.device:
                     continue
                 if not self._may_use(directory):
-                    refusal = f"{directory / OWNER_FILE} says that it is another store's"
+                    refusal = f"{directory / OWNER_FILE} names another store"
                     continue
                 path = directory / f"{file.begin_phys:0{NAME_DIGITS}d}"
                 with contextlib.suppress(FileNotFoundError):
@@ -249,20 +246,18 @@ class PinKeeper:
                 refusal = f"link into {directory}: {error.strerror}"
                 continue
             return self._keep(file, PinMethod.LINK, path, path.stat())
-        return self._hold_descriptor(file) or f"pinned by open descriptors only ({refusal})"
+        return self._hold_descriptor(file) or f"pinned by open descriptors, not links ({refusal})"
 
     def _may_use(self, directory: Path) -> bool:
-        """Whether ``directory`` is of this store, from now on if it was nobody's."""
+        """Whether ``directory`` belongs to this store; an unowned one does from now on."""
         try:
             return not self.owner or _owner_of(directory, self.owner) == self.owner
         except OSError:
-            return True  # where nothing can be written, nobody makes links
+            return True  # no links in a directory without write access
 
     def _hold_descriptor(self, file: LogFile) -> str:
         if len(self._descriptors) >= DESCRIPTORS_MAX:
-            return (
-                f"more than {DESCRIPTORS_MAX} files would need an open descriptor: {file.path} is not pinned"
-            )
+            return f"{file.path} is not pinned: more than {DESCRIPTORS_MAX} open descriptors needed"
         try:
             fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -285,7 +280,7 @@ class PinKeeper:
 
 
 def _owner_of(directory: Path, newcomer: str) -> str:
-    """Whose directory of links it is: ``newcomer``'s if it was nobody's. Raises OSError."""
+    """Owner of a directory of links: ``newcomer`` if it had none. Raises OSError."""
     marker = directory / OWNER_FILE
     if not marker.exists():
         with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{OWNER_FILE}.") as file:

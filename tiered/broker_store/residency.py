@@ -1,14 +1,12 @@
-"""Reads broker files without changing what the page cache holds (invariant 8).
+"""Reads broker files without changing the page cache.
 
-A page that was resident before our read stays; a page that only our read brought in is dropped after it.
-Kernel read-ahead is off on our descriptors: pages it loads beyond a read would look resident to the next
-one and stay. Pages that the broker has mapped are never dropped by the kernel, whatever we ask.
+A page that was resident before a read stays; a page that only the read loaded is dropped after it. Kernel read-ahead
+is disabled on our descriptors: its pages would look resident to the next read and stay. The kernel never drops pages
+that the broker has mapped.
 
-Two ways to know what was resident: mincore(2), exact, but the kernel answers truthfully only to the file's
-owner or to who may write it; for others preadv2(RWF_NOWAIT), which reads a stride at once if the cache
-holds it. Where neither works, nothing is dropped.
-
-Owns one descriptor per file, opened read-only. Does not know what the bytes mean.
+Residency comes from mincore(2), which is exact but only truthful to the file's owner or to users with write access;
+for others from preadv2(RWF_NOWAIT), which reads a stride only if the cache holds it. Where neither works, nothing is
+dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from tiered.errors import AccessDeniedError, NotFoundError, UnavailableError, Un
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 NOWAIT_STRIDE_BYTES: Final = 16 * PAGE_BYTES
-"""Without mincore, residency is known per stride of this size."""
+"""Granularity of residency without mincore."""
 SAMPLED_PLACES: Final = 8
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 _PROT_READ: Final = 1
@@ -45,7 +43,7 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 class ResidencyProbe(Enum):
-    """How a file's resident pages are known."""
+    """Method that finds a file's resident pages."""
 
     MINCORE = "mincore"
     NOWAIT = "nowait"
@@ -53,7 +51,7 @@ class ResidencyProbe(Enum):
 
 
 class ResidentPages:
-    """Asks which pages of one open file the page cache holds. Maps the file but touches no page of it."""
+    """Finds the resident pages of one open file. Maps the file but touches no page of it."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -83,7 +81,7 @@ class ResidentPages:
 
 
 class ColdReadFile:
-    """One broker file, opened read-only, read so that the page cache stays as it was. Not thread-safe."""
+    """One broker file, read without changing the page cache. Not thread-safe."""
 
     def __init__(self, path: Path, *, probe: ResidencyProbe | None = None) -> None:
         """Raises NotFoundError, AccessDeniedError or UnavailableError, all naming ``path``."""
@@ -128,19 +126,18 @@ class ColdReadFile:
             return False
 
     def first_hole(self) -> int:
-        """Offset of the first byte never written, where the file system knows it; else the end of the
-        file."""
+        """Offset of the first hole if the file system reports holes; else the end of the file."""
         try:
             return os.lseek(self._fd, 0, os.SEEK_HOLE) if self.size_bytes else 0
         except OSError:
-            # A hint only: without it the whole file counts as written.
+            # Without holes the whole file counts as written.
             return self.size_bytes
 
     def is_given_in_part(self) -> bool:
-        """Whether the disk gives any of a few places now: then it works, and a place that it does not give is broken.
+        """Whether any of a few places is readable now: then the disk works, and an unreadable place is lost.
 
-        What the page cache has of the file is dropped first, or that would answer for a disk that is away: to be asked
-        only of a file that its broker has deleted.
+        The file's pages in the cache are dropped first, as they would hide a missing disk: only for a file that its
+        broker has deleted.
         """
         self._advise(0, 0, os.POSIX_FADV_DONTNEED)
         for place in range(SAMPLED_PLACES):
@@ -214,7 +211,7 @@ class ColdReadFile:
             self._drop((first_page + begin) * PAGE_BYTES, (first_page + end) * PAGE_BYTES)
 
     def _drop(self, begin: int, end: int) -> None:
-        """All pages that [begin, end) touches go; the kernel itself would keep a page touched in part."""
+        """Drop all pages that [begin, end) touches; the kernel would keep partly covered ones."""
         first, last = begin // PAGE_BYTES, -(-end // PAGE_BYTES)
         if last > first:
             self._advise(first * PAGE_BYTES, (last - first) * PAGE_BYTES, os.POSIX_FADV_DONTNEED)
@@ -223,7 +220,7 @@ class ColdReadFile:
         try:
             os.posix_fadvise(self._fd, offset, length, advice)
         except OSError as error:
-            # Some file systems know no advice; reading works all the same.
+            # Some file systems do not support fadvise; reading still works.
             if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE):
                 raise
 
@@ -234,10 +231,13 @@ def open_failure(path: Path, error: OSError) -> NotFoundError | AccessDeniedErro
         return NotFoundError(f"{path} does not exist")
     if error.errno in (errno.EACCES, errno.EPERM):
         return AccessDeniedError(
-            f"{path} cannot be read: permission denied", hint="run as a user that may read the broker's files"
+            f"{path} cannot be read: permission denied",
+            hint="run as a user with read access to the broker's files",
         )
     if error.errno == errno.EIO:
-        return UnreadableError(path, f"{path} cannot be read: {os.strerror(errno.EIO)}", hint="ask its disk")
+        return UnreadableError(
+            path, f"{path} cannot be read: {os.strerror(errno.EIO)}", hint="check the disk"
+        )
     return UnavailableError(f"{path} cannot be read: {os.strerror(error.errno or 0)}")
 
 
@@ -255,8 +255,8 @@ def resident_bytes(path: Path) -> int:
 
 
 def best_probe(fd: int) -> ResidencyProbe:
-    """How this process learns what of an open file is resident: mincore says "all resident" to a caller that neither
-    owns the file nor may write it (Linux 5.2)."""
+    """The method for this process: mincore reports all pages as resident to users who neither own the file nor may
+    write it (Linux 5.2)."""
     status: Any = os.fstat(fd)
     if os.geteuid() in (0, status.st_uid) or os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True):
         return ResidencyProbe.MINCORE

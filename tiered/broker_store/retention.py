@@ -1,9 +1,8 @@
-"""When the broker will delete what is not archived yet. Pure estimate, always on the early side.
+"""Estimates when the broker deletes unarchived files, always on the early side. Pure.
 
-A file goes when it is older than fileReservedTime and it is the hour deleteWhen or the disk is fuller than
-diskMaxUsedSpaceRatio; regardless of age when the disk is fuller than diskSpaceCleanForciblyRatio. The last
-file never goes. Pins are not counted in. Source:
-org.apache.rocketmq.store.DefaultMessageStore.CleanCommitLogService.
+The broker deletes a file older than fileReservedTime at the hour deleteWhen or when disk usage exceeds
+diskMaxUsedSpaceRatio; regardless of age when it exceeds diskSpaceCleanForciblyRatio. It never deletes the last file.
+Pins are not considered. Source: org.apache.rocketmq.store.DefaultMessageStore.CleanCommitLogService.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class DiskUse:
-    """A disk as the broker counts it: share used (0 to 1), capacity in bytes, and how fast it fills."""
+    """Disk usage as the broker computes it: share used (0 to 1), capacity in bytes, and growth."""
 
     used_ratio: float
     capacity_bytes: int
@@ -29,7 +28,7 @@ class DiskUse:
 
 @dataclass(frozen=True)
 class DeletionMargin:
-    """``seconds`` until the oldest file with unarchived records may be deleted; None: never as things are."""
+    """``seconds`` until the oldest file with unarchived records may be deleted; None: not foreseeable."""
 
     seconds: float | None
     file: LogFile | None
@@ -45,14 +44,13 @@ def deletion_margin(
     now_ms: int,
     zone: tzinfo = UTC,
 ) -> DeletionMargin:
-    """``files``: the broker's own files with their mtime in ms, oldest first. ``zone``: the broker's time
-    zone."""
+    """``files``: the broker's files with their mtime in ms, oldest first. ``zone``: the broker's time zone."""
     at_risk = next(((file, mtime) for file, mtime in files[:-1] if file.end_phys > archived_phys), None)
     if at_risk is None:
-        return DeletionMargin(None, None, "everything but the broker's last file is archived")
+        return DeletionMargin(None, None, "all files except the last are archived")
     file, mtime_ms = at_risk
     if disk.used_ratio > disk_limit(conf):
-        return DeletionMargin(0.0, file, "the disk is so full that the broker deletes regardless of age")
+        return DeletionMargin(0.0, file, "disk usage so high that the broker deletes files of any age")
     due_ms = max(now_ms, mtime_ms + conf.file_reserved_hours * _HOUR_MS)
     why = f"age: fileReservedTime={conf.file_reserved_hours}"
     if disk.used_ratio <= conf.disk_max_used_ratio:

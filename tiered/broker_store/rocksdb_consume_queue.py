@@ -1,9 +1,9 @@
-"""Consume queues kept in RocksDB (``storeType=defaultRocksDB``), of a broker that does not run.
+"""Consume queues in RocksDB (``storeType=defaultRocksDB``) of a stopped broker.
 
-A running broker's database shows nothing new: its entries live in a memtable without a log, so a sidecar
-must follow the commitlog instead. Family ``default``: {topic length 4, 1, topic, 1, queue id 4, 1, queue
-offset 8} -> {phys 8, size 4, tagsCode 8, store time 8}. Family ``offset``: {topic length 4, 1, topic, 1,
-"max" or "min", 1, queue id 4} -> {phys 8, queue offset 8}, where max is the *last* offset.
+A running broker's database shows nothing new: its entries are in a memtable without a log, so the commitlog must be
+followed instead. Family ``default``: {topic length 4, 1, topic, 1, queue id 4, 1, queue offset 8} -> {phys 8, size 4,
+tagsCode 8, store time 8}. Family ``offset``: {topic length 4, 1, topic, 1, "max" or "min", 1, queue id 4} -> {phys 8,
+queue offset 8}, where max is the *last* offset.
 
 Sources: org.apache.rocketmq.store.queue.RocksDBConsumeQueueTable, RocksDBConsumeQueueOffsetTable.
 """
@@ -28,12 +28,12 @@ _OFFSETS = struct.Struct(">qq")
 _OFFSET_TAIL_BYTES: Final = 1 + 3 + 1 + 4
 _VALUE_BYTES: Final = 28
 _DISPATCHED_TOPIC: Final = b"CHECKPOINT_TOPIC"
-"""Not a topic here: its "max" holds the physical offset of the last dispatched record, nothing else."""
+"""Not a topic: its "max" is the physical offset of the last dispatched record."""
 _Key = tuple[str, int]
 
 
 class RocksdbConsumeQueues:
-    """ConsumeQueueIndex over a RocksDB as it is when opened. Reading is thread-safe, ``refresh`` is not."""
+    """ConsumeQueueIndex over a RocksDB as of its opening. Reading is thread-safe, ``refresh`` is not."""
 
     def __init__(self, directory: Path, min_phys: Callable[[], int]) -> None:
         self._directory = directory
@@ -43,7 +43,7 @@ class RocksdbConsumeQueues:
         self._read_offsets()
 
     def refresh(self) -> None:
-        """See ConsumeQueueIndex: opens the database anew."""
+        """See ConsumeQueueIndex: opens the database again."""
         self._database.close()
         self._database = RocksdbCopy(self._directory, link_tables=True)
         self._read_offsets()
@@ -120,7 +120,7 @@ class RocksdbConsumeQueues:
         """See ConsumeQueueIndex."""
         first = self._lower_bound(topic, queue_id, begin_phys)
         units = self.units(topic, queue_id, first, self._lower_bound(topic, queue_id, end_phys) - first)
-        below: Table = units[units["phys"] < end_phys]  # light queues have holes
+        below: Table = units[units["phys"] < end_phys]  # LMQs have holes
         return below
 
     def close(self) -> None:

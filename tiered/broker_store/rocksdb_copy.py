@@ -1,11 +1,7 @@
-"""Opens one of a broker's RocksDB directories without touching it: from a private directory of links or
-copies.
+"""Opens a broker's RocksDB without modifying it: from a private directory of links or copies.
 
-The library writes a file into the directory it opens, even read-only. So its small files are copied; table
-files, which never change, are copied too while the broker may delete them (it runs) and linked
-symbolically otherwise.
-
-Owns the private directory. What keys and values mean is in config.py and rocksdb_consume_queue.py.
+The library writes into the directory it opens, even read-only. So small files are copied; table files, which never
+change, are copied while the broker may delete them (it runs), else linked symbolically.
 """
 
 from __future__ import annotations
@@ -34,8 +30,8 @@ class RocksdbCopy:
     """A broker's RocksDB, read-only, as of now. Close it to remove the private directory."""
 
     def __init__(self, directory: Path, *, link_tables: bool) -> None:
-        """``link_tables``: no broker runs, so that table files cannot go away. Raises AccessDeniedError, or
-        UnavailableError when the database changes faster than it can be copied."""
+        """``link_tables``: no broker runs, so table files stay. Raises AccessDeniedError, or UnavailableError when the
+        database changes faster than it can be copied."""
         self.directory = directory
         self._private = tempfile.TemporaryDirectory(prefix="tiered-rocksdb-")
         try:
@@ -71,20 +67,20 @@ class RocksdbCopy:
                 _copy(self.directory, target, link_tables)
                 return _open_read_only(target)
             except FileNotFoundError as error:
-                problem = f"{error.filename} went away"
+                problem = f"{error.filename} was removed"
             except OSError as error:
                 raise open_failure(self.directory, error) from error
             except Exception as error:  # the library raises plain Exception
                 problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnavailableError(
             f"RocksDB {self.directory} cannot be opened: {problem}",
-            hint="try again while the broker is quiet",
+            hint="try again under less load",
         )
 
 
 def _copy(source: Path, target: Path, link_tables: bool) -> None:
     target.mkdir()
-    # The manifest first: it names the tables, which must then still be there to be copied.
+    # The manifest first: it names the tables, which must still exist when copied.
     names = sorted(source.iterdir(), key=lambda path: path.suffix == _TABLE_SUFFIX)
     for path in names:
         if path.name.startswith(_SKIPPED) or not path.is_file():
@@ -96,7 +92,7 @@ def _copy(source: Path, target: Path, link_tables: bool) -> None:
 
 
 def _open_read_only(directory: Path) -> tuple[Any, dict[str, Any]]:
-    # Heavy, and most stores need none.
+    # Slow to import, and most stores do not need it.
     from rocksdict import AccessType, Options, Rdict
 
     path = str(directory)

@@ -1,7 +1,6 @@
-"""One broker's store directory: finds its parts and refuses what it cannot read, with one clear line.
+"""Opens a broker's store directory: finds its parts and refuses unsupported layouts.
 
-Owns the layout. Meaning is in the modules beside; nothing here or there writes into the store.
-Sources: org.apache.rocketmq.store.config.StorePathConfigHelper, MessageStoreConfig.
+Writes nothing into the store. Sources: org.apache.rocketmq.store.config.StorePathConfigHelper, MessageStoreConfig.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ _PROBE_FILES_MAX: Final = 4
 
 
 class BrokerStore:
-    """An open store. ``conf`` is None when no broker.conf was given. Not thread-safe but for
-    ``commit_log``."""
+    """An open store. ``conf`` is None without a broker.conf. Not thread-safe except ``commit_log``."""
 
     def __init__(self, path: Path, conf: BrokerConf | None, commit_log: CommitLog) -> None:
         self.path = path
@@ -45,15 +43,15 @@ class BrokerStore:
 
     @property
     def has_rocksdb_queues(self) -> bool:
-        """Whether the consume queues are in RocksDB, which shows nothing while the broker runs. Where there are files
-        as well, its configuration says which of them it reads."""
+        """Whether the consume queues are in RocksDB, whose new entries are invisible while the broker runs. If there
+        are files as well, the configuration says which the broker reads."""
         if self._rocksdb_dir() is None:
             return False
         return self.conf is None or self.conf.reads_rocksdb_queues or not self._has_queue_files()
 
     def shown_queues(self) -> set[tuple[str, int]]:
-        """(topic, queue id) of the queues with a unit, of whatever kind: a broker may write both, light queues
-        perhaps to one only. To be asked where none is hidden, of a broker proven dead."""
+        """(topic, queue id) of the queues with a unit, of any kind: a broker may write both, LMQs perhaps to one only.
+        Requires a broker proven dead."""
         directory = self._rocksdb_dir()
         index = self.consume_queues()
         found = index.shown() if index is not None else set()
@@ -86,27 +84,27 @@ class BrokerStore:
         return directory.is_dir() and any(entry.is_dir() for entry in directory.iterdir())
 
     def liveness(self) -> LivenessReport:
-        """Ask whether the broker runs."""
+        """Check whether the broker runs."""
         return ask_liveness(self.path)
 
     def checkpoint(self) -> Checkpoint | None:
-        """The broker's checkpoint, None when there is none."""
+        """The broker's checkpoint, or None."""
         return read_checkpoint(self.path)
 
     def state(self) -> BrokerState:
-        """Topic table, subscription groups, offsets, read now."""
+        """Topic table, subscription groups and offsets, as of now."""
         return read_broker_state(self.path, is_broker_dead=self.liveness().is_dead)
 
     def names(self) -> BrokerNames:
-        """Cluster and broker; either is empty when it cannot be told."""
+        """Names of cluster and broker; empty if unknown."""
         if self.conf is not None and self.conf.cluster and self.conf.broker:
             return BrokerNames(self.conf.cluster, self.conf.broker)
         return find_names(self.conf, self.state().topics)
 
     def consume_queues(self) -> ConsumeQueueIndex | None:
-        """The consume queues, or None where none is visible: in RocksDB, unless the broker is proven dead.
+        """The consume queues; None where they are invisible (RocksDB, unless the broker is proven dead).
 
-        Opened once and kept; call its ``refresh`` for queues that came since. Raises what opening raises.
+        Opened once; call its ``refresh`` for new queues. Raises what opening raises.
         """
         is_hidden = self.has_rocksdb_queues and not self.liveness().is_dead
         with self._lock:
@@ -157,9 +155,9 @@ def open_broker_store(
 ) -> BrokerStore:
     """Open a store directory for reading.
 
-    The commitlog is where ``commitlog_dirs`` say, else where ``conf`` says, else ``path``/commitlog.
-    ``pinned`` names files kept after the broker deleted them. Raises StoreLayoutError for DLedger or an
-    unknown layout, NotFoundError, AccessDeniedError.
+    The commitlog directories are ``commitlog_dirs``, else those of ``conf``, else ``path``/commitlog. ``pinned`` names
+    files that the broker deleted. Raises StoreLayoutError for DLedger or an unknown layout, NotFoundError,
+    AccessDeniedError.
     """
     names = _list_names(path)
     _refuse_foreign_layout(path, names, conf)
@@ -174,7 +172,7 @@ def _list_names(path: Path) -> set[str]:
     try:
         return set(os.listdir(path))
     except NotADirectoryError as error:
-        raise StoreLayoutError(f"{path} is a file, not a broker's store directory") from error
+        raise StoreLayoutError(f"{path} is a file, not a store directory of a broker") from error
     except OSError as error:
         raise open_failure(path, error) from error
 
@@ -183,12 +181,12 @@ def _refuse_foreign_layout(path: Path, names: set[str], conf: BrokerConf | None)
     is_dledger = conf is not None and conf.is_dledger
     if is_dledger or any(name.startswith(_DLEDGER_PREFIX) for name in names):
         raise StoreLayoutError(
-            f"{path} is a DLedger store, whose log has another layout: not supported",
-            hint="controller mode, and master and slave without DLedger, are",
+            f"{path} is a DLedger store, which is not supported",
+            hint="use controller mode, or master and slave without DLedger",
         )
     if any(len(name) == NAME_DIGITS and name.isdecimal() for name in names):
         raise StoreLayoutError(
-            f"{path} is a commitlog directory", hint=f"give the store directory: {path.parent}"
+            f"{path} is a commitlog directory", hint=f"use the store directory: {path.parent}"
         )
 
 
@@ -208,22 +206,22 @@ def _commitlog_dirs(path: Path, conf: BrokerConf | None) -> tuple[Path, ...]:
             hint="set broker.commitlog_paths (--set broker.commitlog_paths=DIRECTORY)",
         )
     raise StoreLayoutError(
-        f"{path} has no commitlog directory: not a broker's store, or its commitlog is elsewhere",
-        hint="give the broker's storePathRootDir, and --broker-conf or --set broker.commitlog_paths=DIRECTORY",
+        f"{path} has no commitlog directory",
+        hint="use the broker's storePathRootDir; for a separate commitlog add --broker-conf or "
+        "--set broker.commitlog_paths=DIRECTORY",
     )
 
 
 def _moved(directory: Path, path: Path, configured_root: Path | None) -> Path:
-    """A directory below the configured store that is not there: the store was copied, look below the copy."""
+    """A missing directory below the configured store: the store was copied, so it is below the copy."""
     if directory.is_dir() or configured_root is None or not directory.is_relative_to(configured_root):
         return directory
     return path / directory.relative_to(configured_root)
 
 
 def _refuse_foreign_log(log: CommitLog) -> None:
-    """The first file must hold a record somewhere near its begin, or nothing at all. One whose begin the disk does not
-    give says nothing: a bad sector there is no reason to leave the whole log alone. Raises UnreadableError when no
-    file says anything."""
+    """The first file must contain a record near its begin, or nothing. One with an unreadable begin is skipped: a bad
+    sector there does not condemn the log. Raises UnreadableError when no file is readable."""
     failure = None
     for file in log.files[:_PROBE_FILES_MAX]:
         head = bytearray(min(file.size_bytes, _PROBE_BYTES))
@@ -237,7 +235,7 @@ def _refuse_foreign_log(log: CommitLog) -> None:
 
 def _refuse_foreign_file(file: LogFile, head: bytes, *, is_whole: bool) -> None:
     if int.from_bytes(head[:4], "big") == _DLEDGER_ENTRY_MAGIC:
-        raise StoreLayoutError(f"{file.path} holds DLedger entries, not records: not supported")
+        raise StoreLayoutError(f"{file.path} contains DLedger entries, which are not supported")
     known = (magic.to_bytes(4, "big") for magic in (*RECORD_MAGICS, BLANK_MAGIC))
     if is_whole and head.strip(b"\0") and not any(magic in head for magic in known):
-        raise StoreLayoutError(f"{file.path} holds no commitlog records: unknown layout")
+        raise StoreLayoutError(f"{file.path} contains no commitlog records: unknown layout")

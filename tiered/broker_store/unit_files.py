@@ -1,12 +1,9 @@
-"""Fixed-size units in a row of files: the storage under plain and batch consume queues.
+"""Fixed-size units in a sequence of files: the storage of plain and batch consume queues.
 
-Files are named by their first byte's offset in 20 digits; the last ones may be blank at the tail or
-wholly. A unit is valid if its offset is not negative and its size positive; the first invalid one ends the
-queue. A first file created at an offset above 0 is filled up with {0, 0x7FFFFFFF} units, which stand for
-nothing.
-
-Owns listing, searching and reading of units; their fields beyond phys and size belong to the callers.
-Sources: org.apache.rocketmq.store.ConsumeQueue, BatchConsumeQueue.
+Files are named by their first byte's offset in 20 digits; the last ones may be blank partly or wholly. A unit is valid
+if its offset is not negative and its size positive; the first invalid one ends the queue. A first file created at an
+offset above 0 is filled with {0, 0x7FFFFFFF} filler units. Sources: org.apache.rocketmq.store.ConsumeQueue,
+BatchConsumeQueue.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from tiered.model.tables import Table
 FILLER_SIZE: Final = 0x7FFFFFFF
 GALLOP_UNITS: Final = 64
 HOLE_UNITS: Final = 256
-"""How many units before a file's first hole hold the end of the queue, as a page of 4 KiB does."""
+"""Units before a file's first hole that contain the end of the queue, as a page of 4 KiB does."""
 
 
 class UnitFile(NamedTuple):
@@ -40,7 +37,7 @@ class UnitFile(NamedTuple):
 
 
 class OpenFiles:
-    """Descriptors of the queue files looked at most recently, a bounded number. Not thread-safe."""
+    """A bounded LRU of open queue files. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -58,7 +55,7 @@ class OpenFiles:
         return opened
 
     def forget(self, path: Path) -> None:
-        """Close the descriptor of ``path``: the file is gone or another one."""
+        """Close the descriptor of ``path``: the file is gone or replaced."""
         opened = self._open.pop(path, None)
         if opened is not None:
             opened.close()
@@ -79,29 +76,29 @@ class UnitFiles:
         self._listed: list[UnitFile] | None = None
         self._end = 0
         self._listed_end = 0
-        """The end as found in these files; 0 where nobody has looked since they were listed."""
+        """The known end of these files; 0 before the first search."""
 
     @property
     def _files(self) -> list[UnitFile]:
-        """Listed when first needed: of 100,000 queues most are never looked into."""
+        """Listed when first needed: most of 100,000 queues are never read."""
         if self._listed is None:
             self._listed = self._list()
         return self._listed
 
     @property
     def is_listed(self) -> bool:
-        """Whether anybody has looked into it since ``refresh``."""
+        """Whether the directory was listed since ``refresh``."""
         return self._listed is not None
 
     def refresh(self) -> None:
         """List the directory again when next needed."""
-        # A topic deleted and created again has other files under the same names.
+        # A recreated topic has different files of the same names.
         self.forget()
         self._listed = None
         self._listed_end = 0
 
     def _list(self) -> list[UnitFile]:
-        """A directory that is gone is an empty queue."""
+        """A missing directory is an empty queue."""
         unit_bytes = self._dtype.itemsize
         found = []
         try:
@@ -117,13 +114,13 @@ class UnitFiles:
         return sorted(found)
 
     def forget(self) -> None:
-        """Close what is open of this queue."""
+        """Close the open files of this queue."""
         for file in self._listed or ():
             self._open_files.forget(file.path)
 
     @property
     def first(self) -> int:
-        """Index of the first unit that a file can hold, valid or not."""
+        """Index of the first unit of the files, valid or not."""
         return self._files[0].first if self._files else 0
 
     def end(self) -> int:
@@ -134,13 +131,13 @@ class UnitFiles:
         """One past the last valid unit, and that unit; no unit when there is none."""
         last = self._follow(self._end - 1) if self._end > self.first else self._none()
         if len(last) == 0:
-            # Never looked, empty, or cut back since and written anew.
+            # Not searched yet, empty, or truncated and rewritten.
             self._end, last = self._search_tail()
         self._listed_end = self._end
         return self._end, last
 
     def _follow(self, index: int) -> Table:
-        """Move ``_end`` past the valid units from ``index`` on; the last of them, or none."""
+        """Advance ``_end`` past the valid units from ``index``; returns the last of them, or none."""
         last, count = self._none(), GALLOP_UNITS
         while len(units := self._valid(index, count)):
             index += len(units)
@@ -154,19 +151,18 @@ class UnitFiles:
         return last
 
     def _add_next_file(self, first: int) -> None:
-        """The file after the last, if the broker has made it since."""
+        """Add the file after the last, if the broker has created it."""
         path = self.directory / f"{first * self._dtype.itemsize:0{NAME_DIGITS}d}"
         try:
             units = path.stat().st_size // self._dtype.itemsize
         except OSError:
-            # Not there yet, or not readable: reading it will say which.
+            # Missing or unreadable: reading it will report which.
             return
         if units:
             self._files.append(UnitFile(first, units, path))
 
     def read(self, first: int, count: int) -> tuple[Table, Table]:
-        """Valid units from index ``first`` on, at most ``count``, and their indices; holes are stepped
-        over."""
+        """At most ``count`` valid units from index ``first``, and their indices; holes are skipped."""
         indices, parts = [], []
         last = first + count
         if last > self._listed_end:
@@ -267,6 +263,6 @@ class UnitFiles:
 
 
 def is_filler(units: Table) -> Table:
-    """Which units only fill up a file that began in its middle."""
+    """Which units are fillers at the begin of a file."""
     filler: Table = (units["size"] == FILLER_SIZE) & (units["phys"] == 0)
     return filler

@@ -1,8 +1,7 @@
-"""The last units of very many queues, fast: what a queue shows at its end, for 10,000 queues and more at once.
+"""Reads the last units of 10,000 queues and more at once.
 
-Looks only at the bytes before the first hole of each queue's last file; where that does not settle it, the queue is
-left to the careful search (unit_files.py). Reads side by side, because cold pages cost a disk access each, and leaves
-the page cache as it was: what is not resident is dropped after it.
+Reads only the bytes before the first hole of each queue's last file; where these do not suffice, the queue needs a
+search (unit_files.py). Reads in parallel, because cold pages cost a disk access each, and restores the page cache.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from tiered.model.tables import Table
 FIRST_FILE: Final = "0" * NAME_DIGITS
 PLAIN_UNIT: Final = struct.Struct(">qiq")
 PLAIN_FILE_BYTES: Final = 300_000 * PLAIN_UNIT.size
-"""mappedFileSizeConsumeQueue, if nobody has set it."""
+"""Default of mappedFileSizeConsumeQueue."""
 STAT_BLOCK_BYTES: Final = 512
 THREADS: Final = 4
 CHUNK_QUEUES: Final = 1024
 THREADS_FROM_QUEUES: Final = 512
-"""Below this many, starting threads costs more than it saves."""
+"""Below this number, threads cost more than they save."""
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found")
 
 
 def last_valid_units(directories: Sequence[Path], dtype: np.dtype[Any]) -> list[Table | None]:
-    """Per directory its last valid unit (one row of ``dtype``), or None where only a search can tell."""
+    """Per directory its last valid unit (one row of ``dtype``); None where a search is needed."""
     return _side_by_side(lambda chunk: _tails(chunk, dtype), directories)
 
 
 def may_end_elsewhere(places: Sequence[tuple[Path, int]]) -> list[bool]:
-    """Per (directory, index) of a plain queue, whether a unit stands there, or none before it; True also where only a
-    search can tell.
+    """Per (directory, index) of a plain queue, whether a unit is there or none before it; True also where a search is
+    needed.
 
-    One small read each, where the queue's files have the size brokers give them, or there is but one.
+    One small read each if the queue's files have the default size, or there is only one.
     """
     return _side_by_side(lambda chunk: [_may_end_elsewhere(*place) for place in chunk], places)
 
@@ -56,14 +55,14 @@ def _side_by_side(look: Callable[[Sequence[_Asked]], list[_Found]], asked: Seque
 
 
 def surely_written(directory: Path) -> bool:
-    """Whether units stand in the queue's files, as far as the file system tells without a look at a byte.
+    """Whether the queue's files contain units, as far as the file system knows without reading.
 
-    A file that has holes and data as well was written. False where only its bytes can tell: nothing is written, or the
-    file has no hole because it is full, was copied, or its file system knows none. The filler before a queue's first
-    unit counts as well: a broker that died between the two shows the queue once it has recovered.
+    A file with both holes and data was written. False where only the bytes can tell: nothing is written, or the file
+    has no hole because it is full, was copied, or the file system has no holes. The filler before a queue's first unit
+    counts as well: a broker that died between the two shows the queue after its recovery.
     """
     if _has_data_and_holes(f"{directory}/{FIRST_FILE}"):
-        return True  # of most queues the only one: one call in place of many
+        return True  # most queues have one file: one call instead of many
     fd = _open_last(str(directory))
     if fd is None:
         return False
@@ -79,7 +78,7 @@ def _has_data_and_holes(path: str) -> bool:
     try:
         status = os.stat(path)
     except OSError:
-        return False  # deleted for its age, or never there
+        return False  # expired, or never created
     return 0 < status.st_blocks * STAT_BLOCK_BYTES < status.st_size
 
 
@@ -111,12 +110,12 @@ def _last_valid(data: bytes, dtype: np.dtype[Any]) -> Table | None:
     units = np.frombuffer(data, dtype, len(data) // dtype.itemsize)
     valid = (units["phys"] >= 0) & (units["size"] > 0)
     count = len(units) if valid.all() else int(np.argmin(valid))
-    # A copy: a view would keep a page for each of very many queues.
+    # A copy: a view would keep a page for each of many queues.
     return units[count - 1 : count].copy() if count else None
 
 
 def _bytes_before_hole(directory: str, unit_bytes: int) -> bytes:
-    """Whole units that end where the last file was first not written; nothing where that is not to be had."""
+    """Whole units before the first hole of the last file; empty if unavailable."""
     fd = _open_last(directory)
     if fd is None:
         return b""
@@ -131,7 +130,7 @@ def _bytes_before_hole(directory: str, unit_bytes: int) -> bytes:
 
 
 def _open_last(directory: str) -> int | None:
-    """Descriptor of a queue's last file; None where that is not to be had: the search will say what is wrong."""
+    """Descriptor of a queue's last file; None if unavailable: the search will report why."""
     try:
         names = [name for name in os.listdir(directory) if len(name) == NAME_DIGITS and name.isdecimal()]
         return os.open(f"{directory}/{max(names)}", os.O_RDONLY | os.O_CLOEXEC) if names else None
@@ -146,7 +145,7 @@ def _read(fd: int, begin: int, length: int) -> bytes:
     except BlockingIOError:
         got = 0
     if got < length:
-        # Not resident, so not to stay: no read-ahead, and dropped again.
+        # Not resident: no read-ahead, and dropped again.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         cold = begin + got
         rest = os.pread(fd, length - got, cold)
