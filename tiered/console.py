@@ -1,4 +1,4 @@
-"""What all commands print, ``tiered`` and ``pipeline`` alike: tables and JSON; sizes, durations and times for people.
+"""Output of all commands: tables, JSON, and sizes, durations and times for people.
 
 Data goes to stdout, everything else to stderr.
 """
@@ -27,10 +27,10 @@ def print_json_line(document: Any) -> None:
 
 
 def _print_json(document: Any, option: int) -> None:
-    # Bytes: JSON is UTF-8, also where the terminal is not.
+    # As bytes: JSON is UTF-8 even if the terminal is not.
     try:
         text = orjson.dumps(document, option=option | orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # a path or a name that no UTF-8 spells
+    except TypeError:  # a path or name that is not valid UTF-8
         indent = 2 if option & orjson.OPT_INDENT_2 else None
         text = json.dumps(document, indent=indent, default=str).encode("ascii") + b"\n"
     sys.stdout.buffer.write(text)
@@ -52,7 +52,7 @@ def camel_name(name: str) -> str:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Columns aligned, numbers to the right."""
+    """A table with aligned columns, numbers to the right."""
     texts = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
     numeric = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(header))]
@@ -88,7 +88,7 @@ def duration_text(duration_s: float | None) -> str:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """UTC to the second; ``-`` for none. Behind the year 9999, as only damaged records claim, the number itself."""
+    """UTC to the second; ``-`` for none. After the year 9999, as in damaged records, the number."""
     if timestamp_ms <= 0:
         return "-"
     if timestamp_ms > DATES_END_MS:

@@ -1,7 +1,4 @@
-"""Points in time as programs and people give them: milliseconds since the epoch, datetimes, ISO 8601.
-
-Owns reading them. Printing is in console.py.
-"""
+"""Parses points in time: milliseconds since the epoch, datetimes, ISO 8601."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from operator import index
 from tiered.errors import UsageError
 
 TimePoint = int | datetime
-"""Milliseconds since the epoch, or a datetime; one without a zone is UTC."""
+"""Milliseconds since the epoch, or a datetime; without a zone it is UTC."""
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def milliseconds(time: TimePoint) -> int:
-    """``time`` as ms since the epoch, rounded down. Any integer will do, such as those of a batch's arrays.
+    """``time`` as ms since the epoch, rounded down. Accepts any integer type, such as numpy's.
 
     Raises UsageError.
     """
@@ -26,10 +23,10 @@ def milliseconds(time: TimePoint) -> int:
             return index(time)
         except TypeError as error:
             raise UsageError(
-                f"{time!r} is no time", hint="give integer milliseconds since 1970, or a datetime"
+                f"{time} is not a time", hint="use integer milliseconds since 1970, or a datetime"
             ) from error
     moment = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    # Whole numbers all the way: a float has no room for the milliseconds of far years.
+    # Integers: a float has no room for the milliseconds of far years.
     delta = moment - _EPOCH
     return (delta.days * 86_400 + delta.seconds) * 1000 + delta.microseconds // 1000
 
@@ -46,5 +43,5 @@ def parse_instant(text: str) -> int:
         return milliseconds(datetime.fromisoformat(text))
     except ValueError as error:
         raise UsageError(
-            f"{text!r} is no time: use milliseconds since 1970, or 2026-11-21T07:00:00Z"
+            f"{text or '(empty)'} is not a time: use milliseconds since 1970, or 2026-11-21T07:00:00Z"
         ) from error

@@ -1,7 +1,4 @@
-"""A local file that is replaced as a whole: a reader sees the old or the new content, also after a power loss.
-
-Owns the order of the steps. Does not own what a failure means: errors are OSErrors.
-"""
+"""Replaces a local file as a whole: readers see the old or the new content, even after a power loss. Raises OSError."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from pathlib import Path
 
 
 def replace_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write ``content`` beside ``path``, have it on disk, then give it the name."""
+    """Write and sync ``content`` beside ``path``, then rename it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         file.write(content)

@@ -66,9 +66,7 @@ def test_directories_that_are_no_stores_are_refused(store: Path, tmp_path: Path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreLayoutError, match="has no commitlog directory"):
         open_broker_store(tmp_path / "empty")
-    with pytest.raises(
-        StoreLayoutError, match=f"is a commitlog directory; use the store directory: {store}"
-    ):
+    with pytest.raises(StoreLayoutError, match=f"is a commitlog directory; use the store directory: {store}"):
         open_broker_store(store / "commitlog")
     with pytest.raises(StoreLayoutError, match="is a file"):
         open_broker_store(store / "commitlog" / f"{0:020d}")

@@ -314,7 +314,7 @@ def test_a_web_server_is_no_object_store() -> None:
             """Quiet."""
 
     with store_at(Page) as store:
-        with pytest.raises(UnavailableError, match="is this an object store"):
+        with pytest.raises(UnavailableError, match="is an object store"):
             store.put_if_absent("k", [b"x"])
         with pytest.raises(CorruptionError):
             store.get_range("k", 0, 5)

@@ -151,7 +151,7 @@ def test_a_page_of_a_web_server_is_no_empty_listing(server: ScriptedServer, body
     """Else an archive behind a proxy that wants a password would not exist."""
     server.script = lambda _asked: Answer(200, body)
     for listed in listed_by_both(server, "a/"):
-        with pytest.raises(UnansweredError, match="is this an object store"):
+        with pytest.raises(UnansweredError, match="is an object store"):
             listed()
 
 

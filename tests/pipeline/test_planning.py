@@ -151,7 +151,7 @@ def test_options_are_checked() -> None:
         ({"path": "x", "partitionBytes": "1k"}, "a whole number"),
         ({"path": "x", "batchBytes": str((1 << 30) + 1)}, "a whole number from 65536 to 1073741824"),
         ({"path": "x", "accessKey": "a"}, "require each other"),
-        ({"path": "x", "since": "soon"}, "since: 'soon' is no time"),
+        ({"path": "x", "since": "soon"}, "since: soon is not a time"),
         ({"path": "x", "since": "5", "until": "5"}, "since is not before until"),
         ({"path": "x", "startingOffsets": "timestamp"}, "require each other"),
         ({"path": "x", "maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "mutually exclusive"),

@@ -172,7 +172,7 @@ def test_cat_raw_is_the_brokers_bytes(run: Run, archive: str, killed: Path, caps
         (("cat", "ARCHIVE", "t_k_one", "--queue", "9"), 3, "queue 9"),
         (("sing",), 2, "tiered --help"),
         (("cat",), 2, "tiered cat --help"),
-        (("cat", "ARCHIVE", "t_k_one", "--since", "soon"), 2, "is no time"),
+        (("cat", "ARCHIVE", "t_k_one", "--since", "soon"), 2, "is not a time"),
         (("cat", "ARCHIVE", "t_k_one", "--generation", "4"), 3, "no t_k_one in generation 4"),
         (("cat", "ARCHIVE", "--all", "--queue", "99"), 3, "no queue 99"),
         (("cat", "ARCHIVE", "--all", "--generation", "4"), 3, "no queue in generation 4"),

@@ -1,11 +1,11 @@
-"""Giving up requests that other threads wait for: an attempt of which one PUT failed waits for none of the others.
+"""Cancels requests of other threads: after one PUT of an attempt failed, the others end at once.
 
     abandonment = Abandonment()
     with abandonable(abandonment):      # in each thread that puts
         store.put_if_absent(…)
-    abandonment.give_up()               # from any thread: their connections are closed, they end with an error
+    abandonment.give_up()               # from any thread: closes the connections, the requests fail
 
-Owns who is told. A store that can end a request early registers how (s3_transport.py); others just finish.
+A store that can cancel requests registers how (s3_transport.py); requests of others complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextvars import ContextVar
 
 
 class Abandonment:
-    """Of any number of requests, in any threads. Cannot be taken back."""
+    """Cancellation of any number of requests in any threads. Final."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,9 +25,9 @@ class Abandonment:
         self._running: dict[object, Callable[[], None]] = {}
 
     def begin(self, request: object, end: Callable[[], None]) -> None:
-        """``end`` makes ``request`` fail soon; it is called at most once, by another thread.
+        """``end`` cancels ``request``; it is called at most once, by another thread.
 
-        Raises TimeoutError when all was given up before.
+        Raises TimeoutError if already given up.
         """
         with self._lock:
             if self._is_given_up:
@@ -35,16 +35,16 @@ class Abandonment:
             self._running[request] = end
 
     def finish(self, request: object) -> None:
-        """``request`` is over; unknown ones are fine."""
+        """``request`` has ended; unknown ones are ignored."""
         with self._lock:
             self._running.pop(request, None)
 
     def give_up(self) -> None:
-        """End all that runs and whatever begins later. Does not wait for it."""
+        """Cancel all running and later requests. Does not wait."""
         with self._lock:
             self._is_given_up = True
             for end in self._running.values():
-                with suppress(Exception):  # it has just ended by itself, or ends at its deadline
+                with suppress(Exception):  # it has just ended, or ends at its deadline
                     end()
             self._running.clear()
 
@@ -54,7 +54,7 @@ _current: ContextVar[Abandonment | None] = ContextVar("_current", default=None)
 
 @contextmanager
 def abandonable(abandonment: Abandonment | None) -> Iterator[None]:
-    """Requests of this thread inside the block end when ``abandonment`` is given up; with None, they do not."""
+    """Requests of this thread inside the block are cancelled with ``abandonment``; None: they are not."""
     token = _current.set(abandonment)
     try:
         yield
@@ -63,5 +63,5 @@ def abandonable(abandonment: Abandonment | None) -> Iterator[None]:
 
 
 def current_abandonment() -> Abandonment | None:
-    """What the requests of this thread end with."""
+    """The abandonment of this thread's requests."""
     return _current.get()

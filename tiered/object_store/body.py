@@ -1,6 +1,6 @@
-"""A body as pieces: its size, checksum, parts, and a file-like view for an SDK that knows no pieces.
+"""Size, checksum and parts of a body, and a file-like view for the SDK.
 
-Nothing here copies the pieces; small neighbours are joined only at the moment of sending.
+Pieces are not copied; small neighbours are joined when sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def as_views(body: Body) -> list[memoryview]:
 
 
 def coalesced(views: list[memoryview]) -> Iterator[Buffer]:
-    """The same bytes in fewer, larger buffers: small neighbours are joined, large ones passed through."""
+    """The same bytes in fewer buffers: small neighbours are joined, large ones passed through."""
     pending: list[memoryview] = []
     pending_bytes = 0
     for view in views:
@@ -74,7 +74,7 @@ def crc32c_base64(views: list[memoryview]) -> str:
 
 
 class PieceReader:
-    """The pieces as a seekable file, which is the only form besides bytes that the SDK signs and sends."""
+    """The pieces as a seekable file, the only form besides bytes that the SDK accepts."""
 
     def __init__(self, views: list[memoryview]) -> None:
         self.views = views
@@ -95,7 +95,7 @@ class PieceReader:
         return self._position
 
     def read(self, amount: int = -1) -> bytes:
-        """At most ``amount`` bytes, or all that is left."""
+        """At most ``amount`` bytes, or all remaining ones."""
         wanted = self._size - self._position if amount is None or amount < 0 else amount
         taken: list[memoryview] = []
         start = 0

@@ -1,7 +1,6 @@
-"""Faults on demand: a store that loses, stalls, delays and refuses requests, and writes down every one.
+"""Injects faults: loses, stalls, delays and refuses requests, and logs each.
 
-Seeded and free of clocks: a simulation gives its own ``wait``. Owns which request fails how; the wrapped
-store does everything else. Ships with the product because the crash tests of every part use it.
+Seeded and free of clocks: a simulation passes its own ``wait``. Part of the product because all crash tests use it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 class Fault(Enum):
-    """What happens to a request."""
+    """Fault of a request."""
 
     LOST_BEFORE = "lost before effect"
     LOST_AFTER = "lost after effect"
@@ -48,7 +47,7 @@ class FaultRule:
 
 
 class Request(NamedTuple):
-    """One line of the request log. ``outcome`` is "ok", a Fault's name, or an error's class name."""
+    """One entry of the request log. ``outcome`` is "ok", a Fault's name, or an error's class name."""
 
     operation: str
     key: str
@@ -100,22 +99,22 @@ class FaultStore:
     # -- control -----------------------------------------
 
     def add(self, rule: FaultRule) -> None:
-        """One more rule; the first that matches and fires wins."""
+        """Add a rule; the first that matches and fires wins."""
         with self._lock:
             self._armed.append(_Armed(rule))
 
     def clear(self) -> None:
-        """No rules from now on. The log and the stalled effects stay."""
+        """Remove all rules. The log and the stalled effects stay."""
         with self._lock:
             self._armed.clear()
 
     def hits(self) -> dict[FaultRule, int]:
-        """How often each rule fired."""
+        """Number of hits of each rule."""
         with self._lock:
             return {armed.rule: armed.hits for armed in self._armed}
 
     def land_stalled(self) -> list[str]:
-        """Stalled PUTs take effect now, as after a network heals. Returns the keys that were created."""
+        """Apply stalled PUTs, as when a network recovers. Returns the keys created."""
         with self._lock:
             stalled, self._stalled = self._stalled, []
         landed = []
@@ -151,13 +150,13 @@ class FaultStore:
         return self._call("get_tail", key, lambda: self._store.get_tail(key, length))
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore. A fault hits at the call, not in the middle."""
+        """See ObjectStore. A fault hits the call, not the iteration."""
         return self._call(
             "list", prefix, lambda: self._store.list(prefix, start_after=start_after, limit=limit)
         )
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore. Logged once for each key; the first key decides the fault."""
+        """See ObjectStore. Logged for each key; the first key decides the fault."""
         fault = self._draw("delete", keys[0]) if keys else None
         self._refuse("delete", keys[0] if keys else "", fault, None)
         for key in keys[1:]:
@@ -194,7 +193,7 @@ class FaultStore:
         return None
 
     def _refuse(self, operation: str, key: str, fault: Fault | None, timeout_s: float | None) -> None:
-        """Raise for the faults that strike before the effect."""
+        """Raise for faults that precede the effect."""
         if fault is None or fault is Fault.LOST_AFTER:
             return
         if fault is Fault.STALLED:

@@ -1,12 +1,9 @@
-"""file://: a directory with an object store's guarantees.
+"""file://: a directory with the guarantees of an object store.
 
-An object is written to an anonymous file (O_TMPFILE), synced, and only then given its name by link(), which
-fails when the name exists: one winner, and neither a crash nor a full disk leaves anything behind. Where the
-file system knows no anonymous files a named one under ``.uploads/`` is used, where it knows no hard links
-renameat2(RENAME_NOREPLACE); a plain rename never. The directory is synced before the call returns, and before
-AlreadyExistsError, so that what a loser sees is durable too.
-
-Owns names, durability and order of listing. Does not own retries: a local disk's errors are not transient.
+An object is written to an anonymous file (O_TMPFILE), synced, and then named by link(), which fails if the name
+exists: one caller wins, and neither a crash nor a full disk leaves anything behind. Without anonymous files a named
+one under ``.uploads/`` is used, without hard links renameat2(RENAME_NOREPLACE); never a plain rename. The directory is
+synced before the call returns, and before AlreadyExistsError, so that the existing object is durable too.
 """
 
 from __future__ import annotations
@@ -44,10 +41,10 @@ UPLOADS = ".uploads"
 WRITE_BYTES_MAX = 8 * 1024 * 1024
 PIECES_MAX = 512
 CACHE_BYTES_MAX = 1024 * 1024
-"""Larger objects are dropped from the page cache once durable: it belongs to the broker."""
+"""Larger objects are dropped from the page cache once durable: the broker needs it."""
 
 LEFT_OVER_S = 24 * 3600.0
-"""A named upload that is older by the file system's clock is of a process that was killed: no PUT takes so long."""
+"""A named upload older than this belongs to a dead process: no PUT takes so long."""
 
 _NO_ANONYMOUS_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
@@ -59,7 +56,7 @@ _MKDIR_ATTEMPTS_MAX = 10
 
 
 class FileStore:
-    """Objects as files below ``directory``, which is made by the first PUT."""
+    """Objects as files below ``directory``, which the first PUT creates."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(directory)
@@ -67,8 +64,7 @@ class FileStore:
         self._anonymous = True
         self._has_swept = False
         self._identity: tuple[int, int] | None = None
-        """Device and inode of the directory that was written to first: on a disk that is no longer mounted it is not
-        made anew."""
+        """Device and inode of the directory at the first write: it is not recreated when its disk is unmounted."""
 
     @property
     def url(self) -> str:
@@ -81,7 +77,7 @@ class FileStore:
     # -- writing -----------------------------------------
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. A time-out is noticed between writes; the object then never gets its name."""
+        """See ObjectStore. The timeout is checked between writes; after it the object is never named."""
         target = self._path(key)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         views = as_views(body)
@@ -97,14 +93,14 @@ class FileStore:
             try:
                 _sync_directory(os.path.dirname(target))
             except FileNotFoundError:
-                pass  # deleted again already
+                pass  # already deleted
             except OSError as error:
-                # Whatever the reason: the object has its name, and may or may not keep it.
+                # The object has its name, and may or may not keep it.
                 raise UnansweredError(f"{self.url}/{key}: {error.strerror or error}") from error
 
     def _require_root(self) -> None:
-        """Raises ThrottledError when the directory is no longer the one that was written to before: what is put into
-        another one, below the place where a disk was mounted, would be hidden when the disk is back."""
+        """Raises ThrottledError when the directory is not the one written before: objects in the mount point of an
+        unmounted disk would be hidden once the disk is back."""
         if self._identity is None:
             self._make_directory(self._root)
         try:
@@ -112,17 +108,17 @@ class FileStore:
         except FileNotFoundError:
             is_there = False
         else:
-            # Some file systems change one of the two by themselves: inodes of FUSE, devices of NFS mounted anew.
+            # Some file systems change one of the two: inodes of FUSE, devices of NFS after a remount.
             self._identity = self._identity or (status.st_dev, status.st_ino)
             is_there = status.st_dev == self._identity[0] or status.st_ino == self._identity[1]
         if not is_there:
             raise ThrottledError(
-                f"{self.url} is not the directory that was written to before", hint="is its disk mounted?"
+                f"{self.url} is not the directory written before", hint="check that its disk is mounted"
             )
 
     @contextmanager
     def _upload_file(self) -> Iterator[tuple[int, str | None]]:
-        """A file without a visible name: (descriptor, None), or with a private one, removed at the end."""
+        """A file without a visible name: (descriptor, None), or (descriptor, private name), removed at the end."""
         descriptor, name = self._open_upload()
         try:
             yield descriptor, name
@@ -158,7 +154,7 @@ class FileStore:
                 _link(source, target, follow=name is None)
                 return
             except FileExistsError:
-                with suppress(FileNotFoundError):  # the winner is deleted already
+                with suppress(FileNotFoundError):  # the existing object is already deleted
                     _sync_directory(os.path.dirname(target))
                 raise
             except FileNotFoundError:
@@ -168,10 +164,10 @@ class FileStore:
                     raise
                 _rename_noreplace(name, target)
                 return
-        raise UnavailableError(f"{self.url}: the directory of {target} is removed again and again")
+        raise UnavailableError(f"{self.url}: the directory of {target} is removed repeatedly")
 
     def _make_directory(self, directory: str) -> None:
-        """Make ``directory`` and its parents durably."""
+        """Create ``directory`` and its parents durably."""
         if os.path.isdir(directory):
             return
         parent = os.path.dirname(directory)
@@ -182,7 +178,7 @@ class FileStore:
         _sync_directory(parent)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore. Directories that became empty go too."""
+        """See ObjectStore. Empty directories are removed too."""
         directories = set()
         for key in keys:
             path = self._path(key)
@@ -194,7 +190,7 @@ class FileStore:
                 self._remove_empty(directory)
 
     def _remove_empty(self, directory: str) -> None:
-        """Remove ``directory`` and its parents while they are empty, and sync the first that stays."""
+        """Remove ``directory`` and its empty parents, and sync the first that stays."""
         with suppress(FileNotFoundError):  # a concurrent delete was faster
             while len(directory) > len(self._root):
                 try:
@@ -202,7 +198,7 @@ class FileStore:
                 except FileNotFoundError:
                     raise
                 except OSError:
-                    break  # in use, or not ours to remove: an empty directory is no object
+                    break  # in use, or no permission: an empty directory is no object
                 directory = os.path.dirname(directory)
             _sync_directory(directory)
 
@@ -236,7 +232,7 @@ class FileStore:
             try:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
-                    raise NotFoundError(f"{self.url}: no object {key}")
+                    raise NotFoundError(f"{self.url}/{key} does not exist")
                 yield descriptor, status.st_size
             finally:
                 os.close(descriptor)
@@ -253,7 +249,7 @@ class FileStore:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore. A missing directory is an empty store; what vanishes meanwhile is left out."""
+        """See ObjectStore. A missing directory is an empty store; objects deleted during the listing are skipped."""
         return itertools.islice(self._walk("", prefix, start_after), limit)
 
     def _walk(self, parent: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
@@ -276,7 +272,7 @@ class FileStore:
         return ()
 
     def clock_ms(self) -> int:
-        """The file system's clock: what it stamps on a new file (a server's, when it is a network's)."""
+        """The file system's clock: the timestamp of a new file (a server's, on a network file system)."""
         with self._translated(""):
             self._make_directory(self._root)
             with self._upload_file() as (descriptor, _):
@@ -284,7 +280,7 @@ class FileStore:
                 return os.fstat(descriptor).st_mtime_ns // 1_000_000
 
     def close(self) -> None:
-        """Nothing is held open between calls."""
+        """Nothing to release."""
 
     # -- names and errors -----------------------------------------
 
@@ -302,20 +298,20 @@ class FileStore:
 
 
 def file_error(error: OSError, where: str) -> TieredError:
-    """What a failed system call means. ``where`` names the object."""
+    """The typed error of a failed system call. ``where`` names the object."""
     what = f"{where}: {error.strerror or error}"
     if isinstance(error, FileExistsError):
         return AlreadyExistsError(f"{where} exists")
     if error.errno in FULL_ERRNOS:
         return StoreFullError(what, hint="free space or grow the file system")
     if error.errno in DENIED_ERRNOS:
-        return AccessDeniedError(what, hint=f"user {os.geteuid()} needs access to it")
+        return AccessDeniedError(what, hint=f"give user {os.geteuid()} access")
     if error.errno in _MISSING:
         return NotFoundError(what)
     if error.errno == errno.EXDEV:
-        # Nothing was named, and never will be.
+        # The object was not named.
         return RefusedRequestError(
-            what, hint="an archive lies on one file system: no mount and no link inside it"
+            what, hint="an archive must be on one file system, without mounts or links inside it"
         )
     if error.errno in _REFUSED:
         return RefusedRequestError(what)
@@ -346,19 +342,18 @@ def _write_all(descriptor: int, views: list[memoryview], deadline_s: float | Non
 
 
 def _sorted_entries(directory: str, *, hidden: str) -> list[tuple[str, bool]]:
-    """(name, is a directory) in the order of the keys below: a directory sorts as its name and a slash."""
+    """(name, is a directory) in the order of keys: a directory sorts as its name and a slash."""
     with os.scandir(directory) as entries:
         found = [
             (entry.name, entry.is_dir())
             for entry in entries
-            if entry.name != hidden
-            and is_component(entry.name)  # not lost+found, which only root may look into
+            if entry.name != hidden and is_component(entry.name)  # not lost+found, which only root can read
         ]
     return sorted(found, key=lambda entry: entry[0] + "/" if entry[1] else entry[0])
 
 
 def _remove_older(directory: str, than_s: float) -> None:
-    """Best effort: what cannot be removed takes space, and keeps nothing from being stored."""
+    """Best effort: leftovers take space but do not block uploads."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             with suppress(OSError):
@@ -368,7 +363,7 @@ def _remove_older(directory: str, than_s: float) -> None:
 
 def _refuse_late(deadline_s: float | None, key: str) -> None:
     if deadline_s is not None and time.monotonic() > deadline_s:
-        raise UnansweredError(f"writing {key} took longer than its time limit; nothing is visible")
+        raise UnansweredError(f"writing {key} timed out; the object was not created")
 
 
 def _sync_directory(directory: str) -> None:
@@ -384,7 +379,7 @@ def _link(source: str, target: str, *, follow: bool) -> None:
         os.link(source, target)
         return
     # A directory descriptor makes Python call linkat() with AT_SYMLINK_FOLLOW, which names an anonymous file;
-    # the plain link() it calls otherwise would try to link the /proc entry itself.
+    # plain link() would link the /proc entry.
     directory = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.link(os.path.basename(source), target, src_dir_fd=directory, follow_symlinks=True)

@@ -1,8 +1,7 @@
-"""What the archive asks of an object store. Every object is immutable; there is no plain overwrite.
+"""Interface of an object store. Objects are immutable: there is no overwrite.
 
-Errors are tiered.errors only: NotFoundError (key or bucket absent), AlreadyExistsError, ThrottledError
-(refused before any effect), UnansweredError (effect unknown), AccessDeniedError, RefusedRequestError,
-StoreFullError (refused before any effect, too).
+Errors are tiered.errors only: NotFoundError (no such key or bucket), AlreadyExistsError, ThrottledError and
+StoreFullError (no effect), UnansweredError (effect unknown), AccessDeniedError, RefusedRequestError.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
 Body = Sequence[Buffer]
-"""An object's bytes as consecutive pieces; not copied, so never changed until the call returns."""
+"""An object's bytes as consecutive pieces; not copied, so they must not change until the call returns."""
 
 
 class ObjectInfo(NamedTuple):
-    """One listed object. ``modified_ms`` is the store's clock, not ours."""
+    """One listed object. ``modified_ms`` is by the store's clock."""
 
     key: str
     size_bytes: int
@@ -34,8 +33,7 @@ class ObjectStore(Protocol):
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
         """Create ``key`` durably or raise AlreadyExistsError; exactly one of concurrent callers wins.
 
-        Never retried inside: one call is one attempt. Large bodies may go as multipart parts except under
-        ``catalog/`` and ``pages/``.
+        One call is one attempt. Large bodies may be multipart uploads except under ``catalog/`` and ``pages/``.
         """
         ...
 
@@ -60,7 +58,7 @@ class ObjectStore(Protocol):
         ...
 
     def clock_ms(self) -> int:
-        """The store's own clock now, for skew checks (one cheap request)."""
+        """The store's clock, for skew checks (one cheap request)."""
         ...
 
     def close(self) -> None:
@@ -69,9 +67,9 @@ class ObjectStore(Protocol):
 
 
 class AsyncObjectStore(Protocol):
-    """The read half of ObjectStore for an event loop. Same keys, same errors, same meanings.
+    """The read half of ObjectStore for an event loop: same keys, errors and semantics.
 
-    Cancelling a call closes its connection; nothing needs undoing.
+    Cancelling a call closes its connection.
     """
 
     @property

@@ -1,7 +1,4 @@
-"""Which strings are keys. Every back end refuses the same ones, so that an archive can move between them.
-
-Does not own what keys mean (tiered.formats.keys).
-"""
+"""Validates keys. All back ends accept the same ones, so that an archive can move between them."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ _SINGLE_PUT = frozenset({"catalog", "pages"})
 
 
 def check_key(key: str) -> str:
-    """``key`` itself, or UsageError: components of ``[A-Za-z0-9._-]``, none of them ``.`` or ``..``."""
+    """``key``, or UsageError: components of ``[A-Za-z0-9._-]``, except ``.`` and ``..``."""
     if len(key) > KEY_BYTES_MAX or _KEY.match(key) is None or _DOTS.search(key) is not None:
-        raise UsageError(f"not a key: {key[:200]!r}", hint="keys are [A-Za-z0-9._-] components joined by /")
+        raise UsageError(f"key {key[:200]} is invalid", hint="keys are [A-Za-z0-9._-] components joined by /")
     return key
 
 
 def is_component(name: str) -> bool:
-    """Whether ``name`` may stand between the slashes of a key."""
+    """Whether ``name`` is a valid component of a key."""
     return _COMPONENT.match(name) is not None
 
 
 def is_single_put(key: str) -> bool:
-    """Whether the object must be one PUT: a multipart completion is not the atomic step commits rely on."""
+    """Whether the object must be one PUT: commits rely on an atomic one, which multipart completion is not."""
     return not _SINGLE_PUT.isdisjoint(key.split("/"))

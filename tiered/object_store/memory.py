@@ -1,7 +1,4 @@
-"""memory://: the whole contract in a dictionary. For tests, simulations and throw-away archives.
-
-Owns no durability. Other back ends are measured against its meanings.
-"""
+"""memory://: objects in a dictionary, for tests, simulations and temporary archives."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ def wall_clock_ms() -> int:
 
 
 class MemoryStore:
-    """Objects in a dictionary beside their sorted keys. ``clock_ms`` stamps them."""
+    """Objects in a dictionary with their sorted keys. ``clock_ms`` gives their timestamps."""
 
     def __init__(self, url: str = "memory://", *, clock_ms: Callable[[], int] = wall_clock_ms) -> None:
         self._url = url
@@ -52,7 +49,7 @@ class MemoryStore:
         with self._lock:
             found = self._objects.get(check_key(key))
         if found is None:
-            raise NotFoundError(f"{self._url}: no object {key}")
+            raise NotFoundError(f"{self._url}/{key} does not exist")
         return found[0]
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
@@ -70,7 +67,7 @@ class MemoryStore:
         return content[max(0, len(content) - length) :]
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore. The answer is one snapshot."""
+        """See ObjectStore. The result is a snapshot."""
         with self._lock:
             first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, start_after))
             found: list[ObjectInfo] = []

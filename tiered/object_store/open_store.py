@@ -28,12 +28,12 @@ from tiered.object_store.throttle import ThrottledStore
 FORMS = "use file:///directory or s3://bucket/prefix"
 
 _memory_stores: WeakValueDictionary[str, MemoryStore] = WeakValueDictionary()
-"""memory://name means the same objects for as long as somebody in this process holds them."""
+"""memory://name is the same store while one is open in this process."""
 
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """A parsed address. ``place`` is the bucket, the directory or the name."""
+    """A parsed URL. ``place`` is the bucket, the directory or the name."""
 
     scheme: str
     place: str
@@ -41,37 +41,35 @@ class StoreAddress:
 
 
 def parse_url(url: str) -> StoreAddress:
-    """The parts of ``url``, or UsageError. Never repeats a URL that may hold a secret."""
+    """The parts of ``url``, or UsageError. Never repeats a URL that may contain a secret."""
     split = urlsplit(url)
     if "@" in split.netloc:
-        raise UsageError(
-            "credentials do not belong into an archive's URL", hint="the SDK's own chain finds them"
-        )
+        raise UsageError("archive URL contains credentials", hint="leave them to the SDK's credential chain")
     if split.query or split.fragment:
-        raise UsageError(f"{split.scheme}:// address with ? or #", hint=FORMS)
-    path = unquote(split.path, errors="surrogateescape")  # directories' names are bytes
+        raise UsageError(f"{split.scheme}:// URL contains ? or #", hint=FORMS)
+    path = unquote(split.path, errors="surrogateescape")  # directory names are bytes
     if split.scheme == "file":
         if split.netloc not in ("", "localhost") or not path.startswith("/"):
-            raise UsageError(f"not an absolute directory: {url}", hint="file:// takes three slashes")
+            raise UsageError(f"{url} is not an absolute directory", hint="use file:///directory")
         return StoreAddress("file", path, "")
     if split.scheme not in ("s3", "memory"):
-        raise UsageError(f"not an archive's URL: {url!r}", hint=FORMS)
+        raise UsageError(f"{url or '(empty)'} is not an archive URL", hint=FORMS)
     if split.scheme == "s3" and not split.netloc:
-        raise UsageError(f"no bucket in {url}", hint=FORMS)
+        raise UsageError(f"{url} names no bucket", hint=FORMS)
     prefix = path.strip("/")
     return StoreAddress(split.scheme, split.netloc, check_key(prefix) if prefix else "")
 
 
 def url_of(place: str | os.PathLike[str]) -> str:
-    """The address of a local directory that a program has as a path; a text is an address already."""
+    """The URL of a local directory given as a path; text is a URL already."""
     return place if isinstance(place, str) else Path(place).absolute().as_uri()
 
 
 def check_addresses(url: str, endpoint_url: str) -> StoreAddress:
-    """The parts of ``url``, or UsageError, also for an endpoint that holds a secret: both are logged and printed."""
+    """The parts of ``url``, or UsageError, also if the endpoint contains a secret: both are logged."""
     if "@" in urlsplit(endpoint_url).netloc:
         raise UsageError(
-            "credentials do not belong into object_store.endpoint_url", hint="the SDK's own chain finds them"
+            "object_store.endpoint_url contains credentials", hint="leave them to the SDK's credential chain"
         )
     return parse_url(url)
 
@@ -79,7 +77,7 @@ def check_addresses(url: str, endpoint_url: str) -> StoreAddress:
 def open_store(
     url: str, options: StoreOptions | None = None, *, metrics: StoreMetrics | None = None
 ) -> ObjectStore:
-    """The store at ``url``. Nothing is contacted before the first request."""
+    """The store at ``url``. The first request connects."""
     options = options or StoreOptions()
     address = check_addresses(url, options.settings.endpoint_url)
     store: ObjectStore

@@ -1,8 +1,8 @@
-"""PUTs under names that nobody else makes: what "it exists already" means there.
+"""PUTs of keys that are unique to this writer.
 
-Only commits are fought over; all other names carry an epoch and a number of their own. A store that says such a name is
-taken has been sent our own PUT twice, by a proxy or a load balancer that lost the first answer. Whether what is there
-is whole nobody asks (NonStopWrite): it counts as unanswered, and the caller goes on under another name.
+Only commits compete for keys; all others contain an epoch and a unique number. If such a key exists already, a proxy
+or load balancer sent our PUT twice and lost the first response. The existing object is not checked: the PUT counts as
+unanswered, and the caller continues under another key.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from tiered.object_store.interface import Body, ObjectStore
 
 
 def put_own(store: ObjectStore, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-    """``put_if_absent`` that raises UnansweredError where that raises AlreadyExistsError."""
+    """``put_if_absent`` that raises UnansweredError instead of AlreadyExistsError."""
     try:
         store.put_if_absent(key, body, timeout_s=timeout_s)
     except AlreadyExistsError as error:
-        raise UnansweredError(f"{error.message}: was it sent twice on its way?") from error
+        raise UnansweredError(f"{error.message}; a proxy may have sent it twice") from error

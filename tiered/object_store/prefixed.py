@@ -1,4 +1,4 @@
-"""A store seen from below a prefix: keys are relative to it on both ways."""
+"""A store below a prefix: keys are relative to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiered.object_store.key import check_key
 
 
 class PrefixedStore:
-    """``store`` below ``prefix`` (one or more components, with or without the closing slash)."""
+    """``store`` below ``prefix`` (one or more components, with or without a trailing slash)."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
@@ -17,7 +17,7 @@ class PrefixedStore:
 
     @property
     def url(self) -> str:
-        """The inner address and the prefix."""
+        """The URL of the store and the prefix."""
         inner = self._store.url
         return f"{inner if inner.endswith('/') else inner + '/'}{self._prefix.rstrip('/')}"
 
@@ -55,5 +55,5 @@ class PrefixedStore:
         return self._store.clock_ms()
 
     def close(self) -> None:
-        """Closes the inner store: one archive, one connection pool."""
+        """Closes the wrapped store."""
         self._store.close()

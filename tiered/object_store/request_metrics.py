@@ -1,7 +1,4 @@
-"""What was asked of an object store: requests, failures, bytes and latency of each operation.
-
-Owns the counters and the wrapper that feeds them. Does not own how they are published (the sidecar does).
-"""
+"""Counts the requests of an object store: number, failures, bytes and latency by operation."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.
 
 @dataclass
 class OperationStats:
-    """One operation's totals. ``latency_counts``: one entry more than LATENCY_BOUNDS_S, for the slower."""
+    """Totals of one operation. ``latency_counts``: one entry more than LATENCY_BOUNDS_S, for slower ones."""
 
     requests: int = 0
     bytes: int = 0
@@ -30,7 +27,7 @@ class OperationStats:
 
 
 class StoreMetrics:
-    """Totals since the start, shared by any number of stores. Thread-safe."""
+    """Totals since the start, shared by all stores. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +54,7 @@ class StoreMetrics:
 
     @property
     def requests(self) -> int:
-        """All requests so far: an idle process adds none."""
+        """All requests so far."""
         with self._lock:
             return sum(stats.requests for stats in self._operations.values())
 
@@ -67,7 +64,7 @@ class _Timing:
 
 
 class MetricsStore:
-    """``store`` with every request counted. Sits inside retries, so each attempt counts."""
+    """``store`` with every request counted. Inside retries, so each attempt counts."""
 
     def __init__(
         self, store: ObjectStore, metrics: StoreMetrics, *, clock_s: Callable[[], float] = time.monotonic
@@ -85,7 +82,7 @@ class MetricsStore:
         return f"MetricsStore({self._store!r})"
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. Bytes count when the answer was positive."""
+        """See ObjectStore. Bytes count on success."""
         with self._timed("put") as timing:
             self._store.put_if_absent(key, body, timeout_s=timeout_s)
             timing.transferred_bytes = size_bytes(body)
@@ -112,7 +109,7 @@ class MetricsStore:
         return content
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore. Counted once a listing, until it ends or the reader stops."""
+        """See ObjectStore. Counted once per listing."""
         with self._timed("list"):
             yield from self._store.list(prefix, start_after=start_after, limit=limit)
 

@@ -1,7 +1,7 @@
-"""Retries by tenacity: reads, lists, deletes and the clock. Never a PUT.
+"""Retries reads, lists, deletes and the clock with tenacity. Never a PUT.
 
-A PUT whose answer is missing may have taken effect; who retries it chooses a new key (uploader) or resolves
-it by put id (catalog). A read may simply be asked again. Only UnavailableError is retried: the rest lasts.
+A PUT without a response may have taken effect: the uploader retries it under a new key, the catalog resolves it by put
+id. Only UnavailableError is retried.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAIT_MAX_S = 5.0
 
 
 class RetryingStore:
-    """``store`` with everything but PUTs repeated for up to ``retry_seconds`` (exponential, full jitter)."""
+    """``store`` with all requests but PUTs retried for up to ``retry_seconds`` (exponential, full jitter)."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class RetryingStore:
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        # Loaded here: file:// archives never retry, and the import costs 50 ms of a command's start.
+        # Loaded here: file:// archives do not retry, and the import costs 50 ms of a command's start.
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay
 
         self._store = store
@@ -65,7 +65,7 @@ class RetryingStore:
         return f"RetryingStore({self._store!r})"
 
     def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
-        """See ObjectStore. One call, one attempt."""
+        """See ObjectStore. Not retried."""
         self._store.put_if_absent(key, body, timeout_s=timeout_s)
 
     def get(self, key: str) -> bytes:
@@ -81,7 +81,7 @@ class RetryingStore:
         return self._call(lambda: self._store.get_tail(key, length))
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """See ObjectStore. After a failure the listing goes on behind the last key it gave."""
+        """See ObjectStore. After a failure the listing continues behind the last key."""
         after, left = start_after, limit
         while left is None or left > 0:
             info: ObjectInfo | None = None

@@ -1,9 +1,9 @@
-"""s3://: AWS, MinIO, LocalStack, Ceph and whatever else honours ``If-None-Match: *`` on PUT.
+"""s3://: AWS, MinIO, LocalStack, Ceph and others that support ``If-None-Match: *`` on PUT.
 
-One call is one attempt: the SDK's own retries are off. Every body carries its CRC32C, which the server checks
-and which is signed; the body itself is signed too unless the link is TLS or said to be trusted.
+One call is one attempt: the SDK's retries are off. Every body carries its signed CRC32C, which the server checks; the
+body is signed too unless the link is TLS or trusted.
 
-Owns the requests of the blocking client; how the SDK is set up is in s3_client.py. It is loaded by the first request.
+Requests of the blocking client; s3_client.py sets up the SDK, which the first request loads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LIST_KEYS_MAX = 1000
 PARTS_MAX = 10_000
 ABORT_TIMEOUT_S = 2.0
 PATIENT_BYTES_PER_S = 1024 * 1024
-"""Without a time-out of the caller's, a PUT may take the read time-out plus its size at this rate."""
+"""Without a caller's timeout, a PUT may take the read timeout plus its size at this rate."""
 
 
 class S3Store:
@@ -55,7 +55,7 @@ class S3Store:
         self._client: Any = None
         self._transport: S3Transport | None = None
         self._has_refused = False
-        """Whether it was seen to refuse a PUT to a name that is taken."""
+        """Whether the store has refused a PUT to an existing key."""
 
     @property
     def url(self) -> str:
@@ -76,7 +76,7 @@ class S3Store:
             timeout_s = self._settings.read_timeout_ms / 1000 + size / PATIENT_BYTES_PER_S
         try:
             with self._translated(key):
-                self._connected()  # loading the SDK takes a moment, which is not the store's fault
+                self._connected()  # loading the SDK does not count towards the timeout
                 self._put(key, views, size, timeout_s)
         except TieredError as error:
             release_frames(error)
@@ -100,8 +100,8 @@ class S3Store:
                 self._put_in_parts(key, views, size)
 
     def _require_refusal(self, key: str, views: Views, checksum: str) -> None:
-        """Put what is there once more: a store that takes it would let two writers win one version, and lose what
-        one of them committed. Asked once; without a clear answer again with the next commit."""
+        """Put the object again: a store that accepts this would let two writers win one version, and lose commits.
+        Checked once; without a clear response again with the next commit."""
         try:
             self._connected().put_object(
                 Bucket=self._bucket,
@@ -115,8 +115,8 @@ class S3Store:
             self._has_refused = isinstance(translated, AlreadyExistsError)
             return
         raise RefusedRequestError(
-            "this object store overwrites objects although it is told not to (If-None-Match: * on PUT)",
-            hint="two writers could destroy each other's commits: use a store that honours it, as AWS S3 and MinIO do",
+            "object store overwrites objects despite If-None-Match: *",
+            hint="use a store that supports conditional PUTs, such as AWS S3 or MinIO",
         )
 
     def _put_in_parts(self, key: str, views: Views, size: int) -> None:
@@ -143,7 +143,7 @@ class S3Store:
             raise
 
     def _abort(self, target: dict[str, str]) -> None:
-        """Best effort: parts left behind are invisible, and a lifecycle rule of the bucket removes them."""
+        """Best effort: leftover parts are invisible, and a lifecycle rule of the bucket removes them."""
         try:
             with deadline(ABORT_TIMEOUT_S), abandonable(None):
                 self._connected().abort_multipart_upload(**target)
@@ -173,7 +173,7 @@ class S3Store:
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See ObjectStore."""
         if offset < 0 or length < 0:
-            raise CorruptionError(f"{self.url}/{key}: impossible range [{offset}, {offset + length})")
+            raise CorruptionError(f"{self.url}/{key}: invalid range [{offset}, {offset + length})")
         if length == 0:
             return b""
         content = self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"})
@@ -220,7 +220,7 @@ class S3Store:
             answer = self._connected().head_bucket(Bucket=self._bucket)
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
-            raise UnansweredError(f"{self.url}: the answer has no date")
+            raise UnansweredError(f"{self.url}: response has no Date header")
         return int(parsedate_to_datetime(date).timestamp() * 1000)
 
     def close(self) -> None:
@@ -256,8 +256,8 @@ class S3Store:
             raise translated from error
 
     def _is_replaced(self, client: Any) -> bool:
-        """Whether ``client`` is no longer, or from now on not, the one for requests: its keys are outdated. Its
-        connections close with their last request."""
+        """Whether ``client`` was or is now replaced because its keys are outdated. Its connections close with their
+        last request."""
         with self._lock:
             if client is self._client and client is not None and has_outdated_keys(client):
                 self._client = self._transport = None
@@ -265,16 +265,16 @@ class S3Store:
 
 
 def _require_stored(answer: dict[str, Any], checksum: str | None) -> None:
-    """A positive answer is a store's only if it tells the ETag: any web server can say 200."""
+    """A success response without an ETag is not from an object store: any web server can return 200."""
     if not answer.get("ETag"):
-        raise UnansweredError("answered without an ETag: is this an object store?")
+        raise UnansweredError("response has no ETag; check that the endpoint is an object store")
     stored = answer.get("ChecksumCRC32C", checksum)
     if checksum is not None and stored != checksum:
         raise UnansweredError(f"stored with CRC32C {stored} instead of {checksum}")
 
 
 class _DeleteRefusedError(Exception):
-    """One key of a batch delete that the server refused, in the shape of the SDK's error."""
+    """A refused key of a batch delete, in the shape of the SDK's error."""
 
     def __init__(self, refused: dict[str, Any]) -> None:
         super().__init__(refused.get("Code"))
@@ -284,15 +284,15 @@ class _DeleteRefusedError(Exception):
 def exact_range(content: bytes, where: str, offset: int, length: int) -> bytes:
     """``content`` if it is the whole range, else CorruptionError."""
     if len(content) != length:
-        raise CorruptionError(f"{where}: [{offset}, {offset + length}) gave {len(content)} bytes")
+        raise CorruptionError(f"{where}: [{offset}, {offset + length}) returned {len(content)} bytes")
     return content
 
 
 def next_page(answer: dict[str, Any], found: Sequence[ObjectInfo]) -> dict[str, str] | None:
-    """Where a listing goes on, as arguments of ListObjectsV2; None: it is over.
+    """The next page of a listing, as arguments of ListObjectsV2; None at the end.
 
-    By the last key rather than by a token: restartable, and the same on every server. A page may be empty and not the
-    last, where a bucket holds very many deleted versions: only then the token tells.
+    By the last key rather than a token: restartable, and the same on every server. Where a bucket holds very many
+    deleted versions, a page may be empty and not the last: then the token continues.
     """
     if not answer.get("IsTruncated"):
         return None
@@ -303,14 +303,15 @@ def next_page(answer: dict[str, Any], found: Sequence[ObjectInfo]) -> dict[str, 
 
 
 def listed_objects(answer: dict[str, Any], prefix: str, after: str, *, where: str) -> list[ObjectInfo]:
-    """The objects of one page of ListObjectsV2: those behind ``after``, in order.
+    """The objects of one page of ListObjectsV2 behind ``after``, in order.
 
-    Raises UnansweredError when it is no listing (any web server can say 200, and an empty listing is an archive that
-    does not exist), RefusedRequestError when the store lists otherwise: finding the newest commit rests on the order,
-    and so does coming to an end.
+    Raises UnansweredError when it is no listing (an empty listing would look like a missing archive),
+    RefusedRequestError when the store lists in another order: finding the newest commit depends on the order.
     """
     if "IsTruncated" not in answer:
-        raise UnansweredError(f"{where}: answered without a listing: is this an object store?")
+        raise UnansweredError(
+            f"{where}: response is not a listing; check that the endpoint is an object store"
+        )
     found = [
         ObjectInfo(item["Key"], item["Size"], int(item["LastModified"].timestamp() * 1000))
         for item in answer.get("Contents", ())
@@ -319,8 +320,8 @@ def listed_objects(answer: dict[str, Any], prefix: str, after: str, *, where: st
     for info in found:
         if info.key <= before or not info.key.startswith(prefix):
             raise RefusedRequestError(
-                f"{where}: this object store does not list keys in order, or not from where it is told to",
-                hint="archives need both: directory buckets (S3 Express) and some gateways do not do it",
+                f"{where}: object store does not list keys in order or ignores the start key",
+                hint="use a general-purpose bucket: directory buckets (S3 Express) and some gateways are not supported",
             )
         before = info.key
     return found

@@ -1,7 +1,5 @@
-"""s3:// for an event loop: the read half of the contract over aioboto3.
-
-Owns the requests of the asynchronous client; meanings, errors and options are those of s3.py.
-"""
+"""s3:// for an event loop: the read half of the interface over aioboto3. Semantics, errors and options are those of
+s3.py."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ from tiered.object_store.store_options import StoreOptions
 
 
 class AsyncS3Store:
-    """One bucket below ``prefix``. Belongs to the event loop of its first request; close it there."""
+    """One bucket below ``prefix``. Bound to the event loop of its first request; close it there."""
 
     def __init__(self, bucket: str, options: StoreOptions, *, prefix: str = "") -> None:
-        import asyncio  # 0.07 s, needed by no command
+        import asyncio  # import takes 0.07 s
 
         self._bucket = bucket
         self._options = options
@@ -52,7 +50,7 @@ class AsyncS3Store:
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See AsyncObjectStore."""
         if offset < 0 or length < 0:
-            raise CorruptionError(f"{self.url}/{key}: impossible range [{offset}, {offset + length})")
+            raise CorruptionError(f"{self.url}/{key}: invalid range [{offset}, {offset + length})")
         if length == 0:
             return b""
         content = await self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"})
@@ -114,7 +112,7 @@ class AsyncS3Store:
         await self._resources.aclose()
 
     async def _translated(self, error: Exception, where: str, client: Any) -> TieredError:
-        """As ours; after a refusal of keys that were replaced meanwhile, requests are made with a new client."""
+        """The typed error; after a refusal of replaced keys, later requests use a new client."""
         translated = s3_error(error, where)
         if not isinstance(translated, AccessDeniedError) or client is None:
             return translated
@@ -133,7 +131,7 @@ class AsyncS3Store:
         return self._client
 
     async def _connect(self) -> Any:
-        import aioboto3  # 0.7 s, loaded by the first request only
+        import aioboto3  # import takes 0.7 s
         from botocore.config import Config
 
         quiet_sdk_logs()

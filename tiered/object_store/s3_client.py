@@ -1,7 +1,7 @@
-"""The SDK's clients as this program wants them: credentials, addressing, signing, no retries, our transport.
+"""Sets up the SDK's clients: credentials, addressing, signing, no retries, our transport.
 
-Addresses are path-style for an endpoint of one's own, the SDK's choice for AWS. Owns how both clients, blocking and
-async, are set up; the requests are in s3.py and s3_async.py. The SDK is loaded by ``connect``, not by import.
+Path-style addressing for custom endpoints, the SDK's choice for AWS. The requests are in s3.py and s3_async.py.
+``connect`` loads the SDK, not the import.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tiered.object_store.store_options import StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 _FROM_FILES = frozenset({"shared-credentials-file", "config-file"})
-"""The SDK's names of who gives keys that somebody else may replace."""
+"""Credential providers of the SDK whose keys may be replaced by others."""
 
 
 def with_endpoint(options: StoreOptions, session: Any) -> StoreOptions:
-    """``options`` with the endpoint that the SDK's environment or file names, if the settings name none: how bodies are
-    signed, and buckets addressed, goes by where requests really go."""
+    """``options`` with the endpoint of the SDK's environment or file, if the settings name none: signing and
+    addressing depend on the real endpoint."""
     from botocore.configprovider import ConfiguredEndpointProvider
 
     if options.settings.endpoint_url or session.get_config_variable("ignore_configured_endpoint_urls"):
@@ -34,7 +34,7 @@ def with_endpoint(options: StoreOptions, session: Any) -> StoreOptions:
 
 
 def client_arguments(options: StoreOptions) -> dict[str, Any]:
-    """What both clients give the SDK, its Config aside."""
+    """Arguments of both clients, except Config."""
     settings, credentials = options.settings, options.credentials
     arguments: dict[str, Any] = {
         "endpoint_url": settings.endpoint_url or None,
@@ -50,10 +50,10 @@ def client_arguments(options: StoreOptions) -> dict[str, Any]:
 
 
 def config_arguments(settings: ObjectStoreSettings) -> dict[str, Any]:
-    """The SDK's Config: no retries, no checksums of its own, addressing, payload signing."""
+    """Arguments of Config: no retries, no SDK checksums, addressing, payload signing."""
     style = settings.addressing_style
     if style == "auto" and settings.endpoint_url:
-        style = "path"  # an endpoint of one's own seldom has a wildcard name in DNS
+        style = "path"  # custom endpoints seldom have wildcard DNS names
     is_plain = settings.endpoint_url.startswith("http://")
     unsigned = settings.trusted_network or not is_plain or _is_this_machine(settings.endpoint_url)
     return {
@@ -68,7 +68,7 @@ def config_arguments(settings: ObjectStoreSettings) -> dict[str, Any]:
 
 
 def _is_this_machine(endpoint_url: str) -> bool:
-    """Whether nobody on a network can come between us and the server: bodies need no signature then."""
+    """Whether the server is on this machine: bodies need no signature then."""
     host = urlsplit(endpoint_url).hostname or ""
     try:
         return ip_address(host).is_loopback
@@ -77,14 +77,13 @@ def _is_this_machine(endpoint_url: str) -> bool:
 
 
 def add_content_md5(params: dict[str, Any], **_event: Any) -> None:
-    """For DeleteObjects: the SDK sends a CRC32 only, which stores older than 2025 do not take for a checksum."""
+    """For DeleteObjects: the SDK sends only a CRC32, which stores older than 2025 do not accept."""
     digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
     params["headers"]["Content-MD5"] = base64.b64encode(digest).decode("ascii")
 
 
 def has_outdated_keys(client: Any) -> bool:
-    """Whether the file that ``client`` has its keys from holds others now: the SDK reads it once. Keys that expire by
-    themselves are renewed by the SDK."""
+    """Whether the file of ``client``'s keys contains others now: the SDK reads it once. It renews expiring keys."""
     import boto3  # loaded already: there is a client
 
     used = client._request_signer._credentials
@@ -99,7 +98,7 @@ def _keys(credentials: Any) -> tuple[str, str, str | None]:
 
 
 def quiet_sdk_logs() -> None:
-    """At level debug the SDK logs whole requests, session token included: never let it."""
+    """Disable the SDK's debug logs, which contain whole requests, including session tokens."""
     for name in ("botocore", "boto3", "aiobotocore", "aioboto3"):
         sdk_logger = logging.getLogger(name)
         sdk_logger.setLevel(max(sdk_logger.level, logging.INFO))
@@ -107,7 +106,7 @@ def quiet_sdk_logs() -> None:
 
 def connect(options: StoreOptions) -> tuple[Any, S3Transport]:
     """A boto3 client whose requests go through our transport."""
-    import boto3  # 0.4 s, and file:// archives never need it
+    import boto3  # import takes 0.4 s, and file:// archives do not need it
     from botocore.config import Config
     from botocore.httpsession import get_cert_path
     from botocore.utils import get_environ_proxies

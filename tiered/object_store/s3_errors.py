@@ -1,8 +1,4 @@
-"""What S3's answers and the SDK's exceptions mean to us: one table, one function, for both clients.
-
-Owns the classification, and what an error may keep alive. Does not own failures of the connection itself
-(s3_transport.py).
-"""
+"""Maps S3 responses and SDK exceptions to our errors, for both clients. Connection failures are in s3_transport.py."""
 
 from __future__ import annotations
 
@@ -23,13 +19,15 @@ from tiered.errors import (
 )
 
 _CLOCK = "set this machine's clock"
-_REGION = "set object_store.region (--region) and object_store.endpoint_url (--endpoint-url) to the bucket's"
-_KEYS = "check the credentials that the SDK's chain finds, and the bucket's policy"
+_REGION = (
+    "set object_store.region (--region) and object_store.endpoint_url (--endpoint-url) to those of the bucket"
+)
+_KEYS = "check the credentials of the SDK's chain and the bucket policy"
 
 _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
     "NoSuchBucket": (NotFoundError, "create the bucket first"),
     "NoSuchKey": (NotFoundError, ""),
-    # Cleaned up meanwhile, or completed by a proxy that asked twice: nothing is missing that another upload needs.
+    # Cleaned up, or completed by a proxy that sent it twice: another upload needs none of it.
     "NoSuchUpload": (UnansweredError, "the parts of this upload are gone"),
     "PreconditionFailed": (AlreadyExistsError, ""),
     "ConditionalRequestConflict": (ThrottledError, ""),
@@ -37,7 +35,7 @@ _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
     "SlowDown": (ThrottledError, ""),
     "Throttling": (ThrottledError, ""),
     "RequestLimitExceeded": (ThrottledError, ""),
-    # The body did not arrive as it left: nothing was stored, the same bytes may be sent again.
+    # The body was damaged in transit: nothing was stored, the same bytes may be sent again.
     "BadDigest": (ThrottledError, "the body arrived damaged"),
     "XAmzContentChecksumMismatch": (ThrottledError, "the body arrived damaged"),
     "XAmzContentSHA256Mismatch": (ThrottledError, "the body arrived damaged"),
@@ -60,10 +58,10 @@ _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
     "AccessDenied": (AccessDeniedError, _KEYS),
     "InvalidObjectState": (
         RefusedRequestError,
-        "a lifecycle rule has moved the object to storage that must be restored first",
+        "restore the object, which a lifecycle rule has moved to archive storage",
     ),
     "InvalidRange": (CorruptionError, ""),
-    "NotImplemented": (RefusedRequestError, "this object store lacks an operation that archives need"),
+    "NotImplemented": (RefusedRequestError, "object store lacks an operation that archives need"),
 }
 
 _BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
@@ -74,26 +72,26 @@ _BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
     404: (NotFoundError, ""),
     407: (
         RefusedRequestError,
-        "the proxy of the environment (HTTPS_PROXY, HTTP_PROXY) wants a name and a password in it",
+        "add name and password to the proxy in HTTPS_PROXY or HTTP_PROXY",
     ),
     408: (UnansweredError, ""),
     409: (ThrottledError, ""),
     412: (AlreadyExistsError, ""),
     416: (CorruptionError, ""),
     429: (ThrottledError, ""),
-    501: (RefusedRequestError, "this object store lacks an operation that archives need"),
+    501: (RefusedRequestError, "object store lacks an operation that archives need"),
     503: (ThrottledError, ""),
     507: (StoreFullError, "free space in the object store"),
 }
 
 _THROTTLING = "Throttl"
-"""In the codes of services behind the store, which may come as 400: KMS says ThrottlingException."""
+"""In codes of services behind the store, with status 400: KMS returns ThrottlingException."""
 _NO_EFFECT = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"})
 _CREDENTIALS = ("Credential", "Token", "SSO", "Profile", "AssumeRole")
 
 
 def s3_error(error: Exception, where: str) -> TieredError:
-    """``error`` of the SDK as ours. ``where`` is the object's URL, without secrets."""
+    """The typed error of an SDK error. ``where`` is the object's URL, without secrets."""
     if isinstance(error, TieredError):
         return _placed(error, where)
     response: dict[str, Any] | None = getattr(error, "response", None)
@@ -101,23 +99,23 @@ def s3_error(error: Exception, where: str) -> TieredError:
         return _answered(response, where)
     name = type(error).__name__
     if name in _NO_EFFECT:
-        return ThrottledError(f"{where}: the endpoint cannot be reached")
+        return ThrottledError(f"{where}: endpoint unreachable")
     if name == "CredentialRetrievalError":
-        # Its text may hold what a program printed. Nothing says for how long; at boot the agent may start after us.
-        return ThrottledError(f"{where}: whoever gives credentials here does not now", hint=_KEYS)
+        # Its text may contain a secret. It may be temporary: at boot the agent may start later.
+        return ThrottledError(f"{where}: credential provider does not respond", hint=_KEYS)
     if any(word in name for word in _CREDENTIALS):
         return AccessDeniedError(f"{where}: no usable credentials ({name})", hint=_KEYS)
     if name in ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidProxiesConfigError"):
-        return RefusedRequestError(f"{where}: the SDK refuses the request ({name})", hint=_REGION)
+        return RefusedRequestError(f"{where}: request refused by the SDK ({name})", hint=_REGION)
     if isinstance(error, ValueError):  # the SDK's "Invalid endpoint: ..."
         return RefusedRequestError(f"{where}: {error}", hint=_REGION)
-    return UnansweredError(f"{where}: no usable answer ({name})")
+    return UnansweredError(f"{where}: no usable response ({name})")
 
 
 def with_new_keys(refused: TieredError) -> ThrottledError:
-    """In the place of ``refused``, when its keys have been replaced since."""
-    hint = "the new ones are used from now on"
-    return ThrottledError(f"{refused.message} (with keys that were replaced meanwhile)", hint=hint)
+    """Replaces ``refused`` when its keys have been replaced since."""
+    hint = "later requests use the new keys"
+    return ThrottledError(f"{refused.message} (with keys replaced since)", hint=hint)
 
 
 def _placed(error: TieredError, where: str) -> TieredError:
@@ -143,10 +141,10 @@ def _by_status(status: int, code: str) -> tuple[type[TieredError], str]:
 
 
 def release_frames(error: BaseException) -> None:
-    """Let go of what the ended calls that raised ``error``, and its causes, still hold: a body, often in a circle.
+    """Release what the failed calls behind ``error`` and its causes hold: a body, often in a reference cycle.
 
-    The SDK's exceptions refer to frames that refer to them. Their memory would wait for the garbage collector, which
-    looks when there are many new objects, not when they are large.
+    The SDK's exceptions refer to frames that refer to them. The garbage collector, which counts objects, not bytes,
+    would free them late.
     """
     links: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -161,7 +159,7 @@ def release_frames(error: BaseException) -> None:
 
 
 def _clear_with_callers(frame: FrameType | None) -> None:
-    """Empty ``frame`` and who called it, as far as they have ended; one that caught the error is in no traceback."""
+    """Clear ``frame`` and its ended callers; a frame that caught the error is in no traceback."""
     while frame is not None:
         try:
             frame.clear()

@@ -1,15 +1,13 @@
-"""The SDK's requests on our own connections: a real deadline, pieces without copies, typed failures.
+"""Sends the SDK's requests on our connections: a total deadline, bodies without copies, typed failures.
 
-The SDK knows only time-outs of single socket operations, wants a body in one buffer, and cannot say whether a
-failed request had been sent at all. It lets a handler answer a signed request instead of sending it
-(``before-send``); this is that handler. Four promises:
+The SDK only has timeouts of single socket operations, wants a body in one buffer, and cannot tell whether a failed
+request was sent. It lets a handler respond to a signed request instead of sending it (``before-send``); this is that
+handler. It guarantees:
 
-- after the deadline nothing more is sent or awaited, and the connection is closed;
-- so it is as soon as the request is given up (abandonment.py);
-- a failure before the first byte left is ThrottledError (no effect possible), after it UnansweredError;
-- a refusal sent while the body is still going out is read, not mistaken for a broken connection.
-
-Owns connections. Does not own signing, addressing or parsing (the SDK), nor what answers mean (s3_errors.py).
+- after the deadline nothing is sent or awaited, and the connection is closed;
+- likewise once the request is given up (abandonment.py);
+- a failure before the first byte was sent is ThrottledError (no effect), after it UnansweredError;
+- a refusal during the upload is read, not taken for a broken connection.
 """
 
 from __future__ import annotations
@@ -30,17 +28,17 @@ from tiered.object_store.body import PieceReader, coalesced
 
 SEND_BYTES = 256 * 1024
 SOL_SOCKET, SO_LINGER, SHUT_RDWR = 1, 13, 2
-"""Linux's numbers: the sockets are urllib3's, this module only sets an option on one, or shuts it down."""
+"""Linux values: urllib3 owns the sockets, this module only sets an option or shuts one down."""
 
 CONNECTIONS_MAX = 80
-"""Kept open for reuse: more than the largest allowed number of upload threads."""
+"""Kept open for reuse: more than the maximum of upload threads."""
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 @dataclass(eq=False)
 class _Call:
-    """The request this thread is sending. ``deadline_s`` is on the monotonic clock."""
+    """The current request of this thread. ``deadline_s`` is on the monotonic clock."""
 
     deadline_s: float
     abandonment: Abandonment | None = None
@@ -49,30 +47,30 @@ class _Call:
     def remaining_s(self) -> float:
         remaining = self.deadline_s - time.monotonic()
         if remaining <= 0:
-            raise TimeoutError("time limit of the request reached")
+            raise TimeoutError("request timed out")
         return remaining
 
     def begin(self, sock: Any) -> None:
-        """From here on ``sock`` is shut down when the request is given up."""
+        """Register ``sock`` to be shut down when the request is given up."""
         if self.abandonment is not None:
             self.abandonment.begin(self, partial(_shut_down, sock))
 
     def finish(self) -> None:
-        """It is over."""
+        """The request has ended."""
         if self.abandonment is not None:
             self.abandonment.finish(self)
 
 
 def _plain(sock: Any) -> Any:
-    """The socket below urllib3's TLS through a proxy that speaks TLS itself."""
+    """The socket below urllib3's TLS-in-TLS through a TLS proxy."""
     return getattr(sock, "socket", sock)
 
 
 def _shut_down(sock: Any) -> None:
-    """Fail what another thread sends and awaits on ``sock``, and have what is unsent forgotten."""
+    """Fail another thread's request on ``sock``, and discard unsent bytes."""
     sock = _plain(sock)
     sock.setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
-    # The plain socket's: that of TLS takes its state away under the hands of who reads.
+    # On the plain socket: shutdown of a TLS socket drops the state that the reading thread uses.
     super(type(sock), sock).shutdown(SHUT_RDWR)
 
 
@@ -82,7 +80,7 @@ _deadline: ContextVar[float | None] = ContextVar("_deadline", default=None)
 
 @contextmanager
 def deadline(timeout_s: float) -> Iterator[None]:
-    """All requests of this thread inside the block end, answered or not, within ``timeout_s`` altogether."""
+    """All requests of this thread inside the block end within ``timeout_s`` altogether."""
     token = _deadline.set(time.monotonic() + timeout_s)
     try:
         yield
@@ -91,7 +89,7 @@ def deadline(timeout_s: float) -> Iterator[None]:
 
 
 class _DeadlineSend:
-    """Mixin: sends in bounded steps, each within what is left of the call's time."""
+    """Mixin: sends in bounded steps within the call's deadline."""
 
     sock: Any
 
@@ -109,8 +107,8 @@ class _DeadlineSend:
                 self.sock.settimeout(call.remaining_s())
                 self.sock.sendall(view[start : start + SEND_BYTES])
             except ConnectionResetError as error:
-                # The server refused early and closed. urllib3 then reads the answer that came first,
-                # as it does for a broken pipe; when there is none, that read fails.
+                # The server refused early and closed. As for a broken pipe, urllib3 then reads the
+                # response; without one, that read fails.
                 raise BrokenPipeError(*error.args) from error
             except TimeoutError:
                 self._forget_unsent()
@@ -125,13 +123,13 @@ class _DeadlineSend:
             raise
 
     def _forget_unsent(self) -> None:
-        """Make the coming close a reset: otherwise the kernel goes on sending what the dead attempt left."""
+        """Reset on close: otherwise the kernel sends the rest of the abandoned request."""
         if self.sock is not None:
             _plain(self.sock).setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
 
 
 def _pool_classes() -> dict[str, Any]:
-    """urllib3's pools with our connections. Built here: importing it costs 0.1 s of a command's start."""
+    """urllib3's pools with our connections. Imported here, which takes 0.1 s."""
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
@@ -152,7 +150,7 @@ def _pool_classes() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TransportOptions:
-    """Seconds. ``ca_certs`` is a bundle's path, ``proxy_url`` the environment's proxy for this endpoint."""
+    """Timeouts in seconds, path of the CA bundle, proxy of the environment for this endpoint."""
 
     connect_timeout_s: float
     read_timeout_s: float
@@ -161,7 +159,7 @@ class TransportOptions:
 
 
 class S3Transport:
-    """Answers the SDK's ``before-send`` event. Thread-safe."""
+    """Handler of the SDK's ``before-send`` event. Thread-safe."""
 
     def __init__(self, options: TransportOptions) -> None:
         from urllib3 import PoolManager, proxy_from_url
@@ -180,14 +178,14 @@ class S3Transport:
         self._manager.pool_classes_by_scheme = _pool_classes()
 
     def __call__(self, request: Any, **_event: Any) -> Any:
-        """Send one prepared request; the answer in the form the SDK parses."""
-        from botocore.awsrequest import AWSResponse  # the SDK is loaded: it is calling us
+        """Send one prepared request; returns the response in the SDK's form."""
+        from botocore.awsrequest import AWSResponse  # the SDK is loaded: it is the caller
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
 
         read_s = self._options.read_timeout_s
         limit_s = _deadline.get()
-        # Without a deadline of the caller's every phase is bounded, and sending by the read time-out as well.
+        # Without a caller's deadline each phase is bounded, sending by the read timeout.
         call = _Call(time.monotonic() + read_s if limit_s is None else limit_s, current_abandonment())
         token = _call.set(call)
         try:
@@ -205,7 +203,7 @@ class S3Transport:
                 preload_content=False,
                 decode_content=False,
             )
-            call.finish()  # what is read to its end is somebody else's next
+            call.finish()  # a connection read to the end may be reused
             response = AWSResponse(request.url, answer.status, answer.headers, answer)
             if not request.stream_output:
                 _ = response.content
@@ -222,7 +220,7 @@ class S3Transport:
 
 
 def _proxy_headers(proxy_url: str) -> dict[str, str] | None:
-    """Name and password that stand in ``proxy_url``, which urllib3 leaves to its caller."""
+    """Name and password in ``proxy_url``, which urllib3 leaves to its caller."""
     from urllib3.util import make_headers
 
     place = urlsplit(proxy_url)
@@ -232,19 +230,19 @@ def _proxy_headers(proxy_url: str) -> dict[str, str] | None:
 
 
 def transport_error(error: Exception, *, sent: bool, url: str) -> TieredError:
-    """What a failed exchange means; ``sent``: whether any byte of the request may have arrived."""
+    """The typed error of a failed exchange; ``sent``: whether any byte of the request may have arrived."""
     endpoint = url.split("?", 1)[0].split("//", 1)[-1].split("/", 1)[0]
     reason = _reason(error)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        hint = "AWS_CA_BUNDLE names a bundle that the SDK trusts"
-        return RefusedRequestError(f"{endpoint}: the server's certificate is not trusted", hint=hint)
+        hint = "set AWS_CA_BUNDLE to a bundle with its CA"
+        return RefusedRequestError(f"{endpoint}: server certificate not trusted", hint=hint)
     if not sent:
-        return ThrottledError(f"{endpoint} cannot be reached: {reason}")
+        return ThrottledError(f"{endpoint} is unreachable: {reason}")
     return UnansweredError(f"{endpoint} did not answer: {reason}")
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause in a word: urllib3's own texts carry object addresses."""
+    """The innermost cause, without the object addresses in urllib3's texts."""
     seen = error
     while True:
         inner = [argument for argument in seen.args if isinstance(argument, BaseException)]
@@ -255,7 +253,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(seen, OSError) and seen.strerror:
         return seen.strerror
     if isinstance(seen, TimeoutError):
-        return "time limit reached"
+        return "timed out"
     text = str(seen).rsplit("): ", 1)[-1]
     return text or type(seen).__name__
 
@@ -266,8 +264,8 @@ def _body_of(request: Any) -> Any:
 
 
 def _headers_of(request: Any) -> dict[str, str]:
-    # "Expect: 100-continue" costs a round trip and helps only against early refusals, which send() reads
-    # anyway. It is not among the signed headers.
+    # "Expect: 100-continue" costs a round trip and only helps against early refusals, which send() handles. It
+    # is not signed.
     return {
         name: value.decode("ascii") if isinstance(value, bytes) else value
         for name, value in request.headers.items()

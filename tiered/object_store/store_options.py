@@ -1,7 +1,4 @@
-"""What a caller may choose about an object store: the settings section plus what must never be a setting.
-
-Owns the values only; open_store.py builds stores from them.
-"""
+"""Options of an object store: the settings section, and values that are never settings."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from tiered.settings.sections import ObjectStoreSettings
 
 @dataclass(frozen=True)
 class S3Credentials:
-    """Explicit keys, for tests and embedding programs. Without them the SDK's own chain is asked."""
+    """Explicit keys, for tests and embedding programs. Otherwise the SDK's credential chain applies."""
 
     access_key: str = field(repr=False)
     secret_key: str = field(repr=False)
@@ -21,7 +18,7 @@ class S3Credentials:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """How a store is opened. ``retry_seconds`` bounds reads, lists and deletes; 0 turns retries off."""
+    """``retry_seconds`` bounds reads, lists and deletes; 0 turns retries off."""
 
     settings: ObjectStoreSettings = field(default_factory=ObjectStoreSettings)
     credentials: S3Credentials | None = field(default=None, repr=False)

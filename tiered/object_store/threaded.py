@@ -1,4 +1,4 @@
-"""A blocking store for an event loop: every call runs in the loop's thread pool."""
+"""Runs a blocking store in the thread pool of an event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIST_CHUNK = 1000
 
 
 class ThreadedStore:
-    """AsyncObjectStore over ``store``. A cancelled call is abandoned; its thread finishes by itself."""
+    """AsyncObjectStore over ``store``. The thread of a cancelled call runs to its end."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class ThreadedStore:
     async def list(
         self, prefix: str, *, start_after: str = "", limit: int | None = None
     ) -> AsyncIterator[ObjectInfo]:
-        """See AsyncObjectStore. Fetched in chunks, so that a long listing does not hold a thread."""
+        """See AsyncObjectStore. Listed in chunks, so that a long listing does not occupy a thread."""
         left = limit
         while left is None or left > 0:
             wanted = LIST_CHUNK if left is None else min(LIST_CHUNK, left)
@@ -63,6 +63,6 @@ class ThreadedStore:
 
 
 async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    import asyncio  # 0.07 s, needed by no command
+    import asyncio  # import takes 0.07 s
 
     return await asyncio.to_thread(work, *args, **kwargs)

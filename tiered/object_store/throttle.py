@@ -1,6 +1,6 @@
-"""Upload bandwidth: a token bucket in bytes before every PUT.
+"""Limits upload bandwidth: a token bucket in bytes before every PUT.
 
-Owns the pace only. Waiting happens before the request, so a PUT's own time-out is not used up by it.
+The wait precedes the request, so it does not count towards a PUT's timeout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tiered.object_store.interface import Body, ObjectInfo, ObjectStore
 
 
 class TokenBucket:
-    """``rate`` tokens a second, at most ``burst`` saved up. A larger request goes into debt."""
+    """``rate`` tokens a second, up to ``burst`` saved. A larger request goes into debt."""
 
     def __init__(self, rate: float, burst: float, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
@@ -25,7 +25,7 @@ class TokenBucket:
         self._filled_s = clock_s()
 
     def take(self, amount: float) -> float:
-        """Take ``amount`` tokens and return how many seconds to wait before using them."""
+        """Take ``amount`` tokens; returns the seconds to wait before using them."""
         with self._lock:
             now_s = self._clock_s()
             self._tokens = min(self._burst, self._tokens + (now_s - self._filled_s) * self._rate)
@@ -36,7 +36,7 @@ class TokenBucket:
 
 
 class ThrottledStore:
-    """``store`` with PUTs paced to ``bytes_per_s`` on average; everything else passes."""
+    """``store`` with PUTs limited to ``bytes_per_s`` on average."""
 
     def __init__(
         self,

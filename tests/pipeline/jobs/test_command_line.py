@@ -69,7 +69,7 @@ def test_every_verb_reaches_stores_that_are_not_aws(monkeypatch: pytest.MonkeyPa
         (["--option", "partitionBytes=5"], "partitionBytes is 5"),
         (["--partition-bytes", "5"], "partitionBytes is 5"),
         (["--generation", "x"], "generation is x"),
-        (["--since", "soon"], "since: 'soon' is no time"),
+        (["--since", "soon"], "since: soon is not a time"),
         (["--since", "2026-11-22", "--until", "2026-11-21"], "since is not before until"),
         (["--option", f"secretKey={SECRET}"], "AWS_PROFILE"),
         (["--option", f"ACCESSKEY={SECRET}"], "AWS_PROFILE"),

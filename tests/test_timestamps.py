@@ -32,7 +32,7 @@ def test_milliseconds_and_iso_8601(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "12:00", "1.5", "--5"])
 def test_anything_else_is_wrong_usage(text: str) -> None:
-    with pytest.raises(UsageError, match="is no time"):
+    with pytest.raises(UsageError, match="is not a time"):
         parse_instant(text)
 
 
@@ -48,5 +48,5 @@ def test_a_datetime_is_the_same_millisecond(stamp_ms: int) -> None:
 def test_any_integer_is_milliseconds_and_nothing_else_is() -> None:
     assert milliseconds(np.array([1795227708020])[0]) == 1795227708020
     for odd in (1.5, "2026-11-21", date(2026, 11, 21), None):
-        with pytest.raises(UsageError, match="is no time"):
+        with pytest.raises(UsageError, match="is not a time"):
             milliseconds(odd)  # type: ignore[arg-type]
