@@ -29,7 +29,7 @@ from fetcher.io.range_reader import ThreadRangeReader
 from fetcher.io.waiting import run_sync
 from fetcher.prefetch.event_log import Event, EventKind
 from fetcher.prefetch.readers import ReaderKey
-from fetcher.rows.batch import GetStatus
+from fetcher.rows.pull import PullRequest, PullStatus
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
 from tiered.model.queue import QueueKey
@@ -149,12 +149,14 @@ def _consume(access: ArchiveAccess, consumer: Consumer, began_s: float, seconds:
     while (elapsed_s := time.monotonic() - began_s) < seconds:
         before = time.perf_counter()
         result = run_sync(
-            access.fetcher.get(
-                consumer.topic, 0, consumer.offset, count=COUNT, max_bytes=MAX_BYTES, group=consumer.name
+            access.fetcher.pull(
+                PullRequest(
+                    consumer.topic, 0, consumer.offset, count=COUNT, max_bytes=MAX_BYTES, group=consumer.name
+                )
             )
         )
         consumer.latencies_s.append(time.perf_counter() - before)
-        if result.status is not GetStatus.FOUND:
+        if result.status is not PullStatus.FOUND:
             break
         said = [
             int.from_bytes(record[QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 8], "big")

@@ -27,6 +27,7 @@ from fetcher.io.waiting import gather, run_sync
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.queue_listing import QueueListing
 from fetcher.queries.time_search import Boundary
+from fetcher.rows.pull import PullRequest
 from sidecar.cli.arguments import add_archive, settings_of
 from tiered.settings.sections import Settings
 
@@ -64,18 +65,16 @@ async def consume(archive: Archive, queues: deque[QueueListing], group: str) -> 
         offset = queue.min_offset
         while offset < queue.max_offset:
             tally.pulls += 1
-            name = queue.topic, queue.queue_id
-            found = reader.in_hand(*name, offset, BATCH_MESSAGES, BATCH_BYTES, group)
+            request = PullRequest(queue.topic, queue.queue_id, offset, BATCH_MESSAGES, BATCH_BYTES, group)
+            found = reader.pull_from_memory(request)
             if found is not None:
                 check_body(found.body, found.records, offset)
                 tally.messages += found.records
                 tally.record_bytes += sum(map(len, found.body))
                 offset = found.next_offset
                 continue
-            result = await reader.get(
-                *name, offset,
-                count=BATCH_MESSAGES, max_bytes=BATCH_BYTES, group=group, generation=queue.generation,
-            )  # fmt: skip
+            request.generation = queue.generation
+            result = await reader.pull(request)
             batch = result.batch
             check_offsets(batch, offset)
             tally.messages += len(batch)
@@ -164,7 +163,7 @@ def sequential(archive: Archive, way: Way, readers: int) -> Row:
         "requests_per_gib": round(requests * GIB / record_bytes, 1),
         "fetched_twice": round(statistics.bytes_fetched_twice / max(1, statistics.bytes_fetched), 5),
         "pulls_that_waited": counters.waited,
-        "pulls_from_hand": counters.from_hand,
+        "pulls_from_memory": counters.from_memory,
     }
 
 
@@ -186,8 +185,10 @@ def random_offset(archive: Archive, chance: random.Random) -> Ask:
 
     def ask(asked: Archive) -> None:
         result = run_sync(
-            asked.access.fetcher.get(
-                queue.topic, queue.queue_id, offset, count=1, max_bytes=BATCH_BYTES, group=f"one-{offset}"
+            asked.access.fetcher.pull(
+                PullRequest(
+                    queue.topic, queue.queue_id, offset, count=1, max_bytes=BATCH_BYTES, group=f"one-{offset}"
+                )
             )
         )
         check_offsets(result.batch, offset)
@@ -278,7 +279,7 @@ def measure(read: str, open_archive: Open, drop: Path | None) -> Row:
         load_kernel()
         with open_archive() as archive:  # modules are imported
             listing = archive.queues()[0]
-            for _ in archive.queue(*listing.key[:2]).batches(count=1):
+            for _ in archive.queue(*listing.key[:2]).batches(limit=1):
                 break
         drop_directory(drop)
         with open_archive() as archive:

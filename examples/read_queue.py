@@ -30,7 +30,7 @@ def main() -> None:
         # The first three messages stored at or after a time; a datetime does as well as milliseconds.
         since = datetime.fromtimestamp(earliest_ms / 1000 + 1, UTC)
         print(f"since {since:%H:%M:%S.%f}: from offset {queue.offset_by_time(since)}")
-        for message in queue.messages(start_time=since, count=3):
+        for message in queue.messages(since=since, limit=3):
             # Nothing is decoded before it is looked at: here the properties, and the body.
             print(
                 f"  {message.queue_offset} tags={message.tags} keys={list(message.keys)} {len(message.body)} bytes"

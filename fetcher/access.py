@@ -1,7 +1,7 @@
-"""What both forms of the Python API are made of: one archive opened for reading, and its coroutines.
+"""An archive opened for reading, and its coroutines: the core of both forms of the Python API and of the servers.
 
-Owns the wiring of catalog, block source, fetcher and searches, and closing them in order. Does not own any of them,
-nor how their coroutines are driven (archive.py, async_archive.py).
+Wires catalog, block source, fetcher and searches, and closes them in order. Does not run the coroutines (archive.py,
+async_archive.py).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.disk_cache import DiskCache, directory_of
 from fetcher.blocks.segment_source import SegmentSource
 from fetcher.io.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.threads import Threads
 from fetcher.io.timer import ThreadTimer
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import NO_LIMIT, KeyKind, KeyQuery, find_by_key
 from fetcher.queries.found import ALWAYS_MS, FoundMessage
-from fetcher.queries.part_cache import KeptParts
+from fetcher.queries.part_cache import PartCache
 from fetcher.queries.queue_listing import QueueListing, list_queues
 from fetcher.queries.source import QuerySource
 from fetcher.queries.time_reader import TimeReader
@@ -39,7 +39,7 @@ from tiered.catalog.archives import Archive as ArchivePlace
 from tiered.catalog.archives import open_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
+from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_BATCH
@@ -51,14 +51,13 @@ from tiered.timestamps import TimePoint, milliseconds
 
 T = TypeVar("T")
 STEP_THREADS = 2
-"""For steps of reading ahead, which are short, and for reading on in the catalog."""
+"""For steps of prefetch, which are short, and for refreshing the catalog."""
 DECODE_THREADS_MAX = 2
-"""Unless set: who reads takes no more than two threads can decode."""
+"""Unless set: a reader consumes no more than two threads decode."""
 
 
 def decode_threads(wanted: int, processors: int, *, has_loop: bool) -> int:
-    """How many threads decode blocks. ``wanted`` 0: as many as there are processors for. An event loop (``has_loop``)
-    wants one for itself, and one more thread only takes turns with it; who calls and waits does not."""
+    """How many threads decode blocks. ``wanted`` 0: one per processor, less one for an event loop (``has_loop``)."""
     return wanted or min(max(processors - has_loop, 1), DECODE_THREADS_MAX)
 
 
@@ -79,7 +78,7 @@ def open_async_access(url: str, *, cluster: str, broker: str, settings: Settings
     """As ``open_access``, but s3:// is read by an asynchronous client on an event loop thread of its own."""
 
     def reader(place: ArchivePlace) -> RangeReader:
-        if parse_url(url).scheme != "s3":  # it would run in threads all the same, and change them twice more
+        if parse_url(url).scheme != "s3":  # it would use threads, too, and switch them twice more
             return _threads(place, settings)
         own_url = f"{url.rstrip('/')}/{archive_prefix(place.cluster, place.broker)}"
         return LoopRangeReader(open_async_store(own_url, StoreOptions(settings.object_store)))
@@ -109,7 +108,7 @@ def _opened(
 
 
 def _disk_cache(settings: Settings, place: ArchivePlace) -> DiskCache | None:
-    """Archives have directories of their own, by names and by where they are: their keys are alike."""
+    """A directory per archive, by its names and URL, as archives have equal keys."""
     if not settings.fetch.disk_cache_path:
         return None
     root = Path(settings.fetch.disk_cache_path, archive_prefix(place.cluster, place.broker))
@@ -118,12 +117,12 @@ def _disk_cache(settings: Settings, place: ArchivePlace) -> DiskCache | None:
         return DiskCache(directory, settings.fetch.disk_cache_bytes)
     except OSError as error:
         raise UsageError(
-            f"{directory} is no place for a disk cache: {error.strerror}", hint="set fetch.disk_cache_path"
+            f"cannot create the disk cache {directory}: {error.strerror}", hint="check fetch.disk_cache_path"
         ) from error
 
 
 class ArchiveAccess:
-    """One archive, open. Coroutines are of the core (waiting.py); everything else answers from memory. Thread-safe."""
+    """One open archive. Coroutines are of the core (waiting.py); other methods return from memory. Thread-safe."""
 
     def __init__(
         self,
@@ -137,7 +136,7 @@ class ArchiveAccess:
         *,
         has_loop: bool = False,
     ) -> None:
-        """``root`` and ``reader`` are closed with it. ``has_loop``: an event loop reads."""
+        """Closes ``root`` and ``reader``. ``has_loop``: an event loop reads."""
         clock_s = time.monotonic
         self.title = f"{place.cluster}/{place.broker} in {url}"
         self.cluster, self.broker, self.store = place.cluster, place.broker, place.store
@@ -145,7 +144,7 @@ class ArchiveAccess:
         processors = len(os.sched_getaffinity(0))
         decoders = decode_threads(settings.fetch.decode_threads, processors, has_loop=has_loop)
         self._decoders = Threads(decoders, name="decode")
-        self._steps = Threads(STEP_THREADS, name="read-ahead")
+        self._steps = Threads(STEP_THREADS, name="prefetch")
         self._timer = ThreadTimer()
         self.catalog = CatalogView(place.store, state, executor=self._steps, clock_s=clock_s)
         self.budget = ByteBudget(settings.fetch.memory_bytes)
@@ -170,8 +169,8 @@ class ArchiveAccess:
         )
         self.budget.add_reclaimer(self.fetcher.readers.reclaim)
         self._times = TimeReader(self.catalog, self.source)
-        self._queries = self.source.reader(Lane.USER)
-        self._kept = KeptParts(settings.fetch.query_cache_bytes, self.budget)
+        self._queries = self.source.reader(Priority.USER)
+        self._kept = PartCache(settings.fetch.query_cache_bytes, self.budget)
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -181,7 +180,7 @@ class ArchiveAccess:
         self.fetcher.prefetcher.dropped(gone)
 
     def close(self) -> None:
-        """Release threads and connections. Who reads meanwhile is told, and waits for nothing any more. Idempotent."""
+        """Release threads and connections. Reads in progress fail. Idempotent."""
         self._is_closed = True
         self.fetcher.close()
         self.source.close()
@@ -195,11 +194,11 @@ class ArchiveAccess:
 
     @property
     def state(self) -> CatalogState:
-        """The catalog version seen last."""
+        """The catalog version read last."""
         return self.catalog.state
 
     async def refresh(self) -> None:
-        """Look for a newer version. Raises what the store raises."""
+        """Read the newest catalog version. Raises what the store raises."""
         await self.catalog.refreshed()
 
     def topics(self) -> list[str]:
@@ -211,38 +210,38 @@ class ArchiveAccess:
         return [found for found in list_queues(self.state, hidden=hidden) if topic in (None, found.topic)]
 
     def queue_key(self, topic: str, queue_id: int, generation: int | None) -> QueueKey:
-        """The queue, in its newest life unless ``generation`` says otherwise. Raises NotFoundError."""
+        """The queue, in its newest generation by default. Raises NotFoundError."""
         view = self.catalog.view(self.state, (topic, queue_id, generation))
         if view is None:
             which = "" if generation is None else f" in generation {generation}"
             raise NotFoundError(
                 f"{self.title} has no queue {queue_id} of {topic}{which}",
-                hint="tiered ls shows what there is",
+                hint="tiered ls lists the queues",
             )
         return view.queue
 
     def generation(self, topic: str, queue_id: int) -> int:
-        """The newest life of a queue at the version seen last; 0 for one that is not there, or hidden."""
+        """The newest generation of a queue at the version read last; 0 for a missing or hidden one."""
         view = self.catalog.view(self.state, (topic, queue_id, None))
         return 0 if view is None or view.is_hidden else view.queue.generation
 
     def bounds(self, queue: QueueKey) -> tuple[int, int]:
-        """[minimum, maximum) offset at the version seen last. Raises NotFoundError."""
+        """[minimum, maximum) offset at the version read last. Raises NotFoundError."""
         view = self.catalog.view(self.state, queue)
         if view is None:
-            raise NotFoundError(f"{self.title} has no queue {queue} any more")
+            raise NotFoundError(f"{queue} is no longer in {self.title}")
         return view.min_offset, view.max_offset
 
     def is_batch(self, queue: QueueKey) -> bool:
-        """Whether it is a queue of batches (BatchCQ), at the version seen last."""
+        """Whether it is a queue of batches (BatchCQ), at the version read last."""
         row = self.state.queue(queue)
         return row is not None and bool(int(row["flags"]) & QUEUE_BATCH)
 
     # -- reading ----------------------------------------------------------------------------------------------
 
     async def while_open(self, question: Coroutine[Any, Any, T]) -> T:
-        """The answer to ``question``, for a program. Raises UsageError once the archive is closed, whatever is in
-        memory: asking again cannot help. (A server that is about to end tells its clients to do just that.)"""
+        """The result of ``question``. Raises UsageError once the archive is closed, even if memory has the result, as a
+        program cannot retry. (Servers that shut down let their clients retry.)"""
         if not self._is_closed:
             try:
                 return await question
@@ -250,16 +249,14 @@ class ArchiveAccess:
                 if not self._is_closed:
                     raise
         question.close()
-        raise UsageError(
-            "the archive is closed", hint="read before it is, inside the `with` block that opens it"
-        )
+        raise UsageError("archive is closed", hint="use it inside the `with` block that opens it")
 
     async def offset_by_time(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
         """See TimeReader. ``boundary`` may be its text. Raises UsageError for another one."""
         try:
             boundary = Boundary(boundary)
         except ValueError as error:
-            raise UsageError(f"boundary {boundary!r} is neither 'lower' nor 'upper'") from error
+            raise UsageError(f"boundary {boundary} is neither lower nor upper") from error
         return await self._times.offset_by_time(queue, timestamp_ms, boundary)
 
     async def timestamp_of(self, queue: QueueKey, offset: int) -> int | None:
@@ -271,14 +268,14 @@ class ArchiveAccess:
         return await self._times.earliest_time(queue)
 
     async def walk(self, queue: QueueKey, span: Span, message_filter: MessageFilter | None) -> Walk:
-        """A walk at the beginning of ``span``."""
-        start, find_start = span.start_offset, None
-        if span.start_ms is not None:
-            start = await self._times.first_at_or_after(queue, span.start_ms)
+        """A walk over ``span``."""
+        start, find_start = span.start, None
+        if span.since_ms is not None:
+            start = await self._times.first_at_or_after(queue, span.since_ms)
             if start is None:
-                # What comes next need not be of that time yet: archives lag behind, and a time may lie ahead.
+                # The next message may be older than that: archives lag behind, and the time may be in the future.
                 start = self.bounds(queue)[1]
-                find_start = partial(self._times.first_at_or_after, queue, span.start_ms)
+                find_start = partial(self._times.first_at_or_after, queue, span.since_ms)
         if start is None:
             start = self.bounds(queue)[0]
         return Walk(self.fetcher, queue, start, span, message_filter, find_start, self.while_open)
@@ -288,56 +285,45 @@ class ArchiveAccess:
         topic: str,
         key: str,
         kind: KeyKind,
-        begin: TimePoint | None,
-        end: TimePoint | None,
-        max_messages: int,
+        since: TimePoint | None,
+        until: TimePoint | None,
+        limit: int,
         max_bytes: int = NO_LIMIT,
     ) -> list[Message]:
-        """Messages with a key, newest first; at most ``max_bytes``, but for a single larger one."""
-        if max_messages < 0:
-            raise UsageError(f"max_messages {max_messages} is negative", hint="count from 0")
-        begin_ms = ALWAYS_MS[0] if begin is None else milliseconds(begin)
-        end_ms = ALWAYS_MS[1] if end is None else milliseconds(end)
-        query = KeyQuery(topic, key, kind, begin_ms, end_ms, max_messages, max_bytes=max_bytes)
-        # The newest come first, so what is archived by now belongs to the answer.
+        """Messages with a key, newest first; at most ``max_bytes``, except a single larger one."""
+        if limit < 0:
+            raise UsageError(f"limit {limit} is negative", hint="count from 0")
+        begin_ms = ALWAYS_MS[0] if since is None else milliseconds(since)
+        end_ms = ALWAYS_MS[1] if until is None else milliseconds(until)
+        query = KeyQuery(topic, key, kind, begin_ms, end_ms, limit, max_bytes=max_bytes)
+        # The newest come first, so the result must include the messages archived last.
         state = await self.catalog.recent()
-        page = await self._queried(state, lambda source, state: find_by_key(source, state, query))
+        page = await self._query(state, lambda source, state: find_by_key(source, state, query))
         return [_message(found) for found in page.messages]
 
     async def find_by_id(self, offset_msg_id: str) -> Message | None:
-        """The message with an offsetMsgId, or None. Raises UsageError for what is none."""
-        wanted = OffsetMsgId.parse(offset_msg_id)
-        return await self._found_by_id(wanted)
+        """The message with an offsetMsgId, or None. Raises UsageError for a malformed id."""
+        return await self._found_by_id(OffsetMsgId.parse(offset_msg_id))
 
     async def find_at_phys(self, phys: int) -> Message | None:
-        """The message whose record begins at physical offset ``phys``, whatever address its broker had."""
+        """The message whose record begins at physical offset ``phys``, of any broker address."""
         return await self._found_by_id(OffsetMsgId("", phys))
 
     async def _found_by_id(self, wanted: OffsetMsgId) -> Message | None:
-        self.catalog.look()
-        known = self.state
-        found = await self._queried(known, lambda source, state: find_by_id(source, state, wanted))
-        if found is None and (state := await self.catalog.recent()).version != known.version:
-            found = await self._queried(state, lambda source, state: find_by_id(source, state, wanted))
+        self.catalog.refresh_if_due()
+        cached = self.state
+        found = await self._query(cached, lambda source, state: find_by_id(source, state, wanted))
+        if found is None and (state := await self.catalog.recent()).version != cached.version:
+            found = await self._query(state, lambda source, state: find_by_id(source, state, wanted))
         return None if found is None else _message(found)
 
-    async def _queried(
-        self, state: CatalogState, ask: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]
+    async def _query(
+        self, state: CatalogState, query: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]
     ) -> T:
-        """The answer by ``state``, or by a newer one where it names what is gone."""
-        try:
-            return await ask(self._query_source(), state)
-        except NotFoundError:
-            state = await self.catalog.refreshed()
-        try:
-            return await ask(self._query_source(), state)
-        except NotFoundError as error:
-            raise CorruptionError(
-                f"catalog version {state.version} names what is not there: {error.message}"
-            ) from error
+        def read(state: CatalogState) -> Coroutine[Any, Any, T]:
+            return query(QuerySource(self._queries, self.store, self._kept, self.source), state)
 
-    def _query_source(self) -> QuerySource:
-        return QuerySource(self._queries, self.store, self._kept, self.source)
+        return await self.catalog.read(state, read)
 
 
 def _message(found: FoundMessage) -> Message:

@@ -1,10 +1,10 @@
 """Reading an archive from Python, blocking.
 
     with rocketmq_tiered.open("s3://bucket/prefix") as archive:
-        for message in archive.queue("orders", 0).messages(start_time=datetime(2026, 11, 21, tzinfo=UTC)):
+        for message in archive.queue("orders", 0).messages(since=datetime(2026, 11, 21, tzinfo=UTC)):
             print(message.queue_offset, message.body)
 
-Owns what a program calls. The form for an event loop is async_archive.py; both run the coroutines of access.py.
+The form for an event loop is async_archive.py; both run the coroutines of access.py.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ from tiered.settings.sections import Settings
 from tiered.timestamps import TimePoint, milliseconds
 
 T = TypeVar("T")
+DEFAULT_LIMIT = 64
+"""Messages that a search by key returns."""
 
 
 def open_archive(
     url: str | PathLike[str], *, cluster: str = "", broker: str = "", settings: Settings | None = None
 ) -> Archive:
-    """The archive at ``url``, or in the local directory at a path; names may be left out where there is only one.
+    """The archive at ``url``, or in the local directory at a path; names are optional if there is only one.
 
-    Raises NotFoundError when there is none, UsageError listing the names when there are several.
+    Raises NotFoundError if there is none, UsageError listing the names when there are several.
     """
     return Archive(open_access(url_of(url), cluster=cluster, broker=broker, settings=settings or Settings()))
 
 
 class Archive:
-    """One broker's archive. Threads may share it; close it, or use it as a context manager. Closed, it still tells what
-    it knows of names and bounds, and reads nothing: UsageError."""
+    """One broker's archive. Threads may share it. Close it, or use it as a context manager: then names and
+    bounds stay available, and reads raise UsageError."""
 
     def __init__(self, access: ArchiveAccess) -> None:
         self.access = access
-        """What it is made of, for programs that need more than this class offers."""
+        """Its parts, for programs that need more than this class offers."""
 
     def __enter__(self) -> Self:
         return self
@@ -67,16 +69,16 @@ class Archive:
 
     @property
     def title(self) -> str:
-        """For people: names and URL."""
+        """Names and URL, for messages."""
         return self.access.title
 
     @property
     def version(self) -> int:
-        """The catalog version seen last."""
+        """The catalog version read last."""
         return self.access.state.version
 
     def refresh(self) -> int:
-        """Look for a newer version; returns it."""
+        """Read the newest catalog version; returns it."""
         _answer(self.access, self.access.refresh())
         return self.version
 
@@ -85,11 +87,11 @@ class Archive:
         return self.access.topics()
 
     def queues(self, topic: str | None = None, *, hidden: bool = False) -> list[QueueListing]:
-        """Queues of ``topic``, or all, by name; those of deleted topics and earlier lives only with ``hidden``."""
+        """Queues of ``topic``, or all, by name; ``hidden``: those of deleted topics and earlier generations too."""
         return self.access.queues(topic, hidden=hidden)
 
     def queue(self, topic: str, queue_id: int, *, generation: int | None = None) -> Queue:
-        """One queue, in its newest life or an earlier ``generation``. Raises NotFoundError."""
+        """One queue, in its newest or an earlier ``generation``. Raises NotFoundError."""
         return Queue(self.access, self.access.queue_key(topic, queue_id, generation))
 
     def find_by_key(
@@ -97,21 +99,21 @@ class Archive:
         topic: str,
         key: str,
         *,
-        begin: TimePoint | None = None,
-        end: TimePoint | None = None,
-        max_messages: int = 64,
+        since: TimePoint | None = None,
+        until: TimePoint | None = None,
+        limit: int = DEFAULT_LIMIT,
     ) -> list[Message]:
-        """Messages of ``topic`` with ``key`` among their KEYS, stored in [begin, end], newest first."""
-        find = self.access.find_by_key(topic, key, KeyKind.KEY, begin, end, max_messages)
+        """Messages of ``topic`` with ``key`` among their KEYS, stored in [since, until], newest first."""
+        find = self.access.find_by_key(topic, key, KeyKind.KEY, since, until, limit)
         return _answer(self.access, find)
 
-    def find_by_unique_key(self, topic: str, unique_key: str, *, max_messages: int = 64) -> list[Message]:
-        """Messages of ``topic`` with the id its producer's client made; several where a send was repeated."""
-        find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, max_messages)
+    def find_by_unique_key(self, topic: str, unique_key: str, *, limit: int = DEFAULT_LIMIT) -> list[Message]:
+        """Messages of ``topic`` with the id of its producer's client; several if a send was repeated."""
+        find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, limit)
         return _answer(self.access, find)
 
     def find_by_id(self, offset_msg_id: str) -> Message | None:
-        """The message with the id its broker gave it, or None."""
+        """The message with the broker's offsetMsgId, or None."""
         return _answer(self.access, self.access.find_by_id(offset_msg_id))
 
 
@@ -127,37 +129,41 @@ class Queue(QueueHandle):
         return _answer(self._access, self._access.offset_by_time(self.key, milliseconds(time), boundary))
 
     def timestamp_of(self, offset: int) -> int | None:
-        """When the message at ``offset`` was stored, ms since the epoch; None where there is none."""
+        """When the message at ``offset`` was stored, ms since the epoch; None if there is none."""
         return _answer(self._access, self._access.timestamp_of(self.key, offset))
 
     def earliest_time(self) -> int | None:
-        """When the first message still there was stored, ms since the epoch; None for an empty queue."""
+        """When the first message was stored, ms since the epoch; None for an empty queue."""
         return _answer(self._access, self._access.earliest_time(self.key))
 
     def batches(
         self,
         start: int | None = None,
         *,
-        start_time: TimePoint | None = None,
-        count: int | None = None,
+        since: TimePoint | None = None,
+        until: TimePoint | None = None,
+        limit: int | None = None,
         batch_messages: int | None = None,
         message_filter: MessageFilter | None = None,
     ) -> Batches:
-        """Messages as arrays over stored bytes, from an offset or a time (default: from the first) to the end."""
-        return Batches(lambda: self.walk(span_of(start, start_time, count, batch_messages), message_filter))
+        """Messages as arrays over stored bytes, from ``start`` or ``since`` (default: the first) to ``until`` or the
+        end."""
+        return Batches(lambda: self.walk(span_of(start, since, until, limit, batch_messages), message_filter))
 
     def messages(
         self,
         start: int | None = None,
         *,
-        start_time: TimePoint | None = None,
-        count: int | None = None,
+        since: TimePoint | None = None,
+        until: TimePoint | None = None,
+        limit: int | None = None,
         message_filter: MessageFilter | None = None,
     ) -> Messages:
-        """Messages one by one, decoded when looked at, from an offset or a time (default: the first) to the end."""
-        batches = self.batches(start, start_time=start_time, count=count, message_filter=message_filter)
+        """Messages one by one, decoded on access, from ``start`` or ``since`` (default: the first) to ``until`` or the
+        end."""
+        batches = self.batches(start, since=since, until=until, limit=limit, message_filter=message_filter)
         return Messages(batches, self._messages_of)
 
     def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
-        """A walk that can be continued when the archive has grown: see Walk.next_batch."""
+        """A walk that continues when the archive has grown: see Walk.next_batch."""
         return _answer(self._access, self._access.walk(self.key, span, message_filter))

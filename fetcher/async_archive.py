@@ -4,8 +4,8 @@
         async for message in archive.queue("orders", 0).messages():
             print(message.queue_offset, message.body)
 
-Owns what a program awaits; meanings are those of archive.py. Object requests are made by aioboto3 on a thread of
-their own, so nothing blocks the caller's loop; the catalog is read in a thread of the loop.
+Methods mean the same as those of archive.py. aioboto3 requests objects in a thread of its own, and the catalog is read
+in a thread, so nothing blocks the caller's loop.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fetcher.access import ArchiveAccess, open_async_access
+from fetcher.archive import DEFAULT_LIMIT
 from fetcher.io.waiting import run_async
 from fetcher.iteration import AsyncBatches, AsyncMessages
 from fetcher.queries.by_key import KeyKind
@@ -55,8 +56,7 @@ class AsyncArchive:
         self._is_entered = False
 
     async def __aenter__(self) -> Self:
-        """Open it. Raises UsageError a second time, which would leave what is open to nobody; after an attempt that
-        failed it may be entered again."""
+        """Open it. Raises UsageError if it is open; after a failed attempt it may be entered again."""
         import asyncio  # 0.07 s, needed by no command
 
         if self._is_entered:
@@ -68,7 +68,7 @@ class AsyncArchive:
         try:
             self._access = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(_close_unwanted)  # it cannot be stopped half-way
+            opening.add_done_callback(_close_unwanted)  # it cannot be cancelled
             raise
         finally:
             self._is_entered = self._access is not None
@@ -96,23 +96,23 @@ class AsyncArchive:
 
     @property
     def access(self) -> ArchiveAccess:
-        """What it is made of. Raises UsageError before the archive is entered."""
+        """Its parts. Raises UsageError before the archive is entered."""
         if self._access is None:
             raise UsageError("the archive is not open", hint="use `async with rocketmq_tiered.open_async(…)`")
         return self._access
 
     @property
     def title(self) -> str:
-        """For people: names and URL."""
+        """Names and URL, for messages."""
         return self.access.title
 
     @property
     def version(self) -> int:
-        """The catalog version seen last."""
+        """The catalog version read last."""
         return self.access.state.version
 
     async def refresh(self) -> int:
-        """Look for a newer version; returns it."""
+        """Read the newest catalog version; returns it."""
         await _answer(self.access, self.access.refresh())
         return self.version
 
@@ -121,11 +121,11 @@ class AsyncArchive:
         return self.access.topics()
 
     def queues(self, topic: str | None = None, *, hidden: bool = False) -> list[QueueListing]:
-        """Queues of ``topic``, or all, by name; those of deleted topics and earlier lives only with ``hidden``."""
+        """Queues of ``topic``, or all, by name; ``hidden``: those of deleted topics and earlier generations too."""
         return self.access.queues(topic, hidden=hidden)
 
     def queue(self, topic: str, queue_id: int, *, generation: int | None = None) -> AsyncQueue:
-        """One queue, in its newest life or an earlier ``generation``. Raises NotFoundError."""
+        """One queue, in its newest or an earlier ``generation``. Raises NotFoundError."""
         return AsyncQueue(self.access, self.access.queue_key(topic, queue_id, generation))
 
     async def find_by_key(
@@ -133,19 +133,19 @@ class AsyncArchive:
         topic: str,
         key: str,
         *,
-        begin: TimePoint | None = None,
-        end: TimePoint | None = None,
-        max_messages: int = 64,
+        since: TimePoint | None = None,
+        until: TimePoint | None = None,
+        limit: int = DEFAULT_LIMIT,
     ) -> list[Message]:
         """See Archive.find_by_key."""
-        find = self.access.find_by_key(topic, key, KeyKind.KEY, begin, end, max_messages)
+        find = self.access.find_by_key(topic, key, KeyKind.KEY, since, until, limit)
         return await _answer(self.access, find)
 
     async def find_by_unique_key(
-        self, topic: str, unique_key: str, *, max_messages: int = 64
+        self, topic: str, unique_key: str, *, limit: int = DEFAULT_LIMIT
     ) -> list[Message]:
         """See Archive.find_by_unique_key."""
-        find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, max_messages)
+        find = self.access.find_by_key(topic, unique_key, KeyKind.UNIQUE, None, None, limit)
         return await _answer(self.access, find)
 
     async def find_by_id(self, offset_msg_id: str) -> Message | None:
@@ -154,7 +154,7 @@ class AsyncArchive:
 
 
 def _close_unwanted(opening: asyncio.Future[ArchiveAccess]) -> None:
-    """Nobody is there any more to close what was opened."""
+    """Close an archive opened after its task was cancelled."""
     if not opening.cancelled() and opening.exception() is None:
         opening.get_loop().run_in_executor(None, opening.result().close)
 
@@ -184,15 +184,16 @@ class AsyncQueue(QueueHandle):
         self,
         start: int | None = None,
         *,
-        start_time: TimePoint | None = None,
-        count: int | None = None,
+        since: TimePoint | None = None,
+        until: TimePoint | None = None,
+        limit: int | None = None,
         batch_messages: int | None = None,
         message_filter: MessageFilter | None = None,
     ) -> AsyncBatches:
         """See Queue.batches."""
 
         async def begin() -> Walk:
-            return await self.walk(span_of(start, start_time, count, batch_messages), message_filter)
+            return await self.walk(span_of(start, since, until, limit, batch_messages), message_filter)
 
         return AsyncBatches(begin)
 
@@ -200,14 +201,15 @@ class AsyncQueue(QueueHandle):
         self,
         start: int | None = None,
         *,
-        start_time: TimePoint | None = None,
-        count: int | None = None,
+        since: TimePoint | None = None,
+        until: TimePoint | None = None,
+        limit: int | None = None,
         message_filter: MessageFilter | None = None,
     ) -> AsyncMessages:
         """See Queue.messages."""
-        batches = self.batches(start, start_time=start_time, count=count, message_filter=message_filter)
+        batches = self.batches(start, since=since, until=until, limit=limit, message_filter=message_filter)
         return AsyncMessages(batches, self._messages_of)
 
     async def walk(self, span: Span, message_filter: MessageFilter | None = None) -> Walk:
-        """A walk that can be continued when the archive has grown: see Walk.next_batch."""
+        """A walk that continues when the archive has grown: see Walk.next_batch."""
         return await _answer(self._access, self._access.walk(self.key, span, message_filter))

@@ -1,8 +1,7 @@
-"""Iterators over a walk that an error does not end: the next step goes on where the walk stands.
+"""Iterators over a walk that continue after an error.
 
-A generator that has raised is at its end, and says so to who asks again after an outage or a time limit: as if there
-were no more messages. Owns that, and that one thread or task asks at a time. Does not own where a walk stands
-(walk.py).
+A generator that has raised is exhausted: after an outage or a time limit it would report the end of the queue. One
+thread or task uses an iterator at a time. Does not own the position of the walk (walk.py).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Decode = Callable[[MessageBatch], Iterator[Message]]
 
 
 class _Turn:
-    """One at a time; another is no waiting caller, but a mistake."""
+    """Exclusive use; concurrent use is an error, not a wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +27,8 @@ class _Turn:
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             raise UsageError(
-                "one walk is asked by two at once", hint="give each thread or task one of its own"
+                "iterator already in use by another thread or task",
+                hint="use one iterator per thread or task",
             )
 
     def __exit__(self, *_: object) -> None:
@@ -36,7 +36,7 @@ class _Turn:
 
 
 class Batches(Iterator[MessageBatch]):
-    """Batches of a walk, which begins with the first."""
+    """Batches of a walk, which starts with the first."""
 
     def __init__(self, begin: Callable[[], Walk]) -> None:
         self._begin = begin
@@ -57,7 +57,7 @@ class Batches(Iterator[MessageBatch]):
             return batch
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End the iteration."""
         self._is_over = True
 
 
@@ -74,14 +74,14 @@ class Messages(Iterator[Message]):
         for message in self._rest:
             return message
         with self._turn:
-            for message in self._rest:  # another thread was just done
+            for message in self._rest:  # another thread has just refilled it
                 return message
-            self._rest = iter(())  # what is held while the next one is waited for is missing for others
+            self._rest = iter(())  # free its memory while the next batch is read
             self._rest = self._decode(next(self._batches))
             return next(self._rest)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End the iteration."""
         self._batches.close()
         self._rest = iter(())
 
@@ -108,7 +108,7 @@ class AsyncBatches(AsyncIterator[MessageBatch]):
             return batch
 
     async def aclose(self) -> None:
-        """Nothing more comes."""
+        """End the iteration."""
         self._is_over = True
 
 
@@ -125,11 +125,11 @@ class AsyncMessages(AsyncIterator[Message]):
         for message in self._rest:
             return message
         with self._turn:
-            self._rest = iter(())  # what is held while the next one is waited for is missing for others
+            self._rest = iter(())  # free its memory while the next batch is read
             self._rest = self._decode(await anext(self._batches))
             return next(self._rest)
 
     async def aclose(self) -> None:
-        """Nothing more comes."""
+        """End the iteration."""
         await self._batches.aclose()
         self._rest = iter(())

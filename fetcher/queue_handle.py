@@ -1,7 +1,4 @@
-"""A queue of an open archive by name: what the blocking and the asynchronous form have in common.
-
-Owns names and bounds. Does not own reading (access.py).
-"""
+"""Names and bounds of a queue, shared by the blocking and the asynchronous API."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class QueueHandle:
 
     @property
     def generation(self) -> int:
-        """Which life of a deleted and recreated topic, from 0."""
+        """Generation of a deleted and recreated topic, from 0."""
         return self.key.generation
 
     @property

@@ -1,7 +1,4 @@
-"""Where a walk over a queue begins and how far it goes.
-
-Pure values. Does not own reading (archive.py, async_archive.py).
-"""
+"""The part of a queue a walk reads. Pure values."""
 
 from __future__ import annotations
 
@@ -16,19 +13,21 @@ BATCH_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Span:
-    """From ``start_offset``, or from the first message stored at or after ``start_ms``, or from the queue's minimum;
-    at most ``count`` messages. Batches have at most ``batch_messages`` and ``batch_bytes`` but for a larger record."""
+    """From offset ``start``, or the first message stored at or after ``since_ms``, or the queue's minimum; up to the
+    first message stored after ``until_ms``; at most ``limit`` messages. Batches have at most ``batch_messages`` and
+    ``batch_bytes``, except for a single larger record."""
 
-    start_offset: int | None = None
-    start_ms: int | None = None
-    count: int | None = None
+    start: int | None = None
+    since_ms: int | None = None
+    limit: int | None = None
     batch_messages: int = BATCH_MESSAGES
     batch_bytes: int = BATCH_BYTES
+    until_ms: int | None = None
 
     def __post_init__(self) -> None:
-        if self.start_offset is not None and self.start_ms is not None:
-            raise UsageError("a walk begins at an offset or at a time, not at both")
-        for name in ("start_offset", "count"):
+        if self.start is not None and self.since_ms is not None:
+            raise UsageError("start and since exclude each other", hint="give one of them")
+        for name in ("start", "limit"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise UsageError(f"{name} {value} is negative", hint="count from 0")
@@ -38,8 +37,17 @@ class Span:
 
 
 def span_of(
-    start: int | None, start_time: TimePoint | None, count: int | None, batch_messages: int | None
+    start: int | None,
+    since: TimePoint | None,
+    until: TimePoint | None,
+    limit: int | None,
+    batch_messages: int | None = None,
 ) -> Span:
     """A span as programs give it. Raises UsageError."""
-    start_ms = None if start_time is None else milliseconds(start_time)
-    return Span(start, start_ms, count, BATCH_MESSAGES if batch_messages is None else batch_messages)
+    return Span(
+        start,
+        None if since is None else milliseconds(since),
+        limit,
+        BATCH_MESSAGES if batch_messages is None else batch_messages,
+        until_ms=None if until is None else milliseconds(until),
+    )

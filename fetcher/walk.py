@@ -1,7 +1,7 @@
-"""A walk over one queue: one batch after another from a span's beginning to its end. Shared by both forms of the API.
+"""A walk over one queue: batches from the beginning of a span to its end, for both forms of the API.
 
-Owns where the walk stands. Does not own reading (message_fetcher.py) nor waiting: ``next_batch`` is a coroutine of the
-core.
+Owns the position of the walk. Does not own reading (message_fetcher.py) nor waiting: ``next_batch`` is a coroutine of
+the core.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
+import numpy as np
+
 from fetcher.blocks.memory_admission import MemoryShortError
-from fetcher.rows.batch import GetResult, GetStatus, MessageBatch
+from fetcher.rows.batch import MessageBatch
 from fetcher.rows.message import Message
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.read_plan import NO_END
 from fetcher.rows.tag_filter import MessageFilter
 from fetcher.span import Span
@@ -25,84 +28,71 @@ logger = logging.getLogger(__name__)
 _numbers = itertools.count(1)
 BATCH_BYTES_MIN = 64 * 1024
 _SMALLER = 8
-_PASSING = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.OFFSET_TOO_SMALL)
-"""Nothing to show, but the next offset is further on."""
+_PASSING = (PullStatus.NO_MATCHED_MESSAGE, PullStatus.OFFSET_TOO_SMALL)
+"""No messages, but a higher next offset."""
 
-
-Asking = Callable[[Coroutine[Any, Any, MessageBatch | None]], Coroutine[Any, Any, MessageBatch | None]]
+Reading = Callable[[Coroutine[Any, Any, MessageBatch | None]], Coroutine[Any, Any, MessageBatch | None]]
 """See ArchiveAccess.while_open."""
 
 
 class Puller(Protocol):
-    """What a walk pulls from."""
+    """What a walk pulls from: TieredMessageFetcher."""
 
-    async def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        count: int,
-        max_bytes: int,
-        filter: MessageFilter | None = None,
-        group: str = "",
-        generation: int | None = None,
-        until: int | None = None,
-    ) -> GetResult:
-        """See TieredMessageFetcher.get."""
+    async def pull(self, request: PullRequest) -> PullResult:
+        """See TieredMessageFetcher.pull."""
         ...
 
 
 class Walk:
-    """Where a reader of ``queue`` stands. Every walk prefetches for itself, as a consumer group of its own."""
+    """The position of a reader of ``queue``. Every walk prefetches for itself, as a consumer group of its own."""
 
     def __init__(
         self,
         puller: Puller,
         queue: QueueKey,
-        start_offset: int,
+        start: int,
         span: Span,
         message_filter: MessageFilter | None = None,
         find_start: Callable[[], Coroutine[Any, Any, int | None]] | None = None,
-        asking: Asking | None = None,
+        reading: Reading | None = None,
     ) -> None:
-        """``find_start``: where a walk from a time begins, None while nothing was stored then or later: until it is
-        known, nothing is read. ``asking``: what every search for the next batch goes through."""
+        """``find_start``: the first offset of a walk from a time; while it is None, nothing is read. ``reading``: wraps
+        every read of the next batch."""
         self._puller = puller
-        self._asking = asking
+        self._reading = reading
         self._queue = queue
         self._span = span
         self._filter = message_filter
-        self._left = span.count
+        self._left = span.limit
         self._batch_bytes = span.batch_bytes
         self._group = f"walk-{next(_numbers)}"
-        self.offset = start_offset
+        self.offset = start
         """The next offset to read."""
         self._find_start = find_start
-        self._told_end: int | None = None
+        self._reported_end: int | None = None
 
     def __repr__(self) -> str:
         return f"Walk({self._queue}, at {self.offset})"
 
     @property
     def _until(self) -> int | None:
-        """Every offset below is going to be read. With a filter nobody knows how far the last wanted message is."""
+        """Every offset below is going to be read. Unknown with a filter and a limit."""
         if self._left is None:
             return NO_END
         return None if self._filter is not None else self.offset + self._left
 
     @property
     def is_finished(self) -> bool:
-        """Whether all messages asked for were handed out."""
+        """Whether the end of the span was reached."""
         return self._left is not None and self._left <= 0
 
     async def next_batch(self) -> MessageBatch | None:
-        """The next messages, never an empty batch; None at the end of the span or, for now, of the queue.
+        """The next messages, never an empty batch; None at the end of the span or the current end of the queue.
 
-        Gaps on the way are logged. Raises what reading raises; the walk then stands where it stood.
+        Gaps are logged. After an error the walk continues at the same offset.
         """
         found = self._next_batch()
-        return await (found if self._asking is None else self._asking(found))
+        return await (found if self._reading is None else self._reading(found))
 
     async def _next_batch(self) -> MessageBatch | None:
         if self._find_start is not None:
@@ -112,59 +102,67 @@ class Walk:
             self.offset, self._find_start = start, None
         while not self.is_finished:
             try:
-                result = await self._pull()
+                result = await self._puller.pull(self._request())
             except MemoryShortError:
-                # Walks side by side, each of which holds its last batch until it has the next, would wait for each
-                # other for ever: there is room for smaller batches.
+                # Concurrent walks, each holding its last batch until it has the next, would wait for each other for
+                # ever: smaller batches fit.
                 if self._batch_bytes <= BATCH_BYTES_MIN:
                     raise
                 self._batch_bytes = max(self._batch_bytes // _SMALLER, BATCH_BYTES_MIN)
                 continue
             gap = result.gap
-            if result.status is GetStatus.OFFSET_TOO_SMALL:
+            if result.status is PullStatus.OFFSET_TOO_SMALL:
                 gap = self.offset, result.next_offset
             if gap is not None:
                 begin, end = gap
-                logger.warning(
-                    "%s queue %d: offsets %d to %d are not there", *self._queue[:2], begin, end - 1
-                )
-            if result.status is GetStatus.FOUND:
+                logger.warning("%s queue %d: offsets %d to %d are missing", *self._queue[:2], begin, end - 1)
+            if result.status is PullStatus.FOUND:
+                batch = self._until_time(result.batch)
                 self.offset = result.next_offset
                 if self._left is not None:
-                    self._left -= len(result.batch)
-                return result.batch
-            if result.status is GetStatus.OFFSET_OVERFLOW_BADLY and result.max_offset != self._told_end:
-                self._told_end = result.max_offset
+                    self._left -= len(batch)
+                return batch if len(batch) else None
+            if result.status is PullStatus.OFFSET_OVERFLOW_BADLY and result.max_offset != self._reported_end:
+                self._reported_end = result.max_offset
                 logger.warning(
-                    "%s queue %d ends at %d, before %d: this is begun beyond its end, or the broker's log was replaced",
+                    "%s queue %d ends at %d, before %d: the start is beyond its end, or the broker's log was replaced",
                     *self._queue[:2], result.max_offset, self.offset,
                 )  # fmt: skip
-            if result.status is GetStatus.NO_MATCHED_LOGIC_QUEUE:
+            if result.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
                 raise NotFoundError(
-                    f"queue {self._queue} is not in the archive any more, at offset {self.offset}"
+                    f"queue {self._queue} is no longer in the archive, at offset {self.offset}"
                 )
             if result.status not in _PASSING or result.next_offset <= self.offset:
                 return None
             self.offset = result.next_offset
         return None
 
-    async def _pull(self) -> GetResult:
-        count = self._span.batch_messages
-        return await self._puller.get(
+    def _until_time(self, batch: MessageBatch) -> MessageBatch:
+        """The rows before the first one stored after the span; with that one the walk ends."""
+        until_ms = self._span.until_ms
+        if until_ms is None or not (is_late := batch.store_timestamp > until_ms).any():
+            return batch
+        batch = batch.select(np.arange(int(is_late.argmax())))
+        self._left = len(batch)
+        return batch
+
+    def _request(self) -> PullRequest:
+        limit = self._span.batch_messages
+        return PullRequest(
             self._queue.topic,
             self._queue.queue_id,
             self.offset,
-            count=count if self._left is None else min(count, self._left),
-            max_bytes=self._batch_bytes,
+            limit if self._left is None else min(limit, self._left),
+            self._batch_bytes,
+            self._group,
             filter=self._filter,
-            group=self._group,
             generation=self._queue.generation,
             until=self._until,
         )
 
 
 def messages_of(batch: MessageBatch, queue: QueueKey, *, is_batch: bool) -> Iterator[Message]:
-    """The messages of ``batch`` one by one, decoded later. ``is_batch``: ``queue`` is one of batches."""
+    """The messages of ``batch``, decoded on access. ``is_batch``: ``queue`` is a BatchCQ."""
     rows = zip(
         batch.records(),
         batch.queue_offsets.tolist(),

@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from fetcher.access import ArchiveAccess, open_async_access
-from fetcher.policy.hot_reader import HotReader
-from fetcher.policy.read_router import PolicyLine
+from fetcher.policy.broker_files import BrokerFiles
+from fetcher.policy.read_router import ReadRouter
 from server.backend.pull_handlers import PullLimits
 from server.backend.served_archive import ServedArchive
 from server.groups.client_table import ClientTable
@@ -205,8 +205,8 @@ class MergedHandlers:
         self._archive, self._access, self._store = archive, access, store
         self._is_slave = redirect is not None
         self._threads = ThreadPoolExecutor(read.local_threads, thread_name_prefix="broker-files")
-        self.line = line = PolicyLine(access.catalog, self._policies(read), self._topics(settings))
-        views = BrokerViews(HotReader(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
+        self.line = line = ReadRouter(access.catalog, self._policies(read), self._topics(settings))
+        views = BrokerViews(BrokerFiles(store, refresh_s=read.local_refresh_ms / 1000), self._threads)
         context = PullContext(archive, views, clients, checks_clients)
         limits = PullLimits(count_max=serve.pull_messages_max, bytes_max=serve.pull_bytes_max)
         offsets = MergedOffsets(line, archive, views)

@@ -129,7 +129,7 @@ class UploaderJob:
         opened.callback(self._reporter.close)
 
     def run(self, stop: threading.Event) -> None:
-        """Follow the broker until ``stop``."""
+        """NextStep the broker until ``stop``."""
         self.offload(stop, follow=True)
 
     def offload(self, stop: threading.Event, *, follow: bool) -> OffloadResult:

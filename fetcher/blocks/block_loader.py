@@ -1,7 +1,7 @@
 """Blocks on their way: one GET or one disk read each, however many want them.
 
-A flight begins with a charged plan: coalesced GETs leave in the lane of who asked first, what arrives is checked and
-decompressed in the decode pool, put into the cache and handed to all who wait. A failed flight leaves nothing behind.
+A load begins with a charged plan: coalesced GETs leave in the priority of who asked first, what arrives is checked and
+decompressed in the decode pool, put into the cache and handed to all who wait. A failed load leaves nothing behind.
 Runs in whatever thread completes a request; no lock is held while futures are completed.
 
 Owns blocks in flight. Does not own who waits (segment_source.py), nor when a GET starts (request_scheduler.py).
@@ -23,20 +23,20 @@ from fetcher.blocks.coalescing import CoalescingLimits, Range, plan_gets
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.fetch_history import FetchHistory
-from fetcher.blocks.inflight import BlockFlight, FlightCounts, FlightGet, FlightPlan, flight_of, planned_get
-from fetcher.io.request_scheduler import Lane, LaneRequest, Lanes
+from fetcher.blocks.inflight import BlockLoad, LoadCounts, LoadGet, LoadPlan, block_load, planned_get
+from fetcher.io.request_scheduler import Priority, RangeRequest, RequestScheduler
 from fetcher.io.waiting import new_future
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.formats.segment_layout import CODEC_RAW
 
 
-class BlockFlights:
+class BlockLoader:
     """See the module. Thread-safe."""
 
     def __init__(
         self,
-        lanes: Lanes,
+        priorities: RequestScheduler,
         cache: BlockCache,
         budget: ByteBudget,
         *,
@@ -44,101 +44,103 @@ class BlockFlights:
         disk: DiskCache | None,
         limits: CoalescingLimits,
     ) -> None:
-        self._lanes = lanes
+        self._scheduler = priorities
         self._cache = cache
         self._budget = budget
         self._decoding = decoding
         self._disk = disk
         self.limits = limits
         self._lock = threading.Lock()
-        self._flights: dict[BlockKey, BlockFlight] = {}
+        self._loads: dict[BlockKey, BlockLoad] = {}
         self._history = FetchHistory()
-        self.counts = FlightCounts()
+        self.counts = LoadCounts()
 
     def __repr__(self) -> str:
-        return f"BlockFlights({len(self._flights)} blocks)"
+        return f"BlockLoader({len(self._loads)} blocks)"
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._loads)
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self._flights
+        return key in self._loads
 
     # -- asking -----------------------------------------------------------------------------------------------
 
-    def join(self, key: BlockKey, lane: Lane) -> BlockFlight | None:
-        """The block's flight, if there is one; it becomes as urgent as ``lane``."""
+    def join(self, key: BlockKey, priority: Priority) -> BlockLoad | None:
+        """The block's load, if there is one; it becomes as urgent as ``priority``."""
         with self._lock:
-            flight = self._flights.get(key)
-            if flight is None:
+            load = self._loads.get(key)
+            if load is None:
                 return None
             self.counts.joined += 1
-            flight.lane = min(flight.lane, lane)
-            request, task = flight.request, flight.task
+            load.priority = min(load.priority, priority)
+            request, task = load.request, load.task
         if request is not None:
-            self._lanes.promote(request, lane)
+            self._scheduler.promote(request, priority)
         if task is not None:
-            self._decoding.hurry(task, lane)
-        return flight
+            self._decoding.hurry(task, priority)
+        return load
 
     def plan(
-        self, index: SegmentIndex, spans: Sequence[BlockSpan], unasked: Set[int] = frozenset()
-    ) -> FlightPlan:
-        """How to get blocks that are not there (spans of one block each, ascending). Nothing happens yet. ``unasked``:
+        self, index: SegmentIndex, spans: Sequence[BlockSpan], extra: Set[int] = frozenset()
+    ) -> LoadPlan:
+        """How to get blocks that are not there (spans of one block each, ascending). Nothing happens yet. ``extra``:
         numbers of those among them that nobody waits for."""
         disk = self._disk
         on_disk = [disk is not None and BlockKey(index.key, span.first_block) in disk for span in spans]
         from_store = [span for span, is_there in zip(spans, on_disk, strict=True) if not is_there]
         gets = plan_gets([Range(span.offset, span.length) for span in from_store], self.limits)
         from_disk = [span for span, is_there in zip(spans, on_disk, strict=True) if is_there]
-        return FlightPlan(index, from_disk, from_store, gets, unasked)
+        return LoadPlan(index, from_disk, from_store, gets, extra)
 
     def cost_bytes_max(self, spans: Sequence[BlockSpan]) -> int:
         """What these blocks, or some of them, cost at most, however their GETs are planned."""
         stored = sum(span.length for span in spans) / (1 - self.limits.gap_ratio)
         return int(stored) + 1 + sum(span.raw_bytes for span in spans)
 
-    def start(self, plan: FlightPlan, lane: Lane) -> list[BlockFlight] | None:
-        """Begin what is planned; its cost is charged and belongs to the flights from now on.
+    def start(self, plan: LoadPlan, priority: Priority) -> list[BlockLoad] | None:
+        """Begin what is planned; its cost is charged and belongs to the loads from now on.
 
         None, and nothing happened: somebody was faster with one of the blocks, so look again.
         """
         index = plan.index
         from_disk = [
-            flight_of(index, span, Lane.PREFETCH if span.first_block in plan.unasked else lane, new_future())
+            block_load(
+                index, span, Priority.PREFETCH if span.first_block in plan.extra else priority, new_future()
+            )
             for span in plan.from_disk
         ]
-        gets = [planned_get(plan, planned, lane, self._decoding.turn()) for planned in plan.gets]
-        from_store = [flight for _, get in gets for task in get.tasks for flight in task]
-        flights = [*from_disk, *from_store]
+        gets = [planned_get(plan, planned, priority, self._decoding.turn()) for planned in plan.gets]
+        from_store = [load for _, get in gets for task in get.tasks for load in task]
+        loads = [*from_disk, *from_store]
         with self._lock:
-            if any(flight.key in self._flights or flight.key in self._cache for flight in flights):
+            if any(load.key in self._loads or load.key in self._cache for load in loads):
                 return None
-            self._flights.update({flight.key: flight for flight in flights})
+            self._loads.update({load.key: load for load in loads})
             self.counts.gap_bytes += sum(planned.gap_bytes for planned in plan.gets)
         for request, get in gets:
             self._send(request, get)
-        for flight in from_disk:
+        for load in from_disk:
             turn = self._decoding.turn()
-            self._submit(partial(self._read_disk, index, flight, turn), [flight], turn, flight.span.length)
-        return flights
+            self._submit(partial(self._read_disk, index, load, turn), [load], turn, load.span.length)
+        return loads
 
-    def _send(self, request: LaneRequest, get: FlightGet) -> None:
-        self._lanes.submit(request).add_done_callback(partial(self._on_bytes, get))
+    def _send(self, request: RangeRequest, get: LoadGet) -> None:
+        self._scheduler.submit(request).add_done_callback(partial(self._on_bytes, get))
 
     # -- arriving ---------------------------------------------------------------------------------------------
 
-    def _on_bytes(self, get: FlightGet, answer: Future[bytes]) -> None:
+    def _on_bytes(self, get: LoadGet, answer: Future[bytes]) -> None:
         error = answer.exception()
         tasks, get.tasks = get.tasks, []
-        flights = [flight for task in tasks for flight in task]
-        for flight in flights:
-            flight.request = None
+        loads = [load for task in tasks for load in task]
+        for load in loads:
+            load.request = None
         if error is not None:
-            self._fail(flights, error)
+            self._fail(loads, error)
             self._budget.release(get.byte_count)
             return
-        again_bytes = self._history.note(get.index.key, [flight.span for flight in flights])
+        again_bytes = self._history.note(get.index.key, [load.span for load in loads])
         with self._lock:
             self.counts.bytes_fetched_twice += again_bytes
         get.tasks_left = len(tasks)
@@ -148,108 +150,104 @@ class BlockFlights:
     def _submit(
         self,
         work: partial[None],
-        flights: list[BlockFlight],
+        loads: list[BlockLoad],
         turn: int,
         byte_count: int,
-        get: FlightGet | None = None,
+        get: LoadGet | None = None,
     ) -> None:
-        """``work`` in the decode pool; a pool that is closed already fails the flights."""
+        """``work`` in the decode pool; a pool that is closed already fails the loads."""
         with self._lock:
-            lane = min(flight.lane for flight in flights)
+            priority = min(load.priority for load in loads)
         try:
-            task = self._decoding.submit(work, lane, turn)
+            task = self._decoding.submit(work, priority, turn)
         except RuntimeError as error:
-            self._fail(flights, UnavailableError(f"{flights[0].key.object_key} is not read: {error}"))
+            self._fail(loads, UnavailableError(f"{loads[0].key.object_key} is not read: {error}"))
             self._budget.release(byte_count)
             if get is not None:
                 self._task_done(get)
             return
         with self._lock:
-            for flight in flights:
-                flight.task = task
-            lane_now = min(flight.lane for flight in flights)
-        if lane_now < lane:  # a user came in between
-            self._decoding.hurry(task, lane_now)
+            for load in loads:
+                load.task = task
+            priority_now = min(load.priority for load in loads)
+        if priority_now < priority:  # a user came in between
+            self._decoding.hurry(task, priority_now)
 
-    def _decode(self, get: FlightGet, flights: list[BlockFlight], data: bytes) -> None:
+    def _decode(self, get: LoadGet, loads: list[BlockLoad], data: bytes) -> None:
         """One task of the decode pool: blocks of ``get``, whose bytes are ``data``."""
         view = memoryview(data)
-        pieces = [view[flight.span.offset - get.offset :][: flight.span.length] for flight in flights]
-        self._deliver(get.index, flights, pieces)
+        pieces = [view[load.span.offset - get.offset :][: load.span.length] for load in loads]
+        self._deliver(get.index, loads, pieces)
         if self._disk is not None:
-            for flight, stored in zip(flights, pieces, strict=True):
-                if flight.block is not None and flight.lane is not Lane.BACKGROUND:
-                    self._disk.put(flight.key, stored)
+            for load, stored in zip(loads, pieces, strict=True):
+                if load.block is not None and load.priority is not Priority.BACKGROUND:
+                    self._disk.put(load.key, stored)
         self._task_done(get)
 
-    def _task_done(self, get: FlightGet) -> None:
+    def _task_done(self, get: LoadGet) -> None:
         with self._lock:
             get.tasks_left -= 1
             is_last = get.tasks_left == 0
         if is_last:
             self._budget.release(get.byte_count)
 
-    def _deliver(
-        self, index: SegmentIndex, flights: Sequence[BlockFlight], pieces: Sequence[memoryview]
-    ) -> None:
+    def _deliver(self, index: SegmentIndex, loads: Sequence[BlockLoad], pieces: Sequence[memoryview]) -> None:
         """Check, decode and hand out blocks that arrive together; those that are corrupt as errors."""
         decompressor = zstandard.ZstdDecompressor()
         landed: list[NewBlock] = []
         try:
-            for flight, stored in zip(flights, pieces, strict=True):
+            for load, stored in zip(loads, pieces, strict=True):
                 try:
-                    block = index.decode_blocks(flight.span, stored, decompressor)
+                    block = index.decode_blocks(load.span, stored, decompressor)
                 except TieredError as error:
                     self.counts.corrupt += isinstance(error, CorruptionError)
-                    # Without the way here, which refers to the flight and so to itself.
-                    flight.error = error.with_traceback(None)
+                    # Without the way here, which refers to the load and so to itself.
+                    load.error = error.with_traceback(None)
                     continue
-                if int(index.blocks["codec"][flight.span.first_block]) == CODEC_RAW:
+                if int(index.blocks["codec"][load.span.first_block]) == CODEC_RAW:
                     block = block.copy()  # else a view keeps the whole GET in memory
                     block.flags.writeable = False
-                self._budget.tie(flight.span.raw_bytes, block)
-                flight.block = block
-                if flight.lane is not Lane.BACKGROUND:
-                    is_read = flight.lane is Lane.USER
-                    landed.append(NewBlock(flight.key, block, fastcrc.crc32.iscsi(block), is_read))
+                self._budget.tie(load.span.raw_bytes, block)
+                load.block = block
+                if load.priority is not Priority.BACKGROUND:
+                    is_read = load.priority is Priority.USER
+                    landed.append(NewBlock(load.key, block, fastcrc.crc32.iscsi(block), is_read))
             self._cache.put_all(landed)
         except Exception as error:  # a defect: who waits must learn of it all the same
-            for flight in flights:
-                flight.error = flight.error or error
-        self._land(flights, {new.key for new in landed if not new.is_read})
+            for load in loads:
+                load.error = load.error or error
+        self._land(loads, {new.key for new in landed if not new.is_read})
 
-    def _land(self, flights: Sequence[BlockFlight], unread: Set[BlockKey]) -> None:
+    def _land(self, loads: Sequence[BlockLoad], unread: Set[BlockKey]) -> None:
         """Who waits may look. ``unread``: blocks the cache took as such."""
         with self._lock:
-            for flight in flights:
-                del self._flights[flight.key]
-            read_since = [
-                flight.key for flight in flights if flight.lane is Lane.USER and flight.key in unread
-            ]
+            for load in loads:
+                del self._loads[load.key]
+            read_since = [load.key for load in loads if load.priority is Priority.USER and load.key in unread]
         for key in read_since:
             self._cache.get(key, is_read=True)  # a user came while it landed
-        self._budget.release(sum(flight.span.raw_bytes for flight in flights if flight.block is None))
-        for arrived in {flight.arrived for flight in flights}:
+        self._budget.release(sum(load.span.raw_bytes for load in loads if load.block is None))
+        for arrived in {load.arrived for load in loads}:
             arrived.set_result(None)
 
-    def _fail(self, flights: Sequence[BlockFlight], error: BaseException) -> None:
-        for flight in flights:
-            flight.error = error
-        self._land(flights, frozenset())
+    def _fail(self, loads: Sequence[BlockLoad], error: BaseException) -> None:
+        for load in loads:
+            load.error = error
+        self._land(loads, frozenset())
 
     # -- disk -------------------------------------------------------------------------------------------------
 
-    def _read_disk(self, index: SegmentIndex, flight: BlockFlight, turn: int) -> None:
+    def _read_disk(self, index: SegmentIndex, load: BlockLoad, turn: int) -> None:
         """One task of the decode pool. What the disk does not give, or gives damaged, is fetched after all."""
         assert self._disk is not None
-        number = flight.span.first_block
-        stored = self._disk.get(flight.key, int(index.blocks["crc32c"][number]), flight.span.length)
+        number = load.span.first_block
+        stored = self._disk.get(load.key, int(index.blocks["crc32c"][number]), load.span.length)
         if stored is not None:
-            self._deliver(index, [flight], [memoryview(stored)])
-            self._budget.release(flight.span.length)
+            self._deliver(index, [load], [memoryview(stored)])
+            self._budget.release(load.span.length)
             return
-        request = LaneRequest(index.key, flight.span.offset, flight.span.length, flight.lane)
+        request = RangeRequest(index.key, load.span.offset, load.span.length, load.priority)
         with self._lock:
-            flight.request = request
-            request.lane = flight.lane
-        self._send(request, FlightGet(index, flight.span.offset, flight.span.length, [[flight]], turn))
+            load.request = request
+            request.priority = load.priority
+        self._send(request, LoadGet(index, load.span.offset, load.span.length, [[load]], turn))

@@ -10,75 +10,75 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fetcher.blocks.adjacent_prefetch import AdjacentPrefetch
 from fetcher.blocks.block_cache import Block, BlockCache, BlockKey
-from fetcher.blocks.block_loader import BlockFlights
+from fetcher.blocks.block_loader import BlockLoader
 from fetcher.blocks.budget import ByteBudget
-from fetcher.blocks.inflight import BlockFlight, FlightPlan
+from fetcher.blocks.inflight import BlockLoad, LoadPlan
 from fetcher.blocks.memory_admission import MemoryAdmission
-from fetcher.blocks.neighbours import Neighbours
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from tiered.errors import UsageError
 from tiered.formats.segment_index import SegmentIndex
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Blocks ``numbers`` (ascending) of an object, for a reader in ``lane``; ``run`` is one whose rows they hold."""
+    """Blocks ``numbers`` (ascending) of an object, to be read at ``priority``; ``run`` is one whose rows they hold."""
 
     index: SegmentIndex
     run: int
     numbers: Sequence[int]
-    lane: Lane
+    priority: Priority
 
 
 class Found(NamedTuple):
     """By number: what is in memory, and what will be."""
 
     blocks: dict[int, Block]
-    flights: dict[int, BlockFlight]
+    loads: dict[int, BlockLoad]
 
     def clear(self) -> None:
         """Hold nothing."""
         self.blocks.clear()
-        self.flights.clear()
+        self.loads.clear()
 
 
-class BlockSearch:
+class BlockLookup:
     """See the module. Holds no state of its own but the neighbours' trails. Thread-safe."""
 
     def __init__(
         self,
         cache: BlockCache,
-        flights: BlockFlights,
+        loads: BlockLoader,
         budget: ByteBudget,
         memory: MemoryAdmission,
-        neighbours: Neighbours,
+        neighbours: AdjacentPrefetch,
     ) -> None:
         self._cache = cache
-        self._flights = flights
+        self._loads = loads
         self._budget = budget
         self._memory = memory
-        self._neighbours = neighbours
+        self._adjacent = neighbours
 
     def __repr__(self) -> str:
-        return f"BlockSearch({self._cache!r}, {self._flights!r})"
+        return f"BlockLookup({self._cache!r}, {self._loads!r})"
 
     async def find(self, wanted: Wanted, found: Found) -> None:
         """Have each of the wanted blocks in ``found``. Raises ThrottledError, UsageError."""
-        index, run, lane = wanted.index, wanted.run, wanted.lane
+        index, run, priority = wanted.index, wanted.run, wanted.priority
         charged_bytes = 0
-        may_reach = lane is not Lane.BACKGROUND
+        may_reach = priority is not Priority.BACKGROUND
         try:
             while absent := self._look(wanted, found):
                 spans = [index.span_of_blocks(run, number, number + 1) for number in absent]
-                plan = self._flights.plan(index, spans)
+                plan = self._loads.plan(index, spans)
                 self._check_size(index, len(absent), plan.cost_bytes)
                 if may_reach:
                     may_reach = False
-                    further = self._with_neighbours(wanted, absent)
-                    if further is not None and self._budget.try_charge(further.cost_bytes, Lane.PREFETCH):
+                    further = self._with_adjacent(wanted, absent)
+                    if further is not None and self._budget.try_charge(further.cost_bytes, Priority.PREFETCH):
                         plan, charged_bytes = further, further.cost_bytes
-                if charged_bytes == 0 and self._budget.try_charge(plan.cost_bytes, lane):
+                if charged_bytes == 0 and self._budget.try_charge(plan.cost_bytes, priority):
                     charged_bytes = plan.cost_bytes
                 if charged_bytes < plan.cost_bytes:
                     # Who waits for memory holds none, or those who wait would wait for each other. Once admitted,
@@ -88,13 +88,13 @@ class BlockSearch:
                     charged_bytes = 0
                     charged_bytes = await self._charge_all(wanted)
                     continue
-                started = self._flights.start(plan, lane)
+                started = self._loads.start(plan, priority)
                 if started is not None:
                     charged_bytes -= plan.cost_bytes
-                    found.flights.update(
-                        (flight.span.first_block, flight)
-                        for flight in started
-                        if flight.span.first_block not in plan.unasked
+                    found.loads.update(
+                        (load.span.first_block, load)
+                        for load in started
+                        if load.span.first_block not in plan.extra
                     )
         finally:
             self._budget.release(charged_bytes)
@@ -103,58 +103,58 @@ class BlockSearch:
         """The block for a user, if it is in memory."""
         if key not in self._cache:
             return None
-        self._neighbours.taken(key)
+        self._adjacent.taken(key)
         return self._cache.get(key, is_read=True)
 
     def _look(self, wanted: Wanted, found: Found) -> list[int]:
         """Sort ``numbers`` into what is in memory, what is on its way, and the rest, which is returned."""
         absent = []
-        lane = wanted.lane
+        priority = wanted.priority
         for number in wanted.numbers:
-            if number in found.blocks or number in found.flights:
+            if number in found.blocks or number in found.loads:
                 continue
             key = BlockKey(wanted.index.key, number)
-            if lane is Lane.USER:
-                self._neighbours.taken(key)
-            flight = self._flights.join(key, lane)
-            if flight is not None:
-                found.flights[number] = flight
+            if priority is Priority.USER:
+                self._adjacent.taken(key)
+            load = self._loads.join(key, priority)
+            if load is not None:
+                found.loads[number] = load
                 continue
-            block = self._cache.get(key, is_read=lane is not Lane.PREFETCH)
+            block = self._cache.get(key, is_read=priority is not Priority.PREFETCH)
             if block is not None:
                 found.blocks[number] = block
             else:
                 absent.append(number)
         return absent
 
-    def _with_neighbours(self, wanted: Wanted, absent: list[int]) -> FlightPlan | None:
+    def _with_adjacent(self, wanted: Wanted, absent: list[int]) -> LoadPlan | None:
         """The plan for ``absent`` and blocks behind that are worth to come along; None where there are none."""
         index, run = wanted.index, wanted.run
-        if self._neighbours.is_full:
-            self._neighbours.lost(key for key in self._neighbours.awaited() if not self._is_at_hand(key))
-        unasked: list[int] = []
-        for number in self._neighbours.behind(index, run, absent[0], absent[-1]):
+        if self._adjacent.is_full:
+            self._adjacent.lost(key for key in self._adjacent.awaited() if not self._is_at_hand(key))
+        extra: list[int] = []
+        for number in self._adjacent.behind(index, run, absent[0], absent[-1]):
             if self._is_at_hand(BlockKey(index.key, number)):
                 break
-            unasked.append(number)
-        if not unasked:
+            extra.append(number)
+        if not extra:
             return None
-        spans = [index.span_of_blocks(run, number, number + 1) for number in (*absent, *unasked)]
-        self._neighbours.brought(
+        spans = [index.span_of_blocks(run, number, number + 1) for number in (*absent, *extra)]
+        self._adjacent.brought(
             (BlockKey(index.key, span.first_block), span.raw_bytes) for span in spans[len(absent) :]
         )
-        return self._flights.plan(index, spans, frozenset(unasked))
+        return self._loads.plan(index, spans, frozenset(extra))
 
     def _is_at_hand(self, key: BlockKey) -> bool:
-        return key in self._cache or key in self._flights
+        return key in self._cache or key in self._loads
 
     async def _charge_all(self, wanted: Wanted) -> int:
         """Charge what all blocks take at most, none of them being in memory; returns that."""
         index = wanted.index
         spans = [index.span_of_blocks(wanted.run, number, number + 1) for number in wanted.numbers]
-        cost_bytes = self._flights.cost_bytes_max(spans)
+        cost_bytes = self._loads.cost_bytes_max(spans)
         self._check_size(index, len(spans), cost_bytes)
-        await self._memory.charge(cost_bytes, wanted.lane, index.key)
+        await self._memory.charge(cost_bytes, wanted.priority, index.key)
         return cost_bytes
 
     def _check_size(self, index: SegmentIndex, count: int, cost_bytes: int) -> None:

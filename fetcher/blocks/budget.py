@@ -50,7 +50,7 @@ class ByteBudget:
         self._lock = threading.Lock()
         self._total_bytes = total_bytes
         self._charged_bytes = 0
-        self._aside_bytes = 0
+        self._reserved_bytes = 0
         self._peak_bytes = 0
         self._waiting: list[Admission] = []
         self._reclaimers: list[Reclaimer] = []
@@ -74,9 +74,9 @@ class ByteBudget:
         return self._charged_bytes
 
     @property
-    def aside_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Set aside now."""
-        return self._aside_bytes
+        return self._reserved_bytes
 
     @property
     def peak_bytes(self) -> int:
@@ -157,27 +157,27 @@ class ByteBudget:
             self._ties[id(tie)] = tie
         self._settle()
 
-    def set_aside(self, byte_count: int, priority: int) -> bool:
+    def reserve(self, byte_count: int, priority: int) -> bool:
         """Take ``byte_count`` out of the total, reclaiming if need be, or nothing. Goes before nobody who waits."""
-        if self._set_aside_now(byte_count):
+        if self._reserve_now(byte_count):
             return True
         self._reclaim(byte_count, priority)
-        return self._set_aside_now(byte_count)
+        return self._reserve_now(byte_count)
 
-    def _set_aside_now(self, byte_count: int) -> bool:
+    def _reserve_now(self, byte_count: int) -> bool:
         self._settle()
         with self._lock:
             fits = not self._waiting and self._free_bytes >= byte_count
             if fits:
-                self._aside_bytes += byte_count
-                self._peak_bytes = max(self._peak_bytes, self._charged_bytes + self._aside_bytes)
+                self._reserved_bytes += byte_count
+                self._peak_bytes = max(self._peak_bytes, self._charged_bytes + self._reserved_bytes)
         self._settle()
         return fits
 
-    def put_back(self, byte_count: int) -> None:
+    def unreserve(self, byte_count: int) -> None:
         """Bytes that were set aside are free again."""
         with self._lock:
-            self._aside_bytes -= byte_count
+            self._reserved_bytes -= byte_count
         self.revise()
 
     def revise(self) -> None:
@@ -193,14 +193,14 @@ class ByteBudget:
 
     @property
     def _free_bytes(self) -> int:
-        return self._total_bytes - self._aside_bytes - self._charged_bytes
+        return self._total_bytes - self._reserved_bytes - self._charged_bytes
 
     def _fits(self, byte_count: int) -> bool:
         return self._charged_bytes == 0 or byte_count <= self._free_bytes
 
     def _charge(self, byte_count: int) -> None:
         self._charged_bytes += byte_count
-        self._peak_bytes = max(self._peak_bytes, self._charged_bytes + self._aside_bytes)
+        self._peak_bytes = max(self._peak_bytes, self._charged_bytes + self._reserved_bytes)
 
     def _uncharge(self, byte_count: int) -> None:
         if byte_count > self._charged_bytes:
@@ -231,6 +231,6 @@ class ByteBudget:
 
     def _reclaim(self, byte_count: int, priority: int) -> None:
         for reclaimer in self._reclaimers:
-            needed = self.charged_bytes + self._aside_bytes + byte_count - self._total_bytes
+            needed = self.charged_bytes + self._reserved_bytes + byte_count - self._total_bytes
             if needed > 0:
                 reclaimer(needed, priority)

@@ -1,6 +1,6 @@
 """Which GETs fetch wanted ranges of one object: few, each of bounded size, with little that nobody asked for. Pure.
 
-1. Neighbours are joined, over a gap too if what is fetched in vain stays below a ratio of the whole.
+1. AdjacentPrefetch are joined, over a gap too if what is fetched in vain stays below a ratio of the whole.
 2. What is longer than a piece is cut into pieces of about equal length, fetched concurrently (segmented fetch).
 
 Owns the plan. Does not own requests (segment_source.py).

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import Executor
 
 
@@ -32,7 +32,7 @@ class DecodeQueue:
     def __init__(self, pool: Executor) -> None:
         self._pool = pool
         self._lock = threading.Lock()
-        self._waiting: list[tuple[Lane, int, int, DecodeTask]] = []  # what was hurried is here twice
+        self._waiting: list[tuple[Priority, int, int, DecodeTask]] = []  # what was hurried is here twice
         self._left = 0
         self._turns = itertools.count()
         self._entries = itertools.count()
@@ -44,12 +44,12 @@ class DecodeQueue:
         """A place in the order, taken when bytes are asked for: they come later, and not one after the other."""
         return next(self._turns)
 
-    def submit(self, work: Callable[[], None], lane: Lane, turn: int) -> DecodeTask:
+    def submit(self, work: Callable[[], None], priority: Priority, turn: int) -> DecodeTask:
         """Run ``work`` in the pool. Raises RuntimeError, and will not run it, when the pool is shut down."""
         task = DecodeTask(work, turn)
         with self._lock:
             self._left += 1
-            self._push(task, lane)
+            self._push(task, priority)
         try:
             self._pool.submit(self._run_first)
         except RuntimeError:
@@ -62,14 +62,14 @@ class DecodeQueue:
             self._run_first()  # a thread took this one instead of that it came for, which nobody comes for any more
         return task
 
-    def hurry(self, task: DecodeTask, lane: Lane) -> None:
-        """Somebody in a faster ``lane`` waits for ``task``."""
+    def hurry(self, task: DecodeTask, priority: Priority) -> None:
+        """Somebody in a faster ``priority`` waits for ``task``."""
         with self._lock:
             if task.work is not None:
-                self._push(task, lane)
+                self._push(task, priority)
 
-    def _push(self, task: DecodeTask, lane: Lane) -> None:
-        heapq.heappush(self._waiting, (lane, task.turn, next(self._entries), task))
+    def _push(self, task: DecodeTask, priority: Priority) -> None:
+        heapq.heappush(self._waiting, (priority, task.turn, next(self._entries), task))
 
     def _take(self, task: DecodeTask) -> Callable[[], None] | None:
         work, task.work = task.work, None

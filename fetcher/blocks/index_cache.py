@@ -20,7 +20,7 @@ import fastcrc
 
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.decode_queue import DecodeQueue
-from fetcher.io.request_scheduler import Lane, LaneRequest, Lanes
+from fetcher.io.request_scheduler import Priority, RangeRequest, RequestScheduler
 from fetcher.io.waiting import new_future
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
@@ -38,13 +38,13 @@ def tail_cost_bytes(tail_bytes: int) -> int:
 
 
 @dataclass(eq=False)
-class IndexFlight:
+class IndexLoad:
     """One tail on its way. ``request``: its GET, while there is one (a future keeps its callbacks, and they this)."""
 
     key: str
     size_bytes: int
     tail_bytes: int
-    request: LaneRequest | None
+    request: RangeRequest | None
     turn: int
     future: Future[SegmentIndex] = field(default_factory=new_future)
 
@@ -73,21 +73,21 @@ class IndexCache:
 
     def __init__(
         self,
-        lanes: Lanes,
+        priorities: RequestScheduler,
         budget: ByteBudget,
         *,
         decoding: DecodeQueue,
         bytes_max: int,
         clock_s: Callable[[], float],
     ) -> None:
-        self._lanes = lanes
+        self._scheduler = priorities
         self._budget = budget
         self._decoding = decoding
         self._bytes_max = bytes_max
         self._clock_s = clock_s
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._flights: dict[str, IndexFlight] = {}
+        self._loads: dict[str, IndexLoad] = {}
         self._held_bytes = 0
         self.counts = IndexCounts()
 
@@ -124,75 +124,75 @@ class IndexCache:
             entry = self._entries.pop(key, None)
             self._held_bytes -= 0 if entry is None else entry.index.nbytes
 
-    def join(self, key: str, lane: Lane) -> IndexFlight | None:
-        """The tail's flight, if there is one; it becomes as urgent as ``lane``."""
+    def join(self, key: str, priority: Priority) -> IndexLoad | None:
+        """The tail's load, if there is one; it becomes as urgent as ``priority``."""
         with self._lock:
-            flight = self._flights.get(key)
-            if flight is None:
+            load = self._loads.get(key)
+            if load is None:
                 return None
             self.counts.joined += 1
-            request = flight.request
+            request = load.request
         if request is not None:
-            self._lanes.promote(request, lane)
-        return flight
+            self._scheduler.promote(request, priority)
+        return load
 
-    def start(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> IndexFlight | None:
-        """Begin to fetch a tail; ``tail_cost_bytes`` are charged and belong to the flight from now on.
+    def start(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> IndexLoad | None:
+        """Begin to fetch a tail; ``tail_cost_bytes`` are charged and belong to the load from now on.
 
         None, and nothing happened: somebody was faster, so look again. Raises CorruptionError for lengths no
         segment has.
         """
         if not TRAILER_BYTES <= tail_bytes <= size_bytes:
             raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
-        request = LaneRequest(key, size_bytes - tail_bytes, tail_bytes, lane)
-        flight = IndexFlight(key, size_bytes, tail_bytes, request, self._decoding.turn())
+        request = RangeRequest(key, size_bytes - tail_bytes, tail_bytes, priority)
+        load = IndexLoad(key, size_bytes, tail_bytes, request, self._decoding.turn())
         with self._lock:
-            if key in self._flights or key in self._entries:
+            if key in self._loads or key in self._entries:
                 return None
-            self._flights[key] = flight
-        self._lanes.submit(request).add_done_callback(partial(self._on_bytes, flight))
-        return flight
+            self._loads[key] = load
+        self._scheduler.submit(request).add_done_callback(partial(self._on_bytes, load))
+        return load
 
-    def _on_bytes(self, flight: IndexFlight, answer: Future[bytes]) -> None:
+    def _on_bytes(self, load: IndexLoad, answer: Future[bytes]) -> None:
         error = answer.exception()
-        flight.request = None
+        load.request = None
         if error is not None:
-            self._fail(flight, error)
+            self._fail(load, error)
             return
         try:
             # Whoever asked: it is small, and all reads of the object wait for it.
-            self._decoding.submit(partial(self._decode, flight, answer.result()), Lane.USER, flight.turn)
+            self._decoding.submit(partial(self._decode, load, answer.result()), Priority.USER, load.turn)
         except RuntimeError as closed:
-            self._fail(flight, UnavailableError(f"{flight.key} is not read: {closed}"))
+            self._fail(load, UnavailableError(f"{load.key} is not read: {closed}"))
 
-    def _decode(self, flight: IndexFlight, tail: bytes) -> None:
+    def _decode(self, load: IndexLoad, tail: bytes) -> None:
         try:
-            index = SegmentIndex(flight.key, flight.size_bytes, tail)
+            index = SegmentIndex(load.key, load.size_bytes, tail)
             index.check_pages()
         except TieredError as error:
             self.counts.corrupt += isinstance(error, CorruptionError)
-            # Without the way here, which refers to the flight and so to itself.
-            self._fail(flight, error.with_traceback(None))
+            # Without the way here, which refers to the load and so to itself.
+            self._fail(load, error.with_traceback(None))
             return
         except Exception as error:  # a defect: who waits must learn of it all the same
-            self._fail(flight, error)
+            self._fail(load, error)
             return
-        cost_bytes = tail_cost_bytes(flight.tail_bytes)
+        cost_bytes = tail_cost_bytes(load.tail_bytes)
         kept_bytes = min(index.nbytes, cost_bytes)
         self._budget.tie(kept_bytes, index)
         with self._lock:
-            del self._flights[flight.key]
-            self._entries[flight.key] = _Entry(index, fastcrc.crc32.iscsi(index.page_bytes), self._clock_s())
+            del self._loads[load.key]
+            self._entries[load.key] = _Entry(index, fastcrc.crc32.iscsi(index.page_bytes), self._clock_s())
             self._held_bytes += index.nbytes
         self.shrink(self._bytes_max)
         self._budget.release(cost_bytes - kept_bytes)
-        flight.future.set_result(index)
+        load.future.set_result(index)
 
-    def _fail(self, flight: IndexFlight, error: BaseException) -> None:
+    def _fail(self, load: IndexLoad, error: BaseException) -> None:
         with self._lock:
-            del self._flights[flight.key]
-        self._budget.release(tail_cost_bytes(flight.tail_bytes))
-        flight.future.set_exception(error)
+            del self._loads[load.key]
+        self._budget.release(tail_cost_bytes(load.tail_bytes))
+        load.future.set_exception(error)
 
     def resize(self, bytes_max: int) -> None:
         """A new bound from now on."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from fetcher.blocks.block_cache import Block, BlockKey
 from fetcher.blocks.coalescing import PlannedGet
 from fetcher.blocks.decode_queue import DecodeTask
-from fetcher.io.request_scheduler import Lane, LaneRequest
+from fetcher.io.request_scheduler import Priority, RangeRequest
 from fetcher.io.waiting import new_future
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 
@@ -22,14 +22,14 @@ DECODE_BYTES = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class FlightPlan:
+class LoadPlan:
     """Absent blocks of one object (spans of one block each, ascending) and how they are to be had."""
 
     index: SegmentIndex
     from_disk: Sequence[BlockSpan]
     from_store: Sequence[BlockSpan]
     gets: Sequence[PlannedGet]
-    unasked: Set[int] = frozenset()
+    extra: Set[int] = frozenset()
     """Numbers of those that come along though nobody asked for them."""
 
     @cached_property
@@ -41,7 +41,7 @@ class FlightPlan:
 
 
 @dataclass(eq=False, slots=True)
-class BlockFlight:
+class BlockLoad:
     """One block on its way. ``arrived`` is done once the block, or an error, is there: for all decoded together.
 
     ``request``: the GET that brings it, while there is one; then ``task``: its place among what is to be decoded.
@@ -49,9 +49,9 @@ class BlockFlight:
 
     key: BlockKey
     span: BlockSpan
-    lane: Lane
+    priority: Priority
     arrived: Future[None]
-    request: LaneRequest | None = None
+    request: RangeRequest | None = None
     task: DecodeTask | None = None
     block: Block | None = None
     error: BaseException | None = None
@@ -68,24 +68,24 @@ class BlockFlight:
 
 
 @dataclass(eq=False)
-class FlightGet:
-    """A GET and the flights it brings, by task of the decode pool; ``tasks_left`` still need its bytes. ``turn``: when
+class LoadGet:
+    """A GET and the loads it brings, by task of the decode pool; ``tasks_left`` still need its bytes. ``turn``: when
     it was asked for.
 
-    A future keeps its callbacks, and thereby this, for ever: so flights forget their request and this its flights as
+    A future keeps its callbacks, and thereby this, for ever: so loads forget their request and this its loads as
     soon as the bytes are there. A cycle would keep blocks in memory until the garbage collector comes by.
     """
 
     index: SegmentIndex
     offset: int
     byte_count: int
-    tasks: list[list[BlockFlight]]
+    tasks: list[list[BlockLoad]]
     turn: int
     tasks_left: int = 0
 
 
 @dataclass
-class FlightCounts:
+class LoadCounts:
     """Totals since the start."""
 
     joined: int = 0
@@ -97,26 +97,26 @@ class FlightCounts:
     """Blocks that came from the object store and failed a check."""
 
 
-def flight_of(index: SegmentIndex, span: BlockSpan, lane: Lane, arrived: Future[None]) -> BlockFlight:
+def block_load(index: SegmentIndex, span: BlockSpan, priority: Priority, arrived: Future[None]) -> BlockLoad:
     """One block of ``index``, about to be asked for."""
-    return BlockFlight(BlockKey(index.key, span.first_block), span, lane, arrived)
+    return BlockLoad(BlockKey(index.key, span.first_block), span, priority, arrived)
 
 
 def planned_get(
-    plan: FlightPlan, planned: PlannedGet, lane: Lane, turn: int
-) -> tuple[LaneRequest, FlightGet]:
+    plan: LoadPlan, planned: PlannedGet, priority: Priority, turn: int
+) -> tuple[RangeRequest, LoadGet]:
     """A request, its blocks grouped into tasks of the decode pool: those asked for before those nobody waits for."""
     index = plan.index
-    request = LaneRequest(index.key, planned.offset, planned.length, lane)
-    tasks: list[list[BlockFlight]] = []
+    request = RangeRequest(index.key, planned.offset, planned.length, priority)
+    tasks: list[list[BlockLoad]] = []
     task_bytes = DECODE_BYTES
     was_asked = True
     for span in plan.from_store[planned.first : planned.end]:
-        is_asked = span.first_block not in plan.unasked
+        is_asked = span.first_block not in plan.extra
         if task_bytes + span.raw_bytes > DECODE_BYTES or is_asked is not was_asked:
             tasks.append([])
             task_bytes, arrived, was_asked = 0, new_future(), is_asked
-        tasks[-1].append(flight_of(index, span, lane if is_asked else Lane.PREFETCH, arrived))
+        tasks[-1].append(block_load(index, span, priority if is_asked else Priority.PREFETCH, arrived))
         tasks[-1][-1].request = request
         task_bytes += span.raw_bytes
-    return request, FlightGet(index, planned.offset, planned.length, tasks, turn)
+    return request, LoadGet(index, planned.offset, planned.length, tasks, turn)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from fetcher.blocks.budget import Admission, ByteBudget
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.timer import Timer
 from fetcher.io.waiting import Wait
 from tiered.errors import ThrottledError, UnavailableError
@@ -39,16 +39,16 @@ class MemoryAdmission:
     def __repr__(self) -> str:
         return f"MemoryAdmission({self._budget!r}, {self.refused} refused)"
 
-    async def charge(self, cost_bytes: int, lane: Lane, key: str) -> None:
+    async def charge(self, cost_bytes: int, priority: Priority, key: str) -> None:
         """Charge the budget. A user waits for memory, for a limited time; who reads ahead does not."""
-        if lane is Lane.PREFETCH:
-            if not self._budget.try_charge(cost_bytes, lane):
+        if priority is Priority.PREFETCH:
+            if not self._budget.try_charge(cost_bytes, priority):
                 raise self._no_memory(cost_bytes, key)
             return
-        admission = self._budget.charge(cost_bytes, lane)
+        admission = self._budget.charge(cost_bytes, priority)
         if admission.future.done() and admission.future.exception() is None:
             return
-        self.waits += lane is Lane.USER
+        self.waits += priority is Priority.USER
         if self._is_closed:
             self._budget.withdraw(admission, _closed())
         elif self._timer is not None:

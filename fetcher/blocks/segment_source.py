@@ -1,10 +1,10 @@
 """Tails and decoded blocks of objects, from memory, disk or the object store: what all readers of an archive share.
 
-Coroutines of the core (waiting.py): they await nothing but Wait, and nothing at all when memory has everything. Each
-block and tail is fetched once however many want it, also between lanes: a user who wants what is being fetched ahead
-waits for that, and makes it urgent. Every byte is charged to the budget before it is asked for.
+Coroutines of the core (waiting.py), which wait only if memory does not have everything. Each block and tail is fetched
+once, however many readers want it: a user read joins a prefetch in progress and raises its priority. Every byte is
+charged to the budget before it is requested.
 
-Owns the order of places to look in and who waits. Does not own caches (block_cache.py, disk_cache.py,
+Owns the order of lookups and the waiting. Does not own caches (block_cache.py, disk_cache.py,
 index_cache.py), requests (request_scheduler.py), what is on its way (block_loader.py), waiting for memory
 (memory_admission.py)
 nor what to read ahead.
@@ -14,26 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from fetcher.blocks.adjacent_prefetch import AdjacentPrefetch
 from fetcher.blocks.block_cache import Block, BlockCache, BlockKey, DroppedUnread
-from fetcher.blocks.block_loader import BlockFlights
-from fetcher.blocks.block_lookup import BlockSearch, Found, Wanted
+from fetcher.blocks.block_loader import BlockLoader
+from fetcher.blocks.block_lookup import BlockLookup, Found, Wanted
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.decode_queue import DecodeQueue
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.index_cache import IndexCache, tail_cost_bytes
 from fetcher.blocks.memory_admission import MemoryAdmission
-from fetcher.blocks.neighbours import Neighbours
-from fetcher.blocks.source_limits import cache_limits, coalescing_limits, lane_limits
+from fetcher.blocks.source_limits import cache_limits, coalescing_limits, priority_limits
 from fetcher.blocks.source_statistics import SourceStatistics
 from fetcher.io.range_reader import RangeReader
-from fetcher.io.request_scheduler import Lane, LaneReader, Lanes
+from fetcher.io.request_scheduler import Priority, RequestScheduler, ScheduledReader
 from fetcher.io.timer import Timer
 from fetcher.io.waiting import Executor, Wait
 from tiered.errors import CorruptionError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.settings.sections import FetchSettings
 
-NEIGHBOURS_SHARE = 4
+ADJACENT_SHARE = 4
 """Part of the memory cache that may hold blocks brought along with others and not read yet."""
 EXPIRY_CHECKS = 16
 """Looks for expired blocks within the shortest expiry."""
@@ -60,8 +60,8 @@ class SegmentSource:
         self._budget = budget
         self._clock_s = clock_s
         self._disk = disk
-        self._lanes = Lanes(
-            reader, lane_limits(settings), clock_s=clock_s, timer=timer, bytes_per_s=settings.bytes_per_s
+        self._scheduler = RequestScheduler(
+            reader, priority_limits(settings), clock_s=clock_s, timer=timer, bytes_per_s=settings.bytes_per_s
         )
         self._on_unread_dropped = on_unread_dropped
         self._cache = BlockCache(
@@ -69,75 +69,75 @@ class SegmentSource:
         )
         decoding = DecodeQueue(decode_pool)
         self._indexes = IndexCache(
-            self._lanes, budget,
+            self._scheduler, budget,
             decoding=decoding, bytes_max=settings.index_cache_bytes, clock_s=clock_s,
         )  # fmt: skip
-        self._flights = BlockFlights(
-            self._lanes, self._cache, budget,
+        self._loads = BlockLoader(
+            self._scheduler, self._cache, budget,
             decoding=decoding, disk=disk, limits=coalescing_limits(settings),
         )  # fmt: skip
         self._memory = MemoryAdmission(budget, settings.memory_wait_ms, clock_s=clock_s, timer=timer)
-        self._neighbours = Neighbours(settings.cache_bytes // NEIGHBOURS_SHARE)
-        self._search = BlockSearch(self._cache, self._flights, budget, self._memory, self._neighbours)
+        self._adjacent = AdjacentPrefetch(settings.cache_bytes // ADJACENT_SHARE)
+        self._search = BlockLookup(self._cache, self._loads, budget, self._memory, self._adjacent)
         self._waits = 0
         self._expire_s = clock_s()
         budget.add_reclaimer(self._reclaim)
 
     def __repr__(self) -> str:
-        return f"SegmentSource({self._cache!r}, {self._lanes!r})"
+        return f"SegmentSource({self._cache!r}, {self._scheduler!r})"
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    async def index(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> SegmentIndex:
+    async def index(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> SegmentIndex:
         """The decoded tail of an object the catalog describes. Fetched once more when it is corrupt."""
         try:
-            return await self._index(key, size_bytes, tail_bytes, lane)
+            return await self._index(key, size_bytes, tail_bytes, priority)
         except CorruptionError:
-            return await self._index(key, size_bytes, tail_bytes, lane)
+            return await self._index(key, size_bytes, tail_bytes, priority)
 
-    async def _index(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> SegmentIndex:
+    async def _index(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> SegmentIndex:
         while True:
             found = self._indexes.get(key)
             if found is not None:
                 return found
-            flight = self._indexes.join(key, lane)
-            if flight is None:
+            load = self._indexes.join(key, priority)
+            if load is None:
                 cost_bytes = tail_cost_bytes(tail_bytes)
-                await self._memory.charge(cost_bytes, lane, key)
+                await self._memory.charge(cost_bytes, priority, key)
                 try:
-                    flight = self._indexes.start(key, size_bytes, tail_bytes, lane)
+                    load = self._indexes.start(key, size_bytes, tail_bytes, priority)
                 except CorruptionError:
                     self._budget.release(cost_bytes)
                     raise
-                if flight is None:
+                if load is None:
                     self._budget.release(cost_bytes)
                     continue
-            self._count_wait(lane, flight.future.done())
+            self._count_wait(priority, load.future.done())
             try:
-                return await Wait(flight.future)
+                return await Wait(load.future)
             finally:
-                del flight  # see _blocks
+                del load  # see _blocks
 
     async def blocks(
-        self, index: SegmentIndex, run: int, first_block: int, end_block: int, lane: Lane
+        self, index: SegmentIndex, run: int, first_block: int, end_block: int, priority: Priority
     ) -> list[Block]:
         """Raw bytes of blocks [first_block, end_block) of the object (numbers as in BlockSpan), all of which hold
         rows of ``run``: read-only, one array each. A corrupt one is fetched once more before that is an error."""
-        return await self.blocks_at(index, run, range(first_block, end_block), lane)
+        return await self.blocks_at(index, run, range(first_block, end_block), priority)
 
     async def blocks_at(
-        self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
+        self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
     ) -> list[Block]:
         """As ``blocks``, for ascending ``numbers``, which may hold rows of other runs too: near ones share a GET, over
         gaps too."""
         self._expire()
         try:
-            return await self._blocks(index, run, numbers, lane)
+            return await self._blocks(index, run, numbers, priority)
         except CorruptionError:
             self._indexes.drop(
                 index.key
             )  # it may be the tail that is wrong: the next reader fetches it again
-            return await self._blocks(index, run, numbers, lane)
+            return await self._blocks(index, run, numbers, priority)
 
     def index_in_memory(self, key: str) -> SegmentIndex | None:
         """The decoded tail of an object, or None: ``index`` has it, or fetches it."""
@@ -148,25 +148,27 @@ class SegmentSource:
         self._expire()
         return self._search.in_memory(BlockKey(object_key, number))
 
-    async def _blocks(self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane) -> list[Block]:
+    async def _blocks(
+        self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
+    ) -> list[Block]:
         found = Found({}, {})
-        blocks, flights = found
+        blocks, loads = found
         try:
-            await self._search.find(Wanted(index, run, numbers, lane), found)
-            if flights:
-                self._count_wait(lane, all(flight.arrived.done() for flight in flights.values()))
+            await self._search.find(Wanted(index, run, numbers, priority), found)
+            if loads:
+                self._count_wait(priority, all(load.arrived.done() for load in loads.values()))
             # Backwards: the last one mostly arrives last, and is then the only one waited for.
-            for number in [*reversed(flights)]:
-                await Wait(flights[number].arrived)
-                blocks[number] = flights.pop(number).outcome()
+            for number in [*reversed(loads)]:
+                await Wait(loads[number].arrived)
+                blocks[number] = loads.pop(number).outcome()
         except BaseException:
-            # An error refers to this frame, and a flight to its error: blocks would stay until garbage is collected.
+            # An error refers to this frame, and a load to its error: blocks would stay until garbage is collected.
             found.clear()
             raise
         return [blocks[number] for number in numbers]
 
     def _unread_dropped(self, gone: list[DroppedUnread]) -> None:
-        self._neighbours.lost(drop.key for drop in gone)
+        self._adjacent.lost(drop.key for drop in gone)
         if self._on_unread_dropped is not None:
             self._on_unread_dropped(gone)
 
@@ -174,15 +176,15 @@ class SegmentSource:
         """Fetch the tail of ``key`` again next time: a reader found it, or what it says, wrong."""
         self._indexes.drop(key)
 
-    def reader(self, lane: Lane) -> RangeReader:
-        """For readers that keep their own: requests in ``lane``, counted and paced, not cached, not charged."""
-        return LaneReader(self._lanes, lane)
+    def reader(self, priority: Priority) -> RangeReader:
+        """For readers that keep their own: requests in ``priority``, counted and paced, not cached, not charged."""
+        return ScheduledReader(self._scheduler, priority)
 
     # -- memory -----------------------------------------------------------------------------------------------
 
     def _reclaim(self, byte_count: int, priority: int) -> None:
         """Make room: what was read already for anybody, what was fetched ahead and tails only for a user."""
-        is_user = priority <= Lane.USER
+        is_user = priority <= Priority.USER
         target_bytes = self._budget.charged_bytes - byte_count
         # A block that somebody has in hand frees nothing when it leaves the cache: so until it is enough, or no more.
         while (excess_bytes := self._budget.charged_bytes - target_bytes) > 0:
@@ -206,7 +208,7 @@ class SegmentSource:
     def is_at_hand(self, index: SegmentIndex, number: int) -> bool:
         """Whether a block is in memory or on its way to it."""
         key = BlockKey(index.key, number)
-        return key in self._cache or key in self._flights
+        return key in self._cache or key in self._loads
 
     def drop_unread(self, keys: Iterable[BlockKey]) -> int:
         """Forget blocks fetched ahead that nobody has read and nobody will; returns bytes."""
@@ -220,10 +222,10 @@ class SegmentSource:
     def configure(self, settings: FetchSettings) -> None:
         """New limits from now on: a smaller bound evicts at once, what is in flight ends undisturbed."""
         self._settings = settings
-        self._lanes.set_limits(lane_limits(settings), settings.bytes_per_s)
-        self._flights.limits = coalescing_limits(settings)
+        self._scheduler.set_limits(priority_limits(settings), settings.bytes_per_s)
+        self._loads.limits = coalescing_limits(settings)
         self._cache.set_limits(cache_limits(settings))
-        self._neighbours.unread_bytes_max = settings.cache_bytes // NEIGHBOURS_SHARE
+        self._adjacent.unread_bytes_max = settings.cache_bytes // ADJACENT_SHARE
         self._indexes.resize(settings.index_cache_bytes)
         self._memory.wait_ms = settings.memory_wait_ms
         self._budget.resize(settings.memory_bytes)
@@ -233,32 +235,32 @@ class SegmentSource:
     def close(self) -> None:
         """Refuse what has not begun, or waits for memory, and every read from now on that needs the store. Idempotent;
         the reader, the pool and the timer are their owner's to close, after this."""
-        self._lanes.close()
+        self._scheduler.close()
         self._memory.close()
 
     # -- counting ---------------------------------------------------------------------------------------------
 
-    def _count_wait(self, lane: Lane, is_done: bool) -> None:
-        self._waits += lane is Lane.USER and not is_done
+    def _count_wait(self, priority: Priority, is_done: bool) -> None:
+        self._waits += priority is Priority.USER and not is_done
 
     def statistics(self) -> SourceStatistics:
         """All counters now."""
-        lanes, cache, flights = self._lanes.counts.values(), self._cache.counts, self._flights.counts
+        priorities, cache, loads = self._scheduler.counts.values(), self._cache.counts, self._loads.counts
         disk = self._disk.counts if self._disk is not None else None
         return SourceStatistics(
-            requests=sum(lane.requests for lane in lanes),
-            bytes_fetched=sum(lane.byte_count for lane in lanes),
-            bytes_fetched_twice=flights.bytes_fetched_twice,
-            gap_bytes=flights.gap_bytes,
+            requests=sum(priority.requests for priority in priorities),
+            bytes_fetched=sum(priority.byte_count for priority in priorities),
+            bytes_fetched_twice=loads.bytes_fetched_twice,
+            gap_bytes=loads.gap_bytes,
             hits=cache.hits + self._indexes.counts.hits,
             misses=cache.misses + self._indexes.counts.misses,
-            joined=flights.joined + self._indexes.counts.joined,
+            joined=loads.joined + self._indexes.counts.joined,
             waits=self._waits + self._memory.waits,
             memory_waits=self._budget.waits,
             memory_refused=self._memory.refused,
             disk_hits=disk.hits if disk else 0,
             disk_misses=disk.misses if disk else 0,
-            corrupt_fetched=flights.corrupt + self._indexes.counts.corrupt,
+            corrupt_fetched=loads.corrupt + self._indexes.counts.corrupt,
             corrupt_memory=cache.corrupt + self._indexes.counts.corrupt_memory,
             corrupt_disk=disk.corrupt if disk else 0,
             expired_unread=cache.expired_unread,
@@ -267,5 +269,5 @@ class SegmentSource:
             index_bytes=self._indexes.held_bytes,
             charged_bytes=self._budget.charged_bytes,
             peak_bytes=self._budget.peak_bytes,
-            blocks_in_flight=len(self._flights),
+            blocks_loading=len(self._loads),
         )

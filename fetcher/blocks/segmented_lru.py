@@ -3,7 +3,7 @@
 Who came once is told from who came back. Names that are made up come once: they push out each other and leave those
 alone that come back, while three quarters of the bytes are theirs.
 
-Pure. Owns the order in which entries are forgotten. Does not own locks, nor what an entry weighs.
+Pure. Owns the order in which entries are evicted. Does not own locks, nor what an entry weighs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ONCE_SHARE = 4
 """Those that came once keep a quarter of the bytes at least."""
 
 
-class Remembered(Generic[K, V]):
+class SegmentedLru(Generic[K, V]):
     """Entries of at most ``bytes_max``, which may be changed, by the weights that ``add`` is given."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -35,7 +35,7 @@ class Remembered(Generic[K, V]):
         return len(self._once) + len(self._again)
 
     def __repr__(self) -> str:
-        return f"Remembered({len(self)} entries, {self.held_bytes} of {self.bytes_max} bytes)"
+        return f"SegmentedLru({len(self)} entries, {self.held_bytes} of {self.bytes_max} bytes)"
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
         """As of now: entries may come and go meanwhile."""
@@ -56,11 +56,11 @@ class Remembered(Generic[K, V]):
             self._again[key] = entry
 
     def add(self, key: K, value: V, byte_count: int) -> list[V]:
-        """Remember what was not known; returns what is forgotten for it. What has no room is forgotten at once."""
+        """Remember what was not known; returns what is evicted for it. What has no room is evicted at once."""
         self._once[key] = value, byte_count
         self._once_bytes += byte_count
         self.held_bytes += byte_count
-        return self.forget(self.held_bytes - self.bytes_max)
+        return self.evict(self.held_bytes - self.bytes_max)
 
     def replace(self, key: K, value: V) -> None:
         """``key``, which is known, is remembered with another value of the same weight."""
@@ -82,9 +82,9 @@ class Remembered(Generic[K, V]):
             self._once_bytes -= entry[1]
         self.held_bytes -= 0 if entry is None else entry[1]
 
-    def forget(self, byte_count: int) -> list[V]:
+    def evict(self, byte_count: int) -> list[V]:
         """Forget so many bytes, as far as there are any; returns what they were of."""
-        forgotten, left_bytes = [], self.held_bytes - byte_count
+        evicted, left_bytes = [], self.held_bytes - byte_count
         while self.held_bytes > left_bytes and (self._once or self._again):
             takes_once = bool(self._once) and (
                 not self._again or self._once_bytes * ONCE_SHARE > self.bytes_max
@@ -93,5 +93,5 @@ class Remembered(Generic[K, V]):
             _, (value, weight) = table.popitem(last=False)
             self._once_bytes -= weight if takes_once else 0
             self.held_bytes -= weight
-            forgotten.append(value)
-        return forgotten
+            evicted.append(value)
+        return evicted

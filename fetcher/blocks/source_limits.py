@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fetcher.blocks.block_cache import BlockCacheLimits
 from fetcher.blocks.coalescing import CoalescingLimits
-from fetcher.io.request_scheduler import Lane, LaneLimits
+from fetcher.io.request_scheduler import Priority, PriorityLimits
 from tiered.settings.sections import FetchSettings
 
 PACED_PIECES_PER_S = 16
@@ -15,14 +15,14 @@ PACED_PIECES_PER_S = 16
 PIECE_BYTES_MIN = 64 * 1024
 
 
-def lane_limits(settings: FetchSettings) -> dict[Lane, LaneLimits]:
-    """What the settings say of each lane."""
+def priority_limits(settings: FetchSettings) -> dict[Priority, PriorityLimits]:
+    """What the settings say of each priority."""
     return {
-        Lane.USER: LaneLimits(settings.user_requests, settings.user_bytes_per_s, settings.queue_max),
-        Lane.PREFETCH: LaneLimits(
+        Priority.USER: PriorityLimits(settings.user_requests, settings.user_bytes_per_s, settings.queue_max),
+        Priority.PREFETCH: PriorityLimits(
             settings.prefetch_requests, settings.prefetch_bytes_per_s, settings.queue_max
         ),
-        Lane.BACKGROUND: LaneLimits(
+        Priority.BACKGROUND: PriorityLimits(
             settings.background_requests, settings.background_bytes_per_s, settings.queue_max
         ),
     }

@@ -33,4 +33,4 @@ class SourceStatistics(NamedTuple):
     index_bytes: int
     charged_bytes: int
     peak_bytes: int
-    blocks_in_flight: int
+    blocks_loading: int

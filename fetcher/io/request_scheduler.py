@@ -1,8 +1,7 @@
-"""Requests to the object store in three lanes, so that reads nobody waits for cannot delay those somebody does.
+"""Schedules requests to the object store by priority: prefetch and background reads never delay user reads.
 
-Each lane has its own concurrency and bytes per second, all together may have a rate too; user reads start first. A
-request may change to a faster lane while it waits. Nothing here blocks: what may not start yet is started by the end
-of another request or by the timer.
+Each priority has its own concurrency and bandwidth limits, and all share one bandwidth limit. A waiting request may
+be promoted. Nothing here blocks: waiting requests start when others end, or by the timer.
 
 Owns when a request starts. Does not own what is requested (segment_source.py) nor threads (range_reader.py).
 """
@@ -27,8 +26,8 @@ BURST_S = 0.05
 """Seconds of a rate that may be saved up: more would show in a measurement, less would waste a late timer."""
 
 
-class Lane(IntEnum):
-    """Who waits for a request; lower goes first."""
+class Priority(IntEnum):
+    """The priority of a request; the lowest number starts first."""
 
     USER = 0
     PREFETCH = 1
@@ -36,7 +35,7 @@ class Lane(IntEnum):
 
 
 @dataclass(frozen=True)
-class LaneLimits:
+class PriorityLimits:
     """``bytes_per_s`` 0: no limit. ``queue_max``: requests that may wait for their start."""
 
     concurrency: int
@@ -62,19 +61,19 @@ class Pace:
 
 
 @dataclass(eq=False)
-class LaneRequest:
+class RangeRequest:
     """One GET of [offset, offset + length), or of the whole object when ``length`` is None."""
 
     key: str
     offset: int
     length: int | None
-    lane: Lane
+    priority: Priority
     future: Future[bytes] = field(default_factory=new_future)
-    started_in: Lane | None = None
+    started_in: Priority | None = None
 
 
 @dataclass
-class LaneCounts:
+class RequestCounts:
     """Totals since the start: requests begun, bytes that arrived, requests that failed or found a full queue."""
 
     requests: int = 0
@@ -83,72 +82,72 @@ class LaneCounts:
     refused: int = 0
 
 
-class Lanes:
+class RequestScheduler:
     """Starts requests on ``reader``. Thread-safe. Errors in futures: the store's, or ThrottledError (queue full)."""
 
     def __init__(
         self,
         reader: RangeReader,
-        limits: Mapping[Lane, LaneLimits],
+        limits: Mapping[Priority, PriorityLimits],
         *,
         clock_s: Callable[[], float],
         timer: Timer | None,
         bytes_per_s: int = 0,
     ) -> None:
-        """``bytes_per_s`` bounds all lanes together. A ``timer`` is needed only for a rate."""
+        """``bytes_per_s`` bounds all priorities together. A ``timer`` is needed only for a rate."""
         self._reader = reader
         self._clock_s = clock_s
         self._timer = timer
         self._lock = threading.Lock()
-        self._queues: dict[Lane, deque[LaneRequest]] = {lane: deque() for lane in Lane}
-        self._in_flight = dict.fromkeys(Lane, 0)
+        self._queues: dict[Priority, deque[RangeRequest]] = {priority: deque() for priority in Priority}
+        self._in_flight = dict.fromkeys(Priority, 0)
         self._wake_s: float | None = None
         self._is_pumping = False
         self._pump_again = False
         self._is_closed = False
-        self.counts = {lane: LaneCounts() for lane in Lane}
+        self.counts = {priority: RequestCounts() for priority in Priority}
         self._set_limits(limits, bytes_per_s)
 
     def __repr__(self) -> str:
-        return f"Lanes(in flight {self.in_flight}, queued {self.queued})"
+        return f"RequestScheduler(in flight {self.in_flight}, queued {self.queued})"
 
     @property
-    def in_flight(self) -> dict[Lane, int]:
-        """Requests started and not ended, by the lane they started in."""
+    def in_flight(self) -> dict[Priority, int]:
+        """Requests started and not ended, by the priority they started in."""
         with self._lock:
             return dict(self._in_flight)
 
     @property
-    def queued(self) -> dict[Lane, int]:
+    def queued(self) -> dict[Priority, int]:
         """Requests that wait for their start."""
         with self._lock:
-            return {lane: len(queue) for lane, queue in self._queues.items()}
+            return {priority: len(queue) for priority, queue in self._queues.items()}
 
-    def set_limits(self, limits: Mapping[Lane, LaneLimits], bytes_per_s: int = 0) -> None:
+    def set_limits(self, limits: Mapping[Priority, PriorityLimits], bytes_per_s: int = 0) -> None:
         """New limits from now on; what is in flight ends undisturbed."""
         with self._lock:
             self._set_limits(limits, bytes_per_s)
         self._pump()
 
-    def _set_limits(self, limits: Mapping[Lane, LaneLimits], bytes_per_s: int) -> None:
+    def _set_limits(self, limits: Mapping[Priority, PriorityLimits], bytes_per_s: int) -> None:
         has_rate = bytes_per_s > 0 or any(limit.bytes_per_s for limit in limits.values())
         if has_rate and self._timer is None:
             raise ValueError("a rate needs a timer")
         now_s = self._clock_s()
         self._limits = dict(limits)
-        self._paces = {lane: Pace(limits[lane].bytes_per_s, now_s) for lane in Lane}
+        self._paces = {priority: Pace(limits[priority].bytes_per_s, now_s) for priority in Priority}
         self._pace = Pace(bytes_per_s, now_s)
 
     # -- requests ---------------------------------------------------------------------------------------------
 
-    def submit(self, request: LaneRequest) -> Future[bytes]:
-        """Queue ``request``; its future fails with ThrottledError when its lane's queue is full."""
+    def submit(self, request: RangeRequest) -> Future[bytes]:
+        """Queue ``request``; its future fails with ThrottledError when its priority's queue is full."""
         with self._lock:
-            queue = self._queues[request.lane]
+            queue = self._queues[request.priority]
             is_closed = self._is_closed
-            is_full = is_closed or len(queue) >= self._limits[request.lane].queue_max
+            is_full = is_closed or len(queue) >= self._limits[request.priority].queue_max
             if is_full:
-                self.counts[request.lane].refused += 1
+                self.counts[request.priority].refused += 1
             else:
                 queue.append(request)
         if is_closed:
@@ -156,7 +155,7 @@ class Lanes:
         elif is_full:
             request.future.set_exception(
                 ThrottledError(
-                    f"{request.lane.name.lower()} reads of the object store: {len(queue)} wait already",
+                    f"{request.priority.name.lower()} reads of the object store: {len(queue)} wait already",
                     hint="retry later",
                 )
             )
@@ -174,19 +173,19 @@ class Lanes:
         for request in refused:
             self._refuse(request)
 
-    def _refuse(self, request: LaneRequest) -> None:
+    def _refuse(self, request: RangeRequest) -> None:
         request.future.set_exception(UnavailableError(f"{request.key} is not read: the archive is closed"))
 
-    def promote(self, request: LaneRequest, lane: Lane) -> None:
-        """Somebody in a faster ``lane`` waits for ``request`` too: it goes there unless it has started."""
+    def promote(self, request: RangeRequest, priority: Priority) -> None:
+        """Somebody in a faster ``priority`` waits for ``request`` too: it goes there unless it has started."""
         with self._lock:
-            if lane >= request.lane:
+            if priority >= request.priority:
                 return
-            was = self._queues[request.lane]
+            was = self._queues[request.priority]
             if request.started_in is None and request in was:
                 was.remove(request)
-                self._queues[lane].append(request)
-            request.lane = lane
+                self._queues[priority].append(request)
+            request.priority = priority
         self._pump()
 
     # -- starting ---------------------------------------------------------------------------------------------
@@ -209,33 +208,33 @@ class Lanes:
         if wake_s is not None and self._timer is not None:
             self._timer.call_at(wake_s, partial(self._on_wake, wake_s))
 
-    def _next(self) -> tuple[LaneRequest | None, float | None]:
+    def _next(self) -> tuple[RangeRequest | None, float | None]:
         """The next request to start now, or when to look again if the clock decides it."""
         now_s = self._clock_s()
         wake_s: float | None = None
-        for lane in Lane:
-            if not self._queues[lane] or self._in_flight[lane] >= self._limits[lane].concurrency:
+        for priority in Priority:
+            if not self._queues[priority] or self._in_flight[priority] >= self._limits[priority].concurrency:
                 continue
-            ready_s = max(self._paces[lane].ready_s(), self._pace.ready_s())
+            ready_s = max(self._paces[priority].ready_s(), self._pace.ready_s())
             if ready_s > now_s:
                 wake_s = ready_s if wake_s is None else min(wake_s, ready_s)
                 if self._pace.ready_s() > now_s:
-                    break  # what is left of the common rate belongs to this lane, not to a slower one
+                    break  # what is left of the common rate belongs to this priority, not to a slower one
                 continue
-            request = self._queues[lane].popleft()
-            request.started_in = lane
-            self._in_flight[lane] += 1
-            self.counts[lane].requests += 1
+            request = self._queues[priority].popleft()
+            request.started_in = priority
+            self._in_flight[priority] += 1
+            self.counts[priority].requests += 1
             if request.length is not None:
-                self._charge(lane, request.length, now_s)
+                self._charge(priority, request.length, now_s)
             return request, None
         if wake_s is None or (self._wake_s is not None and now_s < self._wake_s <= wake_s):
             return None, None
         self._wake_s = wake_s
         return None, wake_s
 
-    def _charge(self, lane: Lane, byte_count: int, now_s: float) -> None:
-        self._paces[lane].take(byte_count, now_s)
+    def _charge(self, priority: Priority, byte_count: int, now_s: float) -> None:
+        self._paces[priority].take(byte_count, now_s)
         self._pace.take(byte_count, now_s)
 
     def _on_wake(self, wake_s: float) -> None:
@@ -244,7 +243,7 @@ class Lanes:
                 self._wake_s = None
         self._pump()
 
-    def _start(self, request: LaneRequest) -> None:
+    def _start(self, request: RangeRequest) -> None:
         try:
             if request.length is None:
                 answer = self._reader.submit_get(request.key)
@@ -256,18 +255,18 @@ class Lanes:
             answer = failed
         answer.add_done_callback(partial(self._on_end, request))
 
-    def _on_end(self, request: LaneRequest, answer: Future[bytes]) -> None:
-        lane = request.started_in
-        assert lane is not None
+    def _on_end(self, request: RangeRequest, answer: Future[bytes]) -> None:
+        priority = request.started_in
+        assert priority is not None
         error = answer.exception()
         with self._lock:
-            self._in_flight[lane] -= 1
+            self._in_flight[priority] -= 1
             if error is None:
-                self.counts[lane].byte_count += len(answer.result())
+                self.counts[priority].byte_count += len(answer.result())
                 if request.length is None:  # how much it is shows only now
-                    self._charge(lane, len(answer.result()), self._clock_s())
+                    self._charge(priority, len(answer.result()), self._clock_s())
             else:
-                self.counts[lane].failed += 1
+                self.counts[priority].failed += 1
         self._pump()
         if error is not None:
             request.future.set_exception(error)
@@ -275,23 +274,23 @@ class Lanes:
             request.future.set_result(answer.result())
 
 
-class LaneReader:
-    """RangeReader in one lane, for readers that need no cache (queries, catalog pages). ``close`` closes nothing."""
+class ScheduledReader:
+    """RangeReader at one priority, without a cache (queries, catalog pages). ``close`` closes nothing."""
 
-    def __init__(self, lanes: Lanes, lane: Lane) -> None:
-        self._lanes = lanes
-        self._lane = lane
+    def __init__(self, scheduler: RequestScheduler, priority: Priority) -> None:
+        self._scheduler = scheduler
+        self._priority = priority
 
     def __repr__(self) -> str:
-        return f"LaneReader({self._lane.name}, {self._lanes!r})"
+        return f"ScheduledReader({self._priority.name}, {self._scheduler!r})"
 
     def submit(self, key: str, offset: int, length: int) -> Future[bytes]:
         """See RangeReader."""
-        return self._lanes.submit(LaneRequest(key, offset, length, self._lane))
+        return self._scheduler.submit(RangeRequest(key, offset, length, self._priority))
 
     def submit_get(self, key: str) -> Future[bytes]:
         """See RangeReader."""
-        return self._lanes.submit(LaneRequest(key, 0, None, self._lane))
+        return self._scheduler.submit(RangeRequest(key, 0, None, self._priority))
 
     def close(self) -> None:
-        """Nothing: the lanes are shared."""
+        """Nothing: the scheduler is shared."""

@@ -20,7 +20,7 @@ class KnownCatalog(Protocol):
     def state(self) -> CatalogState:
         """The newest version known."""
 
-    def look(self) -> None:
+    def refresh_if_due(self) -> None:
         """Begin to read on if it is time; never waits."""
 
 
@@ -57,7 +57,7 @@ class ArchivedQueues:
     def find(self, topic: str, queue_id: int) -> ArchivedQueue:
         """As the newest version known has it; a newer one is asked for when it is time."""
         # Never waits: with the object store away, what the broker has is answered all the same.
-        self._catalog.look()
+        self._catalog.refresh_if_due()
         state = self._catalog.state
         known, queues = self._found
         if known is not state:

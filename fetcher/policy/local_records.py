@@ -1,25 +1,18 @@
-"""Records at known places of the broker's commitlog: read together, and believed only after a look at each.
+"""Checks of records read from the broker's commitlog.
 
-A file may be deleted, a log cut back and written anew while it is read: a record counts only if it is the one the
-consume queue speaks of. Owns which bytes are read at once, and the checks. Does not own consume queues.
+Files may be deleted, and a truncated log written again, while they are read: a record is valid only if it is the one
+its index entry or consume queue names.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from typing import Final, NamedTuple
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog
+from tiered.broker_store.commit_log import RECORD_MAGICS
 from tiered.formats.record import MAGIC_V2, SYS_BORN_HOST_V6, SYS_STORE_HOST_V6
-from tiered.model.queue import LMQ_PREFIX
-from tiered.model.tables import Table
 
-HOLE_BYTES_MAX: Final = 4096
-"""Records no further apart than this are read at once, with what is between them."""
 RECORD_BYTES_MIN: Final = 91
 _HEAD = struct.Struct(">iIIiiqqi")
 _TIME = struct.Struct(">q")
@@ -28,45 +21,13 @@ _CRC_NAME: Final = b"__CRC32#\x01"
 _CRC_BYTES: Final = 20
 
 
-class LocalRecords(NamedTuple):
-    """The leading records that are good: record i is ``data[starts[i] : starts[i] + sizes[i]]``."""
-
-    data: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    store_timestamp: NDArray[np.int64]
-
-
-def read_records(log: CommitLog, units: Table, topic: str, queue_id: int) -> LocalRecords:
-    """The records of ``units`` (UNIT_DTYPE), up to the first that is not there or not what it should be.
-
-    Raises AccessDeniedError or UnavailableError naming a file.
-    """
-    data, starts = _read_spans(log, units["phys"].astype(np.int64), units["size"].astype(np.int64))
-    lmq = topic.startswith(LMQ_PREFIX)
-    expected = None if lmq else (queue_id, topic.encode("utf-8"))
-    view, stored = data.data, []
-    for start, phys, size, offset in zip(
-        starts.tolist(),
-        units["phys"].tolist(),
-        units["size"].tolist(),
-        units["queue_offset"].tolist(),
-        strict=True,
-    ):
-        stored_ms = checked_timestamp(view[start : start + size], phys, expected, None if lmq else offset)
-        if stored_ms is None:
-            break
-        stored.append(stored_ms)
-    return LocalRecords(data, starts[: len(stored)], np.array(stored, np.int64))
-
-
 def checked_timestamp(
     record: memoryview, phys: int, expected: tuple[int, bytes] | None, queue_offset: int | None = None
 ) -> int | None:
-    """Store timestamp in ms of the record, or None when it is not the one stored at ``phys``.
+    """Store timestamp in ms of the record, or None if it is not the one stored at ``phys``.
 
-    ``expected``: queue id and topic it must have, ``queue_offset``: its place there, if known; None for a light queue,
-    whose records are its parents'. A log that was cut back and written anew may have another message of this very queue
-    and size at ``phys``.
+    ``expected``: its queue id and topic, ``queue_offset``: its offset there; None for an LMQ, whose records are its
+    parents'. A truncated log written again may have another message of the same queue and size at ``phys``.
     """
     try:
         return _checked_timestamp(record, phys, expected, queue_offset)
@@ -112,34 +73,3 @@ def _record_crc_holds(record: memoryview, crc_at: int) -> bool:
         return True
     digits = tail[len(_CRC_NAME) : -1][::-1]  # least significant first
     return digits.isdigit() and int(digits) == zlib.crc32(record[:crc_at]) & 0x7FFFFFFF
-
-
-def _read_spans(
-    log: CommitLog, phys: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All records in one array and where each begins. What cannot be read is zeros, which are no record."""
-    if not len(phys):
-        return np.zeros(0, np.uint8), np.zeros(0, np.int64)
-    ends = phys + sizes
-    holes = phys[1:] - ends[:-1]
-    first = np.flatnonzero(np.concatenate(([True], (holes < 0) | (holes > HOLE_BYTES_MAX))))
-    last = np.append(first[1:], len(phys)) - 1
-    lengths = ends[last] - phys[first]
-    span_starts = np.cumsum(lengths) - lengths
-    data = np.zeros(int(lengths.sum()), np.uint8)
-    view = data.data
-    for begin, start, length in zip(
-        phys[first].tolist(), span_starts.tolist(), lengths.tolist(), strict=True
-    ):
-        _read_span(log, view[start : start + length], begin)
-    span = np.repeat(np.arange(len(first)), last - first + 1)
-    return data, span_starts[span] + phys - phys[first][span]
-
-
-def _read_span(log: CommitLog, dest: memoryview, phys: int) -> None:
-    filled = 0
-    while filled < len(dest):
-        got = log.read_into(dest[filled:], phys + filled)
-        if got == 0:
-            break
-        filled += got

@@ -1,11 +1,7 @@
-"""From a pull to its answer, whoever reads: look at both sides, decide, ask the kernel, read, fall back, join.
+"""Routes pulls to archive or broker: view both sides, decide, read, fall back, and join the offsets.
 
-The one place that puts archive and broker together (read_policy.py decides, purely). Two use it: PolicyReader, whose
-broker side are the broker's own files, and the proxy, whose broker side is the broker itself.
-
-Owns the order of these steps and their counters. Knows neither what the catalog has (archived_queues.py), how a side is
-read nor what drives the coroutines.
-Source: org.apache.rocketmq.tieredstore.TieredMessageStore.getMessageAsync.
+The decisions are read_policy.py's. Used in proxy and slave mode, where the broker itself is one side. Owns the order of
+these steps and their counters. Source: org.apache.rocketmq.tieredstore.TieredMessageStore.getMessageAsync.
 """
 
 from __future__ import annotations
@@ -13,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from fetcher.policy.archived_queues import ArchivedQueue, ArchivedQueues, KnownCatalog
 from fetcher.policy.read_policy import (
     BrokerSide,
-    Follow,
-    Line,
     LocalView,
+    NextStep,
     OffsetRange,
     ReadPolicies,
     ReadPolicy,
@@ -30,9 +25,9 @@ from fetcher.policy.read_policy import (
     after_local,
     after_tiered,
     decide,
-    joined_line,
+    join_offsets,
 )  # fmt: skip
-from fetcher.rows.batch import GetStatus
+from fetcher.rows.pull import PullResult, PullStatus
 from tiered.errors import TieredError
 from tiered.model.queue import TopicFilter
 from tiered.settings.sections import ReadSettings
@@ -40,62 +35,45 @@ from tiered.settings.sections import ReadSettings
 logger = logging.getLogger(__name__)
 
 
-class Answer(Protocol):
-    """What a side says of a pull; GetResult is one."""
-
-    @property
-    def status(self) -> GetStatus: ...
-    @property
-    def next_offset(self) -> int: ...
-    @property
-    def min_offset(self) -> int: ...
-    @property
-    def max_offset(self) -> int: ...
-
-
-A = TypeVar("A", bound=Answer)
-A_co = TypeVar("A_co", bound=Answer, covariant=True)
-
-
-class BrokerLook(Protocol):
-    """How the broker's side of one queue is looked at, for one offset."""
+class BrokerSource(Protocol):
+    """The broker's state of one queue, for one offset."""
 
     @property
     def has_broker(self) -> bool:
-        """False where the archive is all there is; then the others are not called."""
+        """False if there is only the archive; then the other methods are not called."""
         ...
 
-    async def look(self) -> LocalView:
-        """What the broker has. Never raises for one that cannot be asked: that is a side."""
+    async def local_view(self) -> LocalView:
+        """The broker's queue. Never raises for an unreachable broker: LocalView.side reports that."""
         ...
 
     async def residency(self) -> Residency:
-        """Whether the broker has the answer in memory."""
+        """Whether the broker has the records in memory."""
         ...
 
 
-class Sides(BrokerLook, Protocol[A_co]):
-    """How one pull is read."""
+class Sources(BrokerSource, Protocol):
+    """Both sources of one pull."""
 
-    async def read(self, source: Source, local: OffsetRange | None) -> A_co:
-        """The answer of LOCAL or TIERED; ``local``: the broker's range as just looked up. Raises TieredError."""
+    async def read(self, source: Source, local: OffsetRange | None) -> PullResult:
+        """The result of LOCAL or TIERED; ``local``: the broker's range in the last view. Raises TieredError."""
         ...
 
 
 @dataclass
 class ReadCounters:
-    """How pulls were answered. ``fallbacks`` by reason (rocketmq_tiered_store_get_message_fallback_total)."""
+    """Pulls by source. ``fallbacks`` by reason (rocketmq_tiered_store_get_message_fallback_total)."""
 
     local: int = 0
     tiered: int = 0
-    held: int = 0
+    retried: int = 0
     residency_unknown: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a pull goes first, and all that was known when that was decided."""
+    """The first source of a pull, and the situation that decided it."""
 
     topic: str
     queue_id: int
@@ -105,12 +83,12 @@ class Plan:
 
     @property
     def is_joined(self) -> bool:
-        """Whether the archive belongs to the queue's line at all."""
+        """Whether the archive has a part of the queue."""
         return self._may_use_archive and self.situation.archived is not None
 
     @property
     def may_be_joined(self) -> bool:
-        """Whether it does, or may soon: what the broker has lost may be on its way there."""
+        """Whether it has or may get a part: messages the broker deleted may not be archived yet."""
         return self.is_joined or (self._may_use_archive and self.situation.is_admitted)
 
     @property
@@ -118,148 +96,144 @@ class Plan:
         return not self.situation.is_system and self.policy is not ReadPolicy.DISABLE
 
 
-class Outcome(NamedTuple, Generic[A]):
-    """How a pull ended. ``answer`` None: nobody has it yet, the same offset is to be asked again.
+class Outcome(NamedTuple):
+    """How a pull ended. ``result`` None: neither side has the offset yet, the client retries it.
 
-    ``line``: status and offsets to tell, on the one line both sides make.
+    ``joined``: status and offsets for the client, over both sources.
     """
 
     source: Source
-    answer: A | None
-    line: Line
+    result: PullResult | None
+    joined: PullResult
 
 
-class PolicyLine:
-    """Decides pulls of one broker and its archive."""
+class ReadRouter:
+    """Routes pulls of one broker and its archive."""
 
     def __init__(
         self, catalog: KnownCatalog, settings: ReadSettings | None = None, topics: TopicFilter | None = None
     ) -> None:
-        """``topics``: what the uploader archives."""
+        """``topics``: those the uploader archives."""
         self._queues = ArchivedQueues(catalog)
         self._topics = topics or TopicFilter()
         self._policies = ReadPolicies.of(settings or ReadSettings())
-        self._told_of_residency = False
+        self._warned_of_residency = False
         self.counters = ReadCounters()
 
     def apply(self, settings: ReadSettings, topics: TopicFilter | None = None) -> None:
-        """Put other policies in force from the next pull on, and other ``topics`` unless None. Callable from any
-        thread."""
+        """Use other policies from the next pull on, and other ``topics`` unless None. Thread-safe."""
         self._policies = ReadPolicies.of(settings)
         self._topics = topics or self._topics
 
     def policy_of(self, topic: str) -> ReadPolicy:
-        """The policy in force."""
+        """The current policy."""
         return self._policies.of_topic(topic)
 
-    async def plan(self, sides: BrokerLook, topic: str, queue_id: int, offset: int) -> Plan:
-        """Where a pull goes first."""
+    async def plan(self, sources: BrokerSource, topic: str, queue_id: int, offset: int) -> Plan:
+        """The first source of a pull."""
         policy = self._policies.of_topic(topic)
-        situation = await self.situation(sides, topic, queue_id, offset)
+        situation = await self.situation(sources, topic, queue_id, offset)
         decision = decide(policy, situation)
-        if decision.source is Source.ASK_MEMORY:
-            situation = replace(situation, residency=self._told(await sides.residency()))
+        if decision.source is Source.CHECK_MEMORY:
+            situation = replace(situation, residency=self._counted(await sources.residency()))
             decision = decide(policy, situation)
         logger.debug(
             "%s queue %d offset %d: %s, %s", topic, queue_id, offset, decision.source.value, decision.why
         )
         return Plan(topic, queue_id, policy, situation, decision.source)
 
-    async def situation(self, sides: BrokerLook, topic: str, queue_id: int, offset: int) -> Situation:
-        """What is known of a queue, for one offset; the archive's side by one catalog version."""
+    async def situation(self, sources: BrokerSource, topic: str, queue_id: int, offset: int) -> Situation:
+        """The state of both sides of a queue, for one offset; the archive's from one catalog version."""
         is_system, policy = self._topics.is_system(topic), self._policies.of_topic(topic)
         archived = ArchivedQueue(None, 0, 0)
-        if not sides.has_broker or not (is_system or policy is ReadPolicy.DISABLE):
+        if not sources.has_broker or not (is_system or policy is ReadPolicy.DISABLE):
             archived = self._queues.find(topic, queue_id)
-        if not sides.has_broker:
+        if not sources.has_broker:
             return Situation(offset, is_system, archived.queue, BrokerSide.ABSENT)
-        # After the catalog: what the broker deletes in between is then missed here, and held, rather than skipped.
-        view = await sides.look()
-        queue = None if _is_other_life(archived, view, offset) else archived.queue
+        # After the catalog: messages the broker deletes in between are then retried rather than skipped.
+        view = await sources.local_view()
+        queue = None if _is_recreated(archived, view, offset) else archived.queue
         is_admitted = self._topics.admits(topic)
         is_behind = is_admitted and archived.dispatched_phys < view.oldest_phys
         return Situation(
-            offset, is_system, queue, view.side, view.queue, view.is_record, is_behind, is_leaving=view.is_leaving,
+            offset, is_system, queue, view.side, view.queue, view.is_record, is_behind, is_expiring=view.is_expiring,
             is_admitted=is_admitted, is_broker_older=view.oldest_phys < archived.first_phys,
         )  # fmt: skip
 
-    async def follow(self, sides: Sides[A], plan: Plan) -> Outcome[A]:
-        """The answer. Raises what reading the archive raises when the broker cannot answer instead."""
+    async def pull(self, sources: Sources, plan: Plan) -> Outcome:
+        """The result. Raises what reading the archive raises if the broker cannot replace it."""
         source, situation = plan.source, plan.situation
         tried: set[Source] = set()
         while source in (Source.LOCAL, Source.TIERED) and source not in tried:
             tried.add(source)
-            answer: A | None = None
+            result: PullResult | None = None
             error: TieredError | None = None
             try:
-                answer = await sides.read(source, situation.local)
+                result = await sources.read(source, situation.local)
             except TieredError as raised:
                 error = raised
-            status = answer.status if answer is not None else None
+            status = result.status if result is not None else None
             if source is Source.TIERED:
-                follow = after_tiered(status, situation)
+                step = after_tiered(status, situation)
             else:
-                follow = after_local(plan.policy, status, situation)
-            if follow is Follow.KEEP:
-                if answer is None:
+                step = after_local(plan.policy, status, situation)
+            if step is NextStep.KEEP:
+                if result is None:
                     assert error is not None
                     raise error
-                return self._kept(answer, source, situation)
-            self._fell_back(plan, source, follow, status, error)
-            source = _SOURCES[follow]
-        self.counters.held += 1
-        return Outcome(Source.HOLD, None, held_line(situation))
+                self._count(source)
+                return Outcome(source, result, join_offsets(result, source, situation))
+            self._fell_back(plan, source, step, status, error)
+            source = _SOURCES[step]
+        self.counters.retried += 1
+        return Outcome(Source.RETRY, None, retry_result(situation))
 
-    def _told(self, residency: Residency) -> Residency:
+    def _counted(self, residency: Residency) -> Residency:
         if residency is Residency.UNKNOWN:
             self.counters.residency_unknown += 1
-            if not self._told_of_residency:
-                self._told_of_residency = True
+            if not self._warned_of_residency:
+                self._warned_of_residency = True
                 logger.warning(
-                    "read.policy NOT_IN_MEM is NOT_IN_DISK: the kernel does not tell this process what of the broker's "
-                    "files is in memory; run as the user who owns them, or give write permission"
+                    "read.policy NOT_IN_MEM acts as NOT_IN_DISK: the kernel does not report which pages of the "
+                    "broker's files are in memory. Run as the owner of the files, or grant write permission"
                 )
         return residency
 
-    # -- answering --------------------------------------------------------------------------------------------
-
-    def _kept(self, answer: A, source: Source, situation: Situation) -> Outcome[A]:
+    def _count(self, source: Source) -> None:
         if source is Source.LOCAL:
             self.counters.local += 1
         else:
             self.counters.tiered += 1
-        said = Line(answer.status, answer.next_offset, answer.min_offset, answer.max_offset)
-        return Outcome(source, answer, joined_line(said, source, situation))
 
     def _fell_back(
-        self, plan: Plan, source: Source, follow: Follow, status: GetStatus | None, error: TieredError | None
+        self, plan: Plan, source: Source, step: NextStep, status: PullStatus | None, error: TieredError | None
     ) -> None:
         reason = status.value if status is not None else type(error).__name__
         self.counters.fallbacks[f"{source.value} {reason}"] += 1
         if error is not None:
             logger.warning(
-                "%s queue %d offset %d: %s answers instead of %s", plan.topic, plan.queue_id, plan.situation.offset,
-                follow.value, source.value, exc_info=error,
+                "%s queue %d offset %d: read from %s instead of %s", plan.topic, plan.queue_id, plan.situation.offset,
+                step.value, source.value, exc_info=error,
             )  # fmt: skip
 
 
-_SOURCES = {Follow.LOCAL: Source.LOCAL, Follow.TIERED: Source.TIERED, Follow.HOLD: Source.HOLD}
+_SOURCES = {NextStep.LOCAL: Source.LOCAL, NextStep.TIERED: Source.TIERED, NextStep.RETRY: Source.RETRY}
 
 
-def held_line(situation: Situation) -> Line:
-    """What a reader is told while nobody has its offset: the same offset, and the ends of both sides together."""
+def retry_result(situation: Situation) -> PullResult:
+    """The result while neither side has the offset: the same offset, and the bounds of both sides together."""
     sides = [queue for queue in (situation.archived, situation.local) if queue is not None]
-    return Line(
-        GetStatus.OFFSET_FOUND_NULL,
+    return PullResult(
+        PullStatus.OFFSET_FOUND_NULL,
         situation.offset,
         min((queue.min_offset for queue in sides), default=0),
         max((queue.max_offset for queue in sides), default=0),
     )
 
 
-def _is_other_life(archived: ArchivedQueue, view: LocalView, offset: int) -> bool:
-    """Whether the broker's queue is a recreated one of which nothing is archived yet: its records lie behind all of
-    the archived ones though its offsets do not."""
+def _is_recreated(archived: ArchivedQueue, view: LocalView, offset: int) -> bool:
+    """Whether the broker's queue is a recreated one without archived messages yet: its records follow all archived ones
+    in the log, but its offsets do not."""
     if archived.queue is None or view.queue is None:
         return False
     if view.phys >= archived.end_phys and offset < archived.queue.max_offset:

@@ -1,4 +1,4 @@
-"""What a prefetch window deals in: its limits, what its reader did, and stretches of a queue fetched ahead. Values.
+"""What a prefetch window deals in: its limits, what its reader did, and ranges of a queue fetched ahead. Values.
 
 Owns no decision (prefetch_window.py).
 """
@@ -29,7 +29,7 @@ class RunEnds(NamedTuple):
     end: int
 
 
-class Pulled(NamedTuple):
+class PullProgress(NamedTuple):
     """A pull that was answered: asked for ``offset``, goes on at ``next_offset``; blocks up to ``covered`` are
     with the reader, ``block_bytes`` raw bytes of them were touched. ``time_s``: now."""
 
@@ -41,7 +41,7 @@ class Pulled(NamedTuple):
 
 
 @dataclass(eq=False)
-class Stretch:
+class PrefetchRange:
     """Offsets [begin, end) that were fetched ahead together, or are being fetched. ``bytes``: raw."""
 
     begin: int

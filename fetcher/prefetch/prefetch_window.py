@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fetcher.prefetch.prefetch_range import Pulled, RunEnds, Stretch, WindowLimits
+from fetcher.prefetch.prefetch_range import PrefetchRange, PullProgress, RunEnds, WindowLimits
 
 SEQUENTIAL_PULLS_MIN = 1
 """A pull that begins where the one before ended shows a sequential reader."""
@@ -48,16 +48,16 @@ class PrefetchWindow:
     consumed: int = 0
     not_before_s: float = float("-inf")
     halved_s: float = float("-inf")
-    stretches: list[Stretch] = field(default_factory=list)
+    ranges: list[PrefetchRange] = field(default_factory=list)
 
     @property
     def unread_bytes(self) -> int:
         """Raw bytes fetched ahead, or being fetched, and not read yet."""
-        in_hand = self.in_hand
-        return sum(stretch.bytes_from(in_hand) for stretch in self.stretches)
+        read_end = self.read_end
+        return sum(part.bytes_from(read_end) for part in self.ranges)
 
     @property
-    def in_hand(self) -> int:
+    def read_end(self) -> int:
         """Below this everything was read, or is with the reader itself."""
         return max(self.position, self.covered)
 
@@ -90,7 +90,7 @@ class PrefetchWindow:
         self.size = min(self.size_max, int(self.limits.bytes_first / max(self.bytes_per_offset, 1.0)))
         self.sequential = SEQUENTIAL_PULLS_MIN
 
-    def pulled(self, pull: Pulled) -> bool:
+    def pulled(self, pull: PullProgress) -> bool:
         """The reader got an answer. True when the size changed."""
         before = self.size
         if self.position < 0 or not self.last_offset <= pull.offset <= max(self.fetched, self.position):
@@ -137,7 +137,7 @@ class PrefetchWindow:
         self.sequential = self.consumed = 0
         self.size = self.fetched = self.block_bytes = 0
         self.until, self.has_begun = None, False
-        self.stretches.clear()
+        self.ranges.clear()
 
     def _grow(self) -> None:
         self.size = max(self.size, self._smallest)
@@ -147,9 +147,11 @@ class PrefetchWindow:
         self.size = min(self.size, self.size_max)
 
     def _drop_read(self) -> None:
-        in_hand = self.in_hand  # fetches end in any order: what is read may stand behind one that is not done
-        for stretch in [one for one in self.stretches if one.is_done and one.end <= in_hand]:
-            self.stretches.remove(stretch)
+        read_end = (
+            self.read_end
+        )  # fetches end in any order: what is read may stand behind one that is not done
+        for part in [one for one in self.ranges if one.is_done and one.end <= read_end]:
+            self.ranges.remove(part)
 
     def _lose(self, since_s: float, time_s: float) -> bool:
         """What was fetched ahead at ``since_s`` was lost before it was read. Halves the window, unless it has been
@@ -187,12 +189,12 @@ class PrefetchWindow:
         return (begin, end) if end > begin else None
 
     def _free(self, begin: int, end: int) -> tuple[int, int]:
-        """The first part of [begin, end) that is in no stretch. Where one fetch failed, later ones may go on."""
-        for stretch in sorted(self.stretches, key=lambda one: one.begin):
-            if stretch.begin <= begin < stretch.end:
-                begin = stretch.end
-            elif begin < stretch.begin < end:
-                end = stretch.begin
+        """The first part of [begin, end) that is in no part. Where one fetch failed, later ones may go on."""
+        for part in sorted(self.ranges, key=lambda one: one.begin):
+            if part.begin <= begin < part.end:
+                begin = part.end
+            elif begin < part.begin < end:
+                end = part.begin
         return begin, end
 
     def aligned(self, begin: int, end: int, last: RunEnds, room_bytes: int) -> int:
@@ -206,77 +208,75 @@ class PrefetchWindow:
             return last.end
         return last.begin if begin < last.begin and end - last.begin <= slack else end
 
-    def started(self, begin: int, end: int, time_s: float) -> Stretch:
+    def started(self, begin: int, end: int, time_s: float) -> PrefetchRange:
         """[begin, end) is being fetched."""
         expected = self.block_bytes + int((end - begin) * self.bytes_per_offset)
-        stretch = Stretch(begin, end, expected, time_s)
-        self.stretches.append(stretch)
+        part = PrefetchRange(begin, end, expected, time_s)
+        self.ranges.append(part)
         self.fetched = max(self.fetched, end)
-        return stretch
+        return part
 
-    def finished(self, stretch: Stretch, covered: int, block_bytes: int, time_s: float) -> None:
-        """``stretch`` is in memory, and with the rest of its last block all up to ``covered``."""
-        stretch.is_done = True
-        stretch.end = max(stretch.begin, covered)
-        stretch.bytes = block_bytes
-        stretch.since_s = time_s
-        if stretch in self.stretches:
-            self.fetched = max(self.fetched, stretch.end)
+    def finished(self, part: PrefetchRange, covered: int, block_bytes: int, time_s: float) -> None:
+        """``part`` is in memory, and with the rest of its last block all up to ``covered``."""
+        part.is_done = True
+        part.end = max(part.begin, covered)
+        part.bytes = block_bytes
+        part.since_s = time_s
+        if part in self.ranges:
+            self.fetched = max(self.fetched, part.end)
         self._drop_read()
 
-    def failed(self, stretch: Stretch, time_s: float) -> None:
-        """``stretch`` could not be fetched: asked for again later, or met by the reader itself."""
-        if stretch in self.stretches:
-            self.stretches.remove(stretch)
-            self.fetched = max(self.position, min(self.fetched, stretch.begin))
+    def failed(self, part: PrefetchRange, time_s: float) -> None:
+        """``part`` could not be fetched: asked for again later, or met by the reader itself."""
+        if part in self.ranges:
+            self.ranges.remove(part)
+            self.fetched = max(self.position, min(self.fetched, part.begin))
         self.not_before_s = time_s + self.limits.hold_off_s
 
     def expire(self, time_s: float) -> int:
         """Give up what has waited too long, but for blocks whose reading was begun: the reader holds these. Returns
         the raw bytes given up."""
-        in_hand = self.in_hand
+        read_end = self.read_end
         limit_s = time_s - self.limits.unread_s
         gone = [
-            stretch
-            for stretch in self.stretches
-            if stretch.is_done and stretch.since_s <= limit_s and stretch.end > in_hand
+            part for part in self.ranges if part.is_done and part.since_s <= limit_s and part.end > read_end
         ]
         if not gone:
             return 0
         given_up = 0
-        for stretch in gone:
-            lost = stretch.bytes_from(in_hand)
+        for part in gone:
+            lost = part.bytes_from(read_end)
             given_up += lost
-            if stretch.begin >= in_hand:
-                self.stretches.remove(stretch)
+            if part.begin >= read_end:
+                self.ranges.remove(part)
             else:
-                stretch.bytes -= lost
-                stretch.end = in_hand
-        self.fetched = max(in_hand, min(stretch.begin for stretch in gone))
+                part.bytes -= lost
+                part.end = read_end
+        self.fetched = max(read_end, min(part.begin for part in gone))
         self._drop_read()
-        self._lose(max(stretch.since_s for stretch in gone), time_s)
+        self._lose(max(part.since_s for part in gone), time_s)
         return given_up
 
-    def lost(self, stretch: Stretch, time_s: float) -> bool:
-        """Blocks of ``stretch`` left the cache before they were read. True when the window was halved."""
-        if stretch not in self.stretches or stretch.end <= self.in_hand:
+    def lost(self, part: PrefetchRange, time_s: float) -> bool:
+        """Blocks of ``part`` left the cache before they were read. True when the window was halved."""
+        if part not in self.ranges or part.end <= self.read_end:
             return False
-        self.stretches.remove(stretch)
-        self.fetched = max(self.in_hand, min(self.fetched, stretch.begin))
-        return self._lose(stretch.since_s, time_s)
+        self.ranges.remove(part)
+        self.fetched = max(self.read_end, min(self.fetched, part.begin))
+        return self._lose(part.since_s, time_s)
 
-    def ready(self, offset: int) -> Stretch | None:
+    def ready(self, offset: int) -> PrefetchRange | None:
         """What holds ``offset``, fetched ahead and in memory."""
-        for stretch in self.stretches:
-            if stretch.begin <= offset < stretch.end and stretch.is_done:
-                return stretch
+        for part in self.ranges:
+            if part.begin <= offset < part.end and part.is_done:
+                return part
         return None
 
-    def waited(self, ready: Stretch, next_offset: int, time_s: float) -> bool:
-        """A pull that ended at ``next_offset`` waited although ``ready`` had held its first message. True when all of
-        it should have been there and the window was halved: evicted before it was read."""
-        if ready not in self.stretches or next_offset > ready.end:
+    def waited(self, ready: PrefetchRange, next_offset: int, time_s: float) -> bool:
+        """A pull that ended at ``next_offset`` waited although ``ready`` covered its first message. True if all of it
+        was covered, and so evicted unread: the window was halved."""
+        if ready not in self.ranges or next_offset > ready.end:
             return False
-        self.stretches.remove(ready)
-        self.fetched = self.in_hand
+        self.ranges.remove(ready)
+        self.fetched = self.read_end
         return self._lose(ready.since_s, time_s)

@@ -17,9 +17,9 @@ from fetcher.blocks.block_cache import DroppedUnread, DropReason
 from fetcher.io.background import Background
 from fetcher.io.waiting import Executor
 from fetcher.prefetch.event_log import EventKind, EventLog
-from fetcher.prefetch.prefetch_range import Pulled, Stretch, WindowLimits
+from fetcher.prefetch.prefetch_range import PrefetchRange, PullProgress, WindowLimits
 from fetcher.prefetch.prefetch_window import PrefetchWindow
-from fetcher.prefetch.range_fetch import AheadReader, run_ends
+from fetcher.prefetch.range_fetch import RangeFetcher, run_ends
 from fetcher.prefetch.readers import Reader
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.queue_view import QueueView
@@ -57,7 +57,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        ahead: AheadReader,
+        ahead: RangeFetcher,
         catalog: CatalogView,
         settings: PrefetchSettings,
         *,
@@ -83,11 +83,11 @@ class Prefetcher:
     def __repr__(self) -> str:
         return f"Prefetcher({len(self._ahead)} readers ahead, {self.unread_bytes} bytes)"
 
-    def pulled(self, reader: Reader, pull: Pulled, bytes_per_offset: float | None = None) -> None:
+    def pulled(self, reader: Reader, pull: PullProgress, bytes_per_offset: float | None = None) -> None:
         """A reader got an answer. ``bytes_per_offset``: message bytes, where known anew."""
         window = reader.window
         with self._lock:
-            before = window.unread_bytes if window.stretches else 0
+            before = window.unread_bytes if window.ranges else 0
             if bytes_per_offset is not None:
                 window.bytes_per_offset = bytes_per_offset
             is_changed = window.pulled(pull)
@@ -97,13 +97,13 @@ class Prefetcher:
                 EventKind.WINDOW, reader.name, window.size, "grown" if window.sequential else "anew"
             )
 
-    def pulled_in_hand(self, reader: Reader, offset: int, next_offset: int, time_s: float) -> None:
+    def stepped(self, reader: Reader, offset: int, next_offset: int, time_s: float) -> None:
         """A reader got an answer out of the block it has in hand."""
         window = reader.window
         with self._lock:
             is_changed = window.stepped(offset, next_offset, time_s)
         if is_changed is None:
-            self.pulled(reader, Pulled(offset, next_offset, window.covered, 0, time_s))
+            self.pulled(reader, PullProgress(offset, next_offset, window.covered, 0, time_s))
         elif is_changed:
             self._log.add(EventKind.WINDOW, reader.name, window.size, "grown")
 
@@ -117,12 +117,12 @@ class Prefetcher:
             self._account(reader, before)
         self._log.add(EventKind.WINDOW, reader.name, window.size, "announced")
 
-    def ready(self, reader: Reader, offset: int) -> Stretch | None:
+    def ready(self, reader: Reader, offset: int) -> PrefetchRange | None:
         """What holds ``offset`` already, fetched ahead: to be told apart after a wait."""
         with self._lock:
             return reader.window.ready(offset)
 
-    def waited(self, reader: Reader, ready: Stretch, next_offset: int) -> None:
+    def waited(self, reader: Reader, ready: PrefetchRange, next_offset: int) -> None:
         """A pull waited although ``ready`` had been fetched ahead."""
         with self._lock:
             before = reader.window.unread_bytes
@@ -150,43 +150,43 @@ class Prefetcher:
             if span is None:
                 return
             begin, end = span
-            runs = self._catalog.known_runs_of(view)
+            runs = self._catalog.cached_runs_of(view)
             last = None if runs is None else run_ends(runs, end - 1)
             if last is not None:
                 end = min(window.aligned(begin, end, last, room_bytes), view.max_offset)
-            stretch = window.started(begin, end, time_s)
+            part = window.started(begin, end, time_s)
             self._account(reader, before)
-        self._background.start(self._fetch(reader, view, stretch, message_filter), inline=inline)
+        self._background.start(self._fetch(reader, view, part, message_filter), inline=inline)
 
     async def _fetch(
-        self, reader: Reader, view: QueueView, stretch: Stretch, message_filter: MessageFilter | None
+        self, reader: Reader, view: QueueView, part: PrefetchRange, message_filter: MessageFilter | None
     ) -> None:
-        begin, end = stretch.begin, stretch.end
+        begin, end = part.begin, part.end
         try:
             read = await self._reader.read(view, begin, end, message_filter)
         except TieredError as error:
             # Not lost: whoever pulls these offsets meets the same error, or finds it gone.
-            self._failed(reader, stretch, str(error))
+            self._failed(reader, part, str(error))
             return
         except BaseException:
-            self._failed(reader, stretch, "given up")
+            self._failed(reader, part, "given up")
             raise
         with self._lock:
             before = reader.window.unread_bytes
-            stretch.blocks = frozenset(read.blocks)
-            reader.window.finished(stretch, read.covered, read.block_bytes, self._clock_s())
+            part.blocks = frozenset(read.blocks)
+            reader.window.finished(part, read.covered, read.block_bytes, self._clock_s())
             self._account(reader, before)
             self.counters.fetches += 1
             self.counters.fetched_bytes += read.block_bytes
         self._log.add(EventKind.FETCH, reader.name, read.block_bytes, f"{begin}-{read.covered}")
 
-    def _failed(self, reader: Reader, stretch: Stretch, detail: str) -> None:
+    def _failed(self, reader: Reader, part: PrefetchRange, detail: str) -> None:
         with self._lock:
             before = reader.window.unread_bytes
-            reader.window.failed(stretch, self._clock_s())
+            reader.window.failed(part, self._clock_s())
             self._account(reader, before)
             self.counters.failures += 1
-        self._log.add(EventKind.FAILED, reader.name, stretch.end - stretch.begin, detail)
+        self._log.add(EventKind.FAILED, reader.name, part.end - part.begin, detail)
 
     def dropped(self, gone: Sequence[DroppedUnread]) -> None:
         """Blocks left the cache before anybody read them: windows that had them fetched are halved."""
@@ -196,13 +196,13 @@ class Prefetcher:
         with self._lock:
             for reader in list(self._ahead):
                 window = reader.window
-                for stretch in [*window.stretches]:
-                    key = next((key for key in keys if key in stretch.blocks), None)
+                for part in [*window.ranges]:
+                    key = next((key for key in keys if key in part.blocks), None)
                     if key is None:
                         continue
                     before = window.unread_bytes
-                    lost_bytes = stretch.bytes_from(window.in_hand)
-                    if window.lost(stretch, time_s):
+                    lost_bytes = part.bytes_from(window.read_end)
+                    if window.lost(part, time_s):
                         halved.append((reader, keys[key]))
                     self._account(reader, before)
                     if keys[key] is DropReason.EXPIRED:
@@ -236,7 +236,7 @@ class Prefetcher:
     def _account(self, reader: Reader, before_bytes: int) -> None:
         """Called with the lock held, after any change of a window."""
         window: PrefetchWindow = reader.window
-        if window.stretches:
+        if window.ranges:
             self._ahead.add(reader)
             self.unread_bytes += window.unread_bytes - before_bytes
         else:

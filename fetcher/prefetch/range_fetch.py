@@ -1,4 +1,4 @@
-"""Which blocks hold a stretch of a queue, and fetching them: all that reading ahead needs to know.
+"""Which blocks hold a part of a queue, and fetching them: all that reading ahead needs to know.
 
 No row is looked at where the catalog and the objects' tables say enough: rows are for who reads them. A filter by tag,
 rows that span several offsets and light queues need their columns, and are read as a pull reads them.
@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import gather
 from fetcher.prefetch.prefetch_range import RunEnds
-from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, Held
+from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, BufferedRows
 from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.pull import PullRequest
 from fetcher.rows.queue_view import QueueView, RunList, RunPlace
-from fetcher.rows.read_plan import NO_END, Wish
+from fetcher.rows.read_plan import NO_END
 from fetcher.rows.row_reader import RUNS_AT_ONCE, RowReader
 from fetcher.rows.tag_filter import MessageFilter
 from tiered.formats.segment_index import BlockSpan
 from tiered.model.tables import RunKind
 
 
-class Ahead(NamedTuple):
+class FetchedBlocks(NamedTuple):
     """What is in memory now: blocks that reach up to offset ``covered``, ``block_bytes`` raw bytes of them."""
 
     covered: int
@@ -40,8 +41,8 @@ def run_ends(runs: RunList, offset: int) -> RunEnds | None:
     return RunEnds(int(run["base_queue_offset"]), int(run["end_queue_offset"]))
 
 
-class AheadReader:
-    """Fetches stretches of queues on the lane of who reads ahead. Holds no state: threads may share it."""
+class RangeFetcher:
+    """Fetches ranges of queues on the priority of who reads ahead. Holds no state: threads may share it."""
 
     def __init__(self, source: BlockSource, catalog: CatalogView, rows: RowReader) -> None:
         self._source = source
@@ -49,23 +50,26 @@ class AheadReader:
         self._rows = rows
 
     def __repr__(self) -> str:
-        return f"AheadReader({self._source!r})"
+        return f"RangeFetcher({self._source!r})"
 
     async def read(
         self, view: QueueView, begin: int, end: int, message_filter: MessageFilter | None
-    ) -> Ahead:
+    ) -> FetchedBlocks:
         """Have the blocks of offsets [begin, end) in memory, up to a gap. Raises as RowReader.read."""
         if message_filter is None:
             runs = await self._catalog.runs_of(view)
             at = view.existing(begin)
             if at >= end:
-                return Ahead(end, 0, ())
+                return FetchedBlocks(end, 0, ())
             places = runs.places(at, end=end, bytes_max=NO_END, runs_max=RUNS_AT_ONCE)
             if all(place.kind == RunKind.PLAIN for place in places):
                 return await self._plain(places, at, min(end, places[-1].end))
-        wish = Wish(end - begin, NO_END, message_filter, judges=False, end=end)
-        read = await self._rows.read(view, begin, wish, Lane.PREFETCH, Held())
-        return Ahead(read.covered, read.block_bytes, read.blocks)
+        topic, queue_id, _ = view.queue
+        request = PullRequest(topic, queue_id, begin, end - begin, NO_END, filter=message_filter)
+        read = await self._rows.read(
+            view, request, Priority.PREFETCH, BufferedRows(), end=end, is_prefetch=True
+        )
+        return FetchedBlocks(read.covered, read.block_bytes, read.blocks)
 
     async def open(self, view: QueueView, offset: int) -> None:
         """Have the tail of the object that holds ``offset`` in memory: then ``read`` asks for its blocks at once."""
@@ -73,9 +77,9 @@ class AheadReader:
         at = view.existing(offset)
         if at < view.max_offset:
             places = runs.places(at, end=at + 1, bytes_max=0, runs_max=1)
-            await BlockFetch(self._source, Lane.USER, Held()).indexes(places)
+            await BlockFetch(self._source, Priority.USER, BufferedRows()).indexes(places)
 
-    async def _plain(self, places: list[RunPlace], begin: int, end: int) -> Ahead:
+    async def _plain(self, places: list[RunPlace], begin: int, end: int) -> FetchedBlocks:
         if len(places) == 1:
             found = [await self._place(places[0], begin, end)]
         else:
@@ -86,13 +90,13 @@ class AheadReader:
             for number in range(span.first_block, span.end_block)
         ]
         covered = places[-1].base + found[-1].end_row
-        return Ahead(covered, sum(span.raw_bytes for span in found), tuple(blocks))
+        return FetchedBlocks(covered, sum(span.raw_bytes for span in found), tuple(blocks))
 
     async def _place(self, place: RunPlace, begin: int, end: int) -> BlockSpan:
         """Blocks of one run; it waits for no other's tail."""
-        (index,) = await BlockFetch(self._source, Lane.PREFETCH, Held()).indexes([place])
+        (index,) = await BlockFetch(self._source, Priority.PREFETCH, BufferedRows()).indexes([place])
         first, last = max(0, begin - place.base), min(place.rows, end - place.base)
         span = index.block_span(place.ordinal, first, last)
         numbers = range(span.first_block, span.end_block)
-        await self._source.blocks_at(index, place.ordinal, numbers, Lane.PREFETCH)
+        await self._source.blocks_at(index, place.ordinal, numbers, Priority.PREFETCH)
         return span

@@ -1,38 +1,54 @@
-"""Pulls that a reader answers out of what it has in hand, or has after one look at memory: calls, no coroutines.
+"""Pulls answered from memory: plain calls, no coroutines.
 
-Owns the order of these steps, and what is done after such an answer. Does not own what is in hand (readers.py).
+A pull is answered from the reader's buffered rows and, where a consumer crosses into another block or the next run,
+from cached blocks and tails. Owns these steps and what follows them. Does not own the buffered rows (readers.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from fetcher.prefetch.prefetch_range import Pulled
+from fetcher.prefetch.prefetch_range import PullProgress
 from fetcher.prefetch.prefetcher import Prefetcher
-from fetcher.prefetch.readers import InHand, Reader, ReaderKey, Readers
-from fetcher.pulls.memory_pull_next_run import BeyondHand
-from fetcher.rows.block_fetch import BlockSource, Held
+from fetcher.prefetch.readers import Reader, ReaderKey, Readers
+from fetcher.rows.block_fetch import Block, BlockId, BlockSource, BufferedRows
 from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.queue_view import QueueView
+from fetcher.rows.read_plan import Limits, TakenRows, take
+from fetcher.rows.row_reader import BYTES_AHEAD, ROWS_AHEAD
+from fetcher.rows.run_rows import RunRows, rows_of_run
 from fetcher.rows.tag_filter import MessageFilter
+from tiered.errors import CorruptionError
+from tiered.model.tables import RunKind
 
-PLACES_MAX = 16_384
+READERS_MAX = 16_384
+"""Readers found by name at the newest catalog version."""
+_FOUND = PullStatus.FOUND
 
 
 @dataclass
 class FetcherCounters:
-    """Sums since the start. ``from_hand``: pulls answered by slicing; ``waited``: pulls that waited for the store."""
+    """Sums since the start. ``from_memory``: pulls without a coroutine; ``waited``: pulls that waited for the store."""
 
     pulls: int = 0
-    from_hand: int = 0
+    from_memory: int = 0
     waited: int = 0
     messages: int = 0
-    retried: int = 0
 
 
-class HandPulls:
-    """Thread-safe. ``unread_s``: readers that have not pulled for so long keep nothing in hand."""
+class _Rows(NamedTuple):
+    """Rows from an offset on, the cached blocks among theirs, and message bytes per offset."""
+
+    rows: RunRows
+    blocks: Mapping[BlockId, Block]
+    bytes_per_offset: float | None
+
+
+class MemoryPulls:
+    """Thread-safe. ``unread_s``: readers that have not pulled for this long lose their buffered rows."""
 
     def __init__(
         self,
@@ -48,102 +64,247 @@ class HandPulls:
         self._source, self._catalog = source, catalog
         self._readers, self._prefetcher, self._counters = readers, prefetcher, counters
         self._clock_s, self._unread_s = clock_s, unread_s
-        self._beyond = BeyondHand(source, catalog)
-        self._places: dict[tuple[str, int, str], tuple[QueueView, Reader]] = {}
-        """Who read where by name, in the version known last: what need not be looked for each time."""
-        self._places_of = catalog.state
-        readers.on_forgotten = self._forget
+        self._by_name: dict[tuple[str, int, str], tuple[QueueView, Reader]] = {}
+        """Readers by topic, queue id and group at the newest catalog version."""
+        self._by_name_of = catalog.state
+        readers.on_evicted = self._forget
 
-    def find(
-        self, topic: str, queue_id: int, offset: int, count: int, max_bytes: int, group: str
-    ) -> InHand | None:
-        """See TieredMessageFetcher.in_hand."""
+    def __repr__(self) -> str:
+        return f"MemoryPulls({self._source!r})"
+
+    def pull(self, request: PullRequest) -> PullResult | None:
+        """The result of an unfiltered pull, without columns; None if memory does not have all of it."""
         catalog = self._catalog
         time_s = self._clock_s()
-        catalog.look(time_s)
-        name = topic, queue_id, group
-        place = self._places.get(name)
-        if place is None or place[0].state is not catalog.state:
-            view = catalog.view(catalog.state, (topic, queue_id, None))
-            reader = None if view is None else self._readers.find(ReaderKey(group, view.queue))
-            if view is None or reader is None or view.is_hidden:
+        catalog.refresh_if_due(time_s)
+        name = request.topic, request.queue_id, request.group
+        found = self._by_name.get(name)
+        if found is None or found[0].state is not catalog.state:
+            found = self._find(request)
+            if found is None:
                 return None
-            if len(self._places) >= PLACES_MAX or view.state is not self._places_of:
-                self._places, self._places_of = {}, view.state  # who stays away keeps no old version
-            # By the reader's own names: those of this pull need not be kept.
-            place = self._places[reader.name[1], queue_id, reader.name[0]] = view, reader
-        view, reader = place
-        slices = reader.held.slices
+        view, reader = found
+        slices = reader.buffered.slices
         if slices is not None and slices.view is view:
-            first = offset - slices.base
-            end = first + count
+            first = request.offset - slices.base
+            end = first + request.count
             if 0 <= first < end <= len(slices.ends):
                 begin_byte, end_byte = slices.starts[first], slices.ends[end - 1]
-                if end_byte - begin_byte <= max_bytes:
+                if end_byte - begin_byte <= request.max_bytes:
+                    result = PullResult(
+                        _FOUND, request.offset + request.count, view.min_offset, view.max_offset,
+                        (slices.data[begin_byte:end_byte],), request.count,
+                    )  # fmt: skip
                     self._counters.pulls += 1
-                    self.answered(reader, view, offset, offset + count, count, time_s)
-                    body = (slices.data[begin_byte:end_byte],)
-                    return InHand(body, count, offset + count, view.min_offset, view.max_offset)
-        found = reader.body_from_hand(view, offset, count, max_bytes)
-        if found is not None:
-            reader.slice(view)
-            self._counters.pulls += 1
-            self.answered(reader, view, offset, found.next_offset, found.records, time_s)
-            return found
-        across = reader.body_across(view, offset, count, max_bytes, self._source.block_in_memory)
-        bytes_per_offset = None
-        if across is None:
-            beyond = self._beyond.find(reader, view, offset, count, max_bytes)
-            if beyond is None:
-                self._places.pop(name, None)  # perhaps the reader was forgotten and is another now
-                return None
-            found, held, bytes_per_offset = beyond
-        else:
-            found, held = across
-        self._counters.pulls += 1
-        self._answered_across(reader, view, offset, found, held, bytes_per_offset, time_s)
+                    self._stepped(reader, view, request, result, time_s)
+                    return result
+        answered = self._read(reader, view, request, time_s)
+        if answered is None:
+            self._by_name.pop(name, None)  # the reader may have been evicted and replaced
+        return answered
+
+    def pull_rows(self, request: PullRequest) -> PullResult | None:
+        """The result of an unfiltered pull, with columns, if the block the reader read last has all of it."""
+        view = self._catalog.view(self._catalog.state, (request.topic, request.queue_id, request.generation))
+        reader = None if view is None else self._readers.find(ReaderKey(request.group, view.queue))
+        if view is None or reader is None:
+            return None
+        result = _rows(reader, view, request)
+        if result is not None:
+            self._stepped(reader, view, request, result, self._clock_s())
+        return result
+
+    def _find(self, request: PullRequest) -> tuple[QueueView, Reader] | None:
+        catalog = self._catalog
+        view = catalog.view(catalog.state, (request.topic, request.queue_id, None))
+        reader = None if view is None else self._readers.find(ReaderKey(request.group, view.queue))
+        if view is None or reader is None or view.is_hidden:
+            return None
+        if len(self._by_name) >= READERS_MAX or view.state is not self._by_name_of:
+            self._by_name, self._by_name_of = {}, view.state  # readers that stop must not keep an old version
+        # The reader's own strings: those of this request need not be kept.
+        found = self._by_name[reader.name[1], request.queue_id, reader.name[0]] = view, reader
         return found
 
     def _forget(self, reader: Reader) -> None:
         group, topic, queue_id = reader.name
-        self._places.pop((topic, queue_id, group), None)
+        self._by_name.pop((topic, queue_id, group), None)
 
-    def answered(
-        self, reader: Reader, view: QueueView, offset: int, next_offset: int, messages: int, time_s: float
+    # -- reading memory ---------------------------------------------------------------------------------------
+
+    def _read(
+        self, reader: Reader, view: QueueView, request: PullRequest, time_s: float
+    ) -> PullResult | None:
+        """The result from the buffered rows, and from the next run if the pull reaches into it."""
+        buffered = reader.buffered
+        rows = buffered.ahead or buffered.rows
+        if rows is None or not _may_answer(rows, buffered, view, request.offset):
+            return None
+        source = _Rows(rows, buffered.blocks, None)
+        limits = _limits(request)
+        body: list[memoryview] = []
+        part = None
+        if request.offset < rows.end:
+            part = take(rows.sizes, rows.ends, rows.row_of(request.offset), limits, None)
+        if part is None or not _is_whole(rows, part, view):
+            if reader.window.position != request.offset or view.existing(request.offset) != request.offset:
+                return None
+            if part is not None:
+                found = self._bodies(source, part)
+                if found is None:
+                    return None
+                body = found[0]
+                limits = Limits(limits.rows - part.row_count, limits.bytes - part.bytes, False)
+            next_rows = self._next_run(view, rows.end, limits, buffered.blocks)
+            if next_rows is None:
+                return None
+            source, at = next_rows, rows.end
+            rows = source.rows
+            part = take(rows.sizes, rows.ends, rows.row_of(at), limits, None)
+            if rows.end > view.max_offset or not part.row_count or not _is_whole(rows, part, view):
+                return None
+        found = self._bodies(source, part)
+        if found is None:
+            return None
+        further, last_block = found
+        result = PullResult(
+            _FOUND, rows.end_offset(part.end_row), view.min_offset, view.max_offset, [*body, *further],
+            request.count - limits.rows + part.row_count,
+        )  # fmt: skip
+        self._counters.pulls += 1
+        if buffered.rows is not None and last_block is buffered.blocks.get(_block_id(buffered.rows)):
+            reader.slice(view)
+            self._stepped(reader, view, request, result, time_s)
+        else:
+            assert isinstance(part.rows, slice)  # nothing is filtered out
+            last = rows.in_block_of(part.rows.stop - 1)
+            after = BufferedRows(
+                {_block_id(last): last_block},
+                last,
+                rows if rows.end > last.end else None,
+                history=view.state.cursor.history,
+            )
+            self._moved(reader, view, request, result, after, source.bytes_per_offset, time_s)
+        return result
+
+    def _next_run(
+        self, view: QueueView, at: int, limits: Limits, buffered: Mapping[BlockId, Block]
+    ) -> _Rows | None:
+        """Rows of the run that begins at ``at``, if its tail and its first block are in memory."""
+        runs = self._catalog.cached_runs_of(view)
+        number = -1 if runs is None or at >= view.max_offset or view.existing(at) != at else runs.at(at)
+        if runs is None or number < 0:
+            return None
+        place = runs.place(number)
+        index = self._source.index_in_memory(place.object_key) if place.kind == RunKind.PLAIN else None
+        if index is None:
+            return None
+        try:
+            place.check(index)
+            row = at - place.base
+            block_id = index.key, index.block_span(place.ordinal, row, row + 1).first_block
+            block = buffered.get(block_id)
+            if block is None:
+                block = self._source.block_in_memory(*block_id)
+            if block is None:
+                return None
+            rows = rows_of_run(
+                index, place, at, count=limits.rows + ROWS_AHEAD, max_bytes=max(limits.bytes, BYTES_AHEAD)
+            )
+        except CorruptionError:
+            return None  # reported, and read again, by the pull that follows
+        return _Rows(rows, {block_id: block}, place.byte_count / (place.end - place.base))
+
+    def _bodies(self, source: _Rows, part: TakenRows) -> tuple[list[memoryview], Block] | None:
+        """The records of ``part``, and the block of the last one; None if a block is not in memory."""
+        rows, taken = source.rows, part.rows
+        assert isinstance(taken, slice)  # nothing is filtered out
+        blocks: list[Block] = []
+        for number in rows.blocks_of(taken):
+            block = source.blocks.get((rows.object_key, number))
+            if block is None:
+                block = self._source.block_in_memory(rows.object_key, number)
+            if block is None or len(block) != rows.block_raw_bytes(number):
+                return None
+            blocks.append(block)
+        return rows.bodies(taken, blocks), blocks[-1]
+
+    # -- after a pull -----------------------------------------------------------------------------------------
+
+    def _stepped(
+        self, reader: Reader, view: QueueView, request: PullRequest, result: PullResult, time_s: float
     ) -> None:
-        """The block in hand had all of it."""
-        self._counters.from_hand += 1
-        self._counters.messages += messages
-        self._prefetcher.pulled_in_hand(reader, offset, next_offset, time_s)
+        """The pull stayed in the buffered block."""
+        self._counters.from_memory += 1
+        self._counters.messages += result.records
+        self._prefetcher.stepped(reader, request.offset, result.next_offset, time_s)
         self._readers.used(reader, time_s)
-        self.go_on(reader, view, time_s, None)
+        self.after_pull(reader, view, time_s, None)
 
-    def _answered_across(
+    def _moved(
         self,
         reader: Reader,
         view: QueueView,
-        offset: int,
-        found: InHand,
-        held: Held,
+        request: PullRequest,
+        result: PullResult,
+        after: BufferedRows,
         bytes_per_offset: float | None,
         time_s: float,
     ) -> None:
-        """There is another block in hand."""
-        self._counters.from_hand += 1
-        self._counters.messages += found.records
-        self._readers.hold(reader, held)
+        """The pull moved on to another block."""
+        self._counters.from_memory += 1
+        self._counters.messages += result.records
+        self._readers.buffer(reader, after)
         self._readers.used(reader, time_s)
-        rows = held.rows
+        rows = after.rows
         assert rows is not None
-        pulled = Pulled(offset, found.next_offset, rows.end, rows.block_bytes[-1], time_s)
-        self._prefetcher.pulled(reader, pulled, bytes_per_offset)
-        self.go_on(reader, view, time_s, None)
+        progress = PullProgress(request.offset, result.next_offset, rows.end, rows.block_bytes[-1], time_s)
+        self._prefetcher.pulled(reader, progress, bytes_per_offset)
+        self.after_pull(reader, view, time_s, None)
 
-    def go_on(
+    def after_pull(
         self, reader: Reader, view: QueueView, time_s: float, message_filter: MessageFilter | None
     ) -> None:
-        """After any answer: read ahead, and let go of what nobody comes for."""
+        """Prefetch for the reader, and drop rows of readers that stopped."""
         if reader.window.is_low(time_s):
             self._prefetcher.fetch_ahead(reader, view, message_filter, inline=message_filter is None)
         if self._prefetcher.sweep(time_s):
-            self._readers.let_go_unused_since(time_s - self._unread_s)
+            self._readers.drop_unused_since(time_s - self._unread_s)
+
+
+def _rows(reader: Reader, view: QueueView, request: PullRequest) -> PullResult | None:
+    """The result, with columns, if the block the reader read last has all of it."""
+    buffered = reader.buffered
+    rows = buffered.rows
+    if rows is None or request.offset >= rows.end or not _may_answer(rows, buffered, view, request.offset):
+        return None
+    part = take(rows.sizes, rows.ends, rows.row_of(request.offset), _limits(request), None)
+    if not _is_whole(rows, part, view):
+        return None
+    batch = rows.batch(part.rows, (buffered.blocks[rows.object_key, rows.first_block],))
+    return PullResult(
+        _FOUND, rows.end_offset(part.end_row), view.min_offset, view.max_offset, (), part.row_count, batch,
+        None, view.state.version,
+    )  # fmt: skip
+
+
+def _limits(request: PullRequest) -> Limits:
+    return Limits(request.count, request.max_bytes, True)
+
+
+def _block_id(rows: RunRows) -> BlockId:
+    return rows.object_key, rows.first_block
+
+
+def _may_answer(rows: RunRows, buffered: BufferedRows, view: QueueView, offset: int) -> bool:
+    """Whether ``rows`` reach ``offset`` and are all visible at this version of the queue."""
+    return (
+        rows.base <= offset <= rows.end <= view.max_offset
+        and view.min_offset <= offset
+        and buffered.history == view.state.cursor.history
+    )
+
+
+def _is_whole(rows: RunRows, part: TakenRows, view: QueueView) -> bool:
+    """Whether ``part`` of ``rows`` ends with a limit or the queue."""
+    return part.is_full or rows.end_offset(part.end_row) >= view.max_offset

@@ -1,42 +1,44 @@
-"""Queries of one archive from an ordinary thread: runs the coroutines, and looks again when the catalog moved on.
-
-Owns that, and counts of requests. Does not own what a query does (by_key.py, by_id.py).
-"""
+"""Blocking queries of one archive. Counts requests; does not own the queries (by_key.py, by_id.py)."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fetcher.io.range_reader import RangeReader, ThreadRangeReader
-from fetcher.io.waiting import run_sync
+from fetcher.io.waiting import InlineExecutor, run_sync
 from fetcher.queries.by_id import OffsetMsgId, find_by_id
 from fetcher.queries.by_key import KeyQuery, QueryCost, QueryPage, cost_of, find_by_key
 from fetcher.queries.found import FoundMessage
-from fetcher.queries.part_cache import KeptParts
+from fetcher.queries.part_cache import PartCache
 from fetcher.queries.source import QuerySource
-from tiered.catalog.catalog_reader import refresh
+from fetcher.rows.catalog_view import CatalogView
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError
 from tiered.object_store.interface import ObjectStore
 
 T = TypeVar("T")
 READ_THREADS = 8
-KEPT_BYTES = 32 * 1024 * 1024
-"""Parts of the archive kept between queries."""
+CACHE_BYTES = 32 * 1024 * 1024
+"""Parts of the archive cached between queries."""
 
 
 class ArchiveQueries:
-    """Asks the archive at ``store``, its own prefix. Not for several threads at once. Close it."""
+    """Queries the archive at ``store``, its own prefix. Not thread-safe. Close it."""
 
     def __init__(self, store: ObjectStore, state: CatalogState, *, reader: RangeReader | None = None) -> None:
         self._store = store
-        self.state = state
+        self._catalog = CatalogView(store, state, executor=InlineExecutor(), clock_s=time.monotonic)
         self._reader = reader or ThreadRangeReader(store, READ_THREADS)
         self._owns_reader = reader is None
-        self._kept = KeptParts(KEPT_BYTES)
+        self._cache = PartCache(CACHE_BYTES)
         self.requests = 0
-        """Object requests so far, but for those that refresh the catalog."""
+        """Object requests so far, without those that refresh the catalog."""
+
+    @property
+    def state(self) -> CatalogState:
+        """The catalog version read last."""
+        return self._catalog.state
 
     def __enter__(self) -> ArchiveQueries:
         return self
@@ -51,31 +53,22 @@ class ArchiveQueries:
 
     def by_key(self, query: KeyQuery) -> QueryPage:
         """Messages with a key, newest first. Raises CorruptionError or what the store raises."""
-        return self._answered(lambda source: find_by_key(source, self.state, query))
+        return self._answered(lambda source, state: find_by_key(source, state, query))
 
     def by_id(self, wanted: OffsetMsgId) -> FoundMessage | None:
         """The message with an offsetMsgId, or None. Raises CorruptionError or what the store raises."""
-        return self._answered(lambda source: find_by_id(source, self.state, wanted))
+        return self._answered(lambda source, state: find_by_id(source, state, wanted))
 
     def cost_of(self, query: KeyQuery) -> QueryCost:
-        """What ``by_key`` will read."""
-        return self._answered(lambda source: cost_of(source, self.state, query))
+        """The requests of ``by_key``."""
+        return self._answered(lambda source, state: cost_of(source, state, query))
 
-    def _answered(self, ask: Callable[[QuerySource], Coroutine[Any, Any, T]]) -> T:
-        try:
-            return self._run(ask)
-        except NotFoundError:
-            self.state = refresh(self._store, self.state)
-        try:
-            return self._run(ask)
-        except NotFoundError as error:
-            raise CorruptionError(
-                f"catalog version {self.state.version} names what is not there: {error.message}"
-            ) from error
+    def _answered(self, query: Callable[[QuerySource, CatalogState], Coroutine[Any, Any, T]]) -> T:
+        async def read(state: CatalogState) -> T:
+            source = QuerySource(self._reader, self._store, self._cache)
+            try:
+                return await query(source, state)
+            finally:
+                self.requests += source.requests
 
-    def _run(self, ask: Callable[[QuerySource], Coroutine[Any, Any, T]]) -> T:
-        source = QuerySource(self._reader, self._store, self._kept)
-        try:
-            return run_sync(ask(source))
-        finally:
-            self.requests += source.requests
+        return run_sync(self._catalog.read(self.state, read))

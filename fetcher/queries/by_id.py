@@ -2,7 +2,7 @@
 
 The catalog's memory says which objects may hold a physical offset; for older ones the tail of one index file does.
 At most four object requests where a cycle has one object or two: an index file's tail, the tails of these, one block.
-A cycle with large runs of several queues has an object for each, all over one stretch of the log, and their tails
+A cycle with large runs of several queues has an object for each, all over one part of the log, and their tails
 are read, the largest object's first, until one has the offset.
 
 Owns the id's two forms and the choice of objects. Awaits only the source.

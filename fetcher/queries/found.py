@@ -130,7 +130,7 @@ def check_run(index: SegmentIndex, run: np.void, queue: QueueKey) -> None:
         or index.queue_of(ordinal) != queue
         or any(index.runs[name][ordinal] != run[name] for name in _SAME)
     ):
-        raise CorruptionError(f"{index.key}: run {ordinal} is not what the catalog says of {queue}")
+        raise CorruptionError(f"{index.key}: run {ordinal} differs from the catalog's entry for {queue}")
 
 
 def newest_ms(state: CatalogState, queues: Iterable[QueueKey] | None = None) -> int:

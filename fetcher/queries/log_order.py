@@ -1,6 +1,6 @@
 """All records of an archive in the order of the broker's log.
 
-A cycle of the uploader is a stretch of the log spread over a few objects, so one cycle at a time is read and sorted:
+A cycle of the uploader is a part of the log spread over a few objects, so one cycle at a time is read and sorted:
 memory holds one cycle, whatever the archive's size. Owns that order. Not for pulls: nothing is cached.
 """
 

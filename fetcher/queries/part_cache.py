@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from fetcher.blocks.budget import ByteBudget
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 
 ENTRY_BYTES = 200
 """What an entry takes beside its value, about."""
@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
     byte_count: int
 
 
-class KeptParts:
+class PartCache:
     """At most ``bytes_max``; with a ``budget`` charged to it, and given back when a user needs room. Thread-safe."""
 
     def __init__(self, bytes_max: int, budget: ByteBudget | None = None) -> None:
@@ -45,7 +45,7 @@ class KeptParts:
             budget.add_reclaimer(self._reclaim)
 
     def __repr__(self) -> str:
-        return f"KeptParts({len(self._entries)} parts, {self._held_bytes} of {self._bytes_max} bytes)"
+        return f"PartCache({len(self._entries)} parts, {self._held_bytes} of {self._bytes_max} bytes)"
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -70,7 +70,7 @@ class KeptParts:
         key, byte_count = PartKey(object_key, part), byte_count + ENTRY_BYTES
         if byte_count > self._bytes_max or key in self._entries:
             return
-        if self._budget is not None and not self._budget.try_charge(byte_count, Lane.PREFETCH):
+        if self._budget is not None and not self._budget.try_charge(byte_count, Priority.PREFETCH):
             return
         with self._lock:
             is_new = key not in self._entries
@@ -102,7 +102,7 @@ class KeptParts:
 
     def _reclaim(self, byte_count: int, priority: int) -> None:
         """As tails of objects: only for a user."""
-        if priority <= Lane.USER:
+        if priority <= Priority.USER:
             self.shrink(max(0, self._held_bytes - byte_count))
 
     def _release(self, byte_count: int) -> None:

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fetcher.io.range_reader import RangeReader
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import Wait
-from fetcher.queries.part_cache import KeptParts
+from fetcher.queries.part_cache import PartCache
 from fetcher.rows.block_fetch import BlockSource
 from tiered.catalog.pages import Page, RunIndex, decode_page
 from tiered.catalog.state import EMPTY_CHUNK, CatalogState, PageRef, RunChunk, joined, selected
@@ -63,13 +63,13 @@ class QuerySource:
         self,
         reader: RangeReader,
         store: ObjectStore,
-        kept: KeptParts | None = None,
+        kept: PartCache | None = None,
         blocks: BlockSource | None = None,
     ) -> None:
         self._reader = reader
         self._url = store.url
         self._living = RunIndex(store)
-        self._kept = kept if kept is not None else KeptParts(0)
+        self._kept = kept if kept is not None else PartCache(0)
         self._blocks = blocks
         self._ranges: dict[tuple[str, int, int], Future[bytes]] = {}
         self._segments: dict[str, SegmentIndex] = {}
@@ -149,7 +149,7 @@ class QuerySource:
         if found is not None:
             return found
         if self._blocks is not None:
-            return await self._blocks.index(place.key, place.size_bytes, place.tail_bytes, Lane.USER)
+            return await self._blocks.index(place.key, place.size_bytes, place.tail_bytes, Priority.USER)
         _check(place)
         tail = await self._fetched(place.key, place.size_bytes - place.tail_bytes, place.tail_bytes)
         return self._keep_segment(SegmentIndex(place.key, place.size_bytes, tail))
@@ -195,7 +195,7 @@ class QuerySource:
         columns = index.row_columns(run)
         span = index.block_span(run, row, row + 1)
         if self._blocks is not None:
-            (data,) = await self._blocks.blocks_at(index, run, [span.first_block], Lane.USER)
+            (data,) = await self._blocks.blocks_at(index, run, [span.first_block], Priority.USER)
         else:
 
             async def fetch() -> NDArray[np.uint8]:

@@ -1,9 +1,6 @@
-"""Times of an archive's queues: searches over the newest catalog version known, with a second look when data moved.
+"""Times of an archive's queues: searches over a cached catalog version, or a recent one at a queue's end.
 
-Where the answer lies at the queue's end, a version that is recent is asked: one that nobody has read on for an hour
-does not know what was stored since.
-
-Owns which version answers. Does not own the search (time_search.py) nor requests.
+Owns the choice of the version. Does not own the search (time_search.py) nor requests.
 """
 
 from __future__ import annotations
@@ -11,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.queries.time_search import (
     Boundary,
     ColumnsOf,
@@ -24,7 +21,7 @@ from fetcher.queries.time_search import (
 )
 from fetcher.rows.catalog_view import CatalogView
 from tiered.catalog.state import CatalogState
-from tiered.errors import CorruptionError, NotFoundError, UnavailableError
+from tiered.errors import NotFoundError, UnavailableError
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 
@@ -32,15 +29,17 @@ T = TypeVar("T")
 
 
 class IndexSource(Protocol):
-    """Where tails of objects come from; segment_source.SegmentSource is the one."""
+    """Reads tails of objects: segment_source.SegmentSource."""
 
-    def index(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> Awaitable[SegmentIndex]:
+    def index(
+        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority
+    ) -> Awaitable[SegmentIndex]:
         """The decoded tail of an object."""
         ...
 
 
 class TimeReader:
-    """Answers by time. Coroutines of the core (waiting.py). Raise NotFoundError for an unknown queue, CorruptionError,
+    """Searches by time. Coroutines of the core (waiting.py). Raise NotFoundError for an unknown queue, CorruptionError,
     or what the store raises."""
 
     def __init__(self, catalog: CatalogView, source: IndexSource) -> None:
@@ -48,18 +47,18 @@ class TimeReader:
         self._source = source
 
     async def offset_by_time(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
-        """The offset a 5.x broker answers: see time_search. While the catalog cannot be read, by the version known:
-        what is behind that is later still, so who begins there misses nothing."""
+        """The offset a 5.x broker returns: see time_search. By the cached version while the catalog cannot be read:
+        messages after it are later, so a reader that starts there misses none."""
         return await self._answered(
             queue,
             lambda times, columns_of: offset_by_time(times, timestamp_ms, boundary, columns_of),
             lambda times: times.ends_before(timestamp_ms),
-            is_known_enough=True,
+            is_stale_allowed=True,
         )
 
     async def first_at_or_after(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """Where a walk from ``timestamp_ms`` on begins, None while there is nothing; differs from LOWER at the end of a
-        BatchCQ queue."""
+        """The first offset stored at or after ``timestamp_ms``, or None; differs from LOWER at the end of a BatchCQ
+        queue."""
         return await self._answered(
             queue,
             lambda times, columns_of: first_at_or_after(times, timestamp_ms, columns_of),
@@ -67,7 +66,7 @@ class TimeReader:
         )
 
     async def timestamp_of(self, queue: QueueKey, offset: int) -> int | None:
-        """When the message at ``offset`` was stored, ms since the epoch; None where the queue has none."""
+        """When the message at ``offset`` was stored, ms since the epoch; None if the queue has none."""
         return await self._answered(
             queue,
             lambda times, columns_of: timestamp_of(times, offset, columns_of),
@@ -75,7 +74,7 @@ class TimeReader:
         )
 
     async def earliest_time(self, queue: QueueKey) -> int | None:
-        """When the first message still there was stored, ms since the epoch; None for an empty queue."""
+        """When the first message was stored, ms since the epoch; None for an empty queue."""
         return await self._answered(queue, earliest_time, lambda times: not len(times.chunk.runs))
 
     async def _answered(
@@ -84,41 +83,33 @@ class TimeReader:
         ask: Callable[[QueueTimes, ColumnsOf], Coroutine[Any, Any, T]],
         is_at_end: Callable[[QueueTimes], bool],
         *,
-        is_known_enough: bool = False,
+        is_stale_allowed: bool = False,
     ) -> T:
-        """``is_at_end``: whether what was archived since could change the answer. ``is_known_enough``: it is good
-        enough without that, if need be."""
-        self._catalog.look()
-        try:
-            times = await self._times(self._catalog.state, queue)
-            if is_at_end(times):
-                times = await self._times(await self._recent(is_known_enough), queue)
-            return await ask(times, columns_from(times, self._open))
-        except NotFoundError:
-            state = await self._catalog.refreshed()
-        if state.queue(queue) is None:
-            raise NotFoundError(f"queue {queue} is not in version {state.version} of the catalog")
-        try:
-            times = await self._times(state, queue)
-            return await ask(times, columns_from(times, self._open))
-        except NotFoundError as error:
-            raise CorruptionError(
-                f"{queue}: catalog version {state.version} names what is not there: {error.message}"
-            ) from error
+        """``is_at_end``: whether messages archived since could change the result. ``is_stale_allowed``: the cached
+        version is good enough if the catalog cannot be read."""
 
-    async def _recent(self, is_known_enough: bool) -> CatalogState:
+        async def read(state: CatalogState) -> T:
+            times = await self._times(state, queue)
+            if is_at_end(times):
+                times = await self._times(await self._recent(is_stale_allowed), queue)
+            return await ask(times, columns_from(times, self._open))
+
+        self._catalog.refresh_if_due()
+        return await self._catalog.read(self._catalog.state, read, name=str(queue), queue=queue)
+
+    async def _recent(self, is_stale_allowed: bool) -> CatalogState:
         try:
             return await self._catalog.recent()
         except UnavailableError:
-            if not is_known_enough:
+            if not is_stale_allowed:
                 raise
             return self._catalog.state
 
     async def _times(self, state: CatalogState, queue: QueueKey) -> QueueTimes:
         view = self._catalog.view(state, queue)
         if view is None:
-            raise NotFoundError(f"queue {queue} is not in version {state.version} of the catalog")
+            raise NotFoundError(f"{queue} is not in the archive")
         return QueueTimes.of(state, queue, (await self._catalog.runs_of(view)).chunk)
 
     def _open(self, key: str, size_bytes: int, tail_bytes: int) -> Awaitable[SegmentIndex]:
-        return self._source.index(key, size_bytes, tail_bytes, Lane.USER)
+        return self._source.index(key, size_bytes, tail_bytes, Priority.USER)

@@ -64,7 +64,7 @@ class QueueTimes:
         """Of ``queue`` at ``state``, whose runs are ``chunk``. Raises NotFoundError for an unknown queue."""
         row = state.queue(queue)
         if row is None:
-            raise NotFoundError(f"queue {queue} is not in version {state.version} of the catalog")
+            raise NotFoundError(f"{queue} is not in the archive")
         low, high = int(row["min_queue_offset"]), int(row["end_queue_offset"])
         return cls(queue, min(low, high), high, bool(row["flags"] & QUEUE_BATCH), chunk)
 

@@ -1,43 +1,12 @@
-"""What a pull answers: a status, records as bytes with their columns, and where to go on.
-
-Owns the values every reader returns: archive, the broker's local files, whoever decides between them. No object per
-message. Does not own reading.
-"""
+"""Batches of messages: records as bytes with their columns, without an object per message."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-
-class GetStatus(Enum):
-    """How a pull ended (org.apache.rocketmq.store.GetMessageStatus), by offset against [min, max).
-
-    Whatever fails is an exception (tiered.errors), never a status.
-    """
-
-    FOUND = "FOUND"
-    """Records from the offset on, or behind a recorded gap; next offset is behind the last one looked at."""
-    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """Nothing between the offset and the next offset: all filtered out, a recorded gap, or parents expired."""
-    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
-    """The queue is empty and its maximum is 0; next offset is the one asked for."""
-    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-    """Unknown queue; next offset is the one asked for."""
-    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
-    """Below the minimum; next offset is the minimum."""
-    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
-    """At the maximum; next offset is the maximum."""
-    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
-    """Beyond the maximum; next offset is the maximum."""
-    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-    """Local files only: the consume queue has no unit there (yet). An archive never answers so."""
-    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    """Local files only: the commitlog has lost what the consume queue points at."""
 
 
 class MessageBatch:
@@ -77,7 +46,7 @@ class MessageBatch:
         self.tags_code = tags_code
         self.store_timestamp = store_timestamp
         self.is_one_piece = is_one_piece
-        """Known to stand one behind the other in the only piece."""
+        """Records lie back to back in the only piece."""
 
     def __len__(self) -> int:
         """Rows."""
@@ -107,7 +76,7 @@ class MessageBatch:
             yield views[piece][start : start + size]
 
     def buffers(self) -> list[memoryview]:
-        """All records back to back, neighbours in one view: what a reply's body is written from, without a copy."""
+        """All records back to back, adjacent ones in one view, without a copy: the body of a reply."""
         if not len(self):
             return []
         if self.is_one_piece:
@@ -123,7 +92,7 @@ class MessageBatch:
             )
         ]
 
-    def taken(self, rows: NDArray[Any]) -> MessageBatch:
+    def select(self, rows: NDArray[Any]) -> MessageBatch:
         """Only ``rows``: ascending indexes, or a mask. Copies columns, never records."""
         return MessageBatch(
             self.pieces, self.piece[rows], self.starts[rows], self.sizes[rows], self.queue_offsets[rows],
@@ -162,19 +131,3 @@ def joined_batch(batches: Sequence[MessageBatch]) -> MessageBatch:
         np.concatenate(shifted),
         *(np.concatenate([getattr(batch, name) for batch in batches]) for name in columns),
     )
-
-
-class GetResult(NamedTuple):
-    """Answer to a pull; all of it from one catalog ``version`` (0: from the broker's local files).
-
-    [min_offset, max_offset): the queue's offsets, 0 and 0 for an unknown one. ``gap``: offsets [begin, end) that were
-    passed because no record carries them (a recorded gap, expired parents of a light queue), or None.
-    """
-
-    status: GetStatus
-    batch: MessageBatch
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    gap: tuple[int, int] | None = None
-    version: int = 0

@@ -1,7 +1,6 @@
-"""Blocks and tails for one read: what it touches, each asked for once, neighbours together.
+"""Blocks and tails of one read, each requested once, adjacent blocks together.
 
-Owns what one read has in hand, and what it leaves in hand for the next of the same reader. Does not own caches nor
-requests (segment_source.py).
+Owns what a read keeps for the next one of the same reader. Does not own caches nor requests (segment_source.py).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import gather
 from fetcher.rows.queue_view import QueueView, RunPlace
 from fetcher.rows.run_rows import RunRows
@@ -30,32 +29,32 @@ class BlockSource(Protocol):
     """Where decoded blocks come from: segment_source.SegmentSource."""
 
     def index(
-        self, key: str, size_bytes: int, tail_bytes: int, lane: Lane
+        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority
     ) -> Coroutine[Any, Any, SegmentIndex]:
         """The decoded tail of an object."""
         ...
 
     def index_in_memory(self, key: str) -> SegmentIndex | None:
-        """The decoded tail of an object, or None: then it is asked for as others are."""
+        """The decoded tail of an object, or None if it must be requested."""
         ...
 
     def block_in_memory(self, object_key: str, number: int) -> Block | None:
-        """The raw bytes of a block for a user who has its rows, or None: then it is asked for as others are."""
+        """The raw bytes of a block for a user read, or None if it must be requested."""
         ...
 
     def blocks_at(
-        self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
+        self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
     ) -> Coroutine[Any, Any, Sequence[Block]]:
         """Raw bytes of blocks ``numbers`` (ascending) of the object, one array each; near ones share a request.
 
-        ``run`` is any run of the object that is not a light queue's; the blocks may hold rows of others.
+        ``run`` is any run of the object that is not an LMQ's; the blocks may hold rows of others.
         """
         ...
 
 
 class Slices(NamedTuple):
     """Rows of a plain run in one block, all visible in ``view``: offset ``base + i`` is bytes [starts[i], ends[i]) of
-    ``data``. Plain integers and memory: a pull is answered by three look-ups."""
+    ``data``. Plain integers and memory: a pull takes three look-ups."""
 
     view: QueueView
     base: int
@@ -65,27 +64,26 @@ class Slices(NamedTuple):
 
 
 @dataclass
-class Held:
-    """What the last read of a reader had in hand: sequential reads find their block here, checked once."""
+class BufferedRows:
+    """Rows and blocks a reader keeps between reads, so that sequential reads find their block here, checked once."""
 
     blocks: dict[BlockId, Block] = field(default_factory=dict)
     rows: RunRows | None = None
-    """Rows of the block read last, unless of a light queue; it is among ``blocks``."""
+    """Rows of the block read last, unless of an LMQ; it is among ``blocks``."""
     ahead: RunRows | None = None
-    """``rows`` with those of blocks behind, where these were looked at too."""
+    """``rows`` with those of the blocks after it, if their columns were decoded too."""
     table: tuple[RunPlace, RowTable] | None = None
-    """All rows of the run read last, where the run needs them: light queues."""
+    """All rows of the run read last, if it is an LMQ's."""
     slices: Slices | None = None
-    """``rows`` as most pulls need them, once one was answered; goes with the block."""
-    line: int = -1
-    """Log line of the catalog it was read from. It belongs here: who takes this while another puts something else in
-    its place must not judge it by the other's line."""
+    """``rows`` in the form most pulls need, after the first pull from them."""
+    history: int = -1
+    """Log history of the catalog it was read from. Stored with the rows, as another thread may replace both."""
 
     @property
     def nbytes(self) -> int:
-        """Memory held, about; blocks may be shared with a cache."""
-        known = self.ahead or self.rows
-        rows = 0 if known is None else known.nbytes
+        """Approximate memory; blocks may be shared with a cache."""
+        columns = self.ahead or self.rows
+        rows = 0 if columns is None else columns.nbytes
         table = 0 if self.table is None else 80 * len(self.table[1])
         return sum(block.nbytes for block in self.blocks.values()) + rows + table
 
@@ -100,21 +98,21 @@ class Needed(NamedTuple):
 
 
 class BlockFetch:
-    """What one read touches, on one lane. ``held``: what the read before left."""
+    """Tails and blocks of one read at one priority. ``buffered``: left by the previous read."""
 
-    def __init__(self, source: BlockSource, lane: Lane, held: Held) -> None:
+    def __init__(self, source: BlockSource, priority: Priority, buffered: BufferedRows) -> None:
         self._source = source
-        self._lane = lane
-        self.held = held
+        self._priority = priority
+        self.buffered = buffered
         self.touched: dict[BlockId, Block] = {}
 
     @property
     def touched_bytes(self) -> int:
-        """Raw bytes of all blocks so far."""
+        """Raw bytes of all blocks read so far."""
         return sum(block.nbytes for block in self.touched.values())
 
     async def indexes(self, places: Sequence[RunPlace]) -> list[SegmentIndex]:
-        """The objects that hold ``places``, opened side by side and checked against the catalog."""
+        """The objects that hold ``places``, opened concurrently and checked against the catalog."""
         if len(places) == 1:
             found = [await self._index(places[0])]
         else:
@@ -127,10 +125,10 @@ class BlockFetch:
         return found
 
     def _index(self, place: RunPlace) -> Coroutine[Any, Any, SegmentIndex]:
-        return self._source.index(place.object_key, place.size_bytes, place.tail_bytes, self._lane)
+        return self._source.index(place.object_key, place.size_bytes, place.tail_bytes, self._priority)
 
     async def fetch(self, needed: Iterable[Needed]) -> None:
-        """Have the blocks of ``needed`` in ``touched``."""
+        """Read the blocks of ``needed`` into ``touched``."""
         missing: dict[str, dict[int, Needed]] = {}
         for need in needed:
             key = need.segment.key
@@ -138,7 +136,7 @@ class BlockFetch:
                 block_id = key, number
                 if block_id in self.touched:
                     continue
-                found = self.held.blocks.get(block_id)
+                found = self.buffered.blocks.get(block_id)
                 if found is not None:
                     self.touched[block_id] = found
                 else:
@@ -150,15 +148,15 @@ class BlockFetch:
             await gather(self._fetch_group(group) for group in groups)
 
     async def _fetch_group(self, needs: dict[int, Needed]) -> None:
-        """Blocks of one object, whatever runs they belong to: neighbours share requests."""
+        """Blocks of one object, of any of its runs: adjacent ones share requests."""
         numbers = sorted(needs)
         index = needs[numbers[0]].segment
-        blocks = await self._source.blocks_at(index, needs[numbers[0]].place.ordinal, numbers, self._lane)
+        blocks = await self._source.blocks_at(index, needs[numbers[0]].place.ordinal, numbers, self._priority)
         for number, block in zip(numbers, blocks, strict=True):
             raw_bytes = needs[number].rows.block_raw_bytes(number)
             if len(block) != raw_bytes:
                 raise CorruptionError(
-                    f"{index.key}: block {number} came with {len(block)} bytes, not {raw_bytes}"
+                    f"{index.key}: block {number} has {len(block)} bytes, expected {raw_bytes}"
                 )
             self.touched[index.key, number] = block
 

@@ -1,25 +1,23 @@
-"""The catalog as readers see it: the newest version known, moved on at most every so often, or when data is missing.
+"""The catalog as readers see it: its newest version read so far, refreshed at intervals and when data is missing.
 
-A pull takes one state and answers from it alone. States are immutable, so a newer one never changes an answer under
-way. Reading on is done by the executor; a reader that can go on with what is known does not wait for it.
-
-Owns when the catalog is read, and views of queues by version. Does not own its format (tiered.catalog).
+A pull reads one state. States are immutable, so a refresh never changes a pull in progress. The executor refreshes;
+readers that can use the current state do not wait. Does not own the catalog's format (tiered.catalog).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fetcher.io.waiting import Executor, Wait, new_future
 from fetcher.rows.queue_view import QueueView, RunList
 from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState, RunChunk
-from tiered.errors import TieredError, UnavailableError
+from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 
@@ -30,15 +28,12 @@ REFRESH_MS = 1000
 RUNS_BYTES = 32 * 1024 * 1024
 VIEWS_MAX = 16_384
 
-Name = tuple[str, int, int | None]
+QueueName = tuple[str, int, int | None]
 """Topic, queue id, generation or None for the newest."""
 
 
 class CatalogView:
-    """Catalog of one archive; ``store`` is its own prefix. Thread-safe.
-
-    ``clock_s`` is monotonic. Runs of queues are kept up to ``runs_bytes``.
-    """
+    """Catalog of one archive; ``store`` is its own prefix. Thread-safe. Caches at most ``runs_bytes`` of runs."""
 
     def __init__(
         self,
@@ -56,16 +51,18 @@ class CatalogView:
         self._clock_s = clock_s
         self._refresh_s = refresh_ms / 1000
         self._lock = threading.RLock()
-        self._looked_s = clock_s()
+        self._refreshed_s = clock_s()
         self._failure: TieredError | None = None
-        self._looking: Future[CatalogState] | None = None
+        self._refreshing: Future[CatalogState] | None = None
         self._index = RunIndex(store, cache_bytes=runs_bytes)
-        self._views: tuple[CatalogState, dict[Name, QueueView]] = state, {}
+        self._views: tuple[CatalogState, dict[QueueName, QueueView]] = state, {}
         self._kept: OrderedDict[tuple[int, QueueKey], RunList] = OrderedDict()
         self._kept_bytes = 0
         self._runs_bytes = runs_bytes
         self.refreshes = 0
         self.failures = 0
+        self.retries = 0
+        """Reads repeated at a newer version, because an object was missing."""
 
     def __repr__(self) -> str:
         return f"CatalogView({self._store.url!r}, version={self._state.version})"
@@ -74,44 +71,71 @@ class CatalogView:
 
     @property
     def state(self) -> CatalogState:
-        """The newest version known."""
+        """The newest version read."""
         return self._state
 
     def adopt(self, state: CatalogState) -> None:
-        """Take over a state somebody else has read or won; an older one is ignored."""
+        """Use a state read or committed elsewhere; an older one is ignored."""
         with self._lock:
             if state.version > self._state.version:
                 self._state = state
 
-    def look(self, now_s: float | None = None) -> None:
-        """Begin to read on if the newest version is as old as it may be; never waits. ``now_s``: for who knows it."""
-        if (self._clock_s() if now_s is None else now_s) - self._looked_s >= self._refresh_s:
+    def refresh_if_due(self, now_s: float | None = None) -> None:
+        """Start a refresh if the interval has passed; never waits."""
+        if (self._clock_s() if now_s is None else now_s) - self._refreshed_s >= self._refresh_s:
             with self._lock:
-                if self._looking is None:
+                if self._refreshing is None:
                     self._begin()
 
     async def refreshed(self) -> CatalogState:
-        """The newest version there is, by a reading that began after this call. Raises what the store raises."""
+        """The newest version, read after this call. Raises what the store raises."""
         with self._lock:
-            earlier = self._looking
+            earlier = self._refreshing
         if earlier is not None:
             await _ended(earlier)
             with self._lock:
                 self._settle(earlier)
         with self._lock:
-            future = self._looking or self._begin()
+            future = self._refreshing or self._begin()
         return await self._outcome(future)
 
     async def recent(self) -> CatalogState:
-        """A version no older than the refresh interval. Raises what the store raises, or raised within it."""
-        self.look()
+        """A version no older than the refresh interval. Raises what the store raises, or raised within the interval."""
+        self.refresh_if_due()
         with self._lock:
-            future, failure = self._looking, self._failure
+            future, failure = self._refreshing, self._failure
         if future is not None:
             return await self._outcome(future)
         if failure is not None:
             raise type(failure)(failure.message, hint=failure.hint)
         return self._state
+
+    async def read(
+        self,
+        state: CatalogState,
+        reading: Callable[[CatalogState], Coroutine[Any, Any, T]],
+        *,
+        name: str = "",
+        queue: QueueKey | None = None,
+    ) -> T:
+        """The result of ``reading`` by ``state``, or by the newest version if ``state`` names a missing object.
+
+        Raises CorruptionError, naming ``name``, if the newest version names a missing object too, and NotFoundError if
+        it no longer has ``queue``.
+        """
+        try:
+            return await reading(state)
+        except NotFoundError:
+            state = await self.refreshed()
+            self.retries += 1
+        if queue is not None and state.queue(queue) is None:
+            raise NotFoundError(f"{queue} is not in the archive")
+        try:
+            return await reading(state)
+        except NotFoundError as error:
+            raise CorruptionError(
+                f"{name and name + ': '}catalog version {state.version} names a missing object: {error.message}"
+            ) from error
 
     async def _outcome(self, future: Future[CatalogState]) -> CatalogState:
         await Wait(future)
@@ -120,20 +144,20 @@ class CatalogView:
         return self._state
 
     def _begin(self) -> Future[CatalogState]:
-        """Called with the lock held, which is taken again where the executor is done at once."""
-        self._looked_s = self._clock_s()
+        """Called with the lock held, which an executor that runs inline takes again."""
+        self._refreshed_s = self._clock_s()
         self.refreshes += 1
-        future = self._looking = self._submitted(refresh, self._store, self._state)
+        future = self._refreshing = self._submitted(refresh, self._store, self._state)
         future.add_done_callback(self._finish)
         return future
 
     def _submitted(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """``work`` in the executor; where that takes none, a failure as of any other read."""
+        """``work`` in the executor; if that is shut down, the failure of a read."""
         try:
             return self._executor.submit(work, *args, **kwargs)
         except RuntimeError as error:
             failed: Future[T] = new_future()
-            failed.set_exception(UnavailableError(f"the catalog of {self._store.url} is not read: {error}"))
+            failed.set_exception(UnavailableError(f"cannot read the catalog of {self._store.url}: {error}"))
             return failed
 
     def _finish(self, future: Future[CatalogState]) -> None:
@@ -141,10 +165,10 @@ class CatalogView:
             self._settle(future)
 
     def _settle(self, future: Future[CatalogState]) -> None:
-        """Take over what ``future`` found, once; who waits for it may be woken before its callbacks run."""
-        if self._looking is not future:
+        """Use the result of ``future``, once: waiters may wake before its callbacks run."""
+        if self._refreshing is not future:
             return
-        self._looking = None
+        self._refreshing = None
         error = future.exception()
         self._failure = error if isinstance(error, TieredError) else None
         if error is not None:
@@ -154,14 +178,14 @@ class CatalogView:
 
     # -- queues -----------------------------------------------------------------------------------------------
 
-    def view(self, state: CatalogState, name: Name) -> QueueView | None:
-        """The queue ``name`` in ``state``; None when it is not there."""
+    def view(self, state: CatalogState, name: QueueName) -> QueueView | None:
+        """The queue ``name`` in ``state``, or None."""
         version, views = self._views
         if state is version and name in views:
             return views[name]
         found = _view(state, name)
         if found is None:
-            return None  # not remembered: whoever asks may name what there is not, as often and as long as he likes
+            return None  # not cached: names are the client's
         with self._lock:
             version, views = self._views
             if len(views) >= VIEWS_MAX or (state is not version and state is self._state):
@@ -170,8 +194,8 @@ class CatalogView:
                 views[name] = found
         return found
 
-    def known_runs_of(self, view: QueueView) -> RunList | None:
-        """As ``runs_of``, if they are in memory."""
+    def cached_runs_of(self, view: QueueView) -> RunList | None:
+        """The result of ``runs_of`` if it is in memory."""
         return view.runs or self._kept.get((view.state.version, view.queue))
 
     async def runs_of(self, view: QueueView) -> RunList:
@@ -192,7 +216,7 @@ class CatalogView:
                 while self._kept_bytes > self._runs_bytes and len(self._kept) > 1:
                     self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
         if found.nbytes <= self._runs_bytes // 1024:
-            view.runs = found  # long lists are kept above only, where they are counted
+            view.runs = found  # long lists stay in the cache above, which counts their bytes
         return found
 
     async def _chunk_of(self, state: CatalogState, queue: QueueKey) -> RunChunk:
@@ -202,13 +226,13 @@ class CatalogView:
 
 
 async def _ended(future: Future[CatalogState]) -> None:
-    """Waits for ``future``, whatever comes of it."""
+    """Waits for ``future`` and ignores its result."""
     ended: Future[None] = new_future()
     future.add_done_callback(lambda _: ended.set_result(None))
     await Wait(ended)
 
 
-def _view(state: CatalogState, name: Name) -> QueueView | None:
+def _view(state: CatalogState, name: QueueName) -> QueueView | None:
     topic, queue_id, generation = name
     if generation is None:
         generation = state.current_generation(topic, queue_id)

@@ -1,9 +1,7 @@
-"""Rows of a light queue: they refer to rows of parent queues, whose records are read at the same catalog version.
+"""Rows of an LMQ: they refer to rows of parent queues, whose records are read at the same catalog version.
 
-A light queue lives no longer than its parents: rows whose parents expired, were lost, or were never archived are passed
-like a gap, and a reply ends before them.
-
-Owns that rule. Does not own limits and filters beyond a step (row_reader.py).
+An LMQ lives no longer than its parents: rows whose parents expired, were lost, or were never archived are passed like a
+gap, and a reply ends before them.
 """
 
 from __future__ import annotations
@@ -15,11 +13,12 @@ from numpy.typing import NDArray
 
 from fetcher.io.waiting import gather
 from fetcher.rows.batch import EMPTY_BATCH, MessageBatch
-from fetcher.rows.block_fetch import Block, BlockFetch, Held, Needed
+from fetcher.rows.block_fetch import Block, BlockFetch, BufferedRows, Needed
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.queue_view import QueueView, RunPlace
-from fetcher.rows.read_plan import NO_END, Limits, Step, Taken, Wish, take
+from fetcher.rows.read_plan import NO_END, Limits, ReadStep, TakenRows, take
 from fetcher.rows.run_rows import blocks_of_rows, rows_of
+from fetcher.rows.tag_filter import MessageFilter
 from tiered.consume_queue.unit_view import row_at
 from tiered.errors import CorruptionError
 from tiered.formats.segment import RowTable
@@ -38,7 +37,7 @@ class _Records(NamedTuple):
 
 
 class LmqReader:
-    """Reads light rows. Holds no state: threads may share it."""
+    """Reads LMQ rows. Stateless: threads may share it."""
 
     def __init__(self, catalog: CatalogView) -> None:
         self._catalog = catalog
@@ -49,23 +48,24 @@ class LmqReader:
         view: QueueView,
         place: RunPlace,
         at: int,
+        end_offset: int,
         limits: Limits,
-        wish: Wish,
-        after: Held,
-    ) -> Step:
+        message_filter: MessageFilter | None,
+        after: BufferedRows,
+    ) -> ReadStep:
         """Rows of the run ``place`` from ``at`` on that may be wanted, with their parents' records."""
         (index,) = await fetch.indexes([place])
-        known = fetch.held.table
+        known = fetch.buffered.table
         table = known[1] if known is not None and known[0] == place else index.row_columns(place.ordinal)
         after.table = place, table
         first = row_at(table, at)
-        end = row_at(table, min(wish.end, place.end) - 1) + 1
-        if wish.filter is None:
+        end = row_at(table, min(end_offset, place.end) - 1) + 1
+        if message_filter is None:
             end = min(end, first + limits.rows)
-        part = _taken(rows_of(table, slice(first, end)), limits, wish)
+        part = _taken(rows_of(table, slice(first, end)), limits, message_filter)
         next_offset = _end_offset(table, first + part.end_row) if part.end_row else at
         if not part.row_count:
-            return Step(EMPTY_BATCH, next_offset, part.is_full, at)
+            return ReadStep(EMPTY_BATCH, next_offset, part.is_full, at)
         numbers = np.arange(first, end)[part.rows]
         rows = rows_of(table, numbers)
         parents = {
@@ -75,8 +75,8 @@ class LmqReader:
         lost = _lost(rows, parents)
         if lost[0]:
             gone = len(lost) if lost.all() else int(np.argmin(lost))
-            return Step(EMPTY_BATCH, at, True, at, lost_to=_end_offset(rows, gone))
-        is_last = part.is_full and wish.filter is None
+            return ReadStep(EMPTY_BATCH, at, True, at, lost_to=_end_offset(rows, gone))
+        is_last = part.is_full and message_filter is None
         if lost.any():
             kept = int(np.argmax(lost))
             rows, is_last = rows_of(rows, slice(0, kept)), True
@@ -85,7 +85,7 @@ class LmqReader:
         batch = await self._batch(
             fetch, view.queue, rows, {n: found for n, found in present if found is not None}
         )
-        return Step(batch, next_offset, is_last, next_offset)
+        return ReadStep(batch, next_offset, is_last, next_offset)
 
     async def _batch(
         self, fetch: BlockFetch, queue: QueueKey, rows: RowTable, parents: dict[int, QueueView]
@@ -101,7 +101,7 @@ class LmqReader:
         for some, (_, inverse), records, parent in zip(mine, wanted, found, parents.values(), strict=True):
             sizes, phys = records.sizes[inverse], records.phys[inverse]
             if bool((sizes != rows.size[some]).any() or (phys != rows.phys[some]).any()):
-                raise CorruptionError(f"{queue}: rows do not agree with those of their parent {parent}")
+                raise CorruptionError(f"{queue}: rows differ from those of parent {parent}")
             piece[some] = records.piece[inverse] + len(pieces)
             starts[some] = records.starts[inverse]
             pieces += records.pieces
@@ -118,7 +118,7 @@ class LmqReader:
         while cuts[-1] < len(offsets):
             (place,) = runs.places(int(offsets[cuts[-1]]), end=NO_END, bytes_max=0, runs_max=1)
             if place.kind == RunKind.LMQ:
-                raise CorruptionError(f"{view.queue} is the parent of a light queue and one itself")
+                raise CorruptionError(f"{view.queue} is an LMQ and the parent of another LMQ")
             places.append(place)
             cuts.append(int(offsets.searchsorted(place.end)))
         indexes = await fetch.indexes(places)
@@ -139,8 +139,8 @@ class LmqReader:
         )
 
 
-def _taken(rows: RowTable, limits: Limits, wish: Wish) -> Taken:
-    mask = None if wish.filter is None else wish.filter.tags_mask(rows.tags_code)
+def _taken(rows: RowTable, limits: Limits, message_filter: MessageFilter | None) -> TakenRows:
+    mask = None if message_filter is None else message_filter.tags_mask(rows.tags_code)
     return take(rows.size, np.cumsum(rows.size, dtype=np.int64), 0, limits, mask)
 
 
@@ -154,5 +154,5 @@ def _lost(rows: RowTable, parents: dict[int, QueueView | None]) -> NDArray[np.bo
 
 
 def _end_offset(rows: RowTable, end: int) -> int:
-    """The queue offset behind row ``end - 1``."""
+    """The queue offset after row ``end - 1``."""
     return int(rows.queue_offset[end - 1]) + int(rows.inner_num[end - 1])

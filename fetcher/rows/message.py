@@ -50,7 +50,7 @@ class Message:
 
     @property
     def topic(self) -> str:
-        """The topic it was read from; a light queue's is not the record's own."""
+        """The topic it was read from; an LMQ's is not the record's own."""
         return self.queue.topic
 
     @property

@@ -1,7 +1,4 @@
-"""One queue as one catalog version shows it: its bounds, its gaps, and which runs of which objects hold an offset.
-
-Pure values. Does not own requests, nor how views are kept (catalog_view.py).
-"""
+"""One queue at one catalog version: its bounds, gaps, and the runs and objects that hold an offset. Pure values."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.rows.batch import GetStatus
+from fetcher.rows.pull import PullStatus
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState, RunChunk
 from tiered.errors import CorruptionError
@@ -22,11 +19,19 @@ from tiered.formats.segment_layout import SEGMENT_RUN_DTYPE
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN, RUN_DTYPE
 
-_ASKED_RUNS = ("ordinal", "kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
-# A row as a tuple of numbers, once, and then by place: reading a row's fields one by one costs as much as small reads.
+_PLACE_FIELDS = (
+    "ordinal",
+    "kind",
+    "base_queue_offset",
+    "end_queue_offset",
+    "rows",
+    "base_byte",
+    "byte_count",
+)
+# A row as one tuple, indexed by position: reading its fields one by one costs as much as a small read.
 _names = RUN_DTYPE.names or ()
-_OBJECT_AT, _ASKED_AT = _names.index("object"), operator.itemgetter(*map(_names.index, _ASKED_RUNS))
-_CHECKED_AT = operator.itemgetter(*map((SEGMENT_RUN_DTYPE.names or ()).index, _ASKED_RUNS[1:]))
+_OBJECT_AT, _PLACE_AT = _names.index("object"), operator.itemgetter(*map(_names.index, _PLACE_FIELDS))
+_CHECKED_AT = operator.itemgetter(*map((SEGMENT_RUN_DTYPE.names or ()).index, _PLACE_FIELDS[1:]))
 
 
 class RunPlace(NamedTuple):
@@ -51,7 +56,7 @@ class RunPlace(NamedTuple):
         if is_there and _CHECKED_AT(index.runs[ordinal].item()) == self[5:]:
             return
         raise CorruptionError(
-            f"{self.object_key}: run {ordinal} is not what the catalog says of {self.queue} at {self.base}"
+            f"{self.object_key}: run {ordinal} differs from the catalog's entry for {self.queue} at {self.base}"
         )
 
 
@@ -68,18 +73,18 @@ class RunList:
 
     @property
     def chunk(self) -> RunChunk:
-        """The same as the catalog's tables."""
+        """The runs as the catalog's tables."""
         return self._chunk
 
     @property
     def nbytes(self) -> int:
-        """Memory held, about."""
+        """Memory buffered, about."""
         chunk = self._chunk
         return 512 + chunk.runs.nbytes + chunk.objects.nbytes + 200 * len(chunk.object_keys)
 
     def at(self, offset: int) -> int:
         """Number of the run that holds ``offset``, or -1."""
-        # Not numpy's: that lets go of the interpreter lock, and getting it back costs more than the search.
+        # Not numpy's, which releases the interpreter lock: taking it again costs more than the search.
         number = bisect_right(self._base, offset) - 1
         return number if number >= 0 and offset < int(self._chunk.runs["end_queue_offset"][number]) else -1
 
@@ -88,7 +93,7 @@ class RunList:
         run = self._chunk.runs[number].item()
         place = self._chunk.objects[run[_OBJECT_AT]]
         key = self._chunk.object_keys[int(place["key"])]
-        return RunPlace(self._queue, key, int(place["size_bytes"]), int(place["tail_bytes"]), *_ASKED_AT(run))
+        return RunPlace(self._queue, key, int(place["size_bytes"]), int(place["tail_bytes"]), *_PLACE_AT(run))
 
     def places(self, offset: int, *, end: int, bytes_max: int, runs_max: int) -> list[RunPlace]:
         """Consecutive runs from the one that holds ``offset``: to the one that reaches ``end`` (an offset), or has
@@ -110,8 +115,7 @@ class RunList:
         return found
 
     def bytes_per_offset(self, offset: int) -> float:
-        """Message bytes an offset stands for, by the run that holds ``offset``; 0 where the catalog does not say
-        (light queues, gaps)."""
+        """Average message bytes per offset of the run that holds ``offset``; 0 if unknown (LMQs, gaps)."""
         number = self.at(offset)
         if number < 0:
             return 0.0
@@ -130,10 +134,10 @@ class QueueView:
         self.max_offset = max(0, int(row["end_queue_offset"]))
         self.min_offset = min(int(row["min_queue_offset"]), self.max_offset)
         self.is_hidden = bool(int(row["flags"]) & QUEUE_HIDDEN)
-        """Of a deleted topic, or an earlier life: there for who asks for it by name, but no consumer does."""
+        """Of a deleted topic, or an earlier generation: read by name only, never by consumers."""
         self._gaps = QueueGaps(state.gaps_of(queue))
         self.runs: RunList | None = None
-        """Set once they were asked for (CatalogView.runs_of)."""
+        """Set by CatalogView.runs_of."""
 
     def __repr__(self) -> str:
         return f"QueueView({self.queue}, [{self.min_offset}, {self.max_offset}) at {self.state.version})"
@@ -143,22 +147,22 @@ class QueueView:
         return self._gaps.after(max(offset, self.min_offset))
 
     def are_lost(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of ``offsets`` hold no record any more, by this version."""
+        """Which of ``offsets`` hold no record at this version."""
         lost: NDArray[np.bool_] = (offsets < self.min_offset) | self._gaps.hold(offsets)
         return lost
 
 
-def standing(view: QueueView | None, offset: int) -> tuple[GetStatus, int]:
-    """How a pull at ``offset`` stands to the queue's bounds, and the next offset; FOUND when there may be a record
+def status_at(view: QueueView | None, offset: int) -> tuple[PullStatus, int]:
+    """The status of a pull at ``offset`` by the queue's bounds, and the next offset; FOUND when there may be a record
     (MessageStoreFetcherImpl.getMessageAsync)."""
     if view is None:
-        return GetStatus.NO_MATCHED_LOGIC_QUEUE, offset
+        return PullStatus.NO_MATCHED_LOGIC_QUEUE, offset
     if view.max_offset <= 0:
-        return GetStatus.NO_MESSAGE_IN_QUEUE, offset
+        return PullStatus.NO_MESSAGE_IN_QUEUE, offset
     if offset < view.min_offset:
-        return GetStatus.OFFSET_TOO_SMALL, view.min_offset
+        return PullStatus.OFFSET_TOO_SMALL, view.min_offset
     if offset == view.max_offset:
-        return GetStatus.OFFSET_OVERFLOW_ONE, offset
+        return PullStatus.OFFSET_OVERFLOW_ONE, offset
     if offset > view.max_offset:
-        return GetStatus.OFFSET_OVERFLOW_BADLY, view.max_offset
-    return GetStatus.FOUND, offset
+        return PullStatus.OFFSET_OVERFLOW_BADLY, view.max_offset
+    return PullStatus.FOUND, offset

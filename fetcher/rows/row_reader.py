@@ -1,10 +1,8 @@
-"""Rows of a queue with their records: from a view of the queue to blocks of objects and back.
+"""Rows of a queue with their records, read through catalog and block source.
 
-Runs of several objects are read side by side. Awaits nothing but the block source and the catalog; with all in memory
-it never waits.
-
-Owns the rules of reading on: limits, gaps, lost parents, filters. Does not own statuses nor retries
-(message_fetcher.py), light queues' parents (lmq_rows.py), nor what is read ahead (prefetcher.py).
+Runs of several objects are read concurrently. Nothing is awaited but the block source and the catalog; a read never
+waits when everything is in memory. Applies limits, gaps, lost parents and filters. Does not own statuses nor retries
+(message_fetcher.py), the parents of LMQs (lmq_rows.py), nor prefetch (prefetcher.py).
 """
 
 from __future__ import annotations
@@ -14,35 +12,36 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.rows.batch import EMPTY_BATCH, MessageBatch, joined_batch
-from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, Held, Needed
+from fetcher.rows.block_fetch import BlockFetch, BlockId, BlockSource, BufferedRows, Needed
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.lmq_rows import LmqReader
+from fetcher.rows.pull import PullRequest
 from fetcher.rows.queue_view import QueueView, RunList, RunPlace
-from fetcher.rows.read_plan import NO_END, Limits, Step, Taken, Wish, take
+from fetcher.rows.read_plan import NO_END, Limits, ReadStep, TakenRows, take
 from fetcher.rows.run_rows import RunRows, rows_of_run
 from fetcher.rows.tag_filter import MessageFilter
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.tables import RunKind
 
 SCANNED_OFFSETS_MAX = 65_536
-"""Offsets a filtered pull passes before it answers that it found nothing yet."""
-JUDGED_BYTES_MAX = 16 * 1024 * 1024
-"""Record bytes a filter judges in one pull."""
+"""Offsets a filtered pull passes before it ends without a match."""
+FILTERED_BYTES_MAX = 16 * 1024 * 1024
+"""Record bytes a filter examines in one pull."""
 ROWS_AHEAD = 8192
-"""Rows behind a pull's that are looked at with it: who goes on gets them without another look."""
+"""Rows after a pull's whose columns are decoded with it, for the reader's next pulls."""
 BYTES_AHEAD = 8 * 1024 * 1024
-"""Raw bytes of blocks whose rows are looked at because the reader will want them too."""
+"""Raw bytes of the blocks these rows may cover."""
 RUNS_AT_ONCE = 64
-"""Runs of which one pull reads side by side."""
+"""Runs one pull reads concurrently."""
 
 
 class ReadRows(NamedTuple):
-    """``batch``: the rows wanted in [begin, next_offset). ``gap``: offsets passed before ``begin``, or None.
+    """Rows read, and what the reader keeps for its next read.
 
-    ``covered``: up to here blocks were read, whether taken or not. ``block_bytes``: raw bytes of all blocks touched.
-    ``held``: for the next read of the same reader. ``blocks``: all blocks touched.
+    ``batch``: the wanted rows in [begin, next_offset). ``gap``: offsets passed before ``begin``, or None.
+    ``covered``: blocks were read up to here, whether taken or not. ``block_bytes``: raw bytes of all ``blocks`` read.
     """
 
     batch: MessageBatch
@@ -50,44 +49,48 @@ class ReadRows(NamedTuple):
     gap: tuple[int, int] | None
     covered: int
     block_bytes: int
-    held: Held
+    buffered: BufferedRows
     blocks: tuple[BlockId, ...] = ()
 
 
 @dataclass
 class _Reply:
-    """What has been gathered for ``wish``."""
+    """Rows gathered for ``request`` so far, below offset ``end``."""
 
-    wish: Wish
+    request: PullRequest
     begin: int
+    end: int
+    rows_ahead: int
+    applies_filter: bool
     rows: int = 0
     bytes: int = 0
-    judged_bytes: int = 0
+    filtered_bytes: int = 0
     rounds: int = 0
     batches: list[MessageBatch] = field(default_factory=list)
 
-    def goes_on_at(self, offset: int) -> bool:
-        """Whether more rows may be looked at."""
-        if self.rows >= self.wish.count:
+    def needs_more(self, offset: int) -> bool:
+        """Whether to read rows from ``offset`` on."""
+        if self.rows >= self.request.count:
             return False
-        tired = offset - self.begin >= SCANNED_OFFSETS_MAX or self.judged_bytes >= JUDGED_BYTES_MAX
-        return self.wish.filter is None or not tired or self.rounds == 0
+        is_exhausted = offset - self.begin >= SCANNED_OFFSETS_MAX or self.filtered_bytes >= FILTERED_BYTES_MAX
+        return self.request.filter is None or not is_exhausted or self.rounds == 0
 
     def limits(self) -> Limits:
-        """For the next step. A filter that drops most of what it sees is given more to look at each time."""
-        wish = self.wish
-        rows = wish.count - self.rows
-        if wish.filter is not None and wish.judges:
+        """For the next step. A filter that drops most rows examines more each time."""
+        request = self.request
+        rows = request.count - self.rows
+        if self.applies_filter:
             rows = min(rows << self.rounds, SCANNED_OFFSETS_MAX)
-        return Limits(rows, wish.max_bytes - self.bytes, not self.batches)
+        return Limits(rows, request.max_bytes - self.bytes, not self.batches)
 
     def add(self, batch: MessageBatch) -> int | None:
-        """Take what the filter keeps; where to go on if the last wanted row came before the end of ``batch``."""
+        """Take what the filter keeps; the offset after the last wanted row if that came before the end of ``batch``."""
         self.rounds += 1
         cut: int | None = None
-        if self.wish.filter is not None and self.wish.judges and len(batch):
-            self.judged_bytes += batch.record_bytes
-            batch, cut = _judged(batch, self.wish.filter, self.wish.count - self.rows)
+        message_filter = self.request.filter
+        if self.applies_filter and message_filter is not None and len(batch):
+            self.filtered_bytes += batch.record_bytes
+            batch, cut = _filtered(batch, message_filter, self.request.count - self.rows)
         if len(batch):
             self.batches.append(batch)
             self.rows += len(batch)
@@ -96,7 +99,7 @@ class _Reply:
 
 
 class RowReader:
-    """Reads rows through ``source``. Holds no state: threads may share it."""
+    """Reads rows through ``source``. Stateless: threads may share it."""
 
     def __init__(self, source: BlockSource, catalog: CatalogView) -> None:
         self._source = source
@@ -106,24 +109,38 @@ class RowReader:
     def __repr__(self) -> str:
         return f"RowReader({self._source!r})"
 
-    async def read(self, view: QueueView, offset: int, wish: Wish, lane: Lane, held: Held) -> ReadRows:
-        """Rows from the one that spans ``offset`` on, ending before a gap. ``offset`` is below the maximum.
+    async def read(
+        self,
+        view: QueueView,
+        request: PullRequest,
+        priority: Priority,
+        buffered: BufferedRows,
+        *,
+        end: int = NO_END,
+        rows_ahead: int = 0,
+        is_prefetch: bool = False,
+    ) -> ReadRows:
+        """Rows from the one that spans ``request.offset`` on, ending before a gap. The offset is below the maximum.
 
-        A filtered read may end early, having found nothing (SCANNED_OFFSETS_MAX). ``held``: what the read before left.
-        Raises CorruptionError, NotFoundError when an object is gone, or what the store raises.
+        ``end``: read below this offset. ``rows_ahead``: columns of this many more rows are kept for the next read.
+        ``is_prefetch``: the filter's columns are enough. ``buffered``: left by the reader's previous read. A filtered
+        read may end early without a match (SCANNED_OFFSETS_MAX). Raises CorruptionError, NotFoundError when an object
+        is gone, or what the store raises.
         """
         runs = await self._catalog.runs_of(view)
-        fetch = BlockFetch(self._source, lane, held)
-        end = min(view.max_offset, wish.end)
-        at = covered = view.existing(offset)
-        reply = _Reply(wish, at)
-        after = Held(line=view.state.cursor.history)
-        while at < end and reply.goes_on_at(at) and view.existing(at) == at:
-            places = _places(runs, at, end, reply)
+        fetch = BlockFetch(self._source, priority, buffered)
+        at = covered = view.existing(request.offset)
+        applies_filter = request.filter is not None and not is_prefetch
+        reply = _Reply(request, at, min(view.max_offset, end), rows_ahead, applies_filter)
+        after = BufferedRows(history=view.state.cursor.history)
+        while at < reply.end and reply.needs_more(at) and view.existing(at) == at:
+            places = _places(runs, at, reply)
             if places[0].kind == RunKind.LMQ:
-                step = await self._lmq.step(fetch, view, places[0], at, reply.limits(), wish, after)
+                step = await self._lmq.step(
+                    fetch, view, places[0], at, reply.end, reply.limits(), request.filter, after
+                )
             else:
-                step = await _stored_step(fetch, places, at, end, reply.limits(), wish, after)
+                step = await _stored_step(fetch, places, at, reply, after)
             if step.lost_to is not None:
                 if at > reply.begin:
                     break
@@ -142,7 +159,7 @@ class RowReader:
             after.blocks = {last: fetch.touched[last]}
         else:
             after.blocks = fetch.touched
-        gap = (offset, reply.begin) if reply.begin > offset else None
+        gap = (request.offset, reply.begin) if reply.begin > request.offset else None
         return ReadRows(
             joined_batch(reply.batches),
             at,
@@ -154,35 +171,29 @@ class RowReader:
         )
 
 
-def _places(runs: RunList, at: int, end: int, reply: _Reply) -> list[RunPlace]:
-    """Runs for the next step. How far a filter must look is not known: twice as many runs each time."""
-    limits = reply.limits()
-    if reply.wish.filter is None:
-        end = min(end, at + limits.rows)
+def _places(runs: RunList, at: int, reply: _Reply) -> list[RunPlace]:
+    """Runs for the next step. A filter reads twice as many each time, as the distance to a match is unknown."""
+    if reply.request.filter is None:
+        limits = reply.limits()
+        end = min(reply.end, at + limits.rows)
         return runs.places(at, end=end, bytes_max=max(1, limits.bytes), runs_max=RUNS_AT_ONCE)
-    return runs.places(at, end=end, bytes_max=NO_END, runs_max=min(1 << reply.rounds, RUNS_AT_ONCE))
+    return runs.places(at, end=reply.end, bytes_max=NO_END, runs_max=min(1 << reply.rounds, RUNS_AT_ONCE))
 
 
 async def _stored_step(
-    fetch: BlockFetch,
-    places: list[RunPlace],
-    at: int,
-    end: int,
-    limits: Limits,
-    wish: Wish,
-    after: Held,
-) -> Step:
+    fetch: BlockFetch, places: list[RunPlace], at: int, reply: _Reply, after: BufferedRows
+) -> ReadStep:
     """Rows of ``places`` from ``at`` on that may be wanted, with their records."""
     indexes = await fetch.indexes(places)
-    message_filter = wish.filter
-    taken: list[tuple[Needed, Taken]] = []
+    limits, message_filter, end = reply.limits(), reply.request.filter, reply.end
+    taken: list[tuple[Needed, TakenRows]] = []
     is_full = False
     covered = at
     for place, index in zip(places, indexes, strict=True):
         if place.kind == RunKind.LMQ:
             break
         while at < place.end:
-            rows = _rows_at(fetch.held, index, place, at, limits, wish)
+            rows = _rows_at(fetch.buffered, index, place, at, limits, reply)
             mask = None if message_filter is None else message_filter.tags_mask(rows.tags_code)
             part = take(rows.sizes, rows.ends, rows.row_of(at), limits, mask)
             if part.row_count:
@@ -201,35 +212,31 @@ async def _stored_step(
     await fetch.fetch(need for need, _ in taken)
     batches = [need.rows.batch(part.rows, fetch.blocks(need)) for need, part in taken]
     is_last = is_full and (message_filter is None or not batches)
-    return Step(joined_batch(batches), at, is_last, covered)
+    return ReadStep(joined_batch(batches), at, is_last, covered)
 
 
 def _rows_at(
-    held: Held,
-    index: SegmentIndex,
-    place: RunPlace,
-    at: int,
-    limits: Limits,
-    wish: Wish,
+    buffered: BufferedRows, index: SegmentIndex, place: RunPlace, at: int, limits: Limits, reply: _Reply
 ) -> RunRows:
-    """What is in hand, if ``at`` is in it; else as many blocks as the limits allow, with a filter one."""
-    for rows in (held.rows, None if wish.filter is not None else held.ahead):
+    """The buffered rows, if ``at`` is among them; else as many blocks as the limits allow, with a filter one."""
+    is_filtered = reply.request.filter is not None
+    for rows in (buffered.rows, None if is_filtered else buffered.ahead):
         if rows is not None and rows.object_key == index.key and rows.base <= at < rows.end:
             return rows
-    if wish.filter is not None:
+    if is_filtered:
         return rows_of_run(index, place, at)
-    max_bytes = max(limits.bytes, wish.rows_ahead and BYTES_AHEAD)
-    return rows_of_run(index, place, at, count=limits.rows + wish.rows_ahead, max_bytes=max_bytes)
+    max_bytes = max(limits.bytes, reply.rows_ahead and BYTES_AHEAD)
+    return rows_of_run(index, place, at, count=limits.rows + reply.rows_ahead, max_bytes=max_bytes)
 
 
-def _last(part: Taken) -> int:
+def _last(part: TakenRows) -> int:
     return part.rows.stop - 1 if isinstance(part.rows, slice) else int(part.rows[-1])
 
 
-def _judged(
+def _filtered(
     batch: MessageBatch, message_filter: MessageFilter, count: int
 ) -> tuple[MessageBatch, int | None]:
-    """Rows of ``batch`` the filter keeps, at most ``count``; the offset behind the last if more were left."""
+    """Rows of ``batch`` the filter keeps, at most ``count``; the offset after the last if more were left."""
     kept: list[int] = []
     for row, record in enumerate(batch.records()):
         if message_filter.keep(record):
@@ -237,12 +244,12 @@ def _judged(
             if len(kept) == count:
                 break
     if len(kept) == len(batch):
-        return batch, None if len(kept) < count else _behind(batch, kept[-1])
+        return batch, None if len(kept) < count else _after(batch, kept[-1])
     if not kept:
         return EMPTY_BATCH, None
-    cut = _behind(batch, kept[-1]) if len(kept) == count else None
-    return batch.taken(np.array(kept, np.intp)), cut
+    cut = _after(batch, kept[-1]) if len(kept) == count else None
+    return batch.select(np.array(kept, np.intp)), cut
 
 
-def _behind(batch: MessageBatch, row: int) -> int:
+def _after(batch: MessageBatch, row: int) -> int:
     return int(batch.queue_offsets[row]) + int(batch.inner_num[row])

@@ -1,9 +1,7 @@
-"""Rows of a run that lie in some blocks: where each record is in their bytes, and its columns. Pure: no I/O.
+"""Rows of a run that lie in consecutive blocks: the place of each record in their bytes, and its columns. Pure: no I/O.
 
-No more rows are looked at than a pull may take, so that neither memory nor time follows the length of a run; those of
-many blocks at once, because what is done with a block costs more than what is done with a row.
-
-Owns rows and where they are. Does not own which of them a pull takes (read_plan.py) nor requests (row_reader.py).
+Only the rows a pull may take are decoded, so memory and time do not grow with the run; rows of many blocks are decoded
+at once, as the cost per block exceeds that per row.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ _ZEROS = np.zeros(4096, np.int32)
 class RunRows:
     """Rows of one run that lie in consecutive blocks [first_block, end_block) of an object, offsets [base, end).
 
-    Record i is bytes [starts[i], starts[i] + sizes[i]) of its block, ``piece[i]`` counted from the first; records stand
-    one behind the other, the i-th ends at ``ends[i]`` of all these blocks' bytes. Columns are read-only.
+    Record i is bytes [starts[i], starts[i] + sizes[i]) of its block, ``piece[i]`` counted from the first; records lie
+    back to back, the i-th ends at ``ends[i]`` of all these blocks' bytes. Columns are read-only.
     """
 
     __slots__ = (
@@ -40,11 +38,11 @@ class RunRows:
     )  # fmt: skip
 
     def __init__(self, index: SegmentIndex, place: RunPlace, span: BlockSpan, columns: RowTable) -> None:
-        """``columns``: the rows of ``span`` (position is not looked at)."""
+        """``columns``: the rows of ``span`` (position is ignored)."""
         self.object_key = index.key
         self.first_block, self.end_block = span.first_block, span.end_block
         self.block_rows, self.block_bytes = index.bounds_of_blocks(place.ordinal, span)
-        """Where each block begins, and the last one ends: in rows of these, and in bytes of all blocks."""
+        """Where each block begins, and the last one ends: in these rows, and in bytes of all blocks."""
         self.is_plain = place.kind == RunKind.PLAIN
         self.sizes = columns.size
         self.ends = columns.size.cumsum(dtype=np.int64)
@@ -67,7 +65,7 @@ class RunRows:
         if not self._fit(span.end_row < place.rows):
             raise CorruptionError(
                 f"{index.key}: rows {span.first_row} to {span.end_row} of run {place.ordinal} do not fit "
-                f"{_named(span)} [{span.offset}, {span.offset + span.length})"
+                f"{_name(span)} [{span.offset}, {span.offset + span.length})"
             )
 
     def _fit(self, goes_on: bool) -> bool:
@@ -85,7 +83,7 @@ class RunRows:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the columns, about."""
+        """Approximate memory of the columns."""
         return 400 + _ROW_BYTES * len(self.sizes)
 
     @property
@@ -105,20 +103,20 @@ class RunRows:
         return bisect_right(cast("Sequence[int]", self.queue_offsets), offset) - 1
 
     def end_offset(self, end_row: int) -> int:
-        """The queue offset behind row ``end_row - 1``."""
+        """The queue offset after row ``end_row - 1``."""
         if self.is_plain:
             return self.base + end_row
         return int(self.queue_offsets[end_row - 1]) + int(self.inner_num[end_row - 1])
 
     def blocks_of(self, rows: slice | NDArray[np.intp]) -> range:
-        """Numbers of the blocks from the first to the last of ``rows``, which are not none."""
+        """Numbers of the blocks from the first to the last of ``rows``, at least one."""
         if self.piece is None:
             return self.blocks
         first, last = (rows.start, rows.stop - 1) if isinstance(rows, slice) else (rows[0], rows[-1])
         return range(self.first_block + int(self.piece[first]), self.first_block + int(self.piece[last]) + 1)
 
     def in_block_of(self, row: int) -> RunRows:
-        """Those of these rows that lie in the block of ``row``: what is kept in hand. Columns are views."""
+        """The rows that lie in the block of ``row``. Columns are views."""
         if self.piece is None:
             return self
         at = int(self.piece[row])
@@ -134,12 +132,8 @@ class RunRows:
             setattr(part, name, getattr(self, name)[first:end])
         return part
 
-    def body(self, rows: slice, block: NDArray[np.uint8]) -> memoryview:
-        """The records of ``rows``, which are at least one and lie in the only block, back to back."""
-        return block.data[int(self.starts[rows.start]) : int(self.ends[rows.stop - 1])]
-
     def bodies(self, rows: slice, blocks: Sequence[NDArray[np.uint8]]) -> list[memoryview]:
-        """As ``body``, of rows in ``blocks``: the decoded bytes of ``blocks_of(rows)``, a view of each."""
+        """The records of ``rows`` (at least one), a view of each of ``blocks``: the bytes of ``blocks_of(rows)``."""
         last = rows.stop - 1
         begin, end = int(self.starts[rows.start]), int(self.starts[last]) + int(self.sizes[last])
         if len(blocks) == 1:
@@ -162,7 +156,7 @@ class RunRows:
         )  # fmt: skip
 
 
-def _named(span: BlockSpan) -> str:
+def _name(span: BlockSpan) -> str:
     count = span.end_block - span.first_block
     return f"block {span.first_block}" if count == 1 else f"blocks {span.first_block} to {span.end_block - 1}"
 
@@ -177,9 +171,9 @@ def rows_of_run(
     max_bytes: int = 0,
 ) -> RunRows:
     """Rows of the run from the block on that holds ``offset``, without their bytes: whole blocks, up to the one that
-    has the ``count``-th row or makes it ``max_bytes``. Not for light queues.
+    has the ``count``-th row or reaches ``max_bytes``. Not for LMQs.
 
-    ``table``: ``index.row_columns`` of the run; needed where rows span several offsets. Raises CorruptionError.
+    ``table``: ``index.row_columns`` of the run; required if rows span several offsets. Raises CorruptionError.
     """
     if place.kind == RunKind.PLAIN:
         row = offset - place.base
@@ -214,7 +208,7 @@ def blocks_of_rows(
 def _plain_columns(index: SegmentIndex, place: RunPlace, span: BlockSpan) -> RowTable:
     first = int(index.first_row[place.ordinal])
     found = index.stored_columns(first + span.first_row, first + span.end_row)
-    # Copies: a view of some rows would keep whole column pages in memory. Rows of several pages are copies already.
+    # Copies: a view would keep whole column pages in memory. Rows of several pages are copies already.
     size, tags_code, stamp, phys, inner, parent, parent_offset = (
         column if column.base is None else column.copy() for column in found
     )
@@ -223,7 +217,7 @@ def _plain_columns(index: SegmentIndex, place: RunPlace, span: BlockSpan) -> Row
 
 
 def rows_of(table: RowTable, rows: slice | NDArray[np.intp]) -> RowTable:
-    """Some rows of a run, without keys."""
+    """The rows ``rows`` of a run, without keys."""
     return RowTable(
         *(getattr(table, name)[rows] for name in RowTable.__dataclass_fields__ if name != "key_hashes")
     )

@@ -1,61 +1,24 @@
-"""What handlers ask of the archive they serve: tables, bounds, messages. The implementation is in served_archive.py.
+"""The interface between request handlers and the archive they serve. Implemented by served_archive.py.
 
-One catalog version answers bounds and data of one reply.
+Bounds and data of one reply come from one catalog version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
-Buffer = bytes | bytearray | memoryview
+from fetcher.rows.pull import PullRequest, PullResult
+
 FOUND_BYTES_MAX = 8 * 1024 * 1024
-"""Of the messages that a query by key finds, but for a single larger one: an answer must fit into a frame."""
-
-
-class PullStatus(Enum):
-    """What a pull found; the names are RocketMQ's GetMessageStatus."""
-
-    FOUND = "found"
-    NO_MATCHED_MESSAGE = "no matched message"
-    NO_MATCHED_LOGIC_QUEUE = "no matched logic queue"
-    OFFSET_TOO_SMALL = "offset too small"
-    OFFSET_OVERFLOW_ONE = "offset overflow one"
-    OFFSET_OVERFLOW_BADLY = "offset overflow badly"
-    NO_MESSAGE_IN_QUEUE = "no message in queue"
+"""Of the messages a query by key returns, except a single larger one: a reply must fit into a frame."""
 
 
 class Bounds(NamedTuple):
-    """Queue offsets [minimum, maximum) that the archive holds."""
+    """Archived offsets [minimum, maximum) of a queue."""
 
     minimum: int
     maximum: int
-
-
-@dataclass(slots=True)
-class PullWish:
-    """What a pull asks for; never changed. ``expression`` is of ``expression_type`` TAG or SQL92."""
-
-    topic: str
-    queue_id: int
-    offset: int
-    count: int
-    max_bytes: int
-    group: str
-    expression: str = "*"
-    expression_type: str = "TAG"
-
-
-class PullFound(NamedTuple):
-    """``body``: whole records one behind the other; ``next_offset``: where to go on."""
-
-    status: PullStatus
-    next_offset: int
-    bounds: Bounds
-    body: Sequence[Buffer] = ()
-    records: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +32,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class TopicConfig:
-    """A topic as routes and tools need it. ``perm`` bits: 4 read, 2 write."""
+    """A topic's configuration for routes and tools. ``perm`` bits: 4 read, 2 write."""
 
     name: str
     read_queues: int
@@ -101,7 +64,7 @@ class Backend(Protocol):
         ...
 
     def topics(self) -> dict[str, TopicConfig]:
-        """Every topic that can be read, as of now."""
+        """All topics that can be read now."""
         ...
 
     def subscription_groups(self) -> dict[str, dict[str, Any]]:
@@ -109,27 +72,27 @@ class Backend(Protocol):
         ...
 
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """What the broker had as the group's offset when it was archived."""
+        """The group's offset at the broker when that was archived."""
         ...
 
     def consumed_end(self, topic: str, queue_id: int) -> int:
-        """The largest offset that any group had of a queue when its broker was archived, 0 without any."""
+        """The largest offset of any group in a queue when its broker was archived, 0 without any."""
         ...
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """Offsets held of a queue, or None for one that does not exist."""
+        """Archived offsets of a queue, or None for an unknown one."""
         ...
 
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
         """Store time of the newest message of a queue, 0 without any."""
         ...
 
-    async def pull(self, wish: PullWish) -> PullFound:
-        """Messages from ``wish.offset`` on. Raises SqlError for an expression that does not parse."""
+    async def pull(self, request: PullRequest) -> PullResult:
+        """Messages from ``request.offset`` on. Raises SqlError for an expression that does not parse."""
         ...
 
-    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
-        """What ``pull`` would answer if that waits for nothing and is cheap to say; None: ask it."""
+    def pull_from_memory(self, request: PullRequest) -> PullResult | None:
+        """The result of ``pull`` if memory has all of it; None: call ``pull``."""
         ...
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
@@ -155,5 +118,5 @@ class Backend(Protocol):
         ...
 
     async def changed(self, timeout_s: float) -> None:
-        """Returns when the archive grew, or after ``timeout_s``."""
+        """Returns when the archive has grown, or after ``timeout_s``."""
         ...

@@ -1,9 +1,7 @@
-"""Backend over a real archive: the fetcher's coroutines on the server's event loop, tables from ``state/``.
+"""Backend over an archive: the fetcher's coroutines on the server's event loop, the broker's tables from ``state/``.
 
-Topics are those the broker's table named when it was archived, and every queue that holds messages, whatever the table
-says of it. Tables are read when the server starts and again when the catalog names new ones.
-
-Owns that translation. Does not own reading (message_fetcher.py), searching (time_reader.py) nor queries.
+Serves the topics in the broker's archived table and every queue that holds messages. Tables are read when the server
+starts and when the catalog names new ones.
 """
 
 from __future__ import annotations
@@ -18,21 +16,13 @@ from fetcher.access import ArchiveAccess
 from fetcher.io.waiting import run_async
 from fetcher.queries.by_key import KeyKind
 from fetcher.queries.time_search import Boundary
-from fetcher.rows.batch import GetResult, GetStatus
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.queue_view import QueueView
 from fetcher.rows.tag_filter import ANY_TAG
-from server.backend.backend import (
-    FOUND_BYTES_MAX,
-    Bounds,
-    PullFound,
-    PullStatus,
-    PullWish,
-    TopicConfig,
-    Unit,
-)
+from server.backend.backend import FOUND_BYTES_MAX, Bounds, TopicConfig, Unit
 from server.groups.subscription_filter import filter_of
 from tiered.catalog.state import CatalogState
-from tiered.errors import TieredError, UnavailableError
+from tiered.errors import TieredError
 from tiered.formats.state_object import decode_state
 from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_HIDDEN
@@ -40,32 +30,23 @@ from tiered.object_store.interface import ObjectStore
 
 logger = logging.getLogger(__name__)
 
-_FOUND = PullStatus.FOUND
+UNITS_BYTES_MAX = 1 << 20
 QUERIES_MAX = 4
-"""By key, at once: what they hold is in no budget."""
-_STATUSES = {
-    GetStatus.FOUND: PullStatus.FOUND,
-    GetStatus.NO_MATCHED_MESSAGE: PullStatus.NO_MATCHED_MESSAGE,
-    GetStatus.NO_MATCHED_LOGIC_QUEUE: PullStatus.NO_MATCHED_LOGIC_QUEUE,
-    GetStatus.NO_MESSAGE_IN_QUEUE: PullStatus.NO_MESSAGE_IN_QUEUE,
-    GetStatus.OFFSET_TOO_SMALL: PullStatus.OFFSET_TOO_SMALL,
-    GetStatus.OFFSET_OVERFLOW_ONE: PullStatus.OFFSET_OVERFLOW_ONE,
-    GetStatus.OFFSET_OVERFLOW_BADLY: PullStatus.OFFSET_OVERFLOW_BADLY,
-}
+"""Concurrent queries by key: their memory is in no budget."""
 
 
 class BrokerTables:
-    """The broker's tables as archived: documents by name, read anew when the catalog names other objects."""
+    """The broker's archived tables: documents by name, read again when the catalog names other objects."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._keys: Mapping[str, str] = {}
         self._documents: dict[str, Any] = {}
         self.readings = 0
-        """How often they were read."""
+        """How often tables were read."""
 
     def refresh(self, state: CatalogState) -> None:
-        """Read what ``state`` names and is not known yet. Blocking. Raises what the store raises."""
+        """Read the tables of ``state`` that changed. Blocking. Raises what the store raises."""
         for name, key in state.state_objects.items():
             if self._keys.get(name) != key:
                 source = f"{self._store.url}/{key}"
@@ -78,13 +59,13 @@ class BrokerTables:
         return dict(state.state_objects) != dict(self._keys)
 
     def table(self, name: str) -> Mapping[str, Any]:
-        """A document, empty where none was archived."""
+        """A document, empty if none was archived."""
         found = self._documents.get(name)
         return found if isinstance(found, dict) else {}
 
 
 class ServedArchive:
-    """See Backend. ``access`` is the caller's to close."""
+    """See Backend. The caller closes ``access``."""
 
     def __init__(self, access: ArchiveAccess) -> None:
         self.cluster, self.broker = access.cluster, access.broker
@@ -100,31 +81,28 @@ class ServedArchive:
         await asyncio.to_thread(self._tables.refresh, self._catalog.state)
 
     async def watch(self, every_s: float) -> None:
-        """Look for new commits again and again, and wake who waits for them; ends when cancelled.
-
-        Pulls read the catalog on, too: what counts is what was told last.
-        """
-        told = self._catalog.state.version
+        """Check for new commits until cancelled, and wake waiting requests."""
+        announced = self._catalog.state.version  # pulls refresh the catalog, too
         while True:
             await asyncio.sleep(every_s)
             try:
                 state = await run_async(self._catalog.refreshed())
                 if self._tables.is_stale(state):
                     await asyncio.to_thread(self._tables.refresh, state)
-            except TieredError as error:  # a refusal too may pass: credentials are renewed, clocks put right
-                logger.warning("the catalog cannot be read now: %s", error)
+            except TieredError as error:  # a refusal may pass too: credentials are renewed, clocks corrected
+                logger.warning("cannot read the catalog: %s", error)
                 continue
-            if state.version != told:
-                told = state.version
+            if state.version != announced:
+                announced = state.version
                 self.wake()
 
     def wake(self) -> None:
-        """There is a newer version: who waits for changes looks again. On the event loop's thread."""
+        """Wake requests that wait for a newer version. On the event loop's thread."""
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
     def changed(self, timeout_s: float) -> Coroutine[Any, Any, None]:
-        """See Backend. Not ``async``: what comes between the call and its first step counts."""
+        """See Backend. Not ``async``: changes between the call and its first step count."""
         return _happened(self._grown, timeout_s)
 
     # -- tables -----------------------------------------------------------------------------------------------
@@ -171,15 +149,15 @@ class ServedArchive:
         view = None if found is None else self._view(topic, queue_id)
         if found is None or view is None or found <= view.max_offset:
             return found
-        # The table may be a little ahead of the archive; or 4.9 kept an offset of a topic that was deleted.
+        # The table may be slightly ahead of the archive, or 4.9 kept the offset of a deleted topic.
         return view.min_offset if self._reached_before(view, found) else found
 
     def _reached_before(self, view: QueueView, offset: int) -> bool:
-        """Whether a former life of the queue had ``offset``."""
+        """Whether an earlier generation of the queue had ``offset``."""
         topic, queue_id, generation = view.queue
         state = self._catalog.state
-        former = (self._catalog.view(state, (topic, queue_id, life)) for life in range(generation))
-        return any(life is not None and offset <= life.max_offset for life in former)
+        earlier = (self._catalog.view(state, (topic, queue_id, number)) for number in range(generation))
+        return any(found is not None and offset <= found.max_offset for found in earlier)
 
     def consumed_end(self, topic: str, queue_id: int) -> int:
         """See Backend."""
@@ -203,44 +181,23 @@ class ServedArchive:
         return None if view is None else view.queue
 
     def _view(self, topic: str, queue_id: int) -> QueueView | None:
-        """The newest life of a queue. Of a topic that was recreated some queues may have none yet but a former one."""
+        """The newest generation of a queue; None if it is hidden, as its topic was deleted or recreated without it."""
         view = self._catalog.view(self._catalog.state, (topic, queue_id, None))
         return None if view is None or view.is_hidden else view
 
-    def _is_hidden(self, topic: str, queue_id: int) -> bool:
-        view = self._catalog.view(self._catalog.state, (topic, queue_id, None))
-        return view is not None and view.is_hidden
-
     # -- messages ---------------------------------------------------------------------------------------------
 
-    async def pull(self, wish: PullWish) -> PullFound:
+    async def pull(self, request: PullRequest) -> PullResult:
         """See Backend."""
-        if self._is_hidden(wish.topic, wish.queue_id):
-            return PullFound(PullStatus.NO_MATCHED_LOGIC_QUEUE, wish.offset, Bounds(0, 0))
-        result = await run_async(
-            self._access.fetcher.get(
-                wish.topic,
-                wish.queue_id,
-                wish.offset,
-                count=wish.count,
-                max_bytes=wish.max_bytes,
-                filter=filter_of(wish.expression, wish.expression_type),
-                group=wish.group,
-            )
-        )
-        return found_of(result)
+        view = self._catalog.view(self._catalog.state, (request.topic, request.queue_id, None))
+        if view is not None and view.is_hidden:
+            return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, request.offset)
+        request.filter = filter_of(request.expression, request.expression_type)
+        return await run_async(self._access.fetcher.pull(request))
 
-    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
-        """See Backend: slices of the blocks the group has in hand."""
-        if wish.expression != ANY_TAG:
-            return None
-        found = self._access.fetcher.in_hand(
-            wish.topic, wish.queue_id, wish.offset, wish.count, wish.max_bytes, wish.group
-        )
-        if found is None:
-            return None
-        body, records, next_offset, minimum, maximum = found
-        return PullFound(_FOUND, next_offset, Bounds(minimum, maximum), body, records)
+    def pull_from_memory(self, request: PullRequest) -> PullResult | None:
+        """See Backend."""
+        return None if request.expression != ANY_TAG else self._access.fetcher.pull_from_memory(request)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
         """See Backend."""
@@ -258,12 +215,7 @@ class ServedArchive:
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
         """See Backend."""
-        if self._is_hidden(topic, queue_id):
-            return []
-        result = await run_async(
-            self._access.fetcher.get(topic, queue_id, offset, count=count, max_bytes=1 << 20, group="")
-        )
-        batch = result.batch
+        batch = (await self.pull(PullRequest(topic, queue_id, offset, count, UNITS_BYTES_MAX))).batch
         return [
             Unit(phys, size, code)
             for phys, size, code in zip(
@@ -299,17 +251,3 @@ def _offset_in(queues: Any, queue_id: int) -> int | None:
         return None
     found = queues.get(str(queue_id), queues.get(queue_id))
     return None if found is None else int(found)
-
-
-def found_of(result: GetResult) -> PullFound:
-    """A fetcher's result as handlers want it."""
-    status = _STATUSES.get(result.status)
-    if status is None:
-        raise UnavailableError(f"the archive answered {result.status.name}")
-    return PullFound(
-        status,
-        result.next_offset,
-        Bounds(result.min_offset, result.max_offset),
-        result.batch.buffers() if status is PullStatus.FOUND else (),
-        len(result.batch),
-    )

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.backend.backend import Backend, PullStatus, PullWish
+from fetcher.rows.pull import PullRequest, PullStatus
+from server.backend.backend import Backend
 from server.groups.client_table import TAG
 from server.pop.pop_messages import records, redelivered
 from server.pop.pop_queues import PlaceKey, PopPlace, PopPlaces
@@ -123,5 +124,5 @@ class PopDelivery:
 
     def _pull(
         self, wish: PopRequest, queue_id: int, offset: int, count: int, expression: str, kind: str
-    ) -> PullWish:
-        return PullWish(wish.topic, queue_id, offset, count, self._bytes_max, wish.group, expression, kind)
+    ) -> PullRequest:
+        return PullRequest(wish.topic, queue_id, offset, count, self._bytes_max, wish.group, expression, kind)

@@ -14,8 +14,8 @@ from tiered.remoting.command import RemotingCommand
 
 
 @dataclass(frozen=True)
-class QueueLook:
-    """The broker's side of the queue that ``command`` names; see policy_line.BrokerLook."""
+class QueueState:
+    """The broker's side of the queue that ``command`` names; see policy_line.BrokerSource."""
 
     views: BrokerViews
     command: RemotingCommand
@@ -23,10 +23,10 @@ class QueueLook:
     offset: int
     has_broker: bool = True
 
-    async def look(self) -> LocalView:
-        """See BrokerLook."""
-        return await self.views.look(self.command, self.upstream, self.offset)
+    async def local_view(self) -> LocalView:
+        """See BrokerSource."""
+        return await self.views.local_view(self.command, self.upstream, self.offset)
 
     async def residency(self) -> Residency:
-        """See BrokerLook; nobody reads."""
-        return Residency.NOT_ASKED
+        """See BrokerSource; nobody reads."""
+        return Residency.NOT_CHECKED

@@ -1,13 +1,10 @@
-"""What the real broker has of each queue, for the read policy: by its files, else by its own word.
+"""The broker's state of each queue, for the read policy: from its files, else from requests to the broker.
 
-Files beside us tell all (a HotReader); where they cannot be read, as with consume queues in a running broker's RocksDB,
-the broker is asked by the connection of the client whose pull it is, with that client's own fields, so that a
-signature on them still holds. What was learnt is kept while the broker's log begins where it began: an answer that
-comes too late is noticed when the broker is asked (continuous_line.judged).
-
-Records in the broker's oldest file are about to leave, those of the next deletion's size above its minimum too.
-
-Owns that memory. Does not own the questions (broker_requests.py) nor what follows (read_router.py).
+If its files are unreadable, as the consume queues in a running broker's RocksDB, the broker is queried over the pulling
+client's connection with that client's own fields, so that a signature on them stays valid. States are cached while
+the broker's log begins at the same offset; a pull that was too late is noticed in the broker's reply
+(offset_merge.interpret). Records in the broker's oldest file count as expiring, and as many above its minimum as the
+last deletion removed. Does not own the queries (broker_requests.py) nor the decision (read_router.py).
 """
 
 from __future__ import annotations
@@ -21,11 +18,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fetcher.blocks.segmented_lru import Remembered
-from fetcher.policy.hot_reader import HotReader
+from fetcher.blocks.segmented_lru import SegmentedLru
+from fetcher.policy.broker_files import BrokerFiles
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
 from server.proxy.broker_requests import GONE_PHYS, query_log_begin, query_offset, query_phys
-from server.proxy.offset_merge import is_leaving, next_margin
+from server.proxy.offset_merge import is_expiring, next_deletion_margin
 from server.proxy.proxy_handlers import Upstream
 from server.wire.codes import RequestCode
 from tiered.errors import NotFoundError, TieredError, UnavailableError
@@ -68,17 +65,17 @@ class ViewCounters:
 class BrokerViews:
     """Belongs to one event loop. ``files``: None where they are not beside us."""
 
-    files: HotReader | None = None
+    files: BrokerFiles | None = None
     executor: Executor | None = None
     keep_s: float = 1.0
     clock_s: Callable[[], float] = time.monotonic
     counters: ViewCounters = field(default_factory=ViewCounters)
 
     def __post_init__(self) -> None:
-        self._known: Remembered[tuple[str, int], _Known] = Remembered(KNOWN_BYTES_MAX)
+        self._known: SegmentedLru[tuple[str, int], _Known] = SegmentedLru(KNOWN_BYTES_MAX)
         self._oldest: tuple[float, int] | None = None
 
-    async def look(self, command: RemotingCommand, upstream: Upstream, offset: int) -> LocalView:
+    async def local_view(self, command: RemotingCommand, upstream: Upstream, offset: int) -> LocalView:
         """The queue that ``command`` names (``topic``, ``queueId``), for ``offset``."""
         place = _place(command)
         known = self._known.get(place)
@@ -112,7 +109,9 @@ class BrokerViews:
         if 0 <= known.first_phys < known.oldest_phys or known.first_phys == GONE_PHYS:
             return False  # its queue's minimum does not know yet what is deleted
         if known.queue is None:
-            return known.side is BrokerSide.UNTOLD  # who never tells is believed, who is away now tells later
+            return (
+                known.side is BrokerSide.UNREPORTED
+            )  # who never tells is believed, who is away now tells later
         # Deletions are going on: of the file that is next it may have let go already.
         return offset >= max(known.queue.min_offset, known.kept_from)
 
@@ -150,7 +149,7 @@ class BrokerViews:
             known,
             queue=queue,
             first_phys=-1 if step > 0 else known.first_phys,
-            margin=next_margin(known.margin, step),
+            margin=next_deletion_margin(known.margin, step),
             learnt_s=known.learnt_s if step <= 0 else -math.inf,
             max_s=self.clock_s() if step <= 0 else -math.inf,
         )
@@ -178,7 +177,7 @@ class BrokerViews:
         if earlier is not None:
             both = earlier.queue is not None and found.queue is not None
             step = found.queue.min_offset - earlier.queue.min_offset if both else 0  # type: ignore[union-attr]
-            found = replace(found, margin=next_margin(earlier.margin, step))
+            found = replace(found, margin=next_deletion_margin(earlier.margin, step))
         self._known.put(place, found, QUEUE_BYTES + sys.getsizeof(place[0]))
         return found
 
@@ -192,7 +191,7 @@ class BrokerViews:
             self._oldest = None  # never older than the minimum
             oldest = await self._oldest_phys(command, upstream)
             if minimum is None or maximum is None:
-                return _Known(BrokerSide.UNTOLD, now_s, now_s, oldest_phys=oldest)
+                return _Known(BrokerSide.UNREPORTED, now_s, now_s, oldest_phys=oldest)
             if minimum < 0 or maximum <= 0:
                 return _Known(BrokerSide.READABLE, now_s, now_s, oldest_phys=oldest)
             queue = OffsetRange(min(minimum, maximum), maximum)
@@ -222,21 +221,21 @@ def _place(command: RemotingCommand) -> tuple[str, int]:
     return command.ext_fields["topic"], int(command.ext_fields["queueId"])
 
 
-def _by_files(files: HotReader, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
+def _by_files(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
     try:
         return _looked_up(files, topic, queue_id, now_s, earlier)
     except TieredError:
         return _Known(BrokerSide.UNREADABLE, now_s, now_s)  # damaged, or the broker writes it now
 
 
-def _looked_up(files: HotReader, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
-    view = files.look(topic, queue_id, 0)
+def _looked_up(files: BrokerFiles, topic: str, queue_id: int, now_s: float, earlier: _Known | None) -> _Known:
+    view = files.local_view(topic, queue_id, 0)
     oldest = view.oldest_phys
     if view.queue is None or view.queue.max_offset <= view.queue.min_offset:
         return _Known(view.side, now_s, now_s, view.queue, last_phys=view.last_phys, oldest_phys=oldest)
     low, high = view.queue.min_offset, view.queue.max_offset
-    first = view if low == 0 else files.look(topic, queue_id, low)
-    last = files.look(topic, queue_id, high - 1)
+    first = view if low == 0 else files.local_view(topic, queue_id, low)
+    last = files.local_view(topic, queue_id, high - 1)
     file = files.oldest_file()
     if earlier is not None and earlier.oldest_phys == oldest and earlier.kept_from:
         kept_from = earlier.kept_from
@@ -253,5 +252,5 @@ def _view(known: _Known, offset: int) -> LocalView:
     if queue is None or offset not in queue:
         return LocalView(known.side, queue, oldest_phys=known.oldest_phys, last_phys=known.last_phys)
     # The first record's place tells two lives of a queue apart as well as the record's own, which is behind it.
-    leaving = offset < known.kept_from or is_leaving(offset, queue, known.margin)
+    leaving = offset < known.kept_from or is_expiring(offset, queue, known.margin)
     return LocalView(known.side, queue, True, known.first_phys, known.oldest_phys, known.last_phys, leaving)

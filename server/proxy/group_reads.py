@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fetcher.blocks.segmented_lru import Remembered
+from fetcher.blocks.segmented_lru import SegmentedLru
 from server.wire.codes import ResponseCode
 from server.wire.request import Request, Response
 
@@ -44,7 +44,7 @@ class GroupReadStats:
     """Counts since the start."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._queues: Remembered[Key, _Queue] = Remembered(bytes_max)
+        self._queues: SegmentedLru[Key, _Queue] = SegmentedLru(bytes_max)
 
     def note(self, request: Request, response: Response | None) -> None:
         """A pull was answered. What is relayed carries the broker's version."""

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from fetcher.policy.read_policy import ReadPolicy
-from fetcher.policy.read_router import PolicyLine
+from fetcher.policy.read_router import ReadRouter
 from server.groups.bounded_gather import bounded_gather
 from server.groups.client_table import ClientTable, Member
 from server.groups.fastjson_text import offsets_for, queue_map
@@ -50,7 +50,7 @@ class GroupResets:
     """Handlers. Belongs to one event loop."""
 
     def __init__(
-        self, line: PolicyLine, offsets: MergedOffsets, clients: ClientTable, *, checks_clients: bool
+        self, line: ReadRouter, offsets: MergedOffsets, clients: ClientTable, *, checks_clients: bool
     ) -> None:
         self._line, self._offsets, self._clients = line, offsets, clients
         self._checks_clients = checks_clients

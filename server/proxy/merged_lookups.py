@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fetcher.policy.read_policy import ReadPolicy
-from fetcher.policy.read_router import PolicyLine
+from fetcher.policy.read_router import ReadRouter
 from fetcher.queries.found import count_within
 from server.backend.backend import Backend
 from server.backend.lookup_handlers import KEY_COUNT_MAX, UNIQUE_KEY_COUNT
@@ -38,7 +38,7 @@ RECORD_BYTES_MIN: Final = 91
 class MergedLookups:
     """Handlers. Belongs to one event loop."""
 
-    def __init__(self, line: PolicyLine, archive: Backend, *, checks_clients: bool = False) -> None:
+    def __init__(self, line: ReadRouter, archive: Backend, *, checks_clients: bool = False) -> None:
         """``checks_clients``: the broker checks who asks; while it is away nobody may know what it would say."""
         self._line, self._archive = line, archive
         self._checks_clients = checks_clients

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 from fetcher.policy.query_policy import earliest_time
 from fetcher.policy.read_policy import OffsetRange, Situation
-from fetcher.policy.read_router import PolicyLine
+from fetcher.policy.read_router import ReadRouter
 from server.backend.backend import Backend
 from server.groups.bounded_gather import bounded_gather
 from server.groups.fastjson_text import queue_map
 from server.groups.queue_locks import MessageQueue
-from server.proxy.broker_queue import QueueLook
+from server.proxy.broker_queue import QueueState
 from server.proxy.broker_view import BrokerViews
 from server.proxy.offset_merge import joined_min, lower_by_time
 from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
@@ -54,7 +54,7 @@ class _First(NamedTuple):
 class MergedOffsets:
     """Handlers. Belongs to one event loop."""
 
-    def __init__(self, line: PolicyLine, archive: Backend, views: BrokerViews) -> None:
+    def __init__(self, line: ReadRouter, archive: Backend, views: BrokerViews) -> None:
         self._line, self._archive, self._views = line, archive, views
 
     def handlers(self) -> ProxyHandlers:
@@ -192,7 +192,7 @@ class MergedOffsets:
         return _with_table(answer, table, others)
 
     async def _situation(self, command: RemotingCommand, upstream: Upstream) -> Situation:
-        look = QueueLook(self._views, command, upstream, 0)
+        look = QueueState(self._views, command, upstream, 0)
         topic, queue_id = command.ext_fields.get("topic", ""), command.ext_fields.get("queueId", "")
         if not topic or not queue_id.isdecimal():
             return Situation(0)  # the broker says what is wrong with it

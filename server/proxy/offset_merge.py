@@ -1,16 +1,13 @@
-"""One line of offsets from archive and broker, as a client of the proxy sees it. Pure.
+"""Offsets of a queue over archive and broker, as the proxy's clients see them. Pure.
 
-What a pull is answered is decided by read_policy.py and read_router.py, the same as for the broker's own files. Here is
-what the wire adds: what a broker's answer means (``judged``), which code a client is told (``reply_code``), how far
-from its minimum the broker may have deleted meanwhile (``next_margin``), and offsets by time on the joined line.
+The read policy (read_policy.py, read_router.py) chooses between archive and broker. This module adds what the wire
+needs: the meaning of a broker's reply (``interpret``), the response code (``reply_code``), how far above its minimum
+the broker may have deleted since (``next_deletion_margin``), and offsets by time over both sides.
 
-    archive | relay to the broker | hold | moved
-
-Held offsets are answered with PULL_RETRY_IMMEDIATELY at the same offset. PULL_OFFSET_MOVED is told only of offsets that
-neither side has nor will have. A broker that deletes while it reads answers later messages as if nothing was before
-them (MESSAGE_WAS_REMOVING, OFFSET_FOUND_NULL, a hole in what was found): such an answer counts as "too small".
-
-Sources: DefaultMessageStore.getMessage, PullMessageProcessor, DefaultPullMessageResultHandler.
+Offsets that neither side has yet get PULL_RETRY_IMMEDIATELY at the same offset. PULL_OFFSET_MOVED is returned only for
+offsets that neither side has or will have. A broker that deletes while it reads replies with later messages as if
+nothing preceded them (MESSAGE_WAS_REMOVING, OFFSET_FOUND_NULL, a hole between messages): such a reply counts as
+OFFSET_TOO_SMALL. Sources: DefaultMessageStore.getMessage, PullMessageProcessor, DefaultPullMessageResultHandler.
 """
 
 from __future__ import annotations
@@ -20,27 +17,27 @@ from dataclasses import dataclass
 from typing import Final
 
 from fetcher.policy.read_policy import OffsetRange
-from fetcher.rows.batch import GetStatus
-from server.backend.backend import PullStatus
-from server.backend.pull_handlers import answer_of
+from fetcher.rows.pull import PullResult, PullStatus
+from server.backend.pull_handlers import response_code
 from server.wire.codes import ResponseCode
 from tiered.errors import CorruptionError
 from tiered.formats.record import MAGIC_V1, MAGIC_V2, decode_record
+from tiered.remoting.command import RemotingCommand
 
 INNER_BATCH_FLAG: Final = 0x80
 OFFSET_RESET: Final = "OFFSET_RESET"
-"""Remark of a broker that moves a group because an operator said so (5.x, useServerSideResetOffset)."""
+"""Remark of a broker that resets a group's offset on an operator's request (5.x, useServerSideResetOffset)."""
 _HEAD = struct.Struct(">iI12xqqi")
 PULL_CODES: Final = frozenset({
     ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY,
     ResponseCode.PULL_OFFSET_MOVED,
 })  # fmt: skip
-"""Answers that say where to go on; all others are errors to a client and move nothing."""
+"""Replies with a next offset; all others are errors to a client and move nothing."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """A broker's answer to a pull. ``offset_delta``: what clients add to the offsets in ``body`` (static topics)."""
+class BrokerReply:
+    """A broker's reply to a pull. ``offset_delta``: clients add it to the offsets in ``body`` (static topics)."""
 
     code: int
     remark: str
@@ -50,63 +47,71 @@ class Said:
     body: memoryview
     offset_delta: int = 0
 
+    @classmethod
+    def of(cls, command: RemotingCommand) -> BrokerReply | None:
+        """The fields of ``command``; None if it is no reply to a pull."""
+        fields = command.ext_fields
+        texts = [fields.get(name, "") for name in ("nextBeginOffset", "minOffset", "maxOffset")]
+        if command.code not in PULL_CODES or not all(text.lstrip("-").isdecimal() for text in texts):
+            return None
+        delta = fields.get("offsetDelta", "0")
+        offset_delta = int(delta) if delta.lstrip("-").isdecimal() else 0
+        next_offset, minimum, maximum = map(int, texts)
+        body = memoryview(command.body)
+        return cls(command.code, command.remark or "", next_offset, minimum, maximum, body, offset_delta)
 
-@dataclass(frozen=True)
-class Judged:
-    """What it means. FOUND with a body cut short ends at the first message that the broker no longer had."""
 
-    status: GetStatus
-    next_offset: int
-    body: memoryview
+def interpret(reply: BrokerReply, offset: int, *, has_all: bool) -> PullResult:
+    """The result of a pull at ``offset`` by a broker's reply. FOUND with a body cut short ends at the first message the
+    broker no longer had. ``has_all``: the pull has no filter and the bodies' offsets are the queue's, so each message
+    must follow the one before it."""
+    status, next_offset, body = _status_of(reply, offset, has_all=has_all)
+    return PullResult(status, next_offset, reply.min_offset, reply.max_offset, (body,) if len(body) else ())
 
 
-def judged(said: Said, offset: int, *, has_all: bool) -> Judged:
-    """What a broker's answer to a pull at ``offset`` means. ``has_all``: the pull has no filter and the bodies' offsets
-    are the queue's, so that each message must follow the one before it."""
-    nothing = said.body[:0]
-    if said.code == ResponseCode.SUCCESS:
+def _status_of(reply: BrokerReply, offset: int, *, has_all: bool) -> tuple[PullStatus, int, memoryview]:
+    next_offset, nothing = reply.next_offset, reply.body[:0]
+    if reply.code == ResponseCode.SUCCESS:
         if not has_all:
-            return Judged(GetStatus.FOUND, said.next_offset, said.body)
-        return _without_holes(said, offset)
-    if said.code == ResponseCode.PULL_OFFSET_MOVED:
-        if said.remark == OFFSET_RESET:
-            return Judged(GetStatus.NO_MATCHED_MESSAGE, said.next_offset, nothing)
-        if said.next_offset > offset:
-            return Judged(GetStatus.OFFSET_TOO_SMALL, said.next_offset, nothing)
-        status = GetStatus.OFFSET_OVERFLOW_BADLY if said.max_offset > 0 else GetStatus.NO_MATCHED_LOGIC_QUEUE
-        return Judged(status, said.next_offset, nothing)
-    moves_on = said.next_offset > offset
-    if moves_on and (has_all or said.code == ResponseCode.PULL_NOT_FOUND):
-        return Judged(GetStatus.OFFSET_TOO_SMALL, said.next_offset, nothing)
-    if said.code == ResponseCode.PULL_NOT_FOUND:
-        status = GetStatus.OFFSET_OVERFLOW_ONE if said.max_offset > 0 else GetStatus.NO_MESSAGE_IN_QUEUE
-        return Judged(status, said.next_offset, nothing)
-    return Judged(GetStatus.NO_MATCHED_MESSAGE, said.next_offset, nothing)
+            return PullStatus.FOUND, next_offset, reply.body
+        return _without_holes(reply, offset)
+    if reply.code == ResponseCode.PULL_OFFSET_MOVED:
+        if reply.remark == OFFSET_RESET:
+            return PullStatus.NO_MATCHED_MESSAGE, next_offset, nothing
+        if next_offset > offset:
+            return PullStatus.OFFSET_TOO_SMALL, next_offset, nothing
+        has_messages = reply.max_offset > 0
+        status = PullStatus.OFFSET_OVERFLOW_BADLY if has_messages else PullStatus.NO_MATCHED_LOGIC_QUEUE
+        return status, next_offset, nothing
+    if next_offset > offset and (has_all or reply.code == ResponseCode.PULL_NOT_FOUND):
+        return PullStatus.OFFSET_TOO_SMALL, next_offset, nothing
+    if reply.code == ResponseCode.PULL_NOT_FOUND:
+        status = PullStatus.OFFSET_OVERFLOW_ONE if reply.max_offset > 0 else PullStatus.NO_MESSAGE_IN_QUEUE
+        return status, next_offset, nothing
+    return PullStatus.NO_MATCHED_MESSAGE, next_offset, nothing
 
 
-def _without_holes(said: Said, offset: int) -> Judged:
-    at, expected = 0, offset - said.offset_delta
-    body = said.body
+def _without_holes(reply: BrokerReply, offset: int) -> tuple[PullStatus, int, memoryview]:
+    at, expected = 0, offset - reply.offset_delta
+    body = reply.body
     while at < len(body):
         row = _row_at(body, at)
         if row is None:
-            return Judged(
-                GetStatus.FOUND, said.next_offset, body
-            )  # its client will say what it thinks of that
+            return PullStatus.FOUND, reply.next_offset, body  # left to the client
         size, queue_offset, end_offset = row
         if queue_offset > expected:
             if at == 0:
-                return Judged(GetStatus.OFFSET_TOO_SMALL, queue_offset + said.offset_delta, body[:0])
-            return Judged(GetStatus.FOUND, expected + said.offset_delta, body[:at])
+                return PullStatus.OFFSET_TOO_SMALL, queue_offset + reply.offset_delta, body[:0]
+            return PullStatus.FOUND, expected + reply.offset_delta, body[:at]
         expected = end_offset
         at += size
-    # Where it lost the last of what it looked at, its next offset is behind that all the same.
-    is_short = offset < expected + said.offset_delta < said.next_offset
-    return Judged(GetStatus.FOUND, expected + said.offset_delta if is_short else said.next_offset, body)
+    # If the last records it examined are lost, its next offset is still after them.
+    is_short = offset < expected + reply.offset_delta < reply.next_offset
+    return PullStatus.FOUND, expected + reply.offset_delta if is_short else reply.next_offset, body
 
 
 def _row_at(body: memoryview, at: int) -> tuple[int, int, int] | None:
-    """Size in bytes of the record at ``at``, the first queue offset it spans and the one behind; None for no record."""
+    """Size in bytes of the record at ``at``, the first queue offset it spans and the one after; None for no record."""
     if at + _HEAD.size > len(body):
         return None
     size, magic, queue_offset, _, sys_flag = _HEAD.unpack_from(body, at)
@@ -122,38 +127,39 @@ def _row_at(body: memoryview, at: int) -> tuple[int, int, int] | None:
 
 
 def reply_code(
-    status: GetStatus, *, is_pull_api: bool, said: int | None = None, meant: GetStatus | None = None
+    status: PullStatus,
+    *,
+    is_pull_api: bool,
+    broker_code: int | None = None,
+    broker_status: PullStatus | None = None,
 ) -> int | None:
-    """The code for ``status`` on the joined line; None: nothing to tell now, hold.
+    """The code for a joined ``status``; None: hold the request.
 
-    ``said``: the broker's own code, ``meant``: what it meant. It stands where the archive changed nothing, and messages
-    are what they were given for.
+    ``broker_code`` and ``broker_status``: of the broker's reply. Its code is kept if the archive changed nothing.
     """
-    is_passed_on = said != ResponseCode.SUCCESS or meant is GetStatus.FOUND
-    if said is not None and status is meant and is_passed_on:
-        return said
-    if status is GetStatus.OFFSET_FOUND_NULL:
-        return None
-    return answer_of(PullStatus[status.name], is_pull_api=is_pull_api)
+    is_kept = broker_code != ResponseCode.SUCCESS or broker_status is PullStatus.FOUND
+    if broker_code is not None and status is broker_status and is_kept:
+        return broker_code
+    return response_code(status, is_pull_api=is_pull_api)
 
 
-def next_margin(margin: int, step: int) -> int:
-    """How many offsets above its minimum a broker may delete before it is asked, after the minimum moved by ``step``.
+def next_deletion_margin(margin: int, step: int) -> int:
+    """How many offsets above its minimum a broker may delete before the next check; the minimum moved by ``step``.
 
-    A broker deletes whole files, so the next step is about as large as the last one; old ones count less and less.
+    A broker deletes whole files, so the next step is about as large as the last; older ones count less.
     """
     return max(step, margin // 2) if step > 0 else margin
 
 
-def is_leaving(offset: int, queue: OffsetRange, margin: int) -> bool:
-    """Whether the record at ``offset`` may go with the next files."""
+def is_expiring(offset: int, queue: OffsetRange, margin: int) -> bool:
+    """Whether the record at ``offset`` may be deleted with the next files."""
     return offset in queue and offset < queue.min_offset + margin
 
 
 def lower_by_time(found: int, archived: OffsetRange, broker_found: int, local: OffsetRange | None) -> int:
-    """The first offset stored at a time or later, when the archive says ``found`` and the broker ``broker_found``.
+    """The first offset stored at a time or later, by the archive's ``found`` and the broker's ``broker_found``.
 
-    Where messages between the two are still on their way, the archive's end: they may be it.
+    If messages between the two are not archived yet, the archive's end: they may be the first.
     """
     if found < archived.max_offset or local is None or local.min_offset > archived.max_offset:
         return found

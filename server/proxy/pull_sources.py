@@ -1,25 +1,25 @@
-"""How one pull beside a live broker is read: from the archive, or by relaying it; and its commit, sent once.
+"""The two sources of a pull in proxy mode: the archive, and the broker by relay; and its commit, sent once.
 
-Owns the wire's fields of a relayed pull and of its answer. Does not own who is asked (read_router.py), nor what an
-answer means (offset_merge.py).
+Owns the wire fields of a relayed pull. Does not own the choice of source (read_router.py) nor the meaning of a reply
+(offset_merge.py).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source
-from fetcher.rows.batch import GetStatus
-from server.backend.backend import Backend, Buffer, PullWish
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from server.backend.backend import Backend
 from server.backend.pull_handlers import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, Subscriptions
 from server.proxy.broker_requests import SIGNATURE
 from server.proxy.broker_view import BrokerViews
-from server.proxy.offset_merge import OFFSET_RESET, PULL_CODES, Said, judged
+from server.proxy.offset_merge import OFFSET_RESET, BrokerReply, interpret
 from server.proxy.proxy_handlers import Upstream
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Request
@@ -28,78 +28,67 @@ from tiered.model.queue import LMQ_PREFIX
 from tiered.remoting.command import RemotingCommand
 
 ANSWER_S: Final = 10.0
-"""A broker may take so much longer for an answer than the client lets it wait."""
-LEAVE_S: Final = 60.0
-LEAVES_MAX: Final = 1_000
-"""Of one connection: a client that reads more asks the broker more often."""
+"""A broker's reply may take this much longer than the client's hold time."""
+PERMISSION_S: Final = 60.0
+PERMISSIONS_MAX: Final = 1_000
+"""Cached permissions of one connection; a client that reads more queues is checked more often."""
 RECOMMIT_S: Final = 1.0
-"""A signed pull whose commit was sent may be relayed, commit and all, within this time."""
+"""A signed pull whose commit was sent may be relayed with it within this time."""
 _ONEWAY: Final = 2
 
 
 class UnsubscribedError(UnavailableError):
-    """The group's filter is not known yet: nothing may come from the archive."""
+    """The group's filter is not known yet, so the archive cannot be read."""
 
 
 class RefusedError(TieredError):
-    """The broker does not let this client pull: nor may the archive. ``command``: its words."""
+    """The broker denies this client the pull, so the archive does too. ``reply``: the broker's."""
 
-    def __init__(self, command: RemotingCommand) -> None:
-        super().__init__(command.remark or f"code {command.code}")
-        self.command = command
-
-
-@dataclass(frozen=True)
-class Answered:
-    """What a side says; see policy_line.Answer. ``command``: the broker's own words, ``is_error``: and no pull's."""
-
-    status: GetStatus
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    body: Sequence[Buffer] = ()
-    command: RemotingCommand | None = None
-    is_error: bool = False
+    def __init__(self, reply: RemotingCommand) -> None:
+        super().__init__(reply.remark or f"code {reply.code}")
+        self.reply = reply
 
 
 @dataclass
 class PullCounters:
-    """``commits``: sent for pulls that the archive answered; ``commits_failed``: the client commits again itself.
+    """``commits``: sent for pulls read from the archive; ``commits_failed``: the client commits again.
     ``relayed_errors`` by code."""
 
     commits: int = 0
     commits_failed: int = 0
-    told_to_ask_again: int = 0
+    retried: int = 0
     relayed_errors: Counter[int] = field(default_factory=Counter)
 
 
-Leave = tuple[str, str, str]
-"""Access key, group, topic. A connection that showed a good signature once is that client's."""
+PermissionKey = tuple[str, str, str]
+"""Access key, group, topic. A connection that sent a valid signature once belongs to that client."""
 
 
 @dataclass
 class PullContext:
-    """What all pulls share."""
+    """Shared by all pulls."""
 
     archive: Backend
     views: BrokerViews
     subscriptions: Subscriptions
     checks_clients: bool = False
-    """The broker checks who asks: the archive answers whom it lets pull, as it said within LEAVE_S."""
+    """The broker has ACLs: the archive serves clients that it permitted within PERMISSION_S."""
     now_s: Callable[[], float] = time.monotonic
-    leaves: WeakKeyDictionary[Upstream, dict[Leave, float]] = field(default_factory=WeakKeyDictionary)
+    permissions: WeakKeyDictionary[Upstream, dict[PermissionKey, float]] = field(
+        default_factory=WeakKeyDictionary
+    )
     counters: PullCounters = field(default_factory=PullCounters)
 
 
-class PullSides:
-    """One pull, read from the archive or relayed; see policy_line.Sides."""
+class PullSources:
+    """One pull, read from the archive or relayed; see read_router.Sources."""
 
     has_broker = True
 
     def __init__(
-        self, context: PullContext, request: Request, upstream: Upstream, wish: PullWish | None
+        self, context: PullContext, request: Request, upstream: Upstream, pull: PullRequest | None
     ) -> None:
-        self._context, self._upstream, self._wish = context, upstream, wish
+        self._context, self._upstream, self._pull = context, upstream, pull
         self._command = request.command
         self._flags = request.number("sysFlag", 0)
         self._topic, self._queue_id = request.text("topic"), request.number("queueId")
@@ -109,25 +98,25 @@ class PullSides:
         self._committed_s: float | None = None
         self.may_relay = True
         self.is_joined = True
-        """Whether the archive has a part in this queue's line, or may soon; else the broker's word stands as it is."""
+        """Whether the archive has or may get a part of this queue; else the broker's reply is returned unchanged."""
 
-    async def look(self) -> LocalView:
-        """See BrokerLook."""
-        return await self._context.views.look(self._command, self._upstream, self._offset)
+    async def local_view(self) -> LocalView:
+        """See BrokerSource."""
+        return await self._context.views.local_view(self._command, self._upstream, self._offset)
 
     async def residency(self) -> Residency:
-        """See BrokerLook."""
-        count, max_bytes = (self._wish.count, self._wish.max_bytes) if self._wish is not None else (1, 1)
+        """See BrokerSource."""
+        count, max_bytes = (self._pull.count, self._pull.max_bytes) if self._pull is not None else (1, 1)
         return await self._context.views.residency(
             self._topic, self._queue_id, self._offset, count, max_bytes
         )
 
-    async def read(self, source: Source, local: OffsetRange | None) -> Answered:
-        """See Sides."""
+    async def read(self, source: Source, local: OffsetRange | None) -> PullResult:
+        """See Sources."""
         return await (self._archived() if source is Source.TIERED else self._relayed())
 
     async def commit(self) -> None:
-        """Send the group's offset that came with the pull, once. Fields are the pull's: its signature holds."""
+        """Send the offset committed with the pull, once. The fields are the pull's, so its signature stays valid."""
         if not self._commits or self._committed_s is not None:
             return
         self._committed_s = self._context.now_s()
@@ -137,68 +126,69 @@ class PullSides:
             await self._upstream.send(command)
             counters.commits += 1
         except UnavailableError:
-            counters.commits_failed += 1  # the broker is away; its client commits by itself every few seconds
+            counters.commits_failed += (
+                1  # the broker is unreachable; the client commits again in a few seconds
+            )
 
-    async def _archived(self) -> Answered:
-        if self._wish is None:
+    async def _archived(self) -> PullResult:
+        if self._pull is None:
             raise UnsubscribedError(f"{self._topic}: the SQL92 subscription is not known yet")
-        found = await self._context.archive.pull(self._wish)
-        if found.body:
-            await self.ask_leave()
-        status, bounds = GetStatus[found.status.name], found.bounds
-        return Answered(status, found.next_offset, bounds.minimum, bounds.maximum, found.body)
+        result = await self._context.archive.pull(self._pull)
+        if result.records:
+            await self.check_permission()
+        return result
 
-    async def asked_broker(self) -> RemotingCommand:
-        """The broker's answer to this pull, whatever it is."""
+    async def relay(self) -> RemotingCommand:
+        """The broker's reply to this pull, be it an error."""
         return await self._upstream.call(self._to_relay(), self._hold_ms / 1000 + ANSWER_S)
 
-    async def _relayed(self) -> Answered:
-        answer = await self.asked_broker()
-        if answer.code == ResponseCode.SYSTEM_BUSY:
-            raise UnavailableError(answer.remark or "the broker is busy")
-        said = said_by(answer)
-        if said is None:
-            return Answered(GetStatus.NO_MATCHED_MESSAGE, self._offset, 0, 0, (), answer, is_error=True)
+    async def _relayed(self) -> PullResult:
+        command = await self.relay()
+        if command.code == ResponseCode.SYSTEM_BUSY:
+            raise UnavailableError(command.remark or "the broker is busy")
+        reply = BrokerReply.of(command)
+        if reply is None:
+            return PullResult(PullStatus.REFUSED, self._offset, reply=command)
         if self._context.checks_clients:
-            self._left()
-        self._context.views.note(self._topic, self._queue_id, said.min_offset, said.max_offset)
+            self._permit()
+        self._context.views.note(self._topic, self._queue_id, reply.min_offset, reply.max_offset)
         has_all = self.is_joined and self._is_unfiltered()
-        meant = judged(said, self._offset, has_all=has_all)
-        status, next_offset = meant.status, meant.next_offset
-        is_to_prove = self.is_joined and not has_all and next_offset > self._offset and status in _PASSED
-        if is_to_prove and said.remark != OFFSET_RESET and not await self._is_proven():
-            status = GetStatus.OFFSET_TOO_SMALL
-        body = (meant.body,) if len(meant.body) else ()
-        return Answered(status, next_offset, said.min_offset, said.max_offset, body, answer)
+        result = interpret(reply, self._offset, has_all=has_all)._replace(reply=command)
+        may_skip = self.is_joined and not has_all and reply.remark != OFFSET_RESET
+        if not (may_skip and result.next_offset > self._offset and result.status in _PASSED):
+            return result
+        # A broker deletes the oldest first: if it still has the offset, it read on from there without a hole.
+        has_offset = await self._context.views.still_has(self._command, self._upstream, self._offset)
+        return result if has_offset else result._replace(status=PullStatus.OFFSET_TOO_SMALL)
 
-    async def ask_leave(self) -> None:
-        """Raises RefusedError where the broker does not let this client pull, UnavailableError where it is away."""
-        if not self._context.checks_clients or self._has_leave():
+    async def check_permission(self) -> None:
+        """Raises RefusedError if the broker denies this client the pull, UnavailableError if it is unreachable."""
+        if not self._context.checks_clients or self._is_permitted():
             return
-        answer = await self.asked_broker()
-        if said_by(answer) is None:
-            raise RefusedError(answer)
-        self._left()
+        command = await self.relay()
+        if BrokerReply.of(command) is None:
+            raise RefusedError(command)
+        self._permit()
 
-    def _has_leave(self) -> bool:
-        given_s = self._context.leaves.get(self._upstream, {}).get(self._leave)
-        return given_s is not None and self._context.now_s() - given_s < LEAVE_S
+    def _is_permitted(self) -> bool:
+        given_s = self._context.permissions.get(self._upstream, {}).get(self._permission_key)
+        return given_s is not None and self._context.now_s() - given_s < PERMISSION_S
 
-    def _left(self) -> None:
-        leaves, now_s = self._context.leaves.setdefault(self._upstream, {}), self._context.now_s()
-        leaves.pop(self._leave, None)
-        leaves[self._leave] = now_s  # in the order they were given
-        while len(leaves) > LEAVES_MAX or now_s - next(iter(leaves.values())) >= LEAVE_S:
-            del leaves[next(iter(leaves))]
+    def _permit(self) -> None:
+        granted, now_s = self._context.permissions.setdefault(self._upstream, {}), self._context.now_s()
+        granted.pop(self._permission_key, None)
+        granted[self._permission_key] = now_s  # in the order of their grants
+        while len(granted) > PERMISSIONS_MAX or now_s - next(iter(granted.values())) >= PERMISSION_S:
+            del granted[next(iter(granted))]
 
     @property
-    def _leave(self) -> Leave:
+    def _permission_key(self) -> PermissionKey:
         fields = self._command.ext_fields
         return fields.get("AccessKey", ""), fields.get("consumerGroup", ""), self._topic
 
     def _to_relay(self) -> RemotingCommand:
         if not self.may_relay:
-            raise ThrottledError("this pull has waited: its client asks the broker again")
+            raise ThrottledError("the pull has waited too long to be relayed: the client sends it again")
         if self._committed_s is None:
             return self._command
         if SIGNATURE not in self._command.ext_fields:
@@ -210,34 +200,12 @@ class PullSides:
 
     def _is_unfiltered(self) -> bool:
         """Whether the broker sends every message, with the queue's own offsets."""
-        wish = self._wish
-        if wish is None or self._topic.startswith(LMQ_PREFIX) or wish.expression not in ("", "*"):
+        pull = self._pull
+        if pull is None or self._topic.startswith(LMQ_PREFIX) or pull.expression not in ("", "*"):
             return False
-        known = self._flags & SUBSCRIPTION
-        return bool(known) or self._context.subscriptions.subscription(wish.group, wish.topic) is not None
-
-    async def _is_proven(self) -> bool:
-        """A broker deletes from the oldest on: what it still has at the offset, it had behind it when it read on."""
-        return await self._context.views.still_has(self._command, self._upstream, self._offset)
+        if self._flags & SUBSCRIPTION:
+            return True
+        return self._context.subscriptions.subscription(pull.group, pull.topic) is not None
 
 
-_PASSED = frozenset({GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE})
-
-
-def said_by(answer: RemotingCommand) -> Said | None:
-    """None for what is no answer to a pull."""
-    fields = answer.ext_fields
-    texts = [fields.get(name, "") for name in ("nextBeginOffset", "minOffset", "maxOffset")]
-    if answer.code not in PULL_CODES or not all(text.lstrip("-").isdecimal() for text in texts):
-        return None
-    next_offset, minimum, maximum = map(int, texts)
-    delta = fields.get("offsetDelta", "0")
-    return Said(
-        answer.code,
-        answer.remark or "",
-        next_offset,
-        minimum,
-        maximum,
-        memoryview(answer.body),
-        int(delta) if delta.lstrip("-").isdecimal() else 0,
-    )
+_PASSED = frozenset({PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE})

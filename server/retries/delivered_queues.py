@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from server.backend.backend import Bounds, PullFound, PullStatus, PullWish
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from server.backend.backend import Bounds
 from server.groups.subscription_filter import filter_of
 from server.retries.retry_state import RetryMessage, RetryQueue, RetryState
 
@@ -52,22 +53,22 @@ class DeliveredQueues:
         at = queue.at(offset)
         return [self.state.messages[number] for number in queue.numbers[at : at + count]]
 
-    def pull(self, wish: PullWish, bounds: Bounds) -> PullFound:
+    def pull(self, request: PullRequest, bounds: Bounds) -> PullResult:
         """Messages of our part of a queue; ``bounds`` are the whole queue's."""
-        queue = self.state.queues[wish.topic]
-        if wish.offset >= queue.next_offset:
-            is_end = wish.offset == queue.next_offset
+        queue = self.state.queues[request.topic]
+        if request.offset >= queue.next_offset:
+            is_end = request.offset == queue.next_offset
             status = PullStatus.OFFSET_OVERFLOW_ONE if is_end else PullStatus.OFFSET_OVERFLOW_BADLY
-            return PullFound(status, wish.offset if is_end else queue.next_offset, bounds)
-        wanted = filter_of(wish.expression, wish.expression_type)
+            return PullResult(status, request.offset if is_end else queue.next_offset, *bounds)
+        wanted = filter_of(request.expression, request.expression_type)
         body: list[bytes] = []
-        size, following = 0, queue.next_offset if not queue.offsets else max(wish.offset, queue.min_offset)
-        for message in self.messages_from(wish.topic, wish.offset, wish.count):
+        size, following = 0, queue.next_offset if not queue.offsets else max(request.offset, queue.min_offset)
+        for message in self.messages_from(request.topic, request.offset, request.count):
             if wanted is None or wanted.keep(memoryview(message.data)):
-                if body and size + len(message.data) > wish.max_bytes:
+                if body and size + len(message.data) > request.max_bytes:
                     break
                 body.append(message.data)
                 size += len(message.data)
             following = message.queue_offset + 1
         status = PullStatus.FOUND if body else PullStatus.NO_MATCHED_MESSAGE
-        return PullFound(status, following, bounds, body, len(body))
+        return PullResult(status, following, *bounds, body, len(body))

@@ -10,16 +10,9 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.tag_filter import tags_code
-from server.backend.backend import (
-    Backend,
-    Bounds,
-    PullFound,
-    PullStatus,
-    PullWish,
-    TopicConfig,
-    Unit,
-)
+from server.backend.backend import Backend, Bounds, TopicConfig, Unit
 from server.retries.delivered_queues import DeliveredQueues
 from server.retries.retry_record import PHYS_BASE
 from server.retries.retry_state import RetryQueue
@@ -117,27 +110,27 @@ class ArchiveWithRetries:
         )
         return self._archive.last_stored_ms(topic, queue_id) if message is None else message.stored_ms
 
-    async def pull(self, wish: PullWish) -> PullFound:
+    async def pull(self, request: PullRequest) -> PullResult:
         """See Backend."""
-        holder = self._holder(wish.topic, wish.queue_id)
+        holder = self._holder(request.topic, request.queue_id)
         if holder is None:
-            return await self._archive.pull(wish)
+            return await self._archive.pull(request)
         queues, queue = holder
-        bounds = self.bounds(wish.topic, wish.queue_id)
+        bounds = self.bounds(request.topic, request.queue_id)
         assert bounds is not None
-        if wish.offset >= min(queue.first_offset, self._archived_end(wish.topic)):
-            return queues.pull(wish, bounds)
-        found = await self._archive.pull(wish)
+        if request.offset >= min(queue.first_offset, self._archived_end(request.topic)):
+            return queues.pull(request, bounds)
+        found = await self._archive.pull(request)
         following = min(found.next_offset, queue.first_offset)
         if found.status in (PullStatus.OFFSET_TOO_SMALL, PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
-            return PullFound(found.status, following, bounds, found.body, found.records)
-        return PullFound(PullStatus.NO_MATCHED_MESSAGE, queue.first_offset, bounds)
+            return PullResult(found.status, following, *bounds, found.body, found.records)
+        return PullResult(PullStatus.NO_MATCHED_MESSAGE, queue.first_offset, *bounds)
 
-    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
+    def pull_from_memory(self, request: PullRequest) -> PullResult | None:
         """See Backend: of queues that do not grow here."""
-        if wish.queue_id == 0 and self._holder(wish.topic, 0) is not None:
+        if request.queue_id == 0 and self._holder(request.topic, 0) is not None:
             return None
-        return self._archive.pull_in_hand(wish)
+        return self._archive.pull_from_memory(request)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
         """See Backend."""

@@ -17,12 +17,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from fetcher.blocks.segmented_lru import Remembered
+from fetcher.blocks.segmented_lru import SegmentedLru
 from fetcher.policy.read_policy import BrokerSide, ReadPolicy, Situation
-from fetcher.policy.read_router import PolicyLine
-from server.backend.backend import Bounds
+from fetcher.policy.read_router import ReadRouter
 from server.backend.pull_handlers import SUSPEND, pull_response
-from server.proxy.broker_queue import QueueLook
+from server.proxy.broker_queue import QueueState
 from server.proxy.broker_view import BrokerViews
 from server.proxy.proxy_handlers import ProxyHandler, ProxyHandlers, Upstream
 from server.slave.registration import MASTER_ID
@@ -52,7 +51,7 @@ def next_id(own_id: int, policy: ReadPolicy, situation: Situation, *, is_master_
         return MASTER_ID if archived is None and not situation.is_archive_behind else own_id
     # The master moves a reader below its minimum to that minimum, also one that falls below it on the way. A master
     # whose log was truncated moves a reader above its maximum back to its end.
-    if offset < local.min_offset or offset > local.max_offset or situation.is_leaving:
+    if offset < local.min_offset or offset > local.max_offset or situation.is_expiring:
         return own_id
     return MASTER_ID
 
@@ -66,7 +65,7 @@ class EmptyReplyPacer:
     """Delays repeated empty replies, so that no client pulls in a hot loop."""
 
     def __init__(self, bytes_max: int = REPEATS_BYTES_MAX) -> None:
-        self._last: Remembered[tuple[int, str, str, int], _Reply] = Remembered(bytes_max)
+        self._last: SegmentedLru[tuple[int, str, str, int], _Reply] = SegmentedLru(bytes_max)
 
     def wait_s(self, reader: tuple[int, str], topic: str, queue_id: int, offset: int, now_s: float) -> float:
         """The delay of a reply that leaves ``reader`` (connection and group: a client's groups share a connection) at
@@ -106,7 +105,7 @@ class SlavePulls:
     """Wraps pull handlers: adds the broker to pull from next. Belongs to one event loop."""
 
     def __init__(
-        self, pulls: ProxyHandlers, line: PolicyLine, views: BrokerViews, context: RedirectContext
+        self, pulls: ProxyHandlers, line: ReadRouter, views: BrokerViews, context: RedirectContext
     ) -> None:
         self._pulls, self._line, self._views, self._context = pulls, line, views, context
         self._pacer = EmptyReplyPacer()
@@ -133,17 +132,15 @@ class SlavePulls:
         topic, queue_id = request.text("topic"), request.number("queueId")
         offset, hold_ms = request.number("queueOffset"), request.number("suspendTimeoutMillis", 0)
         ends_s = self._context.now_s() + min(hold_ms / 1000, self._context.hold_s_max)
-        look = QueueLook(self._views, request.command, upstream, offset, has_broker=False)
+        look = QueueState(self._views, request.command, upstream, offset, has_broker=False)
         while not self._context.is_master_available():
             archived = (await self._line.situation(look, topic, queue_id, offset)).archived
             if archived is not None and offset < archived.max_offset:
                 return None
             left_s = ends_s - self._context.now_s()
             if left_s <= 0:
-                bounds = (
-                    Bounds(archived.min_offset, archived.max_offset) if archived is not None else Bounds(0, 0)
-                )
-                return pull_response(ResponseCode.PULL_NOT_FOUND, offset, bounds, "master not available")
+                bounds = (0, 0) if archived is None else (archived.min_offset, archived.max_offset)
+                return pull_response(ResponseCode.PULL_NOT_FOUND, offset, *bounds, "master not available")
             await self._context.sleep(min(CHECK_EVERY_S, left_s))
         return None
 
@@ -178,7 +175,7 @@ class SlavePulls:
         context, topic = self._context, request.text("topic")
         if not context.is_master_available():
             return context.own_id  # no need to query it
-        look = QueueLook(self._views, request.command, upstream, next_offset)
+        look = QueueState(self._views, request.command, upstream, next_offset)
         situation = await self._line.situation(look, topic, request.number("queueId"), next_offset)
         policy = self._line.policy_of(topic)
         return next_id(context.own_id, policy, situation, is_master_available=context.is_master_available())

@@ -178,7 +178,7 @@ class _Printer:
         until_ms = self._options.until
         if until_ms is None or not (is_late := batch.store_timestamp > until_ms).any():
             return batch, False
-        return batch.taken(~np.logical_or.accumulate(is_late)), True
+        return batch.select(~np.logical_or.accumulate(is_late)), True
 
     def _begin(self, queue: QueueKey) -> Walk:
         options = self._options

@@ -11,7 +11,7 @@ import pytest
 
 import rocketmq_tiered
 from fetcher.archive import Archive
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import run_sync
 from fetcher.queries.time_reader import TimeReader
 from fetcher.queries.time_search import Boundary
@@ -48,7 +48,7 @@ class Searched:
         """Time of the first message."""
         return run_sync(self._times.earliest_time(queue))
 
-    def index(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> Awaitable[SegmentIndex]:
+    def index(self, key: str, size_bytes: int, tail_bytes: int, lane: Priority) -> Awaitable[SegmentIndex]:
         """A tail; counts the object."""
         self._opened.add(key)
         return self._archive.access.source.index(key, size_bytes, tail_bytes, lane)

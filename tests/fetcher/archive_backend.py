@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fetcher.rows.batch import GetResult
+from fetcher.rows.pull import PullRequest, PullResult
 from tests.end_to_end.offloading import BROKER, CLUSTER
 from tests.fetcher.reading_fakes import plain_fetcher
 from tiered.catalog.state import CatalogState
@@ -15,7 +15,7 @@ from tiered.object_store.prefixed import PrefixedStore
 
 
 class Backend:
-    """Reads the archive in ``root``; every ``look`` finds the newest version."""
+    """Reads the archive in ``root``; every refresh finds the newest version."""
 
     def __init__(self, root: ObjectStore) -> None:
         store = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))
@@ -28,13 +28,13 @@ class Backend:
         """See KnownCatalog."""
         return self.fetcher.catalog.state
 
-    def look(self) -> None:
+    def refresh_if_due(self) -> None:
         """See KnownCatalog."""
-        self.fetcher.catalog.look()
+        self.fetcher.catalog.refresh_if_due()
 
-    async def get(self, topic: str, queue_id: int, offset: int, **arguments: Any) -> GetResult:
+    async def get(self, topic: str, queue_id: int, offset: int, **arguments: Any) -> PullResult:
         """See TieredReader."""
         self.pulls += 1
         if self.error is not None:
             raise self.error
-        return await self.fetcher.get(topic, queue_id, offset, **arguments)
+        return await self.fetcher.pull(PullRequest(topic, queue_id, offset, **arguments))

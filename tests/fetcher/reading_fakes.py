@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import InlineExecutor
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
 from fetcher.rows.catalog_view import CatalogView
@@ -29,7 +29,7 @@ class PlainSource:
         self.opened: list[str] = []
         self.fetched: list[tuple[str, list[int]]] = []
 
-    async def index(self, key: str, size_bytes: int, tail_bytes: int, lane: Lane) -> SegmentIndex:
+    async def index(self, key: str, size_bytes: int, tail_bytes: int, priority: Priority) -> SegmentIndex:
         """See BlockSource."""
         if key not in self._indexes:
             tail = self._store.get_range(key, size_bytes - tail_bytes, tail_bytes)
@@ -53,7 +53,7 @@ class PlainSource:
         return index.decode_blocks(span, self._store.get_range(index.key, span.offset, span.length))
 
     async def blocks_at(
-        self, index: SegmentIndex, run: int, numbers: Sequence[int], lane: Lane
+        self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
     ) -> Sequence[NDArray[np.uint8]]:
         """See BlockSource."""
         self.fetched.append((index.key, list(numbers)))

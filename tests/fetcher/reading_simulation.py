@@ -17,8 +17,8 @@ from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.segment_source import SegmentSource
 from fetcher.io.waiting import InlineExecutor, Wait, new_future
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
-from fetcher.rows.batch import GetStatus
 from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.pull import PullRequest, PullStatus
 from tests.fetcher.virtual import VirtualClock, VirtualReader
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent, Stored
 from tiered.catalog.catalog_reader import load
@@ -156,15 +156,17 @@ class Simulation:
         at = next(number for number, row in enumerate(rows) if row.offset + row.inner_num > offset)
         while consumer.pulls < consumer.pulls_max:
             try:
-                result = await self.fetcher.get(
-                    topic, queue_id, offset, count=consumer.count, max_bytes=1 << 30, group=consumer.name
+                result = await self.fetcher.pull(
+                    PullRequest(
+                        topic, queue_id, offset, count=consumer.count, max_bytes=1 << 30, group=consumer.name
+                    )
                 )
             except TieredError:
                 consumer.errors += 1
                 await self.sleep(0.2)
                 continue
             consumer.pulls += 1
-            if result.status is not GetStatus.FOUND:
+            if result.status is not PullStatus.FOUND:
                 break
             at = self._check(consumer, rows, at, result.batch.queue_offsets.tolist(), result.batch.records())
             offset = result.next_offset

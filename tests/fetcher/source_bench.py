@@ -11,7 +11,7 @@ from fetcher.blocks.block_cache import Block, DroppedUnread
 from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.segment_source import SegmentSource
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import Executor, InlineExecutor
 from tests.fetcher.segments import Segment
 from tests.fetcher.virtual import VirtualClock, VirtualReader
@@ -51,18 +51,22 @@ class SourceBench:
             on_unread_dropped=self.dropped.extend,
         )
 
-    def index(self, key: str, lane: Lane = Lane.USER) -> SegmentIndex:
+    def index(self, key: str, priority: Priority = Priority.USER) -> SegmentIndex:
         """Open an object, now."""
         item = self.segments[key]
-        return self.clock.run_one(self.source.index(key, len(item.content), item.tail_bytes, lane))
+        return self.clock.run_one(self.source.index(key, len(item.content), item.tail_bytes, priority))
 
-    def begin(self, index: SegmentIndex, first: int, end: int, lane: Lane = Lane.USER) -> Future[list[Block]]:
+    def begin(
+        self, index: SegmentIndex, first: int, end: int, priority: Priority = Priority.USER
+    ) -> Future[list[Block]]:
         """Start reading blocks."""
-        return self.clock.start(self.source.blocks(index, 0, first, end, lane))
+        return self.clock.start(self.source.blocks(index, 0, first, end, priority))
 
-    def read(self, index: SegmentIndex, first: int, end: int, lane: Lane = Lane.USER) -> list[bytes]:
+    def read(
+        self, index: SegmentIndex, first: int, end: int, priority: Priority = Priority.USER
+    ) -> list[bytes]:
         """Read blocks now."""
-        blocks = self.clock.run_one(self.source.blocks(index, 0, first, end, lane))
+        blocks = self.clock.run_one(self.source.blocks(index, 0, first, end, priority))
         return [block.tobytes() for block in blocks]
 
     def expected(self, index: SegmentIndex, first: int, end: int) -> list[bytes]:
@@ -72,7 +76,7 @@ class SourceBench:
     def check_at_rest(self, *held: SegmentIndex) -> None:
         """Nothing in flight, and every charge is a block or a tail that the caches hold, or the test (``held``)."""
         found = self.source.statistics()
-        assert found.blocks_in_flight == 0 and self.reader.in_flight == 0
+        assert found.blocks_loading == 0 and self.reader.in_flight == 0
         cached = [entry.index for entry in self.source._indexes._entries.values()]
         outside = sum(index.nbytes for index in held if index not in cached)
         assert found.charged_bytes == found.cached_bytes + found.index_bytes + outside

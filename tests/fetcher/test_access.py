@@ -14,6 +14,7 @@ from fetcher.access import decode_threads
 from fetcher.io.waiting import run_sync
 from fetcher.prefetch.event_log import EventKind
 from fetcher.prefetch.readers import ReaderKey
+from fetcher.rows.pull import PullRequest
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
@@ -39,7 +40,9 @@ def test_blocks_that_leave_the_cache_unread_halve_the_window_of_who_had_them_fet
         access = archive.access
         offset = 0
         for _ in range(4):
-            result = run_sync(access.fetcher.get(*QUEUE[:2], offset, count=32, max_bytes=1 << 20, group="g"))
+            result = run_sync(
+                access.fetcher.pull(PullRequest(*QUEUE[:2], offset, count=32, max_bytes=1 << 20, group="g"))
+            )
             offset = result.next_offset
         deadline_s = time.monotonic() + 30
         while access.fetcher.prefetcher.counters.fetches == 0 and time.monotonic() < deadline_s:
@@ -52,7 +55,9 @@ def test_blocks_that_leave_the_cache_unread_halve_the_window_of_who_had_them_fet
         assert reader.window.size == max(size // 2, 32)
         assert access.fetcher.log.events(EventKind.WINDOW, "g")[-1].detail == "halved: evicted unread"
         assert reader.window.unread_bytes == 0
-        result = run_sync(access.fetcher.get(*QUEUE[:2], offset, count=32, max_bytes=1 << 20, group="g"))
+        result = run_sync(
+            access.fetcher.pull(PullRequest(*QUEUE[:2], offset, count=32, max_bytes=1 << 20, group="g"))
+        )
         assert result.batch.queue_offsets.tolist() == list(range(offset, offset + 32))
 
 

@@ -52,7 +52,7 @@ def test_joined_and_taken_are_what_lists_would_be(
     assert list(map(bytes, joined.records())) == records
     assert joined.queue_offsets.tolist() == list(range(len(records)))
     chosen = sorted(data.draw(st.sets(st.integers(0, max(0, len(records) - 1)), max_size=len(records))))
-    taken = joined.taken(np.array(chosen, np.intp))
+    taken = joined.select(np.array(chosen, np.intp))
     assert list(map(bytes, taken.records())) == [records[row] for row in chosen]
     assert taken.phys.tolist() == [int(joined.phys[row]) for row in chosen]
 

@@ -61,11 +61,11 @@ def test_looking_begins_once_per_interval_and_waits_for_nobody() -> None:
     builder, clock, executor = built(), Time(), Later()
     view = CatalogView(builder.store, builder.state, executor=executor, clock_s=clock, refresh_ms=1000)
     builder.commit([Sent(PLAIN)])
-    view.look()
+    view.refresh_if_due()
     assert not executor.work
     clock.now_s = 1.0
-    view.look()
-    view.look()
+    view.refresh_if_due()
+    view.refresh_if_due()
     assert (len(executor.work), view.state.version) == (1, builder.state.version - 1)
     executor.run()
     assert view.state.version == builder.state.version
@@ -76,7 +76,7 @@ def test_a_refresh_after_a_404_does_not_trust_one_that_began_before() -> None:
     builder, clock, executor = built(), Time(), Later()
     view = CatalogView(builder.store, builder.state, executor=executor, clock_s=clock)
     clock.now_s = 5.0
-    view.look()
+    view.refresh_if_due()
     waiting = view.refreshed()
     wait = waiting.send(None)
     early = executor.work[0][0]

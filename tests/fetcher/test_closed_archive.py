@@ -15,6 +15,7 @@ import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.io.waiting import run_async, run_sync
 from fetcher.queries.by_key import KeyKind
+from fetcher.rows.pull import PullRequest
 from fetcher.span import Span
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
 from tiered.errors import UnavailableError, UsageError
@@ -71,7 +72,7 @@ def test_a_closed_archive_says_so_to_every_read_wherever_the_answer_lies(
         for read in READS if is_in_memory else []:
             read(archive)
     for read in READS:
-        with pytest.raises(UsageError, match="the archive is closed; read before it is"):
+        with pytest.raises(UsageError, match="archive is closed; use it inside"):
             read(archive)
     assert archive.topics() == ["t"] and archive.queue("t", 0).max_offset == MESSAGES
 
@@ -80,15 +81,15 @@ def test_a_walk_begun_before_says_so_too(url: str) -> None:
     with rocketmq_tiered.open(url) as archive:
         queue = archive.queue("t", 0)
         walk, messages = queue.walk(Span(batch_messages=7)), queue.messages()
-        later, batches = queue.walk(Span(start_ms=1 << 50)), queue.batches(batch_messages=7)
+        later, batches = queue.walk(Span(since_ms=1 << 50)), queue.batches(batch_messages=7)
         assert run_sync(walk.next_batch()) is not None
         assert run_sync(later.next_batch()) is None
         assert len(next(batches)) == 7
     for begun in (walk, later):
-        with pytest.raises(UsageError, match="the archive is closed"):
+        with pytest.raises(UsageError, match="archive is closed"):
             run_sync(begun.next_batch())
     for iterator in (messages, batches):
-        with pytest.raises(UsageError, match="the archive is closed"):
+        with pytest.raises(UsageError, match="archive is closed"):
             next(iterator)
     assert walk.offset == 7
 
@@ -113,7 +114,7 @@ async def test_the_asynchronous_form_says_the_same(url: str) -> None:
         lambda: anext(messages),
         lambda: anext(batches),
     ):
-        with pytest.raises(UsageError, match="the archive is closed"):
+        with pytest.raises(UsageError, match="archive is closed"):
             await ask()
     assert archive.topics() == ["t"]
 
@@ -123,7 +124,7 @@ def test_what_serves_clients_is_told_to_have_them_ask_again(url: str) -> None:
     with rocketmq_tiered.open(url) as archive:
         access = archive.access
     with pytest.raises(UnavailableError):
-        run_sync(access.fetcher.get("t", 0, 0, count=1, max_bytes=1))
+        run_sync(access.fetcher.pull(PullRequest("t", 0, 0, count=1, max_bytes=1)))
     with pytest.raises(UnavailableError):
         run_sync(access.find_by_key("t", "k", KeyKind.KEY, None, None, 1))
 
@@ -163,9 +164,9 @@ def test_who_waits_while_it_is_closed_is_told(large_url: str, settings: Settings
     access = archive.access
     kept: list[rocketmq_tiered.Message] = []  # their memory is not given back
     reading = Reading(lambda: kept.extend(archive.queue("t", 0).messages()))
-    _until(lambda: access.budget.waits > 0 or sum(access.source._lanes.queued.values()) > 0)
+    _until(lambda: access.budget.waits > 0 or sum(access.source._scheduler.queued.values()) > 0)
     archive.close()
-    assert reading.error().startswith("UsageError: the archive is closed")
+    assert reading.error().startswith("UsageError: archive is closed")
 
 
 def test_who_asks_for_memory_when_it_is_closed_does_not_wait_either(large_url: str) -> None:
@@ -174,7 +175,7 @@ def test_who_asks_for_memory_when_it_is_closed_does_not_wait_either(large_url: s
     access = archive.access
     everything = access.budget.charge(access.budget.total_bytes, 0)
     archive.close()
-    reading = Reading(lambda: run_sync(access.fetcher.get("t", 0, 0, count=1, max_bytes=1)))
+    reading = Reading(lambda: run_sync(access.fetcher.pull(PullRequest("t", 0, 0, count=1, max_bytes=1))))
     assert reading.error().startswith("UnavailableError: nothing is read any more: the archive is closed")
     assert everything.future.done()
 
@@ -188,7 +189,7 @@ async def test_tasks_that_wait_while_it_is_closed_are_told(large_url: str) -> No
 
         task = asyncio.create_task(keep())
         await asyncio.to_thread(_until, lambda: archive.access.budget.waits > 0)
-    with pytest.raises(UsageError, match="the archive is closed"):
+    with pytest.raises(UsageError, match="archive is closed"):
         async with asyncio.timeout(20):
             await task
 

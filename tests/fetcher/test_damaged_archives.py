@@ -205,7 +205,7 @@ def test_one_damaged_object(scene: Scene, kind: str, damage: str, tmp_path: Path
         assert Path(object_of(key)).name in str(error), f"{name}: {error} does not name {key}"
     if kind in ("data", "set"):
         topics = scene.queues_of[key]
-        # A message of another topic is found by id among all objects of its stretch of the log.
+        # A message of another topic is found by id among all objects of its part of the log.
         others = [name for name in errors if name.split()[0] not in topics and " id " not in name]
         assert not others, f"{topics} are in {key}, but {others} failed"
     if kind == "root":

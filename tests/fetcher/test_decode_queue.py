@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.blocks.decode_queue import DecodeQueue, DecodeTask
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.threads import Threads
 from fetcher.io.waiting import InlineExecutor
 from tests.fetcher.virtual import HeldPool
@@ -25,11 +25,11 @@ def test_users_go_first_then_what_was_asked_for_first() -> None:
     pool, done = HeldPool(), list[str]()
     queue = DecodeQueue(pool)
     turns = [queue.turn() for _ in range(4)]
-    queue.submit(lambda: done.append("ahead 2"), Lane.PREFETCH, turns[2])
-    queue.submit(lambda: done.append("ahead 1, first blocks"), Lane.PREFETCH, turns[1])
-    queue.submit(lambda: done.append("ahead 1, blocks behind"), Lane.PREFETCH, turns[1])
-    queue.submit(lambda: done.append("background"), Lane.BACKGROUND, turns[0])
-    queue.submit(lambda: done.append("user"), Lane.USER, turns[3])
+    queue.submit(lambda: done.append("ahead 2"), Priority.PREFETCH, turns[2])
+    queue.submit(lambda: done.append("ahead 1, first blocks"), Priority.PREFETCH, turns[1])
+    queue.submit(lambda: done.append("ahead 1, blocks behind"), Priority.PREFETCH, turns[1])
+    queue.submit(lambda: done.append("background"), Priority.BACKGROUND, turns[0])
+    queue.submit(lambda: done.append("user"), Priority.USER, turns[3])
     while pool.runs:
         pool.run()
     assert done == ["user", "ahead 1, first blocks", "ahead 1, blocks behind", "ahead 2", "background"]
@@ -38,17 +38,17 @@ def test_users_go_first_then_what_was_asked_for_first() -> None:
 def test_what_a_user_comes_for_is_hurried_and_done_once() -> None:
     pool, done = HeldPool(), list[str]()
     queue = DecodeQueue(pool)
-    queue.submit(lambda: done.append("first"), Lane.PREFETCH, queue.turn())
-    wanted = queue.submit(lambda: done.append("wanted"), Lane.PREFETCH, queue.turn())
-    queue.hurry(wanted, Lane.USER)
-    queue.hurry(wanted, Lane.USER)
+    queue.submit(lambda: done.append("first"), Priority.PREFETCH, queue.turn())
+    wanted = queue.submit(lambda: done.append("wanted"), Priority.PREFETCH, queue.turn())
+    queue.hurry(wanted, Priority.USER)
+    queue.hurry(wanted, Priority.USER)
     pool.run()
     assert done == ["wanted"]
-    queue.hurry(wanted, Lane.USER)
+    queue.hurry(wanted, Priority.USER)
     while pool.runs:
         pool.run()
     assert done == ["wanted", "first"]
-    queue.submit(lambda: done.append("last"), Lane.BACKGROUND, queue.turn())
+    queue.submit(lambda: done.append("last"), Priority.BACKGROUND, queue.turn())
     pool.run()
     assert done == ["wanted", "first", "last"]
 
@@ -58,20 +58,20 @@ def test_it_runs_at_once_where_the_pool_does_also_from_within() -> None:
     queue = DecodeQueue(InlineExecutor())
 
     def outer() -> None:
-        queue.submit(lambda: done.append("inner"), Lane.PREFETCH, queue.turn())
+        queue.submit(lambda: done.append("inner"), Priority.PREFETCH, queue.turn())
         done.append("outer")
 
-    queue.submit(outer, Lane.USER, queue.turn())
+    queue.submit(outer, Priority.USER, queue.turn())
     assert done == ["inner", "outer"]
 
 
 def test_a_closed_pool_refuses_and_what_came_before_still_runs() -> None:
     pool, done = HeldPool(), list[str]()
     queue = DecodeQueue(pool)
-    queue.submit(lambda: done.append("before"), Lane.BACKGROUND, queue.turn())
+    queue.submit(lambda: done.append("before"), Priority.BACKGROUND, queue.turn())
     pool.is_closed = True
     with pytest.raises(RuntimeError, match="shut down"):
-        queue.submit(lambda: done.append("refused"), Lane.USER, queue.turn())
+        queue.submit(lambda: done.append("refused"), Priority.USER, queue.turn())
     pool.run()
     assert done == ["before"]
 
@@ -88,14 +88,14 @@ def test_a_thread_that_took_the_refused_one_leaves_nobody_behind() -> None:
 
     pool = Closing()
     queue = DecodeQueue(pool)
-    queue.submit(lambda: done.append("before"), Lane.PREFETCH, queue.turn())
+    queue.submit(lambda: done.append("before"), Priority.PREFETCH, queue.turn())
     pool.is_closed = True
-    queue.submit(lambda: done.append("late"), Lane.USER, queue.turn())
+    queue.submit(lambda: done.append("late"), Priority.USER, queue.turn())
     assert done == ["late", "before"]
 
 
 def test_what_was_done_is_not_kept() -> None:
-    """A block's flight knows its task and the task its flights: that would stay until garbage is collected."""
+    """A block's load knows its task and the task its loads: that would stay until garbage is collected."""
 
     class Kept:
         task: DecodeTask | None = None
@@ -107,8 +107,8 @@ def test_what_was_done_is_not_kept() -> None:
     def work(kept: Kept = kept) -> None:
         assert kept.task is not None
 
-    kept.task = queue.submit(work, Lane.PREFETCH, queue.turn())
-    queue.hurry(kept.task, Lane.USER)
+    kept.task = queue.submit(work, Priority.PREFETCH, queue.turn())
+    queue.hurry(kept.task, Priority.USER)
     gone = weakref.ref(kept)
     gc.disable()
     try:
@@ -122,7 +122,7 @@ def test_what_was_done_is_not_kept() -> None:
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("submit"), st.sampled_from(Lane)),
+            st.tuples(st.just("submit"), st.sampled_from(Priority)),
             st.tuples(st.just("hurry"), st.integers(0, 30)),
             st.tuples(st.just("run"), st.none()),
         ),
@@ -133,7 +133,7 @@ def test_everything_is_done_once_and_the_most_urgent_next(course: list[tuple[str
     pool, done = HeldPool(), list[int]()
     queue = DecodeQueue(pool)
     tasks: list[DecodeTask] = []
-    left: dict[int, Lane] = {}
+    left: dict[int, Priority] = {}
 
     def run() -> None:
         pool.run()
@@ -146,9 +146,9 @@ def test_everything_is_done_once_and_the_most_urgent_next(course: list[tuple[str
             left[number] = how
             tasks.append(queue.submit(lambda number=number: done.append(number), how, queue.turn()))  # type: ignore[misc]
         elif what == "hurry" and how < len(tasks):
-            queue.hurry(tasks[how], Lane.USER)
+            queue.hurry(tasks[how], Priority.USER)
             if how in left:
-                left[how] = Lane.USER
+                left[how] = Priority.USER
         elif what == "run" and pool.runs:
             run()
     while pool.runs:
@@ -168,10 +168,10 @@ def test_threads_do_all_of_it() -> None:
 
     def submit(first: int) -> None:
         for number in range(first, 2_000, 4):
-            lane = Lane(number % 3)
-            task = queue.submit(lambda number=number: work(number), lane, queue.turn())  # type: ignore[misc]
+            priority = Priority(number % 3)
+            task = queue.submit(lambda number=number: work(number), priority, queue.turn())  # type: ignore[misc]
             if number % 5 == 0:
-                queue.hurry(task, Lane.USER)
+                queue.hurry(task, Priority.USER)
 
     submitters = [threading.Thread(target=submit, args=(first,)) for first in range(4)]
     for thread in submitters:

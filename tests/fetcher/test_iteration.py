@@ -157,7 +157,7 @@ def test_two_threads_that_ask_one_walk_are_told(url: str, monkeypatch: pytest.Mo
         deadline_s = time.monotonic() + 20
         while RestlessStore.reads == reads and time.monotonic() < deadline_s:
             time.sleep(0.001)
-        with pytest.raises(UsageError, match="asked by two at once"):
+        with pytest.raises(UsageError, match="already in use"):
             next(messages)
         gate.set()
         other.join(20)

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import run_sync
+from fetcher.pulls.memory_pull import _rows
 from fetcher.pulls.message_fetcher import TieredMessageFetcher
-from fetcher.rows.batch import GetResult, GetStatus
-from fetcher.rows.block_fetch import Held
+from fetcher.rows.block_fetch import BufferedRows
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
 from fetcher.rows.queue_view import QueueView, RunList
 from fetcher.rows.tag_filter import TagFilter
 from tests.end_to_end.ground_truth import difference, load_truth
@@ -45,13 +46,13 @@ BATCHED, LMQ, LONELY = (
 NO_LIMIT = 1 << 40
 
 
-def pull(fetcher: TieredMessageFetcher, queue: QueueKey, offset: int, **options: object) -> GetResult:
+def pull(fetcher: TieredMessageFetcher, queue: QueueKey, offset: int, **options: object) -> PullResult:
     """One pull, in this thread."""
     wish = {"count": 32, "max_bytes": NO_LIMIT} | options
-    return run_sync(fetcher.get(queue.topic, queue.queue_id, offset, **wish))  # type: ignore[arg-type]
+    return run_sync(fetcher.pull(PullRequest(queue.topic, queue.queue_id, offset, **wish)))  # type: ignore[arg-type]
 
 
-def rows_of(result: GetResult) -> list[Stored]:
+def rows_of(result: PullResult) -> list[Stored]:
     """What the batch holds, row by row."""
     batch = result.batch
     columns = zip(
@@ -77,30 +78,30 @@ def hundred(tags: Callable[[int], str] = lambda offset: "") -> ArchiveBuilder:
 @pytest.mark.parametrize(
     ("offset", "status", "next_offset"),
     [
-        (0, GetStatus.OFFSET_TOO_SMALL, 100),
-        (-1, GetStatus.OFFSET_TOO_SMALL, 100),
-        (99, GetStatus.OFFSET_TOO_SMALL, 100),
-        (200, GetStatus.OFFSET_OVERFLOW_ONE, 200),
-        (300, GetStatus.OFFSET_OVERFLOW_BADLY, 200),
-        (100, GetStatus.FOUND, 132),
-        (180, GetStatus.FOUND, 200),
-        (199, GetStatus.FOUND, 200),
+        (0, PullStatus.OFFSET_TOO_SMALL, 100),
+        (-1, PullStatus.OFFSET_TOO_SMALL, 100),
+        (99, PullStatus.OFFSET_TOO_SMALL, 100),
+        (200, PullStatus.OFFSET_OVERFLOW_ONE, 200),
+        (300, PullStatus.OFFSET_OVERFLOW_BADLY, 200),
+        (100, PullStatus.FOUND, 132),
+        (180, PullStatus.FOUND, 200),
+        (199, PullStatus.FOUND, 200),
     ],
 )
-def test_status_and_next_offset(offset: int, status: GetStatus, next_offset: int) -> None:
+def test_status_and_next_offset(offset: int, status: PullStatus, next_offset: int) -> None:
     result = pull(plain_fetcher(hundred().store), PLAIN, offset)
     assert (result.status, result.next_offset) == (status, next_offset)
     assert (result.min_offset, result.max_offset) == (100, 200)
     assert result.batch.queue_offsets.tolist() == (
-        list(range(offset, next_offset)) if status is GetStatus.FOUND else []
+        list(range(offset, next_offset)) if status is PullStatus.FOUND else []
     )
 
 
 def test_unknown_queue_and_empty_queue() -> None:
     fetcher = plain_fetcher(hundred().store)
     result = pull(fetcher, QueueKey("nobody", 0, 0), 17)
-    assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_LOGIC_QUEUE, 17)
-    assert pull(fetcher, PLAIN, 100, generation=5).status is GetStatus.NO_MATCHED_LOGIC_QUEUE
+    assert (result.status, result.next_offset) == (PullStatus.NO_MATCHED_LOGIC_QUEUE, 17)
+    assert pull(fetcher, PLAIN, 100, generation=5).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
 
 
 def test_limits_of_bytes_and_count() -> None:
@@ -118,7 +119,7 @@ def test_limits_of_bytes_and_count() -> None:
 def test_batches_of_four_walk_the_queue_in_exactly_25_pulls() -> None:
     fetcher = plain_fetcher(hundred().store)
     offset, pulls = 100, 0
-    while (result := pull(fetcher, PLAIN, offset, count=4, group="g")).status is GetStatus.FOUND:
+    while (result := pull(fetcher, PLAIN, offset, count=4, group="g")).status is PullStatus.FOUND:
         assert result.batch.queue_offsets.tolist() == list(range(offset, offset + 4))
         offset, pulls = result.next_offset, pulls + 1
     assert (pulls, offset) == (25, 200)
@@ -134,7 +135,7 @@ def test_tag_filter_ends_behind_the_last_match() -> None:
     even = pull(fetcher, PLAIN, 100, filter=TagFilter(["even"]))
     assert (len(even.batch), even.next_offset) == (32, 163)
     none = pull(fetcher, PLAIN, 100, filter=TagFilter(["neither"]))
-    assert (none.status, none.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 200)
+    assert (none.status, none.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 200)
 
 
 def test_two_tags_of_many_with_a_small_count() -> None:
@@ -150,7 +151,7 @@ def test_tags_are_looked_at_before_any_block_is_fetched() -> None:
     builder = hundred(lambda offset: "rare" if offset == 150 else "common")
     source = PlainSource(builder.store)
     fetcher = plain_fetcher(builder.store, source)
-    assert pull(fetcher, PLAIN, 100, filter=TagFilter(["absent"])).status is GetStatus.NO_MATCHED_MESSAGE
+    assert pull(fetcher, PLAIN, 100, filter=TagFilter(["absent"])).status is PullStatus.NO_MATCHED_MESSAGE
     assert source.fetched == []
     assert pull(fetcher, PLAIN, 100, filter=TagFilter(["rare"])).batch.queue_offsets.tolist() == [150]
     assert [len(numbers) for _, numbers in source.fetched] == [1]
@@ -186,7 +187,7 @@ def test_any_filter_returns_what_it_keeps(divisor: int, count: int) -> None:
     offset, found = 100, []
     for _ in range(200):
         result = pull(fetcher, PLAIN, offset, count=count, filter=SizeFilter(divisor), group="g")
-        if result.status is GetStatus.OFFSET_OVERFLOW_ONE:
+        if result.status is PullStatus.OFFSET_OVERFLOW_ONE:
             break
         assert result.next_offset > offset
         assert len(result.batch) == count or result.next_offset == 200
@@ -243,10 +244,10 @@ def test_every_pull_equals_the_simple_reader(seed: int, data: st.DataObject) -> 
                 fetcher, queue, offset, count=count, max_bytes=max_bytes, group=data.draw(st.just("g"))
             )
             if offset == reader.max_offset:
-                assert result.status in (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
+                assert result.status in (PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.NO_MESSAGE_IN_QUEUE)
                 continue
             expected = reader.read(offset, max_rows=count, max_bytes=max_bytes)
-            assert result.status is (GetStatus.FOUND if len(expected) else GetStatus.NO_MATCHED_MESSAGE)
+            assert result.status is (PullStatus.FOUND if len(expected) else PullStatus.NO_MATCHED_MESSAGE)
             assert (result.next_offset, result.gap) == (expected.next_offset, expected.gap)
             records = [
                 expected.data[start : start + size].tobytes()
@@ -266,16 +267,16 @@ def test_walks_deliver_every_row_once_in_order(seed: int, count: int, tag: str |
     for queue, truth in builder.truth.items():
         wanted = None if tag is None else TagFilter([tag])
         codes = None if wanted is None else wanted._codes.tolist()
-        bounds = run_sync(fetcher.bounds(queue.topic, queue.queue_id))
-        assert bounds is not None
-        rows = [row for row in truth.rows if row.offset >= bounds[0]]
+        view = fetcher.catalog.view(fetcher.catalog.state, queue)
+        assert view is not None
+        rows = [row for row in truth.rows if row.offset >= view.min_offset]
         if queue in (LMQ, LONELY):
             continue  # parents may have expired; the test above compares
         found: list[Stored] = []
-        offset = bounds[0]
+        offset = view.min_offset
         while (result := pull(fetcher, queue, offset, count=count, group="g", filter=wanted)).status in (
-            GetStatus.FOUND,
-            GetStatus.NO_MATCHED_MESSAGE,
+            PullStatus.FOUND,
+            PullStatus.NO_MATCHED_MESSAGE,
         ):
             assert result.next_offset > offset
             found += rows_of(result)
@@ -300,12 +301,14 @@ def test_what_is_in_hand_is_what_a_pull_answers(seed: int, data: st.DataObject) 
                 data.draw(st.integers(1, 9)),
                 data.draw(st.sampled_from([1, 400, 3000, NO_LIMIT])),
             )
-            found = one.in_hand(queue.topic, queue.queue_id, offset, count, max_bytes, "g")
+            found = one.pull_from_memory(
+                PullRequest(queue.topic, queue.queue_id, offset, count, max_bytes, "g")
+            )
             result = pull(other, queue, offset, count=count, max_bytes=max_bytes, group="g")
             if found is None:
                 pull(one, queue, offset, count=count, max_bytes=max_bytes, group="g")
             else:
-                assert (result.status, result.gap) == (GetStatus.FOUND, None)
+                assert (result.status, result.gap) == (PullStatus.FOUND, None)
                 assert (found.records, found.next_offset) == (len(result.batch), result.next_offset)
                 assert (found.min_offset, found.max_offset) == (result.min_offset, result.max_offset)
                 assert b"".join(found.body) == b"".join(result.batch.buffers())
@@ -319,15 +322,15 @@ def test_a_sequential_reader_finds_most_in_hand() -> None:
     for begin in range(100, 200, 25):
         builder.commit([Sent(PLAIN, b"x" * 50, offset=offset) for offset in range(begin, begin + 25)])
     fetcher = plain_fetcher(builder.store)
-    assert fetcher.in_hand("plain", 0, 100, 5, NO_LIMIT, "g") is None
+    assert fetcher.pull_from_memory(PullRequest("plain", 0, 100, 5, NO_LIMIT, "g")) is None
     offset, found = 100, 0
     while offset < 200:
-        in_hand = fetcher.in_hand("plain", 0, offset, 5, NO_LIMIT, "g")
+        in_hand = fetcher.pull_from_memory(PullRequest("plain", 0, offset, 5, NO_LIMIT, "g"))
         found += in_hand is not None
         at_hand = in_hand or pull(fetcher, PLAIN, offset, count=5, group="g")
         offset = at_hand.next_offset
     assert found == 16  # of 20: each of four runs begins a block
-    assert fetcher.in_hand("plain", 0, 195, 5, NO_LIMIT, "another") is None
+    assert fetcher.pull_from_memory(PullRequest("plain", 0, 195, 5, NO_LIMIT, "another")) is None
 
 
 def test_a_sequential_reader_goes_from_block_to_block_without_another_look_at_rows() -> None:
@@ -340,17 +343,17 @@ def test_a_sequential_reader_goes_from_block_to_block_without_another_look_at_ro
         pull(fetcher, PLAIN, offset, count=5, group="g")
     asked = len(source.fetched)
     for offset in range(10, 200, 5):
-        found = fetcher.in_hand("plain", 0, offset, 5, NO_LIMIT, "g")
+        found = fetcher.pull_from_memory(PullRequest("plain", 0, offset, 5, NO_LIMIT, "g"))
         assert found is not None and found.next_offset == offset + 5
         expected = pull(plain_fetcher(builder.store), PLAIN, offset, count=5, group="g")
         assert b"".join(found.body) == b"".join(expected.batch.buffers())
-        assert fetcher.readers.in_hand_bytes < 40_000
+        assert fetcher.readers.buffered_bytes < 40_000
     assert len(source.fetched) == asked
 
 
 def in_hand_at(fetcher: TieredMessageFetcher, offset: int) -> int | None:
     """Where a pull of two goes on that is answered out of the block in hand."""
-    found = fetcher.in_hand("plain", 0, offset, 2, NO_LIMIT, "g")
+    found = fetcher.pull_from_memory(PullRequest("plain", 0, offset, 2, NO_LIMIT, "g"))
     return None if found is None else found.next_offset
 
 
@@ -370,7 +373,7 @@ def test_slices_in_hand_are_of_the_version_they_were_made_of() -> None:
     assert [in_hand_at(fetcher, offset) for offset in (2, 4)] == [4, 6]
     fetcher.catalog.adopt(builder.expire_first_run(PLAIN))
     assert in_hand_at(fetcher, 4) is None
-    assert pull(fetcher, PLAIN, 4, count=2, group="g").status is GetStatus.OFFSET_TOO_SMALL
+    assert pull(fetcher, PLAIN, 4, count=2, group="g").status is PullStatus.OFFSET_TOO_SMALL
 
 
 def test_slices_in_hand_keep_no_block_the_reader_has_let_go_of() -> None:
@@ -380,9 +383,9 @@ def test_slices_in_hand_keep_no_block_the_reader_has_let_go_of() -> None:
     pull(fetcher, PLAIN, 0, count=2, group="g")
     assert [in_hand_at(fetcher, offset) for offset in (2, 4)] == [4, 6]
     ((_, reader),) = fetcher.readers._readers
-    (block,) = [weakref.ref(block) for block in reader.held.blocks.values()]
-    assert block() is not None and reader.held.slices is not None
-    fetcher.readers.reclaim(1, Lane.USER)
+    (block,) = [weakref.ref(block) for block in reader.buffered.blocks.values()]
+    assert block() is not None and reader.buffered.slices is not None
+    fetcher.readers.reclaim(1, Priority.USER)
     assert block() is None
     assert in_hand_at(fetcher, 6) is None
 
@@ -405,7 +408,7 @@ def test_a_sequential_reader_goes_from_run_to_run_by_calls(count: int) -> None:
     offset = pull(fetcher, PLAIN, 0, count=count, group="g").next_offset
     asked = len(source.fetched)
     while offset < 100:
-        found = fetcher.in_hand("plain", 0, offset, count, NO_LIMIT, "g")
+        found = fetcher.pull_from_memory(PullRequest("plain", 0, offset, count, NO_LIMIT, "g"))
         expected = pull(plain_fetcher(builder.store), PLAIN, offset, count=count, group="g")
         assert found is not None
         assert (found.records, found.next_offset) == (len(expected.batch), expected.next_offset)
@@ -424,8 +427,8 @@ def test_a_run_that_is_not_the_catalogs_is_no_answer_in_hand() -> None:
         offset = pull(fetcher, PLAIN, offset, count=5, group="g").next_offset
     first, second = source.opened[:2]
     source._indexes[second], kept = source._indexes[first], source._indexes[second]
-    assert fetcher.in_hand("plain", 0, 25, 5, NO_LIMIT, "g") is None
-    with pytest.raises(CorruptionError, match="is not what the catalog says"):
+    assert fetcher.pull_from_memory(PullRequest("plain", 0, 25, 5, NO_LIMIT, "g")) is None
+    with pytest.raises(CorruptionError, match="differs from the catalog"):
         pull(fetcher, PLAIN, 25, count=5, group="g")
     source._indexes[second] = kept
     assert pull(fetcher, PLAIN, 25, count=5, group="g").next_offset == 30
@@ -484,12 +487,12 @@ def test_the_tail_is_seen_once_the_catalog_is_old_enough() -> None:
     builder = hundred()
     fetcher = plain_fetcher(builder.store, clock_s=clock)
     builder.commit([Sent(PLAIN), Sent(QueueKey("new", 0, 0))])
-    assert pull(fetcher, PLAIN, 200).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert pull(fetcher, PLAIN, 200).status is PullStatus.OFFSET_OVERFLOW_ONE
     clock.now_s += 1.1
     result = pull(fetcher, PLAIN, 200)
-    assert (result.status, result.next_offset, result.max_offset) == (GetStatus.FOUND, 201, 201)
+    assert (result.status, result.next_offset, result.max_offset) == (PullStatus.FOUND, 201, 201)
     assert result.version == builder.state.version
-    assert pull(fetcher, QueueKey("new", 0, 0), 0).status is GetStatus.FOUND
+    assert pull(fetcher, QueueKey("new", 0, 0), 0).status is PullStatus.FOUND
 
 
 def test_an_object_that_moved_is_found_by_a_second_look() -> None:
@@ -502,7 +505,7 @@ def test_an_object_that_moved_is_found_by_a_second_look() -> None:
     result = pull(fetcher, PLAIN, 0)
     assert rows_of(result) == builder.truth[PLAIN].rows
     assert result.version == builder.state.version
-    assert fetcher.counters.retried == 1
+    assert fetcher.catalog.retries == 1
 
 
 def test_an_object_that_is_gone_is_corruption_and_hurts_no_other_queue() -> None:
@@ -511,10 +514,10 @@ def test_an_object_that_is_gone_is_corruption_and_hurts_no_other_queue() -> None
     builder.commit([Sent(OTHER)])
     builder.store.delete([builder.keys[0]])
     fetcher = plain_fetcher(builder.store)
-    with pytest.raises(CorruptionError, match=r"names what is not there") as caught:
+    with pytest.raises(CorruptionError, match=r"names a missing object") as caught:
         pull(fetcher, PLAIN, 0)
     assert builder.keys[0] in caught.value.message
-    assert pull(fetcher, OTHER, 0).status is GetStatus.FOUND
+    assert pull(fetcher, OTHER, 0).status is PullStatus.FOUND
 
 
 def test_an_object_of_another_queue_is_corruption() -> None:
@@ -529,9 +532,9 @@ def test_an_object_of_another_queue_is_corruption() -> None:
     assert mine is not None and other is not None
     # Lengths and all: as if the other object had been copied over this one and nothing but the footer told.
     mine.runs = RunList(PLAIN, run_sync(fetcher.catalog.runs_of(other)).chunk)
-    with pytest.raises(CorruptionError, match="run 0 is not what the catalog says"):
+    with pytest.raises(CorruptionError, match="run 0 differs from the catalog"):
         pull(fetcher, PLAIN, 0)
-    assert pull(fetcher, OTHER, 0).status is GetStatus.FOUND
+    assert pull(fetcher, OTHER, 0).status is PullStatus.FOUND
 
 
 class SwitchedStore:
@@ -557,12 +560,12 @@ def test_an_unreachable_catalog_is_no_answer_where_a_client_would_jump() -> None
     fetcher = plain_fetcher(store, clock_s=clock)  # type: ignore[arg-type]
     store.is_down = True
     clock.now_s += 2
-    assert pull(fetcher, PLAIN, 200).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert pull(fetcher, PLAIN, 200).status is PullStatus.OFFSET_OVERFLOW_ONE
     for queue, offset in ((PLAIN, 300), (QueueKey("unknown", 0, 0), 0)):
         clock.now_s += 2
         with pytest.raises(UnavailableError):
             pull(fetcher, queue, offset)
-    assert pull(fetcher, PLAIN, 100).status is GetStatus.FOUND
+    assert pull(fetcher, PLAIN, 100).status is PullStatus.FOUND
     assert fetcher.catalog.failures == 3
 
 
@@ -574,10 +577,10 @@ def test_what_is_in_hand_is_not_used_for_offsets_that_left_the_queue() -> None:
     fetcher = plain_fetcher(builder.store, clock_s=clock)
     assert pull(fetcher, PLAIN, 0, count=2, group="g").next_offset == 2
     assert pull(fetcher, PLAIN, 2, count=2, group="g").next_offset == 4
-    assert fetcher.counters.from_hand == 1
+    assert fetcher.counters.from_memory == 1
     fetcher.catalog.adopt(builder.expire_first_run(PLAIN))
     result = pull(fetcher, PLAIN, 4, count=2, group="g")
-    assert (result.status, result.next_offset) == (GetStatus.OFFSET_TOO_SMALL, 9)
+    assert (result.status, result.next_offset) == (PullStatus.OFFSET_TOO_SMALL, 9)
 
 
 def test_what_is_in_hand_is_not_used_once_the_log_was_replaced() -> None:
@@ -590,14 +593,14 @@ def test_what_is_in_hand_is_not_used_once_the_log_was_replaced() -> None:
     table["end_queue_offset"] = 5
     shorter = replace(state, version=state.version + 1, table=table)
     fetcher.catalog.adopt(shorter)
-    assert pull(fetcher, PLAIN, 5, count=2, group="g").status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert pull(fetcher, PLAIN, 5, count=2, group="g").status is PullStatus.OFFSET_OVERFLOW_ONE
     assert pull(fetcher, PLAIN, 3, count=1, group="g").next_offset == 4
     line = replace(state.cursor, history=state.cursor.history + 1)
     fetcher.catalog.adopt(replace(state, version=state.version + 2, cursor=line))
     assert pull(fetcher, PLAIN, 4, count=1, group="g").next_offset == 5
-    assert fetcher.counters.from_hand == 0
+    assert fetcher.counters.from_memory == 0
     assert pull(fetcher, PLAIN, 5, count=1, group="g").next_offset == 6
-    assert fetcher.counters.from_hand == 1
+    assert fetcher.counters.from_memory == 1
 
 
 class ViewMeanwhile:
@@ -619,18 +622,19 @@ def test_what_was_in_hand_is_not_judged_by_the_log_line_of_what_came_in_its_plac
     fetcher = plain_fetcher(builder.store)
     pull(fetcher, PLAIN, 0, count=2, group="g")
     ((_, reader),) = fetcher.readers._readers
-    old = reader.held
+    old = reader.buffered
     new_line = replace(builder.state.cursor, history=builder.state.cursor.history + 1)
     state = replace(builder.state, version=builder.state.version + 1, cursor=new_line)
     view = fetcher.catalog.view(state, PLAIN)
-    assert view is not None and reader.from_hand(view, 2, 2, NO_LIMIT) is None
+    request = PullRequest("plain", 0, 2, 2, NO_LIMIT, "g")
+    assert view is not None and _rows(reader, view, request) is None
 
     def other_pull() -> None:
-        fetcher.readers.hold(reader, Held(dict(old.blocks), old.rows, line=new_line.history))
+        fetcher.readers.buffer(reader, BufferedRows(dict(old.blocks), old.rows, history=new_line.history))
 
     meanwhile = cast("QueueView", ViewMeanwhile(view, other_pull))
-    assert reader.from_hand(meanwhile, 2, 2, NO_LIMIT) is None
-    assert reader.from_hand(view, 2, 2, NO_LIMIT) is not None
+    assert _rows(reader, meanwhile, request) is None
+    assert _rows(reader, view, request) is not None
 
 
 def test_lmq_rows_whose_parents_expired_are_passed_like_a_gap() -> None:
@@ -666,9 +670,9 @@ def test_real_stores_come_back_message_by_message(name: str, real_store: Callabl
         log = broker_store.commit_log
         for (topic, queue_id), lines in truth.queues.items():
             by_offset = {line["queueOffset"]: line for line in lines}
-            bounds = run_sync(fetcher.bounds(topic, queue_id))
-            assert bounds is not None
-            offset = bounds[0]
+            view = fetcher.catalog.view(fetcher.catalog.state, (topic, queue_id, None))
+            assert view is not None
+            offset = view.min_offset
             while (result := pull(fetcher, QueueKey(topic, queue_id, 0), offset, group="g")).batch:
                 for row in rows_of(result):
                     if row.offset in by_offset and row.inner_num == 1:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fetcher.prefetch.prefetch_range import Pulled, RunEnds, Stretch, WindowLimits
+from fetcher.prefetch.prefetch_range import PrefetchRange, PullProgress, RunEnds, WindowLimits
 from fetcher.prefetch.prefetch_window import PrefetchWindow
 
 BLOCK = 100
@@ -23,19 +23,19 @@ def pull(subject: PrefetchWindow, offset: int, count: int = 32, time_s: float = 
     """A pull answered in full; returns the next offset."""
     end = offset + count
     covered = -(-end // BLOCK) * BLOCK
-    subject.pulled(Pulled(offset, end, covered, BLOCK * 10, time_s))
+    subject.pulled(PullProgress(offset, end, covered, BLOCK * 10, time_s))
     return end
 
 
-def fetch(subject: PrefetchWindow, time_s: float = 0.0) -> Stretch | None:
+def fetch(subject: PrefetchWindow, time_s: float = 0.0) -> PrefetchRange | None:
     """Fetch what is wanted, in whole blocks."""
     span = subject.wanted(1 << 40, PLENTY) if subject.is_low(time_s) else None
     if span is None:
         return None
-    stretch = subject.started(*span, time_s)
+    part = subject.started(*span, time_s)
     covered = -(-span[1] // BLOCK) * BLOCK
-    subject.finished(stretch, covered, (covered - span[0]) * 10, time_s)
-    return stretch
+    subject.finished(part, covered, (covered - span[0]) * 10, time_s)
+    return part
 
 
 def test_it_begins_at_the_smallest_size_and_grows_a_batch_for_every_window_consumed() -> None:
@@ -105,9 +105,9 @@ def test_the_block_a_slow_reader_is_in_does_not_expire() -> None:
     pull(subject, 0)
     pull(subject, 32)
     pull(subject, 64)
-    stretch = fetch(subject)
-    assert stretch is not None
-    subject.pulled(Pulled(96, 128, stretch.end, BLOCK * 10, 10.0))
+    part = fetch(subject)
+    assert part is not None
+    subject.pulled(PullProgress(96, 128, part.end, BLOCK * 10, 10.0))
     assert subject.expire(10_000.0) == 0
 
 
@@ -159,7 +159,7 @@ def test_what_was_fetched_by_one_size_is_lost_once() -> None:
         time_s += 1
         offset = pull(subject, offset, time_s=time_s)
         fetch(subject, time_s)
-        ages = {stretch.since_s for stretch in subject.stretches}
+        ages = {part.since_s for part in subject.ranges}
     size = subject.size
     for time_s in sorted(ages):
         assert subject.expire(time_s + 180.0) > 0
@@ -241,12 +241,12 @@ def test_blocks_lost_unread_halve_and_are_fetched_again() -> None:
     for _ in range(60):
         offset = pull(subject, offset)
         fetch(subject)
-    size, stretch = subject.size, subject.stretches[-1]
-    assert stretch.end > subject.in_hand
-    assert subject.lost(stretch, 1.0)
-    assert (subject.size, subject.fetched) == (size // 2, max(stretch.begin, subject.in_hand))
-    assert not subject.lost(stretch, 1.0)  # gone already
-    for other in [*subject.stretches]:
+    size, part = subject.size, subject.ranges[-1]
+    assert part.end > subject.read_end
+    assert subject.lost(part, 1.0)
+    assert (subject.size, subject.fetched) == (size // 2, max(part.begin, subject.read_end))
+    assert not subject.lost(part, 1.0)  # gone already
+    for other in [*subject.ranges]:
         assert not subject.lost(other, 1.5)  # one loss
     assert subject.size == size // 2
 
@@ -263,7 +263,7 @@ def test_a_step_inside_the_block_in_hand_is_a_pull_at_less_cost(counts: list[int
         if number % 5 == repeated:
             assert subject.stepped(offset - 1, offset, time_s) is None  # no progress: for ``pulled``
         is_changed = subject.stepped(offset, offset + count, time_s)
-        assert is_changed is other.pulled(Pulled(offset, offset + count, 100_000, 0, time_s))
+        assert is_changed is other.pulled(PullProgress(offset, offset + count, 100_000, 0, time_s))
         for name in ("position", "size", "consumed", "sequential", "batch", "last_offset", "last_s"):
             assert getattr(subject, name) == getattr(other, name), name
         offset, time_s = offset + count, time_s + 0.1
@@ -302,7 +302,7 @@ def test_the_rest_of_a_failed_fetch_is_asked_for_and_no_more() -> None:
     assert begin == 300
     subject.finished(second, 300, 2000, 11.0)
     pull(subject, 0, 300, 12.0)
-    assert list(subject.stretches) == [again], "what is read goes, also behind a fetch that is not done"
+    assert list(subject.ranges) == [again], "what is read goes, also behind a fetch that is not done"
 
 
 class Courses(RuleBasedStateMachine):
@@ -312,7 +312,7 @@ class Courses(RuleBasedStateMachine):
         super().__init__()
         self.subject = window()
         self.time_s = 0.0
-        self.flying: list[Stretch] = []
+        self.flying: list[PrefetchRange] = []
         self.offset = 0
         self.room = 30_000
 
@@ -340,18 +340,18 @@ class Courses(RuleBasedStateMachine):
         assert begin >= self.subject.fetched
         assert end - begin <= self.subject.size
         assert (end - begin) * 10 <= max(room, 10)
-        assert not any(other.begin < end and begin < other.end for other in self.subject.stretches)
+        assert not any(other.begin < end and begin < other.end for other in self.subject.ranges)
         self.flying.append(self.subject.started(begin, end, self.time_s))
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), fails=st.booleans())
     def end_fetch(self, data: st.DataObject, fails: bool) -> None:
-        stretch = self.flying.pop(data.draw(st.integers(0, len(self.flying) - 1)))
+        part = self.flying.pop(data.draw(st.integers(0, len(self.flying) - 1)))
         if fails:
-            self.subject.failed(stretch, self.time_s)
+            self.subject.failed(part, self.time_s)
         else:
-            covered = -(-stretch.end // BLOCK) * BLOCK
-            self.subject.finished(stretch, covered, (covered - stretch.begin) * 10, self.time_s)
+            covered = -(-part.end // BLOCK) * BLOCK
+            self.subject.finished(part, covered, (covered - part.begin) * 10, self.time_s)
 
     @rule(seconds=st.sampled_from([0.1, 5.0, 100.0, 181.0]))
     def time_passes(self, seconds: float) -> None:
@@ -371,8 +371,8 @@ class Courses(RuleBasedStateMachine):
         assert subject.size <= max(subject.size_max, subject.batch)
         assert subject.size >= min(LIMITS.offsets_min, subject.size_max)
         assert subject.fetched >= subject.position
-        assert 0 <= subject.unread_bytes <= sum(stretch.bytes for stretch in subject.stretches)
-        assert all(stretch.end > subject.position for stretch in subject.stretches if stretch.is_done)
+        assert 0 <= subject.unread_bytes <= sum(part.bytes for part in subject.ranges)
+        assert all(part.end > subject.position for part in subject.ranges if part.is_done)
 
 
 Courses.TestCase.settings = settings(max_examples=60, stateful_step_count=40)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fetcher.io.background import Background
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.waiting import InlineExecutor, Wait, new_future
 from fetcher.prefetch.event_log import EventKind, EventLog
 from tests.fetcher.reading_simulation import PREFETCH, QUEUES, Consumer, Simulation, archive
@@ -23,10 +23,10 @@ def test_errors_of_reading_ahead_are_events_and_hurt_nobody() -> None:
     simulation = Simulation(archive(), 3)
     original = simulation.source.blocks_at
 
-    async def failing(index, run, numbers, lane):  # type: ignore[no-untyped-def]
-        if lane is Lane.PREFETCH:
+    async def failing(index, run, numbers, priority):  # type: ignore[no-untyped-def]
+        if priority is Priority.PREFETCH:
             raise UnansweredError("no answer")
-        return await original(index, run, numbers, lane)
+        return await original(index, run, numbers, priority)
 
     simulation.source.blocks_at = failing  # type: ignore[method-assign]
     consumer = simulation.add(Consumer("c", QUEUES[0], fast))

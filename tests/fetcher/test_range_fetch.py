@@ -10,8 +10,9 @@ import pytest
 
 from fetcher.io.waiting import InlineExecutor, run_sync
 from fetcher.prefetch.prefetch_range import RunEnds
-from fetcher.prefetch.range_fetch import AheadReader, run_ends
+from fetcher.prefetch.range_fetch import RangeFetcher, run_ends
 from fetcher.rows.catalog_view import CatalogView
+from fetcher.rows.pull import PullRequest
 from fetcher.rows.row_reader import RowReader
 from fetcher.rows.tag_filter import TagFilter
 from fetcher.span import Span
@@ -41,10 +42,10 @@ def archive() -> ArchiveBuilder:
     return builder
 
 
-def ahead_of(builder: ArchiveBuilder) -> tuple[AheadReader, PlainSource, CatalogView]:
+def ahead_of(builder: ArchiveBuilder) -> tuple[RangeFetcher, PlainSource, CatalogView]:
     source = PlainSource(builder.store)
     catalog = CatalogView(builder.store, load(builder.store), executor=InlineExecutor(), clock_s=lambda: 0.0)
-    return AheadReader(source, catalog, RowReader(source, catalog)), source, catalog
+    return RangeFetcher(source, catalog, RowReader(source, catalog)), source, catalog
 
 
 def test_it_fetches_the_blocks_of_the_stretch_and_says_how_far_they_reach() -> None:
@@ -101,9 +102,9 @@ def test_a_filter_leaves_out_blocks_without_a_wanted_row() -> None:
 def test_ends_of_runs() -> None:
     _, _, catalog = ahead_of(archive())
     view = catalog.view(catalog.state, QUEUES[2])
-    assert view is not None and catalog.known_runs_of(view) is None
+    assert view is not None and catalog.cached_runs_of(view) is None
     runs = run_sync(catalog.runs_of(view))
-    assert catalog.known_runs_of(view) is runs
+    assert catalog.cached_runs_of(view) is runs
     assert run_ends(runs, 0) == run_ends(runs, ROWS - 1) == RunEnds(0, ROWS)
     assert run_ends(runs, ROWS) == RunEnds(ROWS, 2 * ROWS)
     assert run_ends(runs, RUNS * ROWS) is None
@@ -150,7 +151,7 @@ def test_a_walk_costs_a_request_a_run_from_its_first_message_on() -> None:
 @pytest.mark.parametrize("count", [1, 60])
 def test_a_walk_of_few_messages_fetches_no_more_than_they_take(count: int) -> None:
     simulation = simulation_of()
-    walk = Walk(simulation.fetcher, QUEUES[0], 10, Span(count=count, batch_messages=20))
+    walk = Walk(simulation.fetcher, QUEUES[0], 10, Span(limit=count, batch_messages=20))
 
     async def read() -> int:
         got = 0
@@ -180,7 +181,7 @@ def test_blocks_of_one_object_are_asked_for_together_whatever_run_they_belong_to
     ])  # fmt: skip
     source = PlainSource(builder.store)
     fetcher = plain_fetcher(builder.store, source)
-    result = run_sync(fetcher.get(*LMQ[:2], 0, count=80, max_bytes=1 << 30))
+    result = run_sync(fetcher.pull(PullRequest(*LMQ[:2], 0, count=80, max_bytes=1 << 30)))
     assert [bytes(record) for record in result.batch.records()] == [
         row.record for row in builder.truth[LMQ].rows
     ]

@@ -151,7 +151,7 @@ def test_the_block_kept_in_hand_is_the_same_as_one_read_alone(archive: Stored, d
         assert np.array_equal(getattr(kept, name), getattr(alone, name)), name
     everything = slice(0, len(kept))
     assert taken(archive, run, kept, everything) == taken(archive, run, alone, everything)
-    assert kept.body(everything, archive.block(run, kept.first_block)) == b"".join(
+    assert b"".join(kept.bodies(everything, [archive.block(run, kept.first_block)])) == b"".join(
         taken(archive, run, alone, everything)[0]
     )
 

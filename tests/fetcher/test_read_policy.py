@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import (
     BrokerSide,
-    Follow,
-    Line,
+    NextStep,
     OffsetRange,
+    PullResult,
     ReadPolicies,
     ReadPolicy,
     Residency,
@@ -21,16 +21,16 @@ from fetcher.policy.read_policy import (
     after_local,
     after_tiered,
     decide,
-    joined_line,
+    join_offsets,
 )
-from fetcher.rows.batch import GetStatus
+from fetcher.rows.pull import PullStatus
 from tiered.errors import UsageError
 from tiered.settings.load import load_settings
 from tiered.settings.sections import ReadSettings
 
 ARCHIVED, LOCAL = OffsetRange(0, 100), OffsetRange(50, 150)
 BOTH = Situation(60, archived=ARCHIVED, local=LOCAL, is_local_record=True)
-TIERED, HERE, HOLD, ASK = Source.TIERED, Source.LOCAL, Source.HOLD, Source.ASK_MEMORY
+TIERED, HERE, HOLD, ASK = Source.TIERED, Source.LOCAL, Source.RETRY, Source.CHECK_MEMORY
 
 PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
     # where the message is                     DISABLE  NOT_IN_DISK  NOT_IN_MEM  FORCE
@@ -94,19 +94,19 @@ PLACES: dict[str, tuple[Situation, tuple[Source, Source, Source, Source]]] = {
         (HOLD, HOLD, HOLD, HOLD),
     ),
     "in both, about to leave the broker": (
-        replace(BOTH, is_leaving=True),
+        replace(BOTH, is_expiring=True),
         (HERE, TIERED, TIERED, TIERED),
     ),
     "not archived, about to leave the broker": (
-        Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=True, is_leaving=True),
+        Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=True, is_expiring=True),
         (HERE, HERE, HERE, TIERED),
     ),
     "archived, broker does not tell": (
-        Situation(60, archived=ARCHIVED, broker=BrokerSide.UNTOLD),
+        Situation(60, archived=ARCHIVED, broker=BrokerSide.UNREPORTED),
         (HERE, TIERED, TIERED, TIERED),
     ),
     "not archived, broker does not tell": (
-        Situation(120, archived=ARCHIVED, broker=BrokerSide.UNTOLD),
+        Situation(120, archived=ARCHIVED, broker=BrokerSide.UNREPORTED),
         (HERE, HERE, HERE, TIERED),
     ),
     "archived, no broker": (
@@ -130,94 +130,94 @@ def test_the_whole_table(place: str, policy: ReadPolicy) -> None:
 
 # -- fall-backs -----------------------------------------------------------------------------------------------
 
-S = GetStatus
+S = PullStatus
 FORCED_BEYOND = Situation(120, archived=ARCHIVED, local=LOCAL, is_local_record=True)
 
 
 @pytest.mark.parametrize(
     ("status", "situation", "follow"),
     [
-        (S.FOUND, BOTH, Follow.KEEP),
-        (S.NO_MATCHED_MESSAGE, BOTH, Follow.KEEP),
-        (S.OFFSET_FOUND_NULL, BOTH, Follow.LOCAL),
-        (S.NO_MATCHED_LOGIC_QUEUE, BOTH, Follow.LOCAL),
-        (None, BOTH, Follow.LOCAL),
-        (None, replace(BOTH, is_local_record=False), Follow.KEEP),
-        (S.OFFSET_TOO_SMALL, BOTH, Follow.LOCAL),
-        (S.OFFSET_TOO_SMALL, Situation(5, archived=OffsetRange(10, 100), local=LOCAL), Follow.KEEP),
+        (S.FOUND, BOTH, NextStep.KEEP),
+        (S.NO_MATCHED_MESSAGE, BOTH, NextStep.KEEP),
+        (S.OFFSET_FOUND_NULL, BOTH, NextStep.LOCAL),
+        (S.NO_MATCHED_LOGIC_QUEUE, BOTH, NextStep.LOCAL),
+        (None, BOTH, NextStep.LOCAL),
+        (None, replace(BOTH, is_local_record=False), NextStep.KEEP),
+        (S.OFFSET_TOO_SMALL, BOTH, NextStep.LOCAL),
+        (S.OFFSET_TOO_SMALL, Situation(5, archived=OffsetRange(10, 100), local=LOCAL), NextStep.KEEP),
         (
             S.OFFSET_TOO_SMALL,
             Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.AWAY),
-            Follow.HOLD,
+            NextStep.RETRY,
         ),
         (
             S.OFFSET_TOO_SMALL,
-            Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNTOLD),
-            Follow.LOCAL,
+            Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNREPORTED),
+            NextStep.LOCAL,
         ),
         (
             S.OFFSET_TOO_SMALL,
             Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNREADABLE),
-            Follow.HOLD,
+            NextStep.RETRY,
         ),
         (
             S.OFFSET_TOO_SMALL,
             Situation(5, archived=OffsetRange(10, 100), broker=BrokerSide.UNREADABLE, is_broker_older=False),
-            Follow.KEEP,
+            NextStep.KEEP,
         ),
-        (S.OFFSET_OVERFLOW_BADLY, FORCED_BEYOND, Follow.LOCAL),
+        (S.OFFSET_OVERFLOW_BADLY, FORCED_BEYOND, NextStep.LOCAL),
         (
             S.OFFSET_OVERFLOW_ONE,
             replace(FORCED_BEYOND, offset=100, local=OffsetRange(100, 150)),
-            Follow.LOCAL,
+            NextStep.LOCAL,
         ),
-        (S.OFFSET_OVERFLOW_BADLY, Situation(150, archived=ARCHIVED, local=LOCAL), Follow.LOCAL),
+        (S.OFFSET_OVERFLOW_BADLY, Situation(150, archived=ARCHIVED, local=LOCAL), NextStep.LOCAL),
         (
             S.OFFSET_OVERFLOW_BADLY,
             Situation(120, archived=ARCHIVED, local=OffsetRange(130, 150)),
-            Follow.HOLD,
+            NextStep.RETRY,
         ),
         (
             S.OFFSET_OVERFLOW_BADLY,
             Situation(120, archived=ARCHIVED, broker=BrokerSide.UNREADABLE),
-            Follow.HOLD,
+            NextStep.RETRY,
         ),
-        (S.OFFSET_OVERFLOW_BADLY, Situation(120, archived=ARCHIVED), Follow.KEEP),
+        (S.OFFSET_OVERFLOW_BADLY, Situation(120, archived=ARCHIVED), NextStep.KEEP),
         (
             S.OFFSET_OVERFLOW_BADLY,
-            Situation(120, archived=ARCHIVED, broker=BrokerSide.UNTOLD),
-            Follow.LOCAL,
+            Situation(120, archived=ARCHIVED, broker=BrokerSide.UNREPORTED),
+            NextStep.LOCAL,
         ),
-        (S.OFFSET_OVERFLOW_BADLY, Situation(120, archived=ARCHIVED, broker=BrokerSide.ABSENT), Follow.KEEP),
-        (None, Situation(60, archived=ARCHIVED, broker=BrokerSide.ABSENT), Follow.KEEP),
+        (S.OFFSET_OVERFLOW_BADLY, Situation(120, archived=ARCHIVED, broker=BrokerSide.ABSENT), NextStep.KEEP),
+        (None, Situation(60, archived=ARCHIVED, broker=BrokerSide.ABSENT), NextStep.KEEP),
     ],
 )
-def test_after_the_archive_has_answered(status: S | None, situation: Situation, follow: Follow) -> None:
+def test_after_the_archive_has_answered(status: S | None, situation: Situation, follow: NextStep) -> None:
     assert after_tiered(status, situation) is follow
 
 
 @pytest.mark.parametrize(
     ("policy", "status", "situation", "follow"),
     [
-        (ReadPolicy.NOT_IN_DISK, S.FOUND, BOTH, Follow.KEEP),
-        (ReadPolicy.NOT_IN_DISK, None, BOTH, Follow.TIERED),
-        (ReadPolicy.NOT_IN_DISK, S.OFFSET_TOO_SMALL, BOTH, Follow.TIERED),
-        (ReadPolicy.NOT_IN_DISK, None, replace(BOTH, offset=120), Follow.HOLD),
-        (ReadPolicy.NOT_IN_DISK, S.OFFSET_TOO_SMALL, replace(BOTH, offset=120), Follow.HOLD),
-        (ReadPolicy.NOT_IN_DISK, S.OFFSET_TOO_SMALL, Situation(10, local=LOCAL), Follow.KEEP),
-        (ReadPolicy.NOT_IN_DISK, None, Situation(60, local=LOCAL), Follow.HOLD),
-        (ReadPolicy.DISABLE, None, BOTH, Follow.HOLD),
-        (ReadPolicy.DISABLE, S.OFFSET_TOO_SMALL, Situation(10, local=LOCAL), Follow.KEEP),
-        (ReadPolicy.FORCE, None, replace(BOTH, is_system=True), Follow.HOLD),
-        (ReadPolicy.FORCE, S.OFFSET_OVERFLOW_ONE, replace(BOTH, offset=150), Follow.KEEP),
-        (ReadPolicy.NOT_IN_DISK, S.OFFSET_OVERFLOW_BADLY, BOTH, Follow.TIERED),
-        (ReadPolicy.NOT_IN_DISK, S.OFFSET_OVERFLOW_ONE, BOTH, Follow.TIERED),
-        (ReadPolicy.NOT_IN_DISK, S.NO_MATCHED_LOGIC_QUEUE, BOTH, Follow.TIERED),
-        (ReadPolicy.DISABLE, S.OFFSET_OVERFLOW_BADLY, replace(BOTH, archived=None), Follow.KEEP),
+        (ReadPolicy.NOT_IN_DISK, S.FOUND, BOTH, NextStep.KEEP),
+        (ReadPolicy.NOT_IN_DISK, None, BOTH, NextStep.TIERED),
+        (ReadPolicy.NOT_IN_DISK, S.OFFSET_TOO_SMALL, BOTH, NextStep.TIERED),
+        (ReadPolicy.NOT_IN_DISK, None, replace(BOTH, offset=120), NextStep.RETRY),
+        (ReadPolicy.NOT_IN_DISK, S.OFFSET_TOO_SMALL, replace(BOTH, offset=120), NextStep.RETRY),
+        (ReadPolicy.NOT_IN_DISK, S.OFFSET_TOO_SMALL, Situation(10, local=LOCAL), NextStep.KEEP),
+        (ReadPolicy.NOT_IN_DISK, None, Situation(60, local=LOCAL), NextStep.RETRY),
+        (ReadPolicy.DISABLE, None, BOTH, NextStep.RETRY),
+        (ReadPolicy.DISABLE, S.OFFSET_TOO_SMALL, Situation(10, local=LOCAL), NextStep.KEEP),
+        (ReadPolicy.FORCE, None, replace(BOTH, is_system=True), NextStep.RETRY),
+        (ReadPolicy.FORCE, S.OFFSET_OVERFLOW_ONE, replace(BOTH, offset=150), NextStep.KEEP),
+        (ReadPolicy.NOT_IN_DISK, S.OFFSET_OVERFLOW_BADLY, BOTH, NextStep.TIERED),
+        (ReadPolicy.NOT_IN_DISK, S.OFFSET_OVERFLOW_ONE, BOTH, NextStep.TIERED),
+        (ReadPolicy.NOT_IN_DISK, S.NO_MATCHED_LOGIC_QUEUE, BOTH, NextStep.TIERED),
+        (ReadPolicy.DISABLE, S.OFFSET_OVERFLOW_BADLY, replace(BOTH, archived=None), NextStep.KEEP),
     ],
 )
 def test_after_the_broker_s_files_have_answered(
-    policy: ReadPolicy, status: S | None, situation: Situation, follow: Follow
+    policy: ReadPolicy, status: S | None, situation: Situation, follow: NextStep
 ) -> None:
     assert after_local(policy, status, situation) is follow
 
@@ -225,26 +225,28 @@ def test_after_the_broker_s_files_have_answered(
 # -- one line -------------------------------------------------------------------------------------------------
 
 
-def _answer(offset: int, queue: OffsetRange | None) -> Line:
+def _answer(offset: int, queue: OffsetRange | None) -> PullResult:
     """What a side says of ``offset``, a whole queue read at once."""
     if queue is None:
-        return Line(S.NO_MATCHED_LOGIC_QUEUE, offset, 0, 0)
+        return PullResult(S.NO_MATCHED_LOGIC_QUEUE, offset, 0, 0)
     low, high = queue.min_offset, queue.max_offset
     if high <= 0:
-        return Line(S.NO_MESSAGE_IN_QUEUE, offset, low, high)
+        return PullResult(S.NO_MESSAGE_IN_QUEUE, offset, low, high)
     if offset < low:
-        return Line(S.OFFSET_TOO_SMALL, low, low, high)
+        return PullResult(S.OFFSET_TOO_SMALL, low, low, high)
     if offset >= high:
-        return Line(S.OFFSET_OVERFLOW_ONE if offset == high else S.OFFSET_OVERFLOW_BADLY, high, low, high)
-    return Line(S.FOUND, high, low, high)
+        return PullResult(
+            S.OFFSET_OVERFLOW_ONE if offset == high else S.OFFSET_OVERFLOW_BADLY, high, low, high
+        )
+    return PullResult(S.FOUND, high, low, high)
 
 
-def _pull(policy: ReadPolicy, situation: Situation, local: OffsetRange | None = None) -> Line | None:
+def _pull(policy: ReadPolicy, situation: Situation, local: OffsetRange | None = None) -> PullResult | None:
     """A pull as PolicyReader makes it, with both sides as they are said to be, or the broker as it is now: ``local``;
     None: held."""
     local = local or situation.local
     decision = decide(policy, situation)
-    if decision.source is Source.ASK_MEMORY:
+    if decision.source is Source.CHECK_MEMORY:
         decision = decide(policy, replace(situation, residency=Residency.COLD))
     source, tried = decision.source, set()
     while source in (Source.LOCAL, Source.TIERED) and source not in tried:
@@ -255,11 +257,13 @@ def _pull(policy: ReadPolicy, situation: Situation, local: OffsetRange | None = 
         else:
             line = _answer(situation.offset, local)
             if line.status is S.OFFSET_TOO_SMALL and local is situation.local and situation.is_local_record:
-                line = Line(S.FOUND, situation.offset + 1, line.min_offset, line.max_offset)
+                line = PullResult(S.FOUND, situation.offset + 1, line.min_offset, line.max_offset)
             follow = after_local(policy, line.status, situation)
-        if follow is Follow.KEEP:
-            return joined_line(line, source, situation)
-        source = {Follow.LOCAL: Source.LOCAL, Follow.TIERED: Source.TIERED, Follow.HOLD: Source.HOLD}[follow]
+        if follow is NextStep.KEEP:
+            return join_offsets(line, source, situation)
+        source = {NextStep.LOCAL: Source.LOCAL, NextStep.TIERED: Source.TIERED, NextStep.RETRY: Source.RETRY}[
+            follow
+        ]
     return None
 
 
@@ -293,7 +297,7 @@ def test_no_pull_passes_a_message_that_exists_nor_goes_back_within_the_line(
     offset = situation.offset
     sides = [side for side in (situation.archived, situation.local) if side is not None]
     if line is None:
-        # Held: nobody who can be asked has it, and it may still come.
+        # BufferedRows: nobody who can be asked has it, and it may still come.
         assert not any(offset in side for side in sides)
         return
     if any(offset in side for side in sides):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fetcher.prefetch.event_log import EventKind
+from fetcher.rows.pull import PullRequest
 from tests.fetcher.reading_simulation import (
     BLOCK_BYTES,
     FETCH,
@@ -51,7 +52,7 @@ def test_every_message_is_delivered_once_in_order(seed: int, failing: float) -> 
     statistics = simulation.source.statistics()
     assert statistics.bytes_fetched_twice <= statistics.bytes_fetched / 100
     assert statistics.peak_bytes <= FETCH.memory_bytes
-    assert statistics.blocks_in_flight == 0
+    assert statistics.blocks_loading == 0
     assert (failing > 0) == any(consumer.errors for consumer in simulation.consumers)
 
 
@@ -116,7 +117,9 @@ def test_random_single_reads_fetch_their_block_and_nothing_else() -> None:
         row = rand.choice(rows)
         before = simulation.source.statistics()
         result = simulation.clock.run_one(
-            simulation.fetcher.get(*QUEUES[0][:2], row.offset, count=1, max_bytes=1 << 30, group="single")
+            simulation.fetcher.pull(
+                PullRequest(*QUEUES[0][:2], row.offset, count=1, max_bytes=1 << 30, group="single")
+            )
         )
         simulation.run(simulation.clock.time_s + 1)
         after = simulation.source.statistics()
@@ -142,10 +145,10 @@ def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
     assert all(consumer.is_done and len(consumer.got) >= 4 * 32 for consumer in simulation.consumers)
     statistics = simulation.source.statistics()
     assert statistics.peak_bytes <= FETCH.memory_bytes
-    assert simulation.fetcher.readers.in_hand_bytes <= PREFETCH.in_hand_bytes
+    assert simulation.fetcher.readers.buffered_bytes <= PREFETCH.in_hand_bytes
     prefetcher = simulation.fetcher.prefetcher
     assert prefetcher.unread_bytes <= PREFETCH.memory_bytes + 2 * BLOCK_BYTES  # planned by average sizes
-    assert statistics.blocks_in_flight == 0
+    assert statistics.blocks_loading == 0
 
 
 @pytest.mark.soak

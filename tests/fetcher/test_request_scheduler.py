@@ -1,4 +1,4 @@
-"""Lanes by a virtual clock: concurrency, order, rates to within 5 %, full queues, failures."""
+"""RequestScheduler by a virtual clock: concurrency, order, rates to within 5 %, full queues, failures."""
 
 from __future__ import annotations
 
@@ -12,52 +12,62 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.io.range_reader import ThreadRangeReader
-from fetcher.io.request_scheduler import Lane, LaneLimits, LaneReader, LaneRequest, Lanes
+from fetcher.io.request_scheduler import (
+    Priority,
+    PriorityLimits,
+    RangeRequest,
+    RequestScheduler,
+    ScheduledReader,
+)
 from fetcher.io.timer import ThreadTimer
 from tests.fetcher.virtual import VirtualClock, VirtualReader
 from tiered.errors import ThrottledError, UnansweredError, UnavailableError
 from tiered.object_store.memory import MemoryStore
 
 MIB = 1024 * 1024
-LIMITS = {Lane.USER: LaneLimits(4), Lane.PREFETCH: LaneLimits(2), Lane.BACKGROUND: LaneLimits(1)}
+LIMITS = {
+    Priority.USER: PriorityLimits(4),
+    Priority.PREFETCH: PriorityLimits(2),
+    Priority.BACKGROUND: PriorityLimits(1),
+}
 OBJECTS = {"x": bytes(4 * MIB)}
 
 
-def _lanes(
-    limits: dict[Lane, LaneLimits] = LIMITS, *, bytes_per_s: int = 0, latency_s: float = 1.0
-) -> tuple[VirtualClock, VirtualReader, Lanes]:
+def _scheduler(
+    limits: dict[Priority, PriorityLimits] = LIMITS, *, bytes_per_s: int = 0, latency_s: float = 1.0
+) -> tuple[VirtualClock, VirtualReader, RequestScheduler]:
     clock = VirtualClock()
     reader = VirtualReader(clock, OBJECTS, latency_s=latency_s)
-    lanes = Lanes(reader, limits, clock_s=clock.now_s, timer=clock, bytes_per_s=bytes_per_s)
-    return clock, reader, lanes
+    priorities = RequestScheduler(reader, limits, clock_s=clock.now_s, timer=clock, bytes_per_s=bytes_per_s)
+    return clock, reader, priorities
 
 
-def _ask(lanes: Lanes, lane: Lane, length: int = 1, offset: int = 0) -> LaneRequest:
-    request = LaneRequest("x", offset, length, lane)
-    lanes.submit(request)
+def _ask(priorities: RequestScheduler, priority: Priority, length: int = 1, offset: int = 0) -> RangeRequest:
+    request = RangeRequest("x", offset, length, priority)
+    priorities.submit(request)
     return request
 
 
 def test_each_lane_has_its_own_concurrency() -> None:
-    clock, reader, lanes = _lanes()
-    for lane in Lane:
+    clock, reader, priorities = _scheduler()
+    for priority in Priority:
         for _ in range(10):
-            _ask(lanes, lane)
-    assert lanes.in_flight == {Lane.USER: 4, Lane.PREFETCH: 2, Lane.BACKGROUND: 1}
-    assert lanes.queued == {Lane.USER: 6, Lane.PREFETCH: 8, Lane.BACKGROUND: 9}
+            _ask(priorities, priority)
+    assert priorities.in_flight == {Priority.USER: 4, Priority.PREFETCH: 2, Priority.BACKGROUND: 1}
+    assert priorities.queued == {Priority.USER: 6, Priority.PREFETCH: 8, Priority.BACKGROUND: 9}
     clock.run()
     assert reader.in_flight_max == 7
     assert clock.time_s == pytest.approx(10)  # ten background requests, one at a time
-    assert [lanes.counts[lane].requests for lane in Lane] == [10, 10, 10]
-    assert sum(lanes.in_flight.values()) == 0
+    assert [priorities.counts[priority].requests for priority in Priority] == [10, 10, 10]
+    assert sum(priorities.in_flight.values()) == 0
 
 
 def test_a_request_that_becomes_urgent_overtakes() -> None:
-    clock, reader, lanes = _lanes({**LIMITS, Lane.PREFETCH: LaneLimits(1)})
-    requests = [_ask(lanes, Lane.PREFETCH, offset=number) for number in range(5)]
-    lanes.promote(requests[4], Lane.USER)
-    assert reader.gets[-1][2] == 4 and requests[4].started_in is Lane.USER
-    lanes.promote(requests[0], Lane.USER)  # has started: nothing changes but its name
+    clock, reader, priorities = _scheduler({**LIMITS, Priority.PREFETCH: PriorityLimits(1)})
+    requests = [_ask(priorities, Priority.PREFETCH, offset=number) for number in range(5)]
+    priorities.promote(requests[4], Priority.USER)
+    assert reader.gets[-1][2] == 4 and requests[4].started_in is Priority.USER
+    priorities.promote(requests[0], Priority.USER)  # has started: nothing changes but its name
     assert len(reader.gets) == 2
     clock.run()
     assert [get[2] for get in reader.gets] == [0, 4, 1, 2, 3]
@@ -68,11 +78,13 @@ def test_a_request_that_becomes_urgent_overtakes() -> None:
 @pytest.mark.parametrize("length", [10_000, 300_000])
 def test_a_lane_keeps_its_rate_within_five_per_cent(length: int, latency_s: float) -> None:
     rate = 5_000_000
-    limits = {**LIMITS, Lane.PREFETCH: LaneLimits(1000, rate, queue_max=20_000)}
-    clock, _, lanes = _lanes(limits, latency_s=latency_s)
+    limits = {**LIMITS, Priority.PREFETCH: PriorityLimits(1000, rate, queue_max=20_000)}
+    clock, _, priorities = _scheduler(limits, latency_s=latency_s)
     arrived: list[float] = []
     for _ in range(20 * rate // length):
-        _ask(lanes, Lane.PREFETCH, length).future.add_done_callback(lambda _: arrived.append(clock.time_s))
+        _ask(priorities, Priority.PREFETCH, length).future.add_done_callback(
+            lambda _: arrived.append(clock.time_s)
+        )
     clock.run(10.0 + latency_s)
     measured = len(arrived) * length / 10.0
     assert measured == pytest.approx(rate, rel=0.05)
@@ -80,34 +92,36 @@ def test_a_lane_keeps_its_rate_within_five_per_cent(length: int, latency_s: floa
 
 def test_a_common_rate_is_the_users_first() -> None:
     rate = 1_000_000
-    clock, reader, lanes = _lanes({lane: LaneLimits(100) for lane in Lane}, bytes_per_s=rate)
+    clock, reader, priorities = _scheduler(
+        {priority: PriorityLimits(100) for priority in Priority}, bytes_per_s=rate
+    )
     for _ in range(100):
-        _ask(lanes, Lane.BACKGROUND, 50_000)
-        _ask(lanes, Lane.PREFETCH, 50_000)
+        _ask(priorities, Priority.BACKGROUND, 50_000)
+        _ask(priorities, Priority.PREFETCH, 50_000)
     clock.run(1.0)
     for _ in range(40):
-        _ask(lanes, Lane.USER, 50_000)
+        _ask(priorities, Priority.USER, 50_000)
     clock.run(3.1)
-    assert lanes.counts[Lane.USER].requests == 40  # two seconds' worth, before anything else
-    assert 20 <= lanes.counts[Lane.PREFETCH].requests <= 24
+    assert priorities.counts[Priority.USER].requests == 40  # two seconds' worth, before anything else
+    assert 20 <= priorities.counts[Priority.PREFETCH].requests <= 24
     clock.run()
     total = sum(get[3] for get in reader.gets)
     assert total / reader.gets[-1][0] == pytest.approx(rate, rel=0.05)
-    assert lanes.counts[Lane.BACKGROUND].requests == 100
+    assert priorities.counts[Priority.BACKGROUND].requests == 100
 
 
 def test_a_slow_lane_does_not_hold_up_another() -> None:
-    _, _, lanes = _lanes({**LIMITS, Lane.USER: LaneLimits(4, 1000)})
+    _, _, priorities = _scheduler({**LIMITS, Priority.USER: PriorityLimits(4, 1000)})
     for _ in range(3):
-        _ask(lanes, Lane.USER, 100_000)
-        _ask(lanes, Lane.PREFETCH, 100_000)
-    assert lanes.in_flight == {Lane.USER: 1, Lane.PREFETCH: 2, Lane.BACKGROUND: 0}
+        _ask(priorities, Priority.USER, 100_000)
+        _ask(priorities, Priority.PREFETCH, 100_000)
+    assert priorities.in_flight == {Priority.USER: 1, Priority.PREFETCH: 2, Priority.BACKGROUND: 0}
 
 
 def test_whole_objects_are_paced_by_what_they_turn_out_to_be() -> None:
     rate = 8 * MIB
-    clock, reader, lanes = _lanes({**LIMITS, Lane.USER: LaneLimits(1, rate)}, latency_s=0.0)
-    source = LaneReader(lanes, Lane.USER)
+    clock, reader, priorities = _scheduler({**LIMITS, Priority.USER: PriorityLimits(1, rate)}, latency_s=0.0)
+    source = ScheduledReader(priorities, Priority.USER)
     for _ in range(11):
         source.submit_get("x")
     clock.run()
@@ -116,32 +130,32 @@ def test_whole_objects_are_paced_by_what_they_turn_out_to_be() -> None:
 
 
 def test_a_full_queue_refuses_as_temporarily_unavailable() -> None:
-    _, _, lanes = _lanes({**LIMITS, Lane.BACKGROUND: LaneLimits(1, queue_max=2)})
-    requests = [_ask(lanes, Lane.BACKGROUND) for _ in range(4)]
+    _, _, priorities = _scheduler({**LIMITS, Priority.BACKGROUND: PriorityLimits(1, queue_max=2)})
+    requests = [_ask(priorities, Priority.BACKGROUND) for _ in range(4)]
     with pytest.raises(ThrottledError, match=r"background reads.*2 wait already"):
         requests[3].future.result(timeout=0)
     assert not requests[2].future.done()
-    assert lanes.counts[Lane.BACKGROUND].refused == 1
+    assert priorities.counts[Priority.BACKGROUND].refused == 1
 
 
 def test_a_failed_request_frees_its_place() -> None:
-    clock, reader, lanes = _lanes({**LIMITS, Lane.BACKGROUND: LaneLimits(1)})
+    clock, reader, priorities = _scheduler({**LIMITS, Priority.BACKGROUND: PriorityLimits(1)})
     reader.failures[0] = UnansweredError("lost")
-    first, second = _ask(lanes, Lane.BACKGROUND), _ask(lanes, Lane.BACKGROUND)
+    first, second = _ask(priorities, Priority.BACKGROUND), _ask(priorities, Priority.BACKGROUND)
     clock.run()
     with pytest.raises(UnansweredError):
         first.future.result()
     assert second.future.result() == b"\0"
-    assert lanes.counts[Lane.BACKGROUND].failed == 1
+    assert priorities.counts[Priority.BACKGROUND].failed == 1
 
 
 def test_limits_change_while_requests_wait() -> None:
-    clock, reader, lanes = _lanes({**LIMITS, Lane.USER: LaneLimits(1, 100)})
+    clock, reader, priorities = _scheduler({**LIMITS, Priority.USER: PriorityLimits(1, 100)})
     for _ in range(20):
-        _ask(lanes, Lane.USER, 1000)
+        _ask(priorities, Priority.USER, 1000)
     clock.run(5)
     assert len(reader.gets) == 1
-    lanes.set_limits({**LIMITS, Lane.USER: LaneLimits(20)})
+    priorities.set_limits({**LIMITS, Priority.USER: PriorityLimits(20)})
     assert len(reader.gets) == 20
 
 
@@ -153,19 +167,19 @@ def test_a_reader_that_answers_at_once_does_not_recurse() -> None:
             return future
 
     clock = VirtualClock()
-    limits = {lane: LaneLimits(1, 1000, 5000) for lane in Lane}
-    lanes = Lanes(Instant(clock), limits, clock_s=clock.now_s, timer=clock)
-    requests = [_ask(lanes, Lane.USER) for _ in range(3000)]
+    limits = {priority: PriorityLimits(1, 1000, 5000) for priority in Priority}
+    priorities = RequestScheduler(Instant(clock), limits, clock_s=clock.now_s, timer=clock)
+    requests = [_ask(priorities, Priority.USER) for _ in range(3000)]
     clock.run(0.5)
-    lanes.set_limits({lane: LaneLimits(1) for lane in Lane})
+    priorities.set_limits({priority: PriorityLimits(1) for priority in Priority})
     assert all(request.future.done() for request in requests)
 
 
 def test_closed_lanes_refuse_what_has_not_begun() -> None:
-    clock, _, lanes = _lanes()
-    requests = [_ask(lanes, Lane.BACKGROUND) for _ in range(3)]
-    lanes.close()
-    late = _ask(lanes, Lane.USER)
+    clock, _, priorities = _scheduler()
+    requests = [_ask(priorities, Priority.BACKGROUND) for _ in range(3)]
+    priorities.close()
+    late = _ask(priorities, Priority.USER)
     clock.run()
     assert requests[0].future.result() == b"\0"
     for request in (requests[1], requests[2], late):
@@ -177,20 +191,20 @@ def test_a_reader_closed_first_fails_requests_and_nothing_hangs() -> None:
     store = MemoryStore("memory://closed")
     store.put_if_absent("x", [b"abc"])
     reader = ThreadRangeReader(store, 1)
-    lanes = Lanes(reader, LIMITS, clock_s=time.monotonic, timer=None)
-    assert _ask(lanes, Lane.USER).future.result(timeout=5) == b"a"
+    priorities = RequestScheduler(reader, LIMITS, clock_s=time.monotonic, timer=None)
+    assert _ask(priorities, Priority.USER).future.result(timeout=5) == b"a"
     reader.close()
     with pytest.raises(UnavailableError, match="not read"):
-        _ask(lanes, Lane.USER).future.result(timeout=5)
-    assert sum(lanes.in_flight.values()) == 0
+        _ask(priorities, Priority.USER).future.result(timeout=5)
+    assert sum(priorities.in_flight.values()) == 0
 
 
 def test_a_rate_without_a_timer_is_refused() -> None:
     clock = VirtualClock()
     with pytest.raises(ValueError, match="timer"):
-        Lanes(
+        RequestScheduler(
             VirtualReader(clock),
-            {lane: replace(LaneLimits(1), bytes_per_s=1) for lane in Lane},
+            {priority: replace(PriorityLimits(1), bytes_per_s=1) for priority in Priority},
             clock_s=clock.now_s,
             timer=None,
         )
@@ -202,10 +216,10 @@ def test_threads_and_a_real_timer_keep_a_rate() -> None:
     store = MemoryStore("memory://paced")
     store.put_if_absent("x", [bytes(length)])
     reader, timer = ThreadRangeReader(store, 4), ThreadTimer()
-    limits = {lane: LaneLimits(4, rate) for lane in Lane}
-    lanes = Lanes(reader, limits, clock_s=time.monotonic, timer=timer)
+    limits = {priority: PriorityLimits(4, rate) for priority in Priority}
+    priorities = RequestScheduler(reader, limits, clock_s=time.monotonic, timer=timer)
     began_s = time.monotonic()
-    futures = [_ask(lanes, Lane.USER, length).future for _ in range(105)]
+    futures = [_ask(priorities, Priority.USER, length).future for _ in range(105)]
     assert not wait(futures, timeout=30).not_done
     taken_s = time.monotonic() - began_s
     reader.close()
@@ -215,27 +229,27 @@ def test_threads_and_a_real_timer_keep_a_rate() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(Lane), st.integers(1, 5000), st.floats(0, 2)), max_size=60),
+    st.lists(st.tuples(st.sampled_from(Priority), st.integers(1, 5000), st.floats(0, 2)), max_size=60),
     st.integers(0, 20_000),
     st.integers(0, 20_000),
 )
 def test_every_request_ends_and_no_limit_is_ever_broken(
-    asked: list[tuple[Lane, int, float]], user_rate: int, common_rate: int
+    asked: list[tuple[Priority, int, float]], user_rate: int, common_rate: int
 ) -> None:
-    limits = {**LIMITS, Lane.USER: LaneLimits(3, user_rate)}
-    clock, reader, lanes = _lanes(limits, bytes_per_s=common_rate, latency_s=0.1)
+    limits = {**LIMITS, Priority.USER: PriorityLimits(3, user_rate)}
+    clock, reader, priorities = _scheduler(limits, bytes_per_s=common_rate, latency_s=0.1)
     requests = []
 
-    def ask(lane: Lane, length: int) -> None:
-        requests.append(_ask(lanes, lane, length))
-        flying = lanes.in_flight
-        assert all(flying[lane] <= limits[lane].concurrency for lane in Lane)
+    def ask(priority: Priority, length: int) -> None:
+        requests.append(_ask(priorities, priority, length))
+        flying = priorities.in_flight
+        assert all(flying[priority] <= limits[priority].concurrency for priority in Priority)
 
-    for lane, length, at_s in asked:
-        clock.call_at(at_s, lambda lane=lane, length=length: ask(lane, length))  # type: ignore[misc]
+    for priority, length, at_s in asked:
+        clock.call_at(at_s, lambda priority=priority, length=length: ask(priority, length))  # type: ignore[misc]
     clock.run()
     assert all(request.future.done() for request in requests)
-    assert sum(lanes.in_flight.values()) == 0
+    assert sum(priorities.in_flight.values()) == 0
     if common_rate:
         # In any window: no more than the rate, the burst, and one request of debt.
         for first, (begin_s, *_) in enumerate(reader.gets):
@@ -249,17 +263,17 @@ def test_pumping_from_many_threads_starts_everything_once() -> None:
     store = MemoryStore("memory://many")
     store.put_if_absent("x", [bytes(100)])
     reader = ThreadRangeReader(store, 8)
-    lanes = Lanes(reader, LIMITS, clock_s=time.monotonic, timer=None)
-    requests: list[LaneRequest] = []
+    priorities = RequestScheduler(reader, LIMITS, clock_s=time.monotonic, timer=None)
+    requests: list[RangeRequest] = []
 
-    def user(lane: Lane) -> None:
-        requests.extend([_ask(lanes, lane) for _ in range(200)])
+    def user(priority: Priority) -> None:
+        requests.extend([_ask(priorities, priority) for _ in range(200)])
 
-    threads = [threading.Thread(target=user, args=(lane,)) for lane in Lane for _ in range(2)]
+    threads = [threading.Thread(target=user, args=(priority,)) for priority in Priority for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not wait([request.future for request in requests], timeout=30).not_done
     reader.close()
-    assert sum(lanes.counts[lane].requests for lane in Lane) == 1200
+    assert sum(priorities.counts[priority].requests for priority in Priority) == 1200

@@ -1,4 +1,4 @@
-"""The block source by a virtual clock: requests made, single flight, memory, damage, failures, giving up."""
+"""The block source by a virtual clock: requests made, single load, memory, damage, failures, giving up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from fetcher.blocks.block_cache import BlockKey, DropReason
 from fetcher.blocks.index_cache import CHECK_S
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import MIB, SourceBench
 from tests.fetcher.virtual import HeldPool
@@ -58,8 +58,8 @@ def test_a_warm_read_never_waits() -> None:
     index = bench.index(PLAIN.key)
     bench.read(index, 0, 8)
     reads: list[Coroutine[Any, Any, Any]] = [
-        bench.source.blocks(index, 0, 3, 6, Lane.USER),
-        bench.source.index(PLAIN.key, len(PLAIN.content), PLAIN.tail_bytes, Lane.USER),
+        bench.source.blocks(index, 0, 3, 6, Priority.USER),
+        bench.source.index(PLAIN.key, len(PLAIN.content), PLAIN.tail_bytes, Priority.USER),
     ]
     for coroutine in reads:
         with pytest.raises(StopIteration):
@@ -71,7 +71,7 @@ def test_a_warm_read_never_waits() -> None:
 def test_blocks_are_read_only_and_outlive_the_cache() -> None:
     bench = _bench()
     index = bench.index(NOISE.key)
-    (block,) = bench.clock.run_one(bench.source.blocks(index, 0, 3, 4, Lane.USER))
+    (block,) = bench.clock.run_one(bench.source.blocks(index, 0, 3, 4, Priority.USER))
     assert not block.flags.writeable
     bench.budget.resize(1)
     assert bench.source.held_bytes == 0
@@ -98,7 +98,7 @@ def test_near_blocks_share_a_request_over_what_nobody_wants() -> None:
     bench = _bench()
     index = bench.index(PLAIN.key)
     numbers = [*range(9), *range(10, 20), 30]
-    blocks = bench.clock.run_one(bench.source.blocks_at(index, 0, numbers, Lane.USER))
+    blocks = bench.clock.run_one(bench.source.blocks_at(index, 0, numbers, Priority.USER))
     assert [block.tobytes() for block in blocks] == [PLAIN.block(number) for number in numbers]
     assert len(bench.reader.gets) == 3  # tail, 0-19 over block 9, block 30
     found = bench.source.statistics()
@@ -109,13 +109,13 @@ def test_near_blocks_share_a_request_over_what_nobody_wants() -> None:
 def test_every_block_and_tail_is_fetched_once_however_many_want_it() -> None:
     bench = _bench()
     tail = [
-        bench.clock.start(bench.source.index(PLAIN.key, len(PLAIN.content), PLAIN.tail_bytes, lane))
-        for lane in [*Lane] * 5
+        bench.clock.start(bench.source.index(PLAIN.key, len(PLAIN.content), PLAIN.tail_bytes, priority))
+        for priority in [*Priority] * 5
     ]
     bench.clock.run()
     index = tail[0].result()
     assert all(found.result() is index for found in tail) and len(bench.reader.gets) == 1
-    reads = [bench.begin(index, first, first + 8, Lane(first % 3)) for first in range(20)]
+    reads = [bench.begin(index, first, first + 8, Priority(first % 3)) for first in range(20)]
     bench.clock.run()
     for first, read in enumerate(reads):
         assert [block.tobytes() for block in read.result()] == bench.expected(index, first, first + 8)
@@ -128,7 +128,7 @@ def test_every_block_and_tail_is_fetched_once_however_many_want_it() -> None:
 def test_a_user_waits_for_what_is_being_fetched_ahead_and_makes_it_urgent() -> None:
     bench = _bench(prefetch_requests=1, piece_bytes=64 * 1024)
     index = bench.index(PLAIN.key)
-    ahead = bench.begin(index, 0, 32, Lane.PREFETCH)
+    ahead = bench.begin(index, 0, 32, Priority.PREFETCH)
     bench.clock.run(bench.clock.time_s + 0.01)
     assert len(bench.reader.gets) == 2  # the first piece; others wait for their turn
     user = bench.begin(index, 31, 32)
@@ -143,11 +143,13 @@ def test_a_user_waits_for_what_is_being_fetched_ahead_and_makes_it_urgent() -> N
 def test_a_user_is_not_behind_what_is_read_ahead_when_blocks_are_decoded() -> None:
     pool = HeldPool()
     bench = _bench(decode_pool=pool)
-    index = bench.clock.start(bench.source.index(PLAIN.key, len(PLAIN.content), PLAIN.tail_bytes, Lane.USER))
+    index = bench.clock.start(
+        bench.source.index(PLAIN.key, len(PLAIN.content), PLAIN.tail_bytes, Priority.USER)
+    )
     bench.clock.run()
     pool.run()
     bench.clock.run()
-    ahead = [bench.begin(index.result(), first, first + 4, Lane.PREFETCH) for first in (0, 8, 16)]
+    ahead = [bench.begin(index.result(), first, first + 4, Priority.PREFETCH) for first in (0, 8, 16)]
     bench.clock.run()
     assert len(pool.runs) == 3, "arrived, not decoded"
     joins, reads = bench.begin(index.result(), 16, 20), bench.begin(index.result(), 30, 31)
@@ -165,10 +167,10 @@ def test_a_user_is_not_behind_what_is_read_ahead_when_blocks_are_decoded() -> No
 def test_maintenance_leaves_nothing_in_memory() -> None:
     bench = _bench()
     index = bench.index(PLAIN.key)
-    assert bench.read(index, 0, 8, Lane.BACKGROUND) == bench.expected(index, 0, 8)
+    assert bench.read(index, 0, 8, Priority.BACKGROUND) == bench.expected(index, 0, 8)
     assert bench.source.held_bytes == 0
     bench.check_at_rest()
-    together = [bench.begin(index, 8, 9, lane) for lane in (Lane.BACKGROUND, Lane.USER)]
+    together = [bench.begin(index, 8, 9, priority) for priority in (Priority.BACKGROUND, Priority.USER)]
     bench.clock.run()
     assert all(read.done() for read in together)
     assert BlockKey(index.key, 8) in bench.source._cache  # a user came too
@@ -258,7 +260,7 @@ def test_a_damaged_tail_is_fetched_once_more_and_then_an_error() -> None:
     with pytest.raises(CorruptionError, match=r"data/bb/other\.so"):
         bench.index(OTHER.key)
     with pytest.raises(CorruptionError, match="impossible"):
-        bench.clock.run_one(bench.source.index("data/x.so", 10, 20, Lane.USER))
+        bench.clock.run_one(bench.source.index("data/x.so", 10, 20, Priority.USER))
     bench.check_at_rest()
 
 
@@ -374,7 +376,7 @@ def test_a_user_who_joined_a_failing_prefetch_learns_of_it_and_may_try_again() -
     bench = _bench()
     index = bench.index(PLAIN.key)
     bench.reader.failures = {1: UnansweredError("lost")}
-    ahead, user = bench.begin(index, 0, 4, Lane.PREFETCH), bench.begin(index, 2, 3)
+    ahead, user = bench.begin(index, 0, 4, Priority.PREFETCH), bench.begin(index, 2, 3)
     bench.clock.run()
     for read in (ahead, user):
         with pytest.raises(UnansweredError):
@@ -408,7 +410,7 @@ def test_a_decoder_that_fails_unexpectedly_is_raised_not_waited_for(monkeypatch:
 def test_a_reader_that_gives_up_leaves_its_blocks_to_others() -> None:
     bench = _bench()
     index = bench.index(PLAIN.key)
-    given_up = bench.source.blocks(index, 0, 0, 4, Lane.USER)
+    given_up = bench.source.blocks(index, 0, 0, 4, Priority.USER)
     given_up.send(None)
     other = bench.begin(index, 2, 6)
     given_up.close()
@@ -473,7 +475,9 @@ def test_a_single_block_larger_than_all_memory_is_read_alone() -> None:
 def test_a_user_waits_for_memory_for_a_limited_time() -> None:
     bench = _bench(**{**SMALL, "memory_bytes": 520 * 1024}, memory_wait_ms=2000)
     index = bench.index(PLAIN.key)
-    held = [bench.clock.run_one(bench.source.blocks(index, 0, n, n + 4, Lane.USER)) for n in range(0, 28, 4)]
+    held = [
+        bench.clock.run_one(bench.source.blocks(index, 0, n, n + 4, Priority.USER)) for n in range(0, 28, 4)
+    ]
     began_s = bench.clock.time_s
     with pytest.raises(ThrottledError, match="no memory for"):
         bench.read(index, 28, 32)
@@ -489,11 +493,13 @@ def test_a_user_waits_for_memory_for_a_limited_time() -> None:
 def test_a_reader_that_gives_up_waiting_for_memory_frees_its_place() -> None:
     bench = _bench(**SMALL)
     index = bench.index(PLAIN.key)
-    held = [bench.clock.run_one(bench.source.blocks(index, 0, n, n + 4, Lane.USER)) for n in range(0, 24, 4)]
-    first = bench.source.blocks(index, 0, 24, 32, Lane.USER)
+    held = [
+        bench.clock.run_one(bench.source.blocks(index, 0, n, n + 4, Priority.USER)) for n in range(0, 24, 4)
+    ]
+    first = bench.source.blocks(index, 0, 24, 32, Priority.USER)
     first.send(None)
     first.close()
-    second = bench.source.blocks(index, 0, 24, 32, Lane.USER)
+    second = bench.source.blocks(index, 0, 24, 32, Priority.USER)
     second.send(None)
     held.clear()  # the second is admitted, and given up before it runs
     second.close()
@@ -507,10 +513,10 @@ def test_reading_ahead_takes_no_memory_from_what_was_read_ahead() -> None:
     bench = _bench(**SMALL)
     index = bench.index(PLAIN.key)
     for first in range(0, 20, 4):
-        bench.read(index, first, first + 4, Lane.PREFETCH)
+        bench.read(index, first, first + 4, Priority.PREFETCH)
     unread = bench.source._cache.unread_bytes
     with pytest.raises(ThrottledError):
-        bench.read(index, 20, 32, Lane.PREFETCH)
+        bench.read(index, 20, 32, Priority.PREFETCH)
     assert bench.source._cache.unread_bytes == unread and bench.dropped == []
     bench.read(index, 20, 32)  # but a user may
     assert {drop.reason for drop in bench.dropped} == {DropReason.EVICTED}
@@ -520,7 +526,7 @@ def test_reading_ahead_takes_no_memory_from_what_was_read_ahead() -> None:
 def test_what_nobody_came_for_expires_and_is_reported() -> None:
     bench = _bench()
     index = bench.index(PLAIN.key)
-    bench.read(index, 0, 4, Lane.PREFETCH)
+    bench.read(index, 0, 4, Priority.PREFETCH)
     bench.read(index, 2, 3)
     bench.clock.run(bench.clock.time_s + 170)
     bench.source.expire()
@@ -560,7 +566,7 @@ def test_a_thousand_slow_consumers_stay_within_the_budget() -> None:
     read_blocks: list[int] = []
 
     async def pull(index: Any, first: int) -> list[Any]:
-        blocks = await bench.source.blocks(index, 0, first, first + 2, Lane.USER)
+        blocks = await bench.source.blocks(index, 0, first, first + 2, Priority.USER)
         read_blocks.append(len(blocks))
         if bench.budget.charged_bytes > bench.budget.total_bytes:
             over.append(bench.budget.charged_bytes)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.blocks.budget import ByteBudget
-from fetcher.blocks.segmented_lru import Remembered
-from fetcher.io.request_scheduler import Lane
-from fetcher.prefetch.prefetch_range import Pulled, WindowLimits
+from fetcher.blocks.segmented_lru import SegmentedLru
+from fetcher.io.request_scheduler import Priority
+from fetcher.prefetch.prefetch_range import PullProgress, WindowLimits
 from fetcher.prefetch.readers import BUDGET_SHARE, READERS_BYTES_MAX, Reader, ReaderKey, Readers
 from fetcher.sql92.message_filter import CompiledFilters
 from server.groups.queue_locks import LockTable, MessageQueue
@@ -43,7 +43,7 @@ def opened(readers: Readers, number: int, chars: int = 20) -> Reader:
     reader.window.bytes_per_offset = number + 3.3
     for offset in (number + 1_000, number + 1_300):
         reader.window.pulled(
-            Pulled(offset, offset + 300, offset + 300, 70_000 + number, number + offset / 1000)
+            PullProgress(offset, offset + 300, offset + 300, 70_000 + number, number + offset / 1000)
         )
     return reader
 
@@ -53,7 +53,7 @@ def test_readers_of_made_up_groups_are_in_the_one_budget() -> None:
     readers = Readers(LIMITS, 1 << 20, budget)
     for number in range(20_000):
         opened(readers, number, chars=255)
-        assert readers.kept_bytes == budget.aside_bytes <= budget.total_bytes // BUDGET_SHARE
+        assert readers.kept_bytes == budget.reserved_bytes <= budget.total_bytes // BUDGET_SHARE
         assert budget.peak_bytes <= budget.total_bytes
     assert len(readers) < 2_000
     assert readers.find(key_of(19_999, 255)) is not None
@@ -83,36 +83,36 @@ def test_a_reader_without_memory_takes_the_place_of_another_or_is_not_remembered
     readers = Readers(LIMITS, 1 << 20, budget)
     first = readers.open(key_of(1), 0.0)
     gone: list[Reader] = []
-    readers.on_forgotten = gone.append
-    assert budget.try_charge(budget.total_bytes - budget.aside_bytes, Lane.USER)
+    readers.on_evicted = gone.append
+    assert budget.try_charge(budget.total_bytes - budget.reserved_bytes, Priority.USER)
     second = readers.open(key_of(2), 1.0)
     assert gone == [first] and readers.find(key_of(2)) is second
     longer = readers.open(key_of(3, 255), 2.0)
     assert readers.find(longer.key) is None and len(readers) == 0
     assert readers.open(longer.key, 3.0) is not longer
-    assert budget.aside_bytes == readers.kept_bytes == 0
+    assert budget.reserved_bytes == readers.kept_bytes == 0
     budget.release(budget.charged_bytes)
     assert readers.open(key_of(4), 4.0) is readers.find(key_of(4))
 
 
 def test_what_is_set_aside_is_not_there_for_others() -> None:
     budget = ByteBudget(1_000)
-    assert budget.set_aside(400, Lane.USER)
+    assert budget.reserve(400, Priority.USER)
     assert (
-        not budget.try_charge(601, Lane.USER) or budget.charged_bytes == 601
+        not budget.try_charge(601, Priority.USER) or budget.charged_bytes == 601
     )  # alone: it is larger than the rest
     budget.release(601)
-    assert budget.try_charge(500, Lane.USER)
-    assert not budget.try_charge(101, Lane.USER) and not budget.set_aside(101, Lane.USER)
-    waiting = budget.charge(200, Lane.USER)
+    assert budget.try_charge(500, Priority.USER)
+    assert not budget.try_charge(101, Priority.USER) and not budget.reserve(101, Priority.USER)
+    waiting = budget.charge(200, Priority.USER)
     assert not waiting.future.done()
-    budget.put_back(100)
-    assert waiting.future.done() and (budget.charged_bytes, budget.aside_bytes) == (700, 300)
+    budget.unreserve(100)
+    assert waiting.future.done() and (budget.charged_bytes, budget.reserved_bytes) == (700, 300)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "used", "drop"]), st.integers(0, 12), st.integers(1, 40))))
 def test_the_sum_of_what_is_remembered_is_kept(steps: list[tuple[str, int, int]]) -> None:
-    table: Remembered[int, int] = Remembered(100)
+    table: SegmentedLru[int, int] = SegmentedLru(100)
     weights: dict[int, int] = {}
     for what, key, weight in steps:
         if what == "add" and key not in weights:

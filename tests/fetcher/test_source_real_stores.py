@@ -18,7 +18,7 @@ from fetcher.blocks.budget import ByteBudget
 from fetcher.blocks.disk_cache import DiskCache
 from fetcher.blocks.segment_source import SegmentSource
 from fetcher.io.range_reader import LoopRangeReader, RangeReader, ThreadRangeReader
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.io.timer import ThreadTimer
 from fetcher.io.waiting import gather, run_async, run_sync
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
@@ -88,11 +88,11 @@ class Opened:
 
 async def _run_bytes(source: SegmentSource, place: Place) -> list[bytes]:
     """All bytes of all stored runs of an object."""
-    index = await source.index(*place, Lane.USER)
+    index = await source.index(*place, Priority.USER)
     found = []
     for run in _stored_runs(index.runs["kind"]):
         span = index.block_span(run, 0, int(index.runs["rows"][run]))
-        blocks = await source.blocks(index, run, span.first_block, span.end_block, Lane.USER)
+        blocks = await source.blocks(index, run, span.first_block, span.end_block, Priority.USER)
         raw = b"".join(block.tobytes() for block in blocks)
         found.append(raw[-span.raw_offset :][: int(index.runs["byte_count"][run])])
     return found
@@ -160,9 +160,9 @@ def test_a_missing_object_is_not_found_and_a_truncated_one_is_corrupt(
     key, size_bytes, tail_bytes = max(places, key=lambda place: place[1])
     with Opened(ThreadRangeReader(copy, 2)) as opened:
         with pytest.raises(NotFoundError, match="nowhere"):
-            run_sync(opened.source.index("data/nowhere.so", size_bytes, tail_bytes, Lane.USER))
+            run_sync(opened.source.index("data/nowhere.so", size_bytes, tail_bytes, Priority.USER))
         with pytest.raises(CorruptionError, match=key.rsplit("/", 1)[-1]):
-            run_sync(opened.source.index(key, size_bytes + 1, tail_bytes, Lane.USER))
+            run_sync(opened.source.index(key, size_bytes + 1, tail_bytes, Priority.USER))
         assert run_sync(_run_bytes(opened.source, (key, size_bytes, tail_bytes))) == _plainly(
             store, (key, size_bytes, tail_bytes)
         )

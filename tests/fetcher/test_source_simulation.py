@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fetcher.blocks.memory_admission import MemoryShortError
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from tests.fetcher.segments import segment
 from tests.fetcher.source_bench import SourceBench
 from tiered.errors import CorruptionError, ThrottledError, TieredError, UnansweredError, UnavailableError
@@ -62,15 +62,15 @@ class Run:
     def check_budget(self) -> None:
         assert self.bench.budget.charged_bytes <= self.bench.budget.total_bytes
 
-    async def read(self, lane: Lane) -> None:
+    async def read(self, priority: Priority) -> None:
         item = self.rng.choice(OBJECTS)
         try:
             index: SegmentIndex = await self.bench.source.index(
-                item.key, len(item.content), item.tail_bytes, lane
+                item.key, len(item.content), item.tail_bytes, priority
             )
             first = self.rng.randrange(len(index.blocks))
             end = min(len(index.blocks), first + self.rng.choice([1, 1, 2, 5]))
-            blocks = await self.bench.source.blocks(index, 0, first, end, lane)
+            blocks = await self.bench.source.blocks(index, 0, first, end, priority)
         except TieredError as error:
             self.errors.add(type(error))
             return
@@ -79,7 +79,9 @@ class Run:
         assert [block.tobytes() for block in blocks] == [item.block(number) for number in range(first, end)]
 
     def reader(self) -> None:
-        coroutine = self.read(self.rng.choice([Lane.USER, Lane.USER, Lane.PREFETCH, Lane.BACKGROUND]))
+        coroutine = self.read(
+            self.rng.choice([Priority.USER, Priority.USER, Priority.PREFETCH, Priority.BACKGROUND])
+        )
         if self.rng.random() < 0.1:  # one that gives up at its first wait
             try:
                 coroutine.send(None)

@@ -250,12 +250,12 @@ def test_columns_come_from_the_object_the_catalog_names(archive: ArchiveBuilder)
 def test_an_object_with_another_queues_run_is_corrupt(archive: ArchiveBuilder) -> None:
     chunk = RunIndex(archive.store).runs_of(archive.state, QUEUE)
     other = QueueTimes.of(archive.state, QUEUE._replace(queue_id=1), chunk)
-    with pytest.raises(CorruptionError, match="is not what the catalog says"):
+    with pytest.raises(CorruptionError, match="differs from the catalog"):
         run_sync(columns_from(other, opener(archive))(0))
 
 
 def test_an_unknown_queue_does_not_exist(archive: ArchiveBuilder) -> None:
-    with pytest.raises(NotFoundError, match="not in version"):
+    with pytest.raises(NotFoundError, match="is not in the archive"):
         QueueTimes.of(
             archive.state, QueueKey("absent", 0, 0), RunIndex(archive.store).runs_of(archive.state, QUEUE)
         )

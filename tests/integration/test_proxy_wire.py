@@ -16,8 +16,8 @@ from fetcher.policy.read_policy import BrokerSide, OffsetRange
 from server.groups.client_table import ClientTable
 from server.proxy.broker_view import BrokerViews
 from server.proxy.inflight_limit import InflightLimit
-from server.proxy.offset_merge import judged
-from server.proxy.pull_sources import PullContext, PullSides, said_by
+from server.proxy.offset_merge import BrokerReply, interpret
+from server.proxy.pull_sources import PullContext, PullSources
 from server.proxy.upstream import RemotingUpstream
 from server.wire.codes import RequestCode
 from server.wire.request import Request
@@ -98,9 +98,9 @@ def test_questions_and_commits_in_a_clients_name(broker: RocketMq, tmp_path: Pat
         )
         refused = await upstream.call(unsigned, 10)
         assert refused.code in (1, 16), "this broker checks signatures"
-        assert said_by(refused) is None
+        assert BrokerReply.of(refused) is None
         views = BrokerViews(None)
-        view = await views.look(command, upstream, 3)
+        view = await views.local_view(command, upstream, 3)
         assert (view.side, view.queue, view.is_record) == (
             BrokerSide.READABLE,
             OffsetRange(0, MESSAGES),
@@ -114,7 +114,7 @@ def test_questions_and_commits_in_a_clients_name(broker: RocketMq, tmp_path: Pat
         answer = await upstream.call(signed(RequestCode.PULL_MESSAGE, plain), 10)
         assert answer.code == 0, "a 5.x broker takes commits of groups only that were there once"
         context = PullContext(None, views, ClientTable(lambda: 0.0))  # type: ignore[arg-type]
-        sides = PullSides(context, Request(command, RecordingPeer()), upstream, None)
+        sides = PullSources(context, Request(command, RecordingPeer()), upstream, None)
         await sides.commit()
         asked = signed(
             RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": GROUP, "topic": TOPIC, "queueId": 0}
@@ -128,14 +128,14 @@ def test_questions_and_commits_in_a_clients_name(broker: RocketMq, tmp_path: Pat
             "the commit came through, signed by the pull's signature"
         )
         answer = await upstream.call(command, 10)
-        said = said_by(answer)
+        said = BrokerReply.of(answer)
         assert said is not None and (said.min_offset, said.max_offset) == (0, MESSAGES), answer
-        meant = judged(said, 3, has_all=True)
+        meant = interpret(said, 3, has_all=True)
         assert (meant.status.name, meant.next_offset) == ("FOUND", 35)
         for offset, name in ((MESSAGES, "OFFSET_OVERFLOW_ONE"), (MESSAGES + 9, "OFFSET_OVERFLOW_BADLY")):
-            said = said_by(await upstream.call(pull(offset, 17), 10))
+            said = BrokerReply.of(await upstream.call(pull(offset, 17), 10))
             assert said is not None and said.remark == name
-            assert judged(said, offset, has_all=True).status.name == name
+            assert interpret(said, offset, has_all=True).status.name == name
         upstream.close()
 
     asyncio.run(story())

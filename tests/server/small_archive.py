@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from server.backend.backend import Bounds, PullFound, PullStatus, PullWish, TopicConfig, Unit
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from server.backend.backend import Bounds, TopicConfig, Unit
 from tests.server.original_record import original
 
 
@@ -32,12 +33,12 @@ class Archive:
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
         return 5
 
-    async def pull(self, wish: PullWish) -> PullFound:
+    async def pull(self, wish: PullRequest) -> PullResult:
         if wish.offset:
-            return PullFound(PullStatus.OFFSET_OVERFLOW_ONE, 1, Bounds(0, 1))
-        return PullFound(PullStatus.FOUND, 1, Bounds(0, 1), (original(),), 1)
+            return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, 1, 0, 1)
+        return PullResult(PullStatus.FOUND, 1, 0, 1, (original(),), 1)
 
-    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
+    def pull_from_memory(self, wish: PullRequest) -> PullResult | None:
         return None
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:

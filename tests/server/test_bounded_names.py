@@ -19,7 +19,7 @@ from server.groups.client_table import ClientTable
 from server.groups.group_offsets import GroupOffsets
 from server.groups.group_state import GroupLog
 from server.groups.queue_locks import LOCK_BYTES, LockTable, MessageQueue
-from server.proxy.pull_sources import LEAVE_S, LEAVES_MAX, PullContext, PullSides
+from server.proxy.pull_sources import PERMISSION_S, PERMISSIONS_MAX, PullContext, PullSources
 from server.retries.retry_log import RetryLog
 from server.retries.retry_queue import RetryLimits, RetryQueues
 from server.security.audit import Audit
@@ -157,7 +157,7 @@ def test_what_pulls_repeat_is_remembered_only_where_it_is_short() -> None:
                 asked = request(
                     11, PEER, topic="t", consumerGroup=f"{number}{LONG}", queueId=0, queueOffset=0
                 )
-                assert service.pull_in_hand(asked) is None
+                assert service.pull_from_memory(asked) is None
                 del asked
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
@@ -199,17 +199,17 @@ def test_leave_to_pull_is_remembered_of_few_names_and_for_its_time() -> None:
     context = PullContext(cast("Any", None), cast("Any", None), ClientTable(lambda: 0.0), True, lambda: now_s)
     upstream = cast("Any", RecordingPeer())
 
-    def leave(group: str) -> PullSides:
+    def leave(group: str) -> PullSources:
         wanted = request(11, PEER, topic="t", queueId=0, queueOffset=0, consumerGroup=group)
-        return PullSides(context, wanted, upstream, None)
+        return PullSources(context, wanted, upstream, None)
 
-    for number in range(LEAVES_MAX + 100):
-        leave(f"g{number}")._left()
-    assert len(context.leaves[upstream]) == LEAVES_MAX
-    assert leave(f"g{LEAVES_MAX + 99}")._has_leave() and not leave("g0")._has_leave()
-    now_s = LEAVE_S
-    leave("another")._left()
-    assert len(context.leaves[upstream]) == 1
+    for number in range(PERMISSIONS_MAX + 100):
+        leave(f"g{number}")._permit()
+    assert len(context.permissions[upstream]) == PERMISSIONS_MAX
+    assert leave(f"g{PERMISSIONS_MAX + 99}")._is_permitted() and not leave("g0")._is_permitted()
+    now_s = PERMISSION_S
+    leave("another")._permit()
+    assert len(context.permissions[upstream]) == 1
 
 
 # -- names that no broker would take --------------------------------------------------------------------------------

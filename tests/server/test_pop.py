@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.backend.backend import Bounds, PullFound, PullStatus, PullWish, TopicConfig
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from server.backend.backend import Bounds, TopicConfig
 from server.backend.route_handlers import RouteTable
 from server.groups.client_table import ClientTable
 from server.groups.group_offsets import GroupOffsets
@@ -161,15 +162,15 @@ class Archive:
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
         return Bounds(10, 10 + COUNT) if topic == "t" and queue_id < 2 else None
 
-    async def pull(self, wish: PullWish) -> PullFound:
+    async def pull(self, wish: PullRequest) -> PullResult:
         bounds = Bounds(10, 10 + COUNT)
         await asyncio.sleep(0)
         if wish.offset >= bounds.maximum:
-            return PullFound(PullStatus.OFFSET_OVERFLOW_ONE, wish.offset, bounds)
+            return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, wish.offset, *bounds)
         looked = range(wish.offset, min(wish.offset + wish.count, bounds.maximum))
         found = [message(offset) for offset in looked if wish.expression == "*" or offset % 2]
         status = PullStatus.FOUND if found else PullStatus.NO_MATCHED_MESSAGE
-        return PullFound(status, looked.stop, bounds, found, len(found))
+        return PullResult(status, looked.stop, *bounds, found, len(found))
 
     async def changed(self, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.backend.backend import Bounds, PullStatus, PullWish, TopicConfig
+from fetcher.rows.pull import PullRequest, PullStatus
+from server.backend.backend import Bounds, TopicConfig
 from server.backend.route_handlers import MADE_QUEUES_MAX, PROXY_TOPIC, RouteHandlers, RouteTable
 from server.retries.proxy_topic import BODY_BYTES_MAX, HELD_BYTES_MAX, MESSAGES_KEPT, ProxyTopic
 from server.retries.retry_topics import ArchiveWithRetries
@@ -76,7 +77,7 @@ class Scene:
         return asyncio.run(answer())
 
     def read(self, offset: int) -> tuple[PullStatus, list[bytes]]:
-        found = asyncio.run(self.archive.pull(PullWish(PROXY_TOPIC, 0, offset, 32, 1 << 20, "g")))
+        found = asyncio.run(self.archive.pull(PullRequest(PROXY_TOPIC, 0, offset, 32, 1 << 20, "g")))
         return found.status, [decode_record(bytes(data)).body() for data in found.body]
 
 
@@ -87,7 +88,7 @@ def test_what_is_sent_is_read() -> None:
     assert (first.code, first.ext["queueOffset"], second.ext["queueOffset"]) == (0, "0", "1")
     assert scene.read(0) == (PullStatus.FOUND, [b"one", b"two"])
     assert scene.read(2)[0] is PullStatus.OFFSET_OVERFLOW_ONE
-    found = asyncio.run(scene.archive.pull(PullWish(PROXY_TOPIC, 0, 0, 1, 1 << 20, "g")))
+    found = asyncio.run(scene.archive.pull(PullRequest(PROXY_TOPIC, 0, 0, 1, 1 << 20, "g")))
     record = decode_record(bytes(found.body[0]))
     assert (record.topic, record.properties, record.born_timestamp) == (PROXY_TOPIC, {"UNIQ_KEY": "k"}, 77)
     assert (record.offset_msg_id, record.store_timestamp) == (first.ext["msgId"], 500)

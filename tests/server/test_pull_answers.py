@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.backend.backend import Bounds, PullFound, PullStatus, PullWish, TopicConfig
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from server.backend.backend import Bounds, TopicConfig
 from server.backend.pull_handlers import (
     COMMIT_OFFSET,
     SUBSCRIPTION,
     SUSPEND,
     PullLimits,
     PullService,
-    answer_of,
+    response_code,
 )
 from server.backend.route_handlers import RouteTable
 from server.groups.client_table import ClientTable
@@ -46,8 +47,8 @@ S = PullStatus
     ],
 )
 def test_codes_by_status(status: PullStatus, push: int | None, pull_api: int | None) -> None:
-    assert answer_of(status, is_pull_api=False) == push
-    assert answer_of(status, is_pull_api=True) == pull_api
+    assert response_code(status, is_pull_api=False) == push
+    assert response_code(status, is_pull_api=True) == pull_api
 
 
 class ScriptedArchive:
@@ -55,9 +56,9 @@ class ScriptedArchive:
 
     cluster, broker = "c", "b"
 
-    def __init__(self, answers: Sequence[PullFound]) -> None:
+    def __init__(self, answers: Sequence[PullResult]) -> None:
         self._answers = list(answers)
-        self.wishes: list[PullWish] = []
+        self.wishes: list[PullRequest] = []
         self.on_change: Callable[[], None] = lambda: None
 
     def topics(self) -> dict[str, TopicConfig]:
@@ -67,14 +68,14 @@ class ScriptedArchive:
         return {"by sql": {}}
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        return self._answers[0].bounds
+        return Bounds(*self._answers[0][2:4])
 
-    def pull_in_hand(self, wish: PullWish) -> PullFound | None:
-        self.wishes.append(wish)
+    def pull_from_memory(self, pull_request: PullRequest) -> PullResult | None:
+        self.wishes.append(pull_request)
         return self._answers[0]
 
-    async def pull(self, wish: PullWish) -> PullFound:
-        self.wishes.append(wish)
+    async def pull(self, pull_request: PullRequest) -> PullResult:
+        self.wishes.append(pull_request)
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
     async def changed(self, timeout_s: float) -> None:
@@ -85,7 +86,7 @@ class ScriptedArchive:
 class Scene:
     """A service over a scripted archive; a group ``known`` subscribes to tag a, ``all`` to everything."""
 
-    def __init__(self, answers: Sequence[PullFound]) -> None:
+    def __init__(self, answers: Sequence[PullResult]) -> None:
         archive: Any = ScriptedArchive(answers)
         self.archive: ScriptedArchive = archive
         self.life = 0
@@ -112,7 +113,7 @@ def asked(**ext: object) -> Request:
     return request(RequestCode.PULL_MESSAGE, **given)
 
 
-def pull(answers: Sequence[PullFound], **ext: object) -> tuple[Response, ScriptedArchive]:
+def pull(answers: Sequence[PullResult], **ext: object) -> tuple[Response, ScriptedArchive]:
     async def run() -> tuple[Response, ScriptedArchive]:
         scene = Scene(answers)
         return await scene.service.pull(asked(**ext)), scene.archive
@@ -143,7 +144,7 @@ def test_what_is_answered_at_once_is_what_the_handler_answers(data: st.DataObjec
         await scene.offsets.claim()
         await other.offsets.claim()
         try:
-            at_once = scene.service.pull_in_hand(asked(**ext))
+            at_once = scene.service.pull_from_memory(asked(**ext))
         except BadRequestError:
             with pytest.raises(BadRequestError):
                 await other.service.pull(asked(**ext))
@@ -168,7 +169,7 @@ def test_what_is_answered_at_once_is_what_the_handler_answers(data: st.DataObjec
     "ext", [{"consumerGroup": "all", "subVersion": 5}, {"sysFlag": 4}, {"sysFlag": 4, "maxMsgNums": None}]
 )
 def test_plain_pulls_are_answered_at_once(ext: dict[str, object]) -> None:
-    response = Scene([FOUND]).service.pull_in_hand(asked(**ext))
+    response = Scene([FOUND]).service.pull_from_memory(asked(**ext))
     assert response is not None
     assert (response.code, response.ext["nextBeginOffset"]) == (0, "12")
     for unusual in (
@@ -176,11 +177,11 @@ def test_plain_pulls_are_answered_at_once(ext: dict[str, object]) -> None:
         {"consumerGroup": "known"},
         {"consumerGroup": "all", "subVersion": 6},
     ):
-        assert Scene([FOUND]).service.pull_in_hand(asked(**unusual)) is None
+        assert Scene([FOUND]).service.pull_from_memory(asked(**unusual)) is None
 
 
-AT_END = PullFound(S.OFFSET_OVERFLOW_ONE, 10, Bounds(0, 10))
-FOUND = PullFound(S.FOUND, 12, Bounds(0, 12), (b"abc", b"defg"), 2)
+AT_END = PullResult(S.OFFSET_OVERFLOW_ONE, 10, 0, 10)
+FOUND = PullResult(S.FOUND, 12, 0, 12, (b"abc", b"defg"), 2)
 
 
 def test_a_pull_at_the_end_is_held_until_there_is_more() -> None:
@@ -192,7 +193,7 @@ def test_a_pull_at_the_end_is_held_until_there_is_more() -> None:
 def test_a_pull_that_waited_in_vain_asks_again_at_the_same_offset() -> None:
     response, _ = pull([AT_END])
     assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "10")
-    beyond = PullFound(S.OFFSET_OVERFLOW_BADLY, 7, Bounds(0, 7))
+    beyond = PullResult(S.OFFSET_OVERFLOW_BADLY, 7, 0, 7)
     response, _ = pull([beyond])
     assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "10")
 
@@ -201,7 +202,7 @@ def test_a_pull_that_waited_in_vain_asks_again_at_the_same_offset() -> None:
 def test_only_users_of_the_pull_api_are_moved(
     status: PullStatus, is_pull_api: bool, low: int, length: int
 ) -> None:
-    found = PullFound(status, low, Bounds(low, low + length), (b"x",))
+    found = PullResult(status, low, low, low + length, (b"x",))
     flags = SUBSCRIPTION if is_pull_api else 0
     response, _ = pull([found], sysFlag=flags)
     if response.code == ResponseCode.PULL_OFFSET_MOVED:
@@ -212,7 +213,7 @@ def test_only_users_of_the_pull_api_are_moved(
 
 
 def test_nobody_is_moved_back_to_an_end_that_may_be_behind_another_servers() -> None:
-    beyond = PullFound(S.OFFSET_OVERFLOW_BADLY, 7, Bounds(0, 7))
+    beyond = PullResult(S.OFFSET_OVERFLOW_BADLY, 7, 0, 7)
     response, archive = pull([beyond, FOUND], sysFlag=SUBSCRIPTION)
     assert (response.code, len(archive.wishes)) == (0, 2)
     response, _ = pull([beyond, AT_END], sysFlag=SUBSCRIPTION)
@@ -221,10 +222,10 @@ def test_nobody_is_moved_back_to_an_end_that_may_be_behind_another_servers() -> 
     assert (response.code, response.ext["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "7")
 
 
-BEYOND = PullFound(S.OFFSET_OVERFLOW_BADLY, 7, Bounds(3, 7))
+BEYOND = PullResult(S.OFFSET_OVERFLOW_BADLY, 7, 3, 7)
 
 
-async def made_anew(answers: Sequence[PullFound], *, at_once: bool = True) -> Scene:
+async def made_anew(answers: Sequence[PullResult], *, at_once: bool = True) -> Scene:
     """Group g consumed up to 10 of a queue that has been made anew since, or is when it waits for more."""
     scene = Scene(answers)
     await scene.offsets.claim()
@@ -246,12 +247,12 @@ async def made_anew(answers: Sequence[PullFound], *, at_once: bool = True) -> Sc
     [
         ([BEYOND], True),
         ([AT_END, BEYOND], False),
-        ([AT_END, PullFound(S.FOUND, 12, Bounds(3, 12), (b"of the new life",), 2)], False),
-        ([AT_END, PullFound(S.OFFSET_OVERFLOW_ONE, 10, Bounds(3, 10))], False),
+        ([AT_END, PullResult(S.FOUND, 12, 3, 12, (b"of the new life",), 2)], False),
+        ([AT_END, PullResult(S.OFFSET_OVERFLOW_ONE, 10, 3, 10)], False),
     ],
 )
 def test_who_asks_on_in_a_former_life_is_moved_to_the_beginning_of_the_new_one(
-    flags: int, answers: list[PullFound], at_once: bool
+    flags: int, answers: list[PullResult], at_once: bool
 ) -> None:
     """Else it is held until the new one has grown so far, and goes on behind what it never got."""
 
@@ -284,7 +285,7 @@ def test_a_commit_with_a_pull_is_not_of_a_former_life(unacked: bool) -> None:
         scene = await made_anew([FOUND])
         for committed, known in ((13, 0), (12, 12), (13, 13)):
             sent = asked(sysFlag=COMMIT_OFFSET | SUBSCRIPTION, subscription="*", commitOffset=committed)
-            response = scene.service.pull_in_hand(sent) if unacked else await scene.service.pull(sent)
+            response = scene.service.pull_from_memory(sent) if unacked else await scene.service.pull(sent)
             assert response is not None and response.code == 0
             assert scene.offsets.find("g", "t", 0) == known
 
@@ -315,7 +316,7 @@ def test_what_is_no_filter_by_tag_never_means_everything(ext: dict[str, object])
     """Nobody filters again but by tag."""
     response, archive = pull([FOUND], **ext)
     assert response.code == ResponseCode.SUBSCRIPTION_NOT_EXIST or all(
-        _is_filter(wish.expression, wish.expression_type) for wish in archive.wishes
+        _is_filter(pull_request.expression, pull_request.expression_type) for pull_request in archive.wishes
     )
 
 

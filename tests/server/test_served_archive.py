@@ -14,7 +14,8 @@ import pytest
 from fetcher.access import open_access
 from fetcher.io.waiting import Wait, new_future, run_async
 from fetcher.policy.archived_queues import ArchivedQueues
-from server.backend.backend import FOUND_BYTES_MAX, Bounds, PullStatus, PullWish
+from fetcher.rows.pull import PullRequest, PullStatus
+from server.backend.backend import FOUND_BYTES_MAX, Bounds
 from server.backend.offset_handlers import OffsetHandlers
 from server.backend.pull_handlers import COMMIT_OFFSET, SUSPEND, PullService
 from server.backend.route_handlers import RouteTable
@@ -83,16 +84,16 @@ async def grown(archive: ServedArchive) -> None:
 
 def test_a_queue_of_an_earlier_life_is_not_served_beside_those_of_the_new_one(tmp_path: Path) -> None:
     async def story(archive: ServedArchive, root: FileStore) -> None:
-        wish = PullWish("t", 3, 0, 8, 1 << 20, "g")
+        wish = PullRequest("t", 3, 0, 8, 1 << 20, "g")
         first = await archive.pull(wish)
         assert first.status is PullStatus.FOUND
         wish.offset = first.next_offset
-        assert archive.pull_in_hand(wish) is not None
+        assert archive.pull_from_memory(wish) is not None
         # Another disk: the topic begins anew, and has messages in two of its queues so far.
         on_another_disk(store_with(tmp_path / "second", {0: 5, 1: 5}, b"second"), root)
         await grown(archive)
-        assert b"second 0" in b"".join((await archive.pull(PullWish("t", 0, 0, 1, 1 << 20, "g"))).body)
-        assert archive.pull_in_hand(wish) is None
+        assert b"second 0" in b"".join((await archive.pull(PullRequest("t", 0, 0, 1, 1 << 20, "g"))).body)
+        assert archive.pull_from_memory(wish) is None
         again = await archive.pull(wish)
         assert (again.status, again.next_offset, list(again.body)) == (
             PullStatus.NO_MATCHED_LOGIC_QUEUE,

@@ -53,11 +53,11 @@ class Away:
 
     has_broker = True
 
-    async def look(self) -> LocalView:
+    async def local_view(self) -> LocalView:
         return LocalView(BrokerSide.AWAY)
 
     async def residency(self) -> Residency:
-        return Residency.NOT_ASKED
+        return Residency.NOT_CHECKED
 
 
 def until(condition: Callable[[], bool]) -> None:

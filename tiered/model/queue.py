@@ -26,6 +26,11 @@ class QueueKey(NamedTuple):
     queue_id: int
     generation: int
 
+    def __str__(self) -> str:
+        """For messages."""
+        generation = f" generation {self.generation}" if self.generation else ""
+        return f"{self.topic} queue {self.queue_id}{generation}"
+
 
 @dataclass(frozen=True)
 class TopicFilter:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import rocketmq_tiered
 from fetcher.archive import Archive
 from fetcher.blocks.budget import ByteBudget
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from fetcher.queries import by_key as by_key_module
 from fetcher.queries.archive_queries import ArchiveQueries
 from fetcher.queries.by_key import KeyQuery
-from fetcher.queries.part_cache import ENTRY_BYTES, KeptParts
+from fetcher.queries.part_cache import ENTRY_BYTES, PartCache
 from fetcher.queries.source import INDEX_WHOLE_BYTES
 from fetcher.rows.message import Message
 from tests.end_to_end.offloading import SMALL, backfill
@@ -87,7 +87,7 @@ def test_a_warm_query_asks_for_nothing(archive: Archive, url: str) -> None:
     state = archive.access.state
     messages = with_rare_keys(archive)[:40]
     with rocketmq_tiered.open(url) as cold:
-        assert cold.find_by_key("t_keys", "none has this", begin=0) == []
+        assert cold.find_by_key("t_keys", "none has this", since=0) == []
         assert requests(cold) <= 2 * len(state.indexes) + len(state.memory.objects) + len(state.pages)
         for message in messages:
             for find in (by_unique_key, by_key, by_id):
@@ -207,10 +207,10 @@ def test_a_part_that_went_bad_in_memory_is_fetched_again() -> None:
     store = large_index()
     with ArchiveQueries(store, load(store)) as queries:
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1
-        for key, entry in list(queries._kept._entries.items()):
+        for key, entry in list(queries._cache._entries.items()):
             if isinstance(entry.value, bytes):
                 bad = bytes(byte ^ 0x40 for byte in entry.value)
-                queries._kept._entries[key] = entry._replace(value=bad)
+                queries._cache._entries[key] = entry._replace(value=bad)
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1
 
 
@@ -224,7 +224,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_what_is_held_is_what_is_charged(steps: list[tuple[str, int, int]]) -> None:
     budget = ByteBudget(4000)
-    kept = KeptParts(3000, budget)
+    kept = PartCache(3000, budget)
     for what, number, size in steps:
         if what == "put":
             kept.put(f"o{number % 3}", number, (number, size), size)
@@ -243,14 +243,14 @@ def test_what_is_held_is_what_is_charged(steps: list[tuple[str, int, int]]) -> N
 
 def test_a_user_gets_the_room_and_reading_ahead_does_not() -> None:
     budget = ByteBudget(10_000)
-    kept = KeptParts(10_000, budget)
+    kept = PartCache(10_000, budget)
     for number in range(8):
         kept.put("object", number, b"", 1_000)
     held = kept.held_bytes
     assert held == 8 * (1_000 + ENTRY_BYTES)
-    assert not budget.try_charge(5_000, Lane.PREFETCH)
+    assert not budget.try_charge(5_000, Priority.PREFETCH)
     assert kept.held_bytes == held
-    assert budget.try_charge(5_000, Lane.USER)
+    assert budget.try_charge(5_000, Priority.USER)
     assert kept.held_bytes <= 5_000
     assert kept.get("object", 7) is not None and kept.get("object", 0) is None
     kept.put("object", 9, b"", 9_000)  # no room now: nothing else goes for it
@@ -259,7 +259,7 @@ def test_a_user_gets_the_room_and_reading_ahead_does_not() -> None:
 
 def test_many_threads() -> None:
     budget = ByteBudget(50_000)
-    kept = KeptParts(30_000, budget)
+    kept = PartCache(30_000, budget)
 
     def work(seed: int) -> None:
         for number in range(400):

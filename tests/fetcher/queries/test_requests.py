@@ -184,9 +184,9 @@ def test_a_missing_index_file_is_an_error_and_never_an_empty_answer() -> None:
     state = load(store)
     store.delete([state.indexes[0].key])
     with ArchiveQueries(store, state) as queries:
-        with pytest.raises(CorruptionError, match="names what is not there"):
+        with pytest.raises(CorruptionError, match="names a missing object"):
             queries.by_key(KeyQuery("a", "k1"))
-        with pytest.raises(CorruptionError, match="names what is not there"):
+        with pytest.raises(CorruptionError, match="names a missing object"):
             queries.by_id(OffsetMsgId.parse("00" * 8 + f"{state.indexes[0].begin_phys:016x}"))
 
 

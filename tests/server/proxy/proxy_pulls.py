@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fetcher.access import open_access
-from fetcher.policy.hot_reader import HotReader
-from fetcher.policy.read_router import PolicyLine
+from fetcher.policy.broker_files import BrokerFiles
+from fetcher.policy.read_router import ReadRouter
 from server.backend.pull_handlers import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND, PullLimits
 from server.backend.served_archive import ServedArchive
 from server.groups.client_table import Subscription
@@ -55,7 +55,7 @@ class Scene:
     root: FileStore
     broker: ScriptedBroker
     archive: ServedArchive
-    line: PolicyLine
+    line: ReadRouter
     views: BrokerViews
     pulls: ProxyPulls
     context: PullContext
@@ -63,7 +63,7 @@ class Scene:
     lookups: MergedLookups
     upstream: RemotingUpstream
     subscriptions: Subscriptions
-    hot: HotReader | None
+    hot: BrokerFiles | None
     is_away: bool = False
 
     async def pull(
@@ -117,7 +117,7 @@ class Scene:
 
     def forget(self) -> None:
         """A second has gone by."""
-        self.views._known.forget(1 << 40)
+        self.views._known.evict(1 << 40)
         self.views._oldest = None
         if self.hot is not None:
             self.hot.expire()
@@ -125,8 +125,8 @@ class Scene:
     async def commit_archive(self, store: Path) -> None:
         """The uploader gets on."""
         await asyncio.to_thread(backfill, store, self.root)
-        self.archive._catalog._looked_s = -1e9
-        self.archive._catalog.look()
+        self.archive._catalog._refreshed_s = -1e9
+        self.archive._catalog.refresh_if_due()
         await asyncio.sleep(0.1)
 
     def break_archive(self, error: Exception) -> None:
@@ -163,8 +163,8 @@ async def beside_a_broker(
     )
     archive = ServedArchive(access)
     await archive.load()
-    hot = HotReader(open_broker_store(store.path)) if with_files else None
-    line = PolicyLine(access.catalog, ReadSettings(policy=policy), FILTER)
+    hot = BrokerFiles(open_broker_store(store.path)) if with_files else None
+    line = ReadRouter(access.catalog, ReadSettings(policy=policy), FILTER)
     views, subscriptions = BrokerViews(hot), Subscriptions()
     context = PullContext(archive, views, subscriptions)
     upstream = RemotingUpstream(broker.address, InflightLimit())

@@ -191,7 +191,7 @@ class World:
         """See KnownCatalog."""
         return self.versions[self.known]
 
-    def look(self) -> None:
+    def refresh_if_due(self) -> None:
         """See KnownCatalog."""
 
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, Residency
-from fetcher.rows.batch import GetStatus
-from fetcher.rows.queue_view import standing
-from server.backend.backend import Bounds, PullFound, PullStatus, PullWish
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from fetcher.rows.queue_view import status_at
+from server.backend.backend import Bounds
 from server.wire.codes import RequestCode as R
 from tests.server.proxy.simulated_broker import (
     FILE_BYTES,
@@ -39,7 +39,7 @@ class Inline(Executor):
 
 
 class PlayedFiles:
-    """As HotReader: directories are listed now and then."""
+    """As BrokerFiles: directories are listed now and then."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -50,7 +50,7 @@ class PlayedFiles:
             self._listed_s, self._listed = self._world.time_s, self._world.oldest
         return self._listed
 
-    def look(self, topic: str, queue_id: int, offset: int) -> LocalView:
+    def local_view(self, topic: str, queue_id: int, offset: int) -> LocalView:
         world, oldest = self._world, self._oldest()
         if not world.rows:
             return LocalView(BrokerSide.READABLE, oldest_phys=oldest)
@@ -159,22 +159,22 @@ class PlayedArchive:
     def __init__(self, world: World, *, is_filtered: bool) -> None:
         self._world, self._is_filtered = world, is_filtered
 
-    async def pull(self, wish: PullWish) -> PullFound:
+    async def pull(self, wish: PullRequest) -> PullResult:
         world = self._world
         await asyncio.sleep(0)
         world.tick()
         view, offset = world.state, wish.offset
         status, after = self._standing(view, offset)
-        if status is not GetStatus.FOUND and status is not GetStatus.OFFSET_TOO_SMALL:
+        if status is not PullStatus.FOUND and status is not PullStatus.OFFSET_TOO_SMALL:
             if not world.is_store_away:
                 world.known = len(world.versions) - 1
-            elif status is GetStatus.OFFSET_OVERFLOW_BADLY:
+            elif status is PullStatus.OFFSET_OVERFLOW_BADLY:
                 raise UnavailableError("the object store is away")
             view = world.state
             status, after = self._standing(view, offset)
         bounds = Bounds(view.low, view.high)
-        if status is not GetStatus.FOUND:
-            return PullFound(PullStatus[status.name], after, bounds)
+        if status is not PullStatus.FOUND:
+            return PullResult(status, after, *bounds)
         if world.is_store_away and world.rand.random() < 0.7:
             raise UnavailableError("the object store is away")
         at = begin = view.existing(offset)
@@ -187,14 +187,14 @@ class PlayedArchive:
         world.tick()
         if at == begin == offset:
             raise AssertionError(f"{offset} is in no run and in no gap")
-        status = GetStatus.FOUND if body else GetStatus.NO_MATCHED_MESSAGE
-        return PullFound(PullStatus[status.name], at, bounds, body, len(body))
+        status = PullStatus.FOUND if body else PullStatus.NO_MATCHED_MESSAGE
+        return PullResult(status, at, *bounds, body, len(body))
 
-    def _standing(self, view: Version, offset: int) -> tuple[GetStatus, int]:
+    def _standing(self, view: Version, offset: int) -> tuple[PullStatus, int]:
         if view.high == 0:
-            return GetStatus.NO_MATCHED_LOGIC_QUEUE, offset
+            return PullStatus.NO_MATCHED_LOGIC_QUEUE, offset
         bounds: Any = type("Bounds", (), {"min_offset": view.low, "max_offset": view.high})
-        return standing(bounds, offset)
+        return status_at(bounds, offset)
 
     async def changed(self, timeout_s: float) -> None:
         await asyncio.sleep(0)

@@ -8,7 +8,8 @@ import pytest
 
 from fetcher.policy.archived_queues import ArchivedQueue
 from fetcher.policy.read_policy import OffsetRange
-from server.backend.backend import Bounds, PullFound, PullStatus, PullWish
+from fetcher.rows.pull import PullRequest, PullResult, PullStatus
+from server.backend.backend import Bounds
 from server.wire.codes import RequestCode as R
 from server.wire.request import BadRequestError
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, SUBSCRIPTION, SUSPEND, Scene, run
@@ -22,11 +23,11 @@ def begin_late(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive has [BEGINS, ARCHIVED) only."""
     whole, bounds = scene.archive.pull, Bounds(BEGINS, ARCHIVED)
 
-    async def pull(wish: PullWish) -> PullFound:
+    async def pull(wish: PullRequest) -> PullResult:
         if wish.offset < BEGINS:
-            return PullFound(PullStatus.OFFSET_TOO_SMALL, BEGINS, bounds)
+            return PullResult(PullStatus.OFFSET_TOO_SMALL, BEGINS, *bounds)
         found = await whole(wish)
-        return PullFound(found.status, found.next_offset, bounds, found.body, found.records)
+        return PullResult(found.status, found.next_offset, *bounds, found.body, found.records)
 
     async def offset_by_time(topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
         return max(BEGINS, await by_time(topic, queue_id, store_ms, upper=upper))

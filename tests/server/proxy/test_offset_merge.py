@@ -11,34 +11,32 @@ from hypothesis import strategies as st
 
 from fetcher.policy.archived_queues import ArchivedQueue
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange, ReadPolicy, Residency, Source
-from fetcher.policy.read_router import PolicyLine
-from fetcher.rows.batch import GetStatus
+from fetcher.policy.read_router import ReadRouter
+from fetcher.rows.pull import PullResult, PullStatus
 from server.proxy.offset_merge import (
-    Judged,
-    Said,
-    is_leaving,
+    BrokerReply,
+    interpret,
+    is_expiring,
     joined_min,
-    judged,
     lower_by_time,
-    next_margin,
+    next_deletion_margin,
     reply_code,
 )
-from server.proxy.pull_sources import Answered
 from tests.kernels.record_builder import Message, encode, properties
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
 from tiered.settings.sections import ReadSettings
 
-S = GetStatus
+S = PullStatus
 
 
 def body(*offsets: int) -> memoryview:
     return memoryview(b"".join(encode(Message(b"t", 0, number, b"b"), 1000 * number) for number in offsets))
 
 
-def said(code: int, next_offset: int, data: memoryview | None = None, **fields: object) -> Said:
+def said(code: int, next_offset: int, data: memoryview | None = None, **fields: object) -> BrokerReply:
     values = {"remark": "", "min_offset": 0, "max_offset": 100} | fields
-    return Said(code, next_offset=next_offset, body=body() if data is None else data, **values)  # type: ignore[arg-type]
+    return BrokerReply(code, next_offset=next_offset, body=body() if data is None else data, **values)  # type: ignore[arg-type]
 
 
 # -- a broker's words -----------------------------------------------------------------------------------------
@@ -69,14 +67,13 @@ def said(code: int, next_offset: int, data: memoryview | None = None, **fields: 
     ],
 )
 def test_what_answers_mean(
-    answer: Said, has_all: bool, status: GetStatus, next_offset: int, records: int
+    answer: BrokerReply, has_all: bool, status: PullStatus, next_offset: int, records: int
 ) -> None:
     offset = 60 if answer.offset_delta else 10
-    found = judged(answer, offset, has_all=has_all)
+    found = interpret(answer, offset, has_all=has_all)
     assert (found.status, found.next_offset) == (status, next_offset)
-    assert (
-        found.body == body(*[10, 11, 14][:records] if records == 2 and next_offset == 12 else ()) or records
-    )
+    expected = body(*[10, 11, 14][:records] if records == 2 and next_offset == 12 else ())
+    assert b"".join(found.body) == expected or records
 
 
 @given(st.sets(st.integers(0, 40), min_size=1), st.integers(0, 40))
@@ -84,10 +81,10 @@ def test_what_is_believed_has_no_hole(kept: set[int], offset: int) -> None:
     """A broker that lost all but ``kept`` answers what it still finds, as if nothing had been there before."""
     found = sorted(number for number in kept if number >= offset)[:8]
     answer = said(0, found[-1] + 1, body(*found)) if found else said(20, 41)
-    meant: Judged = judged(answer, offset, has_all=True)
+    meant: PullResult = interpret(answer, offset, has_all=True)
     if meant.status is S.FOUND:
         passed = range(offset, meant.next_offset)
-        assert set(passed) <= kept and meant.body == body(*passed)
+        assert set(passed) <= kept and b"".join(meant.body) == body(*passed)
     else:
         assert meant.status is S.OFFSET_TOO_SMALL and offset not in kept
 
@@ -113,7 +110,7 @@ def test_what_is_believed_has_no_hole_between_batches(counts: list[int], data: s
     looked_at = [span for span in spans if span[0] + span[1] > offset][: data.draw(st.integers(1, 12))]
     kept = [span for span in looked_at if data.draw(st.booleans())]
     after = sum(looked_at[-1])
-    meant = judged(said(0 if kept else 20, after, batches(*kept)), offset, has_all=True)
+    meant = interpret(said(0 if kept else 20, after, batches(*kept)), offset, has_all=True)
     whole = 0
     while whole < len(kept) and kept[whole] == looked_at[whole]:
         whole += 1
@@ -121,12 +118,15 @@ def test_what_is_believed_has_no_hole_between_batches(counts: list[int], data: s
         assert meant.status is S.OFFSET_TOO_SMALL
     else:
         assert (meant.status, meant.next_offset) == (S.FOUND, sum(kept[whole - 1]))
-        assert meant.body == batches(*kept[:whole])
+        assert b"".join(meant.body) == batches(*kept[:whole])
 
 
 @given(st.binary(max_size=200), st.integers(0, 9))
 def test_bytes_that_are_no_records_harm_nobody(data: bytes, offset: int) -> None:
-    assert judged(said(0, 9, memoryview(data)), offset, has_all=True).status in (S.FOUND, S.OFFSET_TOO_SMALL)
+    assert interpret(said(0, 9, memoryview(data)), offset, has_all=True).status in (
+        S.FOUND,
+        S.OFFSET_TOO_SMALL,
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,23 +139,28 @@ def test_bytes_that_are_no_records_harm_nobody(data: bytes, offset: int) -> None
         (S.OFFSET_FOUND_NULL, None, None),
     ],
 )
-def test_codes(status: GetStatus, push: int | None, pull_api: int | None) -> None:
+def test_codes(status: PullStatus, push: int | None, pull_api: int | None) -> None:
     assert reply_code(status, is_pull_api=False) == push
     assert reply_code(status, is_pull_api=True) == pull_api
-    assert reply_code(status, is_pull_api=True, said=21, meant=S.NO_MATCHED_LOGIC_QUEUE) == pull_api
-    assert reply_code(status, is_pull_api=False, said=19, meant=status) == 19, "the archive changed nothing"
-    unproven = reply_code(status, is_pull_api=False, said=0, meant=status)
+    assert (
+        reply_code(status, is_pull_api=True, broker_code=21, broker_status=S.NO_MATCHED_LOGIC_QUEUE)
+        == pull_api
+    )
+    assert reply_code(status, is_pull_api=False, broker_code=19, broker_status=status) == 19, (
+        "the archive changed nothing"
+    )
+    unproven = reply_code(status, is_pull_api=False, broker_code=0, broker_status=status)
     assert unproven == push, "messages that are not passed on are not found"
 
 
 def test_margins_follow_the_last_deletions() -> None:
     margin = 0
     for step in (0, 300, 0, 200, 0):
-        margin = next_margin(margin, step)
+        margin = next_deletion_margin(margin, step)
     assert margin == 200
-    assert next_margin(200, 10) == 100
-    assert is_leaving(299, OffsetRange(100, 900), 200) and not is_leaving(300, OffsetRange(100, 900), 200)
-    assert not is_leaving(99, OffsetRange(100, 900), 200)
+    assert next_deletion_margin(200, 10) == 100
+    assert is_expiring(299, OffsetRange(100, 900), 200) and not is_expiring(300, OffsetRange(100, 900), 200)
+    assert not is_expiring(99, OffsetRange(100, 900), 200)
 
 
 def test_offsets_by_time_on_the_joined_line() -> None:
@@ -195,13 +200,13 @@ class World:
 
 @dataclass
 class WorldSides:
-    """See policy_line.Sides; broker answers as DefaultMessageStore gives them."""
+    """See read_router.Sources; broker answers as DefaultMessageStore gives them."""
 
     world: World
     offset: int
     has_broker: bool = True
 
-    async def look(self) -> LocalView:
+    async def local_view(self) -> LocalView:
         low, high = self.world.told or self.world.broker
         queue = OffsetRange(low, high)
         view = LocalView(BrokerSide.READABLE, queue, self.offset in queue, -1, 0, -1, self.offset < low + 3)
@@ -212,17 +217,17 @@ class WorldSides:
         self.world.tick()
         return Residency.COLD
 
-    async def read(self, source: Source, local: OffsetRange | None) -> Answered:
+    async def read(self, source: Source, local: OffsetRange | None) -> PullResult:
         world, offset = self.world, self.offset
         if source is Source.TIERED:
             if world.archive_fails:
                 raise UnavailableError("away")
             low, high = world.archived
             if world.gap is not None and world.gap[0] <= offset < world.gap[1]:
-                return Answered(S.NO_MATCHED_MESSAGE, world.gap[1], low, high)
+                return PullResult(S.NO_MATCHED_MESSAGE, world.gap[1], low, high)
             status, after = _edge(offset, low, high)
             end = min(high, offset + 4, *([world.gap[0]] if world.gap and offset < world.gap[0] else []))
-            return Answered(status, end if status is S.FOUND else after, low, high)
+            return PullResult(status, end if status is S.FOUND else after, low, high)
         world.tick()
         low, high = world.broker
         if offset < low:
@@ -235,11 +240,13 @@ class WorldSides:
             kept = range(max(offset, low), min(high, offset + 4))
             code, after = 0, kept[-1] + 1
         found = list(range(offset, after)) if code == 0 else []
-        meant = judged(said(code, after, body(*found), min_offset=low, max_offset=high), offset, has_all=True)
-        return Answered(meant.status, meant.next_offset, low, high)
+        meant = interpret(
+            said(code, after, body(*found), min_offset=low, max_offset=high), offset, has_all=True
+        )
+        return PullResult(meant.status, meant.next_offset, low, high)
 
 
-def _edge(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
+def _edge(offset: int, low: int, high: int) -> tuple[PullStatus, int]:
     if high <= 0:
         return S.NO_MESSAGE_IN_QUEUE, offset
     if offset < low:
@@ -254,7 +261,7 @@ class NoCatalog:
 
     state: CatalogState
 
-    def look(self) -> None:
+    def refresh_if_due(self) -> None:
         """Nothing."""
 
 
@@ -281,15 +288,15 @@ def worlds(draw: st.DrawFn) -> World:
 )
 def test_no_walk_passes_what_somebody_has(world: World, policy: ReadPolicy, is_pull_api: bool) -> None:
     async def walk() -> None:
-        line = PolicyLine(NoCatalog(), ReadSettings(policy=policy.value))
+        line = ReadRouter(NoCatalog(), ReadSettings(policy=policy.value))
         offset, at_rest = 0, 0
         for _ in range(120):
             sides = WorldSides(world, offset)
-            outcome = await line.follow(sides, await line.plan(sides, "t", 0, offset))
-            told, status = outcome.line.next_offset, outcome.line.status
-            meant = outcome.answer.status if outcome.answer is not None else None
-            code = reply_code(status, is_pull_api=is_pull_api, said=None, meant=meant)
-            if outcome.answer is None or code is None:
+            outcome = await line.pull(sides, await line.plan(sides, "t", 0, offset))
+            told, status = outcome.joined.next_offset, outcome.joined.status
+            meant = outcome.result.status if outcome.result is not None else None
+            code = reply_code(status, is_pull_api=is_pull_api, broker_code=None, broker_status=meant)
+            if outcome.result is None or code is None:
                 assert told == offset or code is None
                 at_rest += 1
                 world.told = None  # a second has gone by

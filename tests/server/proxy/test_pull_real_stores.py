@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fetcher.access import open_access
-from fetcher.policy.hot_reader import HotReader
-from fetcher.policy.read_router import PolicyLine
+from fetcher.policy.broker_files import BrokerFiles
+from fetcher.policy.read_router import ReadRouter
 from server.backend.pull_handlers import PullLimits
 from server.backend.served_archive import ServedArchive
 from server.proxy.broker_view import BrokerViews
@@ -83,9 +83,9 @@ async def consume(
     await broker.start()
     access = open_access(f"file://{archive}", cluster=CLUSTER, broker=BROKER, settings=Settings())
     served = ServedArchive(access)
-    hot = HotReader(open_broker_store(store)) if with_files else None
+    hot = BrokerFiles(open_broker_store(store)) if with_files else None
     context = PullContext(served, BrokerViews(hot), Subscriptions())
-    line = PolicyLine(access.catalog, ReadSettings(), FILTER)
+    line = ReadRouter(access.catalog, ReadSettings(), FILTER)
     pulls = ProxyPulls(line, context, PullLimits(hold_s_max=0.2))
     upstream = RemotingUpstream(broker.address, InflightLimit())
     consumed: dict[Queue, list[bytes]] = {}

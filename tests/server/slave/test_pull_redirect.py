@@ -34,7 +34,7 @@ ranges = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: Offs
 situations = st.builds(
     Situation, offset=st.integers(0, 60), is_system=st.booleans(), archived=st.none() | ranges,
     broker=st.sampled_from(BrokerSide), local=st.none() | ranges, is_local_record=st.booleans(),
-    is_archive_behind=st.booleans(), is_leaving=st.booleans(),
+    is_archive_behind=st.booleans(), is_expiring=st.booleans(),
 )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_nobody_is_sent_where_he_would_be_moved(
         return  # never ours
     assert situation.archived is None or situation.offset not in situation.archived
     assert not (situation.local is not None and situation.offset < situation.local.min_offset)
-    assert not (situation.local is not None and situation.is_leaving)
+    assert not (situation.local is not None and situation.is_expiring)
     assert not (situation.local is not None and situation.offset > situation.local.max_offset), "moved back"
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from server.backend.backend import Bounds
 from server.backend.pull_handlers import pull_response
 from server.proxy.inflight_limit import InflightLimit
 from server.proxy.proxy_handlers import Upstream
@@ -35,7 +34,7 @@ HEARTBEAT = {
 
 
 async def pulled(request: Request, upstream: Upstream) -> Response:
-    return pull_response(0, 5, Bounds(0, 9), "FOUND", (b"body",))
+    return pull_response(0, 5, 0, 9, "FOUND", (b"body",))
 
 
 @dataclass

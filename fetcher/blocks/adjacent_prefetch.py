@@ -48,7 +48,7 @@ class _Trail:
         return self.proofs >= PROOFS
 
 
-class Neighbours:
+class AdjacentPrefetch:
     """See the module. ``unread_bytes_max``: raw bytes nobody asked for and nobody has read, at most. Thread-safe."""
 
     def __init__(self, unread_bytes_max: int) -> None:
@@ -59,7 +59,7 @@ class Neighbours:
         self._unread_bytes = 0
 
     def __repr__(self) -> str:
-        return f"Neighbours({len(self._trails)} objects, {self._unread_bytes} bytes unread)"
+        return f"AdjacentPrefetch({len(self._trails)} objects, {self._unread_bytes} bytes unread)"
 
     @property
     def unread_bytes(self) -> int:

@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from fetcher.blocks.adjacent_prefetch import MOST_BYTES, PROOFS, RUN_BYTES_MAX, AdjacentPrefetch
 from fetcher.blocks.block_cache import BlockKey
-from fetcher.blocks.neighbours import MOST_BYTES, PROOFS, RUN_BYTES_MAX, Neighbours
-from fetcher.io.request_scheduler import Lane
+from fetcher.io.request_scheduler import Priority
 from tests.fetcher.reading_simulation import Consumer, Simulation
 from tests.fetcher.segments import Segment, segment
 from tests.fetcher.source_bench import SourceBench
@@ -45,7 +45,7 @@ def index() -> SegmentIndex:
     return SegmentIndex(key, len(content), content)
 
 
-def in_order(subject: Neighbours, count: int) -> list[range]:
+def in_order(subject: AdjacentPrefetch, count: int) -> list[range]:
     """Ask for ``count`` blocks, each behind what is there."""
     at, found = 0, []
     for _ in range(count):
@@ -55,7 +55,7 @@ def in_order(subject: Neighbours, count: int) -> list[range]:
 
 
 def test_nothing_comes_along_until_the_order_is_plain_and_then_twice_as_much_each_time() -> None:
-    found = in_order(Neighbours(1 << 30), PROOFS + 3)
+    found = in_order(AdjacentPrefetch(1 << 30), PROOFS + 3)
     sizes = [sum(index().blocks["stored_bytes"][blocks.start : blocks.stop].tolist()) for blocks in found]
     assert sizes[: PROOFS - 1] == [0] * (PROOFS - 1)
     assert 0 < sizes[PROOFS - 1] < sizes[PROOFS] < sizes[PROOFS + 1]
@@ -64,7 +64,7 @@ def test_nothing_comes_along_until_the_order_is_plain_and_then_twice_as_much_eac
 
 
 def test_reads_at_random_bring_nothing_along() -> None:
-    subject, rand = Neighbours(1 << 30), random.Random(3)
+    subject, rand = AdjacentPrefetch(1 << 30), random.Random(3)
     brought = sum(
         len(subject.behind(index(), 0, block, block))
         for block in (rand.randrange(len(index().blocks)) for _ in range(300))
@@ -76,11 +76,11 @@ def test_runs_of_ordinary_size_are_left_to_windows(monkeypatch: pytest.MonkeyPat
     large = index().runs.copy()
     large["byte_count"] = RUN_BYTES_MAX + 1
     monkeypatch.setattr(index(), "runs", large)
-    assert not any(map(len, in_order(Neighbours(1 << 30), 20)))
+    assert not any(map(len, in_order(AdjacentPrefetch(1 << 30), 20)))
 
 
 def test_what_nobody_has_read_yet_is_bounded_and_what_is_lost_makes_it_less() -> None:
-    subject = Neighbours(40 * KIB)
+    subject = AdjacentPrefetch(40 * KIB)
     keys: list[tuple[BlockKey, int]] = []
     at = 0
     for _ in range(40):
@@ -137,15 +137,15 @@ def test_blocks_that_never_came_are_not_waited_for() -> None:
             bench.reader.failures[len(bench.reader.gets)] = UnansweredError("no answer")
         run = int(np.searchsorted(opened._run_row, opened._block_row[at], side="right")) - 1
         with contextlib.suppress(UnansweredError):
-            bench.clock.run_one(bench.source.blocks_at(opened, run, [at], Lane.USER))
+            bench.clock.run_one(bench.source.blocks_at(opened, run, [at], Priority.USER))
         at += 1
-    neighbours = bench.source._neighbours
+    neighbours = bench.source._adjacent
     assert neighbours.unread_bytes <= neighbours.unread_bytes_max == 64 * KIB
     bench.reader.failures.clear()
     requests = len(bench.reader.gets)
     for number in range(at, at + 40):
         run = int(np.searchsorted(opened._run_row, opened._block_row[number], side="right")) - 1
-        bench.clock.run_one(bench.source.blocks_at(opened, run, [number], Lane.USER))
+        bench.clock.run_one(bench.source.blocks_at(opened, run, [number], Priority.USER))
     assert len(bench.reader.gets) - requests < 20
 
 
@@ -154,7 +154,7 @@ def test_without_memory_to_spare_only_what_was_asked_for_is_fetched() -> None:
     bench = SourceBench([item], memory_bytes=8 << 20)
     opened = bench.index(item.key)
     hog = bench.settings.memory_bytes - bench.budget.charged_bytes - 24 * KIB
-    assert bench.budget.try_charge(hog, Lane.USER)
+    assert bench.budget.try_charge(hog, Priority.USER)
     for number in range(12):
         assert bench.read(opened, number, number + 1) == bench.expected(opened, number, number + 1)
         assert bench.budget.charged_bytes <= bench.settings.memory_bytes

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from fetcher.io.waiting import run_sync
-from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.page_residency import PageResidency
-from fetcher.policy.policy_reader import PolicyReader
 from fetcher.policy.read_policy import ReadPolicy, Residency
-from fetcher.rows.batch import GetResult, GetStatus
+from fetcher.rows.pull import PullResult, PullStatus
 from tests.broker_store.unprivileged import run_unprivileged
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.end_to_end.offloading import FILTER, backfill
 from tests.fetcher.archive_backend import Backend
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
+from tests.fetcher.hot_reader import HotReader
+from tests.fetcher.policy_reader import PolicyReader
 from tests.fetcher.store_growth import grows
 from tiered.broker_store.residency import resident_bytes
 from tiered.broker_store.store import open_broker_store
@@ -30,7 +30,7 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
 from tiered.settings.sections import ReadSettings
 
-S = GetStatus
+S = PullStatus
 POLICIES = [policy.value for policy in ReadPolicy]
 BODY = b"x" * 900
 ARCHIVED, STORED = 300, 400
@@ -46,7 +46,7 @@ class Scene:
     hot: HotReader
     reader: PolicyReader
 
-    def pull(self, offset: int, *, topic: str = "t", count: int = 32) -> GetResult:
+    def pull(self, offset: int, *, topic: str = "t", count: int = 32) -> PullResult:
         result = run_sync(self.reader.get(topic, 0, offset, count=count, max_bytes=1 << 20))
         records = self.store.records.get((topic, 0), {})
         for number, record in zip(result.batch.queue_offsets.tolist(), result.batch.records(), strict=True):
@@ -76,7 +76,7 @@ class Scene:
 
     def served(self) -> tuple[int, int, int]:
         counters = self.reader.counters
-        return counters.local, counters.tiered, counters.held
+        return counters.local, counters.tiered, counters.retried
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_not_in_mem_is_not_in_disk_loudly_where_nobody_tells(
         assert scene.pull(0).max_offset == scene.pull(32).max_offset == STORED
     assert scene.reader.counters.residency_unknown == 2
     assert [
-        record.message for record in caplog.records if "NOT_IN_MEM is NOT_IN_DISK" in record.message
+        record.message for record in caplog.records if "NOT_IN_MEM acts as NOT_IN_DISK" in record.message
     ] != []
     assert len(caplog.records) == 1, "said once, counted every time"
 
@@ -237,7 +237,7 @@ def test_what_the_archive_does_not_have_yet_is_held_until_it_has(scene: Scene, p
         assert (result.min_offset, result.max_offset, len(result.batch)) == (0, STORED, 0)
     assert scene.pull(ARCHIVED - 1).next_offset == ARCHIVED
     assert scene.pull(minimum).status is S.FOUND
-    assert scene.reader.counters.held == 2
+    assert scene.reader.counters.retried == 2
     backfill(spare, scene.root)  # the uploader had them pinned
     assert scene.pull(ARCHIVED).next_offset == ARCHIVED + 32
 
@@ -292,7 +292,7 @@ def test_an_archive_that_fails_is_replaced_by_the_broker_where_it_can(
     scene.policy("FORCE")
     assert scene.pull(5).status is S.FOUND
     assert scene.reader.counters.fallbacks == {f"tiered {type(error).__name__}": 1}
-    assert "local answers instead of tiered" in caplog.text
+    assert "read from local instead of tiered" in caplog.text
     scene.expire(100)
     with pytest.raises(type(error), match=error.message):
         scene.pull(5)
@@ -310,7 +310,7 @@ def test_the_broker_is_read_while_the_object_store_is_away(scene: Scene) -> None
 
 
 def test_a_file_deleted_between_look_and_read_sends_to_the_archive(scene: Scene) -> None:
-    look = scene.hot.look
+    look = scene.hot.local_view
 
     def look_then_delete(topic: str, queue_id: int, offset: int) -> object:
         view = look(topic, queue_id, offset)
@@ -319,7 +319,7 @@ def test_a_file_deleted_between_look_and_read_sends_to_the_archive(scene: Scene)
         scene.hot._store.commit_log.close()
         return view
 
-    scene.hot.look = look_then_delete  # type: ignore[method-assign,assignment]
+    scene.hot.local_view = look_then_delete  # type: ignore[method-assign,assignment]
     assert scene.pull(10).max_offset == ARCHIVED
     assert scene.reader.counters.fallbacks == {"local RecordGoneError": 1}
     assert scene.pull(310).status is S.OFFSET_FOUND_NULL
@@ -536,4 +536,4 @@ def test_pulls_at_and_beyond_the_ends_are_answered_as_by_the_broker(
             answers += 1
         assert answers >= 10
         assert (reader.counters.tiered > 0) == (policy == "FORCE" or name in ("F", "G"))
-        assert reader.counters.held == 0
+        assert reader.counters.retried == 0

@@ -1,8 +1,4 @@
-"""Pulls answered by the archive and the broker's own files together: one continuous line of offsets.
-
-Owns how the two are read for read_router.py, which has the steps. Coroutines of the core (waiting.py); the broker's
-files are read by an executor, as a disk may be slow.
-"""
+"""The read router over the archive and the broker's own files, for tests."""
 
 from __future__ import annotations
 
@@ -15,11 +11,11 @@ import numpy as np
 
 from fetcher.io.waiting import Executor, InlineExecutor, Wait
 from fetcher.policy.archived_queues import KnownCatalog
-from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.read_policy import LocalView, OffsetRange, Residency, Source
-from fetcher.policy.read_router import PolicyLine, ReadCounters
-from fetcher.rows.batch import EMPTY_BATCH, GetResult
+from fetcher.policy.read_router import ReadCounters, ReadRouter
+from fetcher.rows.pull import PullResult
 from fetcher.rows.tag_filter import MessageFilter
+from tests.fetcher.hot_reader import HotReader
 from tiered.errors import NotFoundError
 from tiered.model.queue import TopicFilter
 from tiered.settings.sections import ReadSettings
@@ -40,7 +36,7 @@ class TieredReader(Protocol):
         max_bytes: int,
         filter: Any = None,
         group: str = "",
-    ) -> Coroutine[Any, Any, GetResult]:
+    ) -> Coroutine[Any, Any, PullResult]:
         """A pull from the archive alone."""
 
 
@@ -61,16 +57,16 @@ class PolicyReader:
         self._tiered = tiered
         self._hot = hot
         self._executor = executor or InlineExecutor()
-        self._line = PolicyLine(catalog, settings, topics)
+        self._router = ReadRouter(catalog, settings, topics)
 
     @property
     def counters(self) -> ReadCounters:
         """How pulls were answered so far."""
-        return self._line.counters
+        return self._router.counters
 
     def apply(self, settings: ReadSettings) -> None:
         """Put other policies in force from the next pull on. Callable from any thread."""
-        self._line.apply(settings)
+        self._router.apply(settings)
 
     async def get(
         self,
@@ -82,22 +78,14 @@ class PolicyReader:
         max_bytes: int,
         filter: MessageFilter | None = None,
         group: str = "",
-    ) -> GetResult:
+    ) -> PullResult:
         """A pull. OFFSET_FOUND_NULL means: ask the same offset again, its messages are neither here nor gone.
 
         Raises what reading the archive raises when the broker's files cannot answer instead.
         """
         sides = self._sides(topic, queue_id, offset, count, max_bytes, filter, group)
-        plan = await self._line.plan(sides, topic, queue_id, offset)
-        _, answer, line = await self._line.follow(sides, plan)
-        if answer is None:
-            return GetResult(line.status, EMPTY_BATCH, line.next_offset, line.min_offset, line.max_offset)
-        return answer._replace(
-            status=line.status,
-            next_offset=line.next_offset,
-            min_offset=line.min_offset,
-            max_offset=line.max_offset,
-        )
+        plan = await self._router.plan(sides, topic, queue_id, offset)
+        return (await self._router.pull(sides, plan)).joined
 
     async def min_offset(self, topic: str, queue_id: int) -> int:
         """The smaller minimum of both; 0 for a queue that neither has."""
@@ -110,7 +98,7 @@ class PolicyReader:
         return max((queue.max_offset for queue in (archived, local) if queue is not None), default=0)
 
     async def _bounds(self, topic: str, queue_id: int) -> tuple[OffsetRange | None, OffsetRange | None]:
-        situation = await self._line.situation(self._sides(topic, queue_id, 0), topic, queue_id, 0)
+        situation = await self._router.situation(self._sides(topic, queue_id, 0), topic, queue_id, 0)
         return situation.archived, situation.local
 
     def _sides(
@@ -130,7 +118,7 @@ class PolicyReader:
 
 @dataclass(frozen=True, slots=True)
 class _FileSides:
-    """One pull of the archive or of the broker's files; see policy_line.Sides."""
+    """One pull of the archive or of the broker's files; see read_router.Sides."""
 
     tiered: TieredReader
     hot: HotReader | None
@@ -147,9 +135,9 @@ class _FileSides:
     def has_broker(self) -> bool:
         return self.hot is not None
 
-    async def look(self) -> LocalView:
+    async def local_view(self) -> LocalView:
         assert self.hot is not None
-        return await self._locally(self.hot.look)
+        return await self._locally(self.hot.local_view)
 
     async def residency(self) -> Residency:
         assert self.hot is not None
@@ -160,7 +148,7 @@ class _FileSides:
         except NotFoundError:
             return Residency.COLD  # deleted since
 
-    async def read(self, source: Source, local: OffsetRange | None) -> GetResult:
+    async def read(self, source: Source, local: OffsetRange | None) -> PullResult:
         if source is Source.TIERED:
             result = await self.tiered.get(
                 self.topic,
@@ -182,11 +170,11 @@ class _FileSides:
         return await Wait(self.executor.submit(work, self.topic, self.queue_id, self.offset))
 
 
-def counted(result: GetResult, count: int) -> GetResult:
+def counted(result: PullResult, count: int) -> PullResult:
     """At most ``count`` messages, those of an inner batch counted each, as a broker does; but one record at least."""
     batch = result.batch
     if len(batch) <= 1 or int(batch.inner_num.sum()) <= count:
         return result
     rows = max(1, int(np.searchsorted(np.cumsum(batch.inner_num), count, side="right")))
     end = int(batch.queue_offsets[rows - 1]) + int(batch.inner_num[rows - 1])
-    return result._replace(batch=batch.taken(np.arange(rows)), next_offset=end)
+    return result._replace(batch=batch.select(np.arange(rows)), next_offset=end)

@@ -16,16 +16,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fetcher.policy.hot_pull import SCAN_UNITS_MAX, RecordGoneError
-from fetcher.policy.hot_reader import HotReader
 from fetcher.policy.local_records import checked_timestamp
 from fetcher.policy.read_policy import BrokerSide, LocalView, OffsetRange
-from fetcher.rows.batch import GetStatus
+from fetcher.rows.pull import PullStatus
 from fetcher.rows.tag_filter import TagFilter
 from fetcher.sql92.message_filter import Sql92Filter
 from tests.broker_store.lock_holder import HOLDER
 from tests.end_to_end.ground_truth import TRUTH_OF_ROUND, read_jsonl
 from tests.fetcher.broker_store_writer import FILE_BYTES, WrittenStore
+from tests.fetcher.hot_reader import SCAN_UNITS_MAX, HotReader, RecordGoneError
 from tests.fetcher.store_growth import grows
 from tests.kernels.record_builder import Message, encode
 from tiered.broker_store.residency import resident_bytes
@@ -33,7 +32,7 @@ from tiered.broker_store.store import open_broker_store
 from tiered.errors import UnavailableError
 from tiered.model.tables import Table
 
-S = GetStatus
+S = PullStatus
 
 
 @contextmanager
@@ -103,9 +102,9 @@ def test_every_message_is_read_as_the_broker_delivered_it(
 
 def test_the_dead_units_of_an_expired_store_are_not_served(real_store: Callable[[str], Path]) -> None:
     with reading(real_store("G") / "store") as reader:
-        view = reader.look("t_one", 0, 0)
+        view = reader.local_view("t_one", 0, 0)
         assert view.queue is not None and view.queue.min_offset == 600 and not view.is_record
-        assert reader.look("t_one", 0, 600).is_record
+        assert reader.local_view("t_one", 0, 600).is_record
         result = reader.get("t_one", 0, 599, count=1, max_bytes=100)
         assert (result.status, result.next_offset) == (S.OFFSET_TOO_SMALL, 600)
 
@@ -332,18 +331,18 @@ def test_a_live_broker_with_rocksdb_shows_nothing(real_store: Callable[[str], Pa
     try:
         assert holder.stdout is not None and holder.stdout.readline().strip() == "locked"
         with reading(store) as reader:
-            assert reader.look("t_one", 0, 0).side is BrokerSide.UNREADABLE
+            assert reader.local_view("t_one", 0, 0).side is BrokerSide.UNREADABLE
             with pytest.raises(UnavailableError, match="RocksDB"):
                 reader.get("t_one", 0, 0, count=1, max_bytes=1)
     finally:
         holder.communicate()
     with reading(store) as reader:
-        assert reader.look("t_one", 0, 0).queue == OffsetRange(0, 1350)
+        assert reader.local_view("t_one", 0, 0).queue == OffsetRange(0, 1350)
 
 
 def test_a_queue_nobody_has(written: WrittenStore) -> None:
     with reading(written.path) as reader:
-        assert reader.look("nobody", 0, 0) == LocalView(BrokerSide.READABLE)
+        assert reader.local_view("nobody", 0, 0) == LocalView(BrokerSide.READABLE)
         assert reader.get("nobody", 0, 5, count=1, max_bytes=1).status is S.NO_MATCHED_LOGIC_QUEUE
 
 
