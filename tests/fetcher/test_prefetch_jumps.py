@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fetcher.prefetch.prefetch_range import Pulled, WindowLimits
+from fetcher.prefetch.prefetch_range import PullProgress, WindowLimits
 from fetcher.prefetch.prefetch_window import PrefetchWindow
 
 BLOCK = 100
@@ -12,7 +12,7 @@ PLENTY = 1 << 40
 
 def read(subject: PrefetchWindow, offset: int, time_s: float = 0.0) -> None:
     """A pull of 50 offsets, answered in full; the reader holds them and no more."""
-    subject.pulled(Pulled(offset, offset + 50, offset + 50, BLOCK * 10, time_s))
+    subject.pulled(PullProgress(offset, offset + 50, offset + 50, BLOCK * 10, time_s))
 
 
 def sequential(size: int = 400) -> PrefetchWindow:
@@ -74,7 +74,7 @@ def test_a_jump_leaves_its_ranges_behind() -> None:
     read(subject, 9_000, 2.0)
     before = subject.fetched
     assert before == 9_050
-    assert (subject.unread_bytes, subject.stretches, subject.size) == (0, [], 50)
+    assert (subject.unread_bytes, subject.ranges, subject.size) == (0, [], 50)
     assert subject.ready(160) is None
     subject.finished(in_flight, 350, 1_000, 3.0)
     subject.failed(failing, 3.0)
