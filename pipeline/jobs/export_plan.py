@@ -113,9 +113,9 @@ def _refuse_superseded(archive: ObjectStore, state: CatalogState, last: ArchiveE
             kept = UNKNOWN_OFFSET if row is None else int(row["end_queue_offset"])
             if end > kept and state.row_of(QueueKey(topic, queue_id, generation)) is not None:
                 raise UsageError(
-                    f"{topic}/{queue_id} was exported to offset {end}, but the broker's log was replaced and "
-                    f"log line {history.number} took back what followed {max(kept, 0)}",
-                    hint="export into another place",
+                    f"{topic}/{queue_id} was exported to offset {end}, but the broker's log was replaced and its "
+                    f"messages after offset {max(kept, 0)} were taken back",
+                    hint="export to another target",
                 )
 
 

@@ -52,7 +52,7 @@ class GappedArchive:
         return load(self._store, version=version)
 
     def is_gone(self, key: str) -> bool:
-        """Whether the page at ``key`` is no more. Commits carry small ones, and stay."""
+        """Whether the page object at ``key`` was deleted. Small pages are embedded in commits, which stay."""
         return not key.startswith(CATALOG_PREFIX) and not list(self._store.list(object_of(key), limit=1))
 
     def put(self, queue: QueueKey, offsets: Sequence[int], lmq: Sequence[QueueKey] = ()) -> None:
@@ -88,7 +88,7 @@ class GappedArchive:
             self._builder.expire_first_run(queue)
 
     def age(self) -> None:
-        """Time passes: pages are spilled and merged, and what nobody names any more is deleted."""
+        """Write and merge pages, and delete unreferenced ones."""
         for _ in range(13):
             end = int(self.state.queue(OTHER)["end_queue_offset"])  # type: ignore[index]
             self.put(OTHER, [end])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class GrowingArchive:
-    """A copy of ``whole`` at ``root`` that shows its first ``shown`` commits, and more when told."""
+    """A copy of ``whole`` at ``root`` that shows its first ``shown`` commits, and more on request."""
 
     def __init__(self, whole: Path, root: Path, archive: str, shown: int) -> None:
         shutil.copytree(whole, root)

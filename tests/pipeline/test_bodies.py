@@ -1,4 +1,4 @@
-"""Bodies that do not decode, as a producer may send them, are null: the record is whole, and others follow it."""
+"""Bodies that do not decode, as a producer may send them, are null; later messages are read."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def test_they_are_null_in_every_mode_and_named_in_the_log(
     assert "t queue 0 offset 1" in caplog.text
 
 
-def test_an_export_goes_on(archive: Path, tmp_path: Path) -> None:
+def test_export_continues_after_them(archive: Path, tmp_path: Path) -> None:
     assert run(source(archive), tmp_path / "table").rows == 4

@@ -71,7 +71,7 @@ def test_failfast_names_object_and_range(damaged: tuple[Path, str, int, int]) ->
         rows_of(options_of(archive, Mode.FAILFAST))
 
 
-def test_permissive_skips_the_block_and_says_so(
+def test_permissive_skips_and_reports_the_block(
     damaged: tuple[Path, str, int, int], small_archive: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     archive, key, begin, end = damaged
@@ -83,7 +83,7 @@ def test_permissive_skips_the_block_and_says_so(
     assert f"{key}: block 1 [{begin}, {end})" in caplog.text
     whole = rows_of(options_of(small_archive, Mode.FAILFAST))
     kept = [row for row in rows if row[CORRUPT_RECORD] is None]
-    # The rows of one block are gone, and the light-queue rows that point into it.
+    # The rows of one block are gone, and the LMQ rows that point into it.
     lost = SegmentReader.open_unknown(FileStore(archive), key).index.blocks["rows"][1]
     places = {(row["topic"], row["queueId"], row["queueOffset"]) for row in kept}
     missing = [row for row in whole if (row["topic"], row["queueId"], row["queueOffset"]) not in places]
@@ -109,7 +109,7 @@ def test_a_damaged_tail_loses_the_object_only(damaged: tuple[Path, str, int, int
     assert len(rows) > 1000
 
 
-def test_an_object_that_is_missing_is_no_empty_answer(damaged: tuple[Path, str, int, int]) -> None:
+def test_a_missing_object_is_an_error(damaged: tuple[Path, str, int, int]) -> None:
     archive, key, _, _ = damaged
     (archive / key).unlink()
     with pytest.raises(CorruptionError, match=r"catalog version \d+ names what is not there"):
@@ -134,15 +134,15 @@ def test_a_broker_store_is_read_as_it_is_archived_stale_checksums_and_all(
     assert (victim["topic"], victim["queueId"], victim["queueOffset"]) in rows
 
 
-@pytest.mark.parametrize("way", ["pipeline.read", "spark.read"])
-def test_a_job_fails_with_the_range_or_goes_on(
+@pytest.mark.parametrize("way", ["read", "spark.read"])
+def test_a_job_fails_with_the_range_or_skips_it(
     spark: SparkSession, damaged: tuple[Path, str, int, int], small_archive: Path, way: str
 ) -> None:
     archive, key, begin, end = damaged
     columns = ["topic", "queueOffset", "bodyCRC"]
 
     def rows(root: Path, **options: str) -> int:
-        if way == "pipeline.read":
+        if way == "read":
             return read(spark, f"file://{root}", columns=columns, **options).count()
         reader = spark.read.format("rocketmq-tiered").options(columns=",".join(columns), **options)
         return reader.load(f"file://{root}").count()

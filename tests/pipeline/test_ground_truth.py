@@ -52,7 +52,7 @@ def test_every_field_of_every_message_equals_the_truth(
 def test_a_store_directory_reads_like_its_archive(name: str, real_store: Callable[[str], Path]) -> None:
     store = real_store(name)
     options = {"path": str(store / "store"), "source": "store", "broker": name, "batchBytes": "300000"}
-    # The log still holds earlier lives of recreated topics, at the same offsets.
+    # The log still holds earlier generations of recreated topics, at the same offsets.
     rows = rows_by_place(read_without_spark(options, EVERY_COLUMN), (*PLACE, "commitLogOffset"))
     truth = load_truth(store, name, FILTER)
     for (topic, queue_id), lines in truth.queues.items():
@@ -65,11 +65,11 @@ def test_a_store_directory_reads_like_its_archive(name: str, real_store: Callabl
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("way", ["pipeline.read", "spark.read"])
+@pytest.mark.parametrize("way", ["read", "spark.read"])
 def test_the_dataframe_of_all_stores_equals_the_truth(
     spark: SparkSession, all_archives: Path, real_store: Callable[[str], Path], way: str
 ) -> None:
-    if way == "pipeline.read":
+    if way == "read":
         frame = read(spark, f"file://{all_archives}", columns=SPARK_COLUMNS)
     else:
         reader = spark.read.format("rocketmq-tiered").option("columns", ",".join(SPARK_COLUMNS))

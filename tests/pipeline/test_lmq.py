@@ -1,4 +1,4 @@
-"""Light queues read from a broker's store directory are those that its consume queues have."""
+"""LMQs read from a broker's store directory equal those of its consume queues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.pipeline.plain_read import read_without_spark
 
 
 @pytest.mark.parametrize("name", ["L", "M", "N", "O"])
-def test_a_store_directory_shows_the_lmqs_its_broker_made(
+def test_lmqs_of_a_store_directory_equal_those_of_its_broker(
     name: str, real_store: Callable[[str], Path]
 ) -> None:
     directory = real_store(name)

@@ -46,7 +46,7 @@ def big_archive(root: Path, log_bytes: int) -> int:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_workers_stay_small_however_large_the_archive(spark: SparkSession, tmp_path: Path) -> None:
+def test_worker_memory_does_not_grow_with_the_archive(spark: SparkSession, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     messages = big_archive(archive, knob("SPARK_BYTES", 10 << 30))
     watch = WorkerWatch()

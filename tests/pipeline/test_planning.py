@@ -1,4 +1,4 @@
-"""Plans: the same version gives the same partitions, large runs are split, nothing is read twice or left out."""
+"""Plans: the same version gives the same partitions, large runs are split, no offset is read twice or missed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RUNS = st.lists(
 
 
 @given(RUNS, st.integers(1000, 5_000_000))
-def test_partitions_are_bounded_and_hold_every_offset_once(
+def test_partitions_are_bounded_and_contain_every_offset_once(
     runs: list[tuple[int, int, int, int]], partition_bytes: int
 ) -> None:
     table = np.zeros(len(runs), SLICE_DTYPE)
@@ -66,7 +66,7 @@ def test_partitions_are_bounded_and_hold_every_offset_once(
         assert all(one[1] == following[0] for one, following in pairwise(pieces))
 
 
-def test_a_version_is_planned_the_same_again_whatever_came_since(
+def test_a_version_has_the_same_plan_after_later_commits(
     real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
     archive_store(real_store("K") / "store", tmp_path / "one", "K")
@@ -86,9 +86,7 @@ def test_a_version_is_planned_the_same_again_whatever_came_since(
     assert 0 < rows < sum(int((part.table["end"] - part.table["begin"]).sum()) for part in every)
 
 
-def test_a_queue_that_holds_almost_everything_is_read_by_many_tasks(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_large_queue_is_read_by_many_tasks(spark: SparkSession, tmp_path: Path) -> None:
     """One queue of 30,000 messages beside others of a few: no task gets much more than any other."""
     store, archive = tmp_path / "store", tmp_path / "archive"
     write_store(store, StoreSpec(1, 1, 512), messages=30_000)
@@ -180,7 +178,7 @@ def test_lmqs_weigh_as_much_as_the_records_they_refer_to(tmp_path: Path) -> None
         assert len(heads) == 1
 
 
-def test_what_is_not_there_is_an_error_not_an_empty_table(small_archive: Path, tmp_path: Path) -> None:
+def test_missing_topics_archives_and_versions_are_errors(small_archive: Path, tmp_path: Path) -> None:
     options = parse_options({"path": f"file://{small_archive}", "topic": "no_such_topic"})
     with pytest.raises(NotFoundError, match="no topic no_such_topic"):
         plan(options, pinned_versions(options), Predicate(), is_header_only=True)

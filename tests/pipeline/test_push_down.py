@@ -148,7 +148,7 @@ def every_row(small_archive: Path) -> list[dict[str, Any]]:
 
 @settings(max_examples=40)
 @given(wanted=st.lists(filters(), min_size=1, max_size=4))
-def test_pushed_down_or_not_the_rows_are_the_same(
+def test_push_down_does_not_change_the_rows(
     small_archive: Path, every_row: list[dict[str, Any]], wanted: list[Filter]
 ) -> None:
     predicate, left = push_down(wanted)
@@ -159,7 +159,7 @@ def test_pushed_down_or_not_the_rows_are_the_same(
     assert sorted(found, key=order) == sorted(expected, key=order)
 
 
-def test_what_is_decided_exactly_is_not_asked_again() -> None:
+def test_exact_filters_are_not_returned_to_spark() -> None:
     exact = [
         IsNotNull(("queueId",)),
         EqualTo(("queueId",), 1),
@@ -239,7 +239,7 @@ def test_a_time_range_reads_little_more_than_its_messages(scanned: Callable[...,
     assert len({ref.key for part in parts for ref in part.objects}) < len({key for key, *_ in everything}) / 2
 
 
-def test_tags_choose_blocks_by_their_code(scanned: Callable[..., Any]) -> None:
+def test_tags_select_blocks_by_hash_code(scanned: Callable[..., Any]) -> None:
     everything, _, rows = scanned(Predicate(), with_records=True)
     reads, _, few = scanned(Predicate(tags=frozenset({"no such tag"})), with_records=True)
     assert few == 0 < rows
@@ -247,7 +247,7 @@ def test_tags_choose_blocks_by_their_code(scanned: Callable[..., Any]) -> None:
 
 
 def store_of_scheduled_messages(path: Path) -> Path:
-    """Messages that wait for their time, in a light queue too, as 4.9 and 5.0 dispatch them: units of both queues have
+    """Messages that wait for their time, in an LMQ too, as 4.9 and 5.0 dispatch them: units of both queues have
     the time as code."""
     store = WrittenStore(path)
     for offset in range(5):
@@ -262,7 +262,7 @@ def store_of_scheduled_messages(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("source", ["archive", "store"])
-def test_tags_are_no_codes_where_an_lmq_holds_scheduled_messages(source: str, tmp_path: Path) -> None:
+def test_tags_filter_an_lmq_with_scheduled_messages(source: str, tmp_path: Path) -> None:
     store = store_of_scheduled_messages(tmp_path / "store")
     everything = TopicFilter(include_system=True, cluster=CLUSTER, broker=BROKER)
     backfill(store, FileStore(tmp_path / "archive"), topic_filter=everything)
@@ -284,7 +284,7 @@ def test_tags_are_no_codes_where_an_lmq_holds_scheduled_messages(source: str, tm
     assert found == [(topic, n, "x") for topic in ("%LMQ%light", SCHEDULE_TOPIC) for n in range(5)]
 
 
-def test_spark_hands_filters_over_and_gets_the_same_rows(spark: SparkSession, small_archive: Path) -> None:
+def test_spark_pushes_filters_and_gets_the_same_rows(spark: SparkSession, small_archive: Path) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
     frame = read(spark, f"file://{small_archive}", columns=COLUMNS, pushFilters="true")
     where = "queueId in (1, 2) and queueOffset > 3 and tags = 'text' and topic like 't_s%'"
@@ -301,7 +301,7 @@ def test_spark_hands_filters_over_and_gets_the_same_rows(spark: SparkSession, sm
         spark.conf.set(setting, "true")
 
 
-def test_a_dataframe_used_again_is_whole_again(spark: SparkSession, small_archive: Path) -> None:
+def test_a_dataframe_used_again_is_not_filtered(spark: SparkSession, small_archive: Path) -> None:
     """Spark keeps what was pushed for one scan and applies it to every other scan of the DataFrame."""
     frame = read(spark, f"file://{small_archive}", columns=["queueOffset", "queueId"])
     everything = frame.count()

@@ -19,9 +19,7 @@ from tiered.errors import UsageError
     ("archives", "rows_min"),
     [("small_archive", 7_000), pytest.param("all_archives", 300_000, marks=pytest.mark.integration)],
 )
-def test_columns_said_to_be_never_null_never_are(
-    archives: str, rows_min: int, request: pytest.FixtureRequest
-) -> None:
+def test_not_null_columns_have_no_nulls(archives: str, rows_min: int, request: pytest.FixtureRequest) -> None:
     """Spark reads a null of such a column as whatever bytes are there: of ten real stores there is none."""
     path = request.getfixturevalue(archives)
     options = parse_options({"path": f"file://{path}", "batchBytes": "300000", "generation": "all"})

@@ -1,4 +1,4 @@
-"""The archive as a stream: every row once, in bounded batches, over restarts, from where it was asked to start."""
+"""The archive as a stream: every row once, in bounded batches, over restarts, from the chosen start."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_foreign_checkpoint_is_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=20), st.integers(0, 50_000))
-def test_shares_are_all_of_the_limit_and_never_more_than_there_is(available: list[int], limit: int) -> None:
+def test_shares_use_the_whole_limit_and_at_most_the_backlog(available: list[int], limit: int) -> None:
     shares = share(available, limit)
     assert all(0 <= mine <= there for mine, there in zip(shares, available, strict=True))
     assert sum(shares) == min(max(limit, 1), sum(available))
@@ -113,7 +113,7 @@ def test_every_row_once_while_the_archive_grows(
         assert count >= sum(row["storeSize"] for row in rows) / limit.max_bytes * 0.7
 
 
-def test_a_batch_that_is_run_again_is_the_same(small_archive: Path, tmp_path: Path) -> None:
+def test_a_repeated_batch_is_the_same(small_archive: Path, tmp_path: Path) -> None:
     growing = GrowingArchive(small_archive, tmp_path / "archive", ARCHIVE, shown=5)
     reader = stream_reader(growing.url)
     start = reader.initialOffset()
@@ -143,7 +143,7 @@ def test_starting_offsets(small_archive: Path) -> None:
     assert 0 < len(found) < len(everything)
 
 
-def test_available_now_ends_where_it_began_to_look(small_archive: Path, tmp_path: Path) -> None:
+def test_available_now_ends_at_the_newest_offset_of_its_start(small_archive: Path, tmp_path: Path) -> None:
     growing = GrowingArchive(small_archive, tmp_path / "archive", ARCHIVE, shown=5)
     reader = stream_reader(growing.url, maxrowspertrigger="1000")
     reader.prepareForTriggerAvailableNow()
@@ -154,7 +154,7 @@ def test_available_now_ends_where_it_began_to_look(small_archive: Path, tmp_path
     assert stream_reader(growing.url).latestOffset(end, ReadAllAvailable()) != end
 
 
-def test_expired_offsets_are_an_error_unless_told(small_archive: Path) -> None:
+def test_expired_offsets_are_an_error_unless_data_loss_is_allowed(small_archive: Path) -> None:
     reader = stream_reader(f"file://{small_archive}", topic="t_sizes")
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
@@ -185,7 +185,7 @@ class ReplacedLog:
         backfill(self._first.path, self._root)
 
     def replace(self, counts: dict[int, int]) -> None:
-        """The second log goes on, by queue."""
+        """The second log continues, by queue."""
         for queue_id, count in counts.items():
             self._put(self._second, queue_id, count)
         backfill(self._second.path, self._root, instance="second", replace_log=True)
@@ -198,7 +198,7 @@ class ReplacedLog:
 
 @pytest.mark.parametrize("limit", [ReadAllAvailable(), ReadMaxRows(7), ReadMaxBytes(9_000)])
 @pytest.mark.parametrize("steps", [[{0: 30, 1: 5}], [{0: 90, 1: 40}], [{0: 1}, {0: 10}, {0: 80, 1: 30}]])
-def test_a_replaced_log_is_an_error_unless_told_and_then_all_of_it_is_read(
+def test_a_replaced_log_is_an_error_or_read_in_full_if_data_loss_is_allowed(
     tmp_path: Path, limit: ReadLimit, steps: list[dict[int, int]]
 ) -> None:
     archive = ReplacedLog(tmp_path)
@@ -219,7 +219,7 @@ def test_a_replaced_log_is_an_error_unless_told_and_then_all_of_it_is_read(
         strict.partitions(reached, at)
 
 
-def test_a_batch_whose_objects_are_gone_with_a_replaced_log_is_not_read_from_the_new_one(
+def test_a_batch_of_a_replaced_log_is_not_read_from_the_new_log(
     tmp_path: Path,
 ) -> None:
     archive = ReplacedLog(tmp_path)
@@ -234,7 +234,7 @@ def test_a_batch_whose_objects_are_gone_with_a_replaced_log_is_not_read_from_the
         rows_of(reader, start, end)
 
 
-def test_store_directories_are_no_streams() -> None:
+def test_streams_of_store_directories_are_refused() -> None:
     with pytest.raises(UsageError, match="streams read archives only"):
         stream_reader("/somewhere", source="store")
     with pytest.raises(UsageError, match="streams do not take version"):

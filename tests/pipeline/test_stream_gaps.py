@@ -1,4 +1,4 @@
-"""What is filled into a gap behind a stream comes once; a batch is the same again when its version's pages are gone."""
+"""A stream reads messages that fill a passed gap once; a repeated batch is the same after its pages were deleted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def by_place(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=["all", "rows", "bytes"])
-def test_what_is_filled_in_behind_a_stream_comes_once(archive: GappedArchive, limit: ReadLimit) -> None:
+def test_messages_that_fill_a_passed_gap_are_read_once(archive: GappedArchive, limit: ReadLimit) -> None:
     reader = stream_reader(archive.url)
     batches, at = drained(reader, reader.initialOffset(), limit)
     assert offsets(batches) == [*range(10), *range(15, 25)]
@@ -55,7 +55,7 @@ def test_what_is_filled_in_behind_a_stream_comes_once(archive: GappedArchive, li
     assert reader.latestOffset(at, limit) == at
 
 
-def test_a_gap_that_is_filled_before_the_stream_has_passed_it_is_no_gap(archive: GappedArchive) -> None:
+def test_a_gap_filled_before_the_stream_passes_it_is_read_in_order(archive: GappedArchive) -> None:
     reader = stream_reader(archive.url, topic="one")
     start = reader.initialOffset()
     middle = json.loads(json.dumps(reader.latestOffset(start, ReadMaxRows(12))))
@@ -67,9 +67,7 @@ def test_a_gap_that_is_filled_before_the_stream_has_passed_it_is_no_gap(archive:
 
 
 @pytest.mark.parametrize("starting", ["latest", "timestamp"])
-def test_a_stream_that_began_later_does_not_read_what_lay_before(
-    archive: GappedArchive, starting: str
-) -> None:
+def test_a_stream_does_not_read_gaps_below_its_start(archive: GappedArchive, starting: str) -> None:
     given = {"startingoffsets": starting}
     if starting == "timestamp":
         given["startingtimestamp"] = "1800000000000"  # later than everything
@@ -85,7 +83,7 @@ def test_a_stream_that_began_later_does_not_read_what_lay_before(
     assert offsets(batches) == [27, 28, 29]
 
 
-def test_a_batch_is_the_same_again_after_days(archive: GappedArchive) -> None:
+def test_a_batch_repeated_after_days_is_the_same(archive: GappedArchive) -> None:
     """What its version names is merged and collected; what was filled in since belongs to the next batch."""
     archive.age()
     reader = stream_reader(archive.url)
@@ -104,7 +102,9 @@ def test_a_batch_is_the_same_again_after_days(archive: GappedArchive) -> None:
 
 
 @pytest.mark.parametrize("of_pages", [False, True])
-def test_what_expired_meanwhile_is_an_error_unless_told(archive: GappedArchive, of_pages: bool) -> None:
+def test_messages_expired_during_an_outage_are_an_error_unless_data_loss_is_allowed(
+    archive: GappedArchive, of_pages: bool
+) -> None:
     if of_pages:
         archive.age()
     reader = stream_reader(archive.url)
@@ -122,7 +122,7 @@ def test_what_expired_meanwhile_is_an_error_unless_told(archive: GappedArchive, 
 
 
 @pytest.mark.parametrize("rows", [11, 12, 14])
-def test_a_gap_that_leaves_with_the_messages_before_it_is_no_loss(archive: GappedArchive, rows: int) -> None:
+def test_a_gap_that_expires_with_earlier_messages_is_no_data_loss(archive: GappedArchive, rows: int) -> None:
     """A limited batch may end inside a gap, whose end is the queue's minimum once all before it has expired."""
     reader = stream_reader(archive.url, topic="one")
     start = reader.initialOffset()
@@ -133,7 +133,7 @@ def test_a_gap_that_leaves_with_the_messages_before_it_is_no_loss(archive: Gappe
     assert offsets(batches) == list(range(15, 25))
 
 
-def test_a_run_for_what_is_there_now_ends_at_once_where_nothing_is(tmp_path: Path) -> None:
+def test_available_now_ends_at_once_without_an_archive(tmp_path: Path) -> None:
     reader = stream_reader(f"file://{tmp_path / 'archive'}")
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
@@ -145,7 +145,7 @@ def test_a_run_for_what_is_there_now_ends_at_once_where_nothing_is(tmp_path: Pat
     assert offsets(batches) == list(range(10))
 
 
-def test_topics_that_are_left_out_from_now_on_stay_where_they_are(archive: GappedArchive) -> None:
+def test_topics_excluded_later_keep_their_offsets(archive: GappedArchive) -> None:
     reader = stream_reader(archive.url)
     _, at = drained(reader, reader.initialOffset(), ReadAllAvailable())
     archive.put(ONE, [25])
@@ -156,7 +156,7 @@ def test_topics_that_are_left_out_from_now_on_stay_where_they_are(archive: Gappe
     assert (offsets(batches), offsets(batches, "other")) == ([25], [])
 
 
-def test_an_archive_that_is_gone_or_another_one_is_an_error(archive: GappedArchive, tmp_path: Path) -> None:
+def test_a_missing_or_replaced_archive_is_an_error(archive: GappedArchive, tmp_path: Path) -> None:
     reader = stream_reader(archive.url)
     _, at = drained(reader, reader.initialOffset(), ReadAllAvailable())
     shutil.rmtree(tmp_path / "archive")
@@ -165,11 +165,11 @@ def test_an_archive_that_is_gone_or_another_one_is_an_error(archive: GappedArchi
     GappedArchive(tmp_path / "archive").put(ONE, range(3))
     with pytest.raises(NotFoundError, match="was replaced by another one"):
         stream_reader(archive.url).latestOffset(at, ReadAllAvailable())
-    other = stream_reader(archive.url, broker="other")  # this one is not asked for any more
+    other = stream_reader(archive.url, broker="other")  # this archive is no longer selected
     assert other.latestOffset(at, ReadAllAvailable()) == at
 
 
-def test_a_frame_of_an_old_version_is_whole_or_an_error(archive: GappedArchive) -> None:
+def test_a_dataframe_of_an_old_version_is_complete_or_an_error(archive: GappedArchive) -> None:
     archive.age()
     options = parse_options({"path": archive.url, "topic": "one"})
     versions = pinned_versions(options)
@@ -183,7 +183,7 @@ def test_a_frame_of_an_old_version_is_whole_or_an_error(archive: GappedArchive) 
         plan(options, versions, Predicate(), is_header_only=True)
 
 
-def test_lmqs_are_never_shorter_than_planned(archive: GappedArchive) -> None:
+def test_lmqs_are_read_as_planned_or_an_error(archive: GappedArchive) -> None:
     """Their messages are read through another queue, which may have expired between plan and read."""
     archive.put(ONE, range(25, 30), lmq=[LMQ])
     archive.put(ONE, range(30, 35), lmq=[LMQ])

@@ -36,7 +36,7 @@ def _middle(rows: list[Row]) -> tuple[int, int]:
     return times[len(times) // 3], times[len(times) // 2]
 
 
-def test_every_way_of_reading_has_the_same_messages(spark: SparkSession, small_archive: Path) -> None:
+def test_all_ways_of_reading_select_the_same_messages(spark: SparkSession, small_archive: Path) -> None:
     url = f"file://{small_archive}"
     every = _rows(read(spark, url, columns=COLUMNS))
     since, until = _middle(every)
@@ -68,18 +68,18 @@ def test_a_store_directory_too(spark: SparkSession, real_store: Callable[[str], 
     assert found == [row for row in every if since <= row[3] < until] != []
 
 
-def test_what_lies_outside_is_not_planned(small_archive: Path) -> None:
+def test_messages_outside_the_range_are_not_planned(small_archive: Path) -> None:
     before = parse_options({"path": f"file://{small_archive}", "until": "2001-01-01"})
     assert plan(before, pinned_versions(before), before.times, is_header_only=False) == []
 
 
-def test_where_they_would_be_misunderstood_they_are_refused(small_archive: Path, tmp_path: Path) -> None:
+def test_exports_and_streams_refuse_time_ranges(small_archive: Path, tmp_path: Path) -> None:
     dated = parse_options({"path": f"file://{small_archive}", "since": "2026-01-01"})
     with pytest.raises(UsageError, match="export does not take since"):
         export(None, dated, f"file://{tmp_path}")  # type: ignore[arg-type]
 
 
-def test_a_stream_says_how_it_begins_at_a_time(
+def test_a_stream_error_names_the_option_for_a_start_time(
     spark: SparkSession, small_archive: Path, tmp_path: Path
 ) -> None:
     stream = (
@@ -104,7 +104,9 @@ NAMES = st.none() | st.frozensets(st.sampled_from(["a", "b"]))
     st.builds(Predicate, NUMBERS, NAMES, NAMES),
     st.integers(0, 6),
 )
-def test_two_predicates_together_admit_what_both_do(one: Predicate, other: Predicate, value: int) -> None:
+def test_a_conjunction_admits_what_both_predicates_admit(
+    one: Predicate, other: Predicate, value: int
+) -> None:
     both = one.also(other)
     for name in ("queueId", "storeTimestamp"):
         assert both.allowed(name).admits(value) == (

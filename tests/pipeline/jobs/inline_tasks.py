@@ -20,7 +20,7 @@ class InlineTasks:
 
     @property
     def parallelism(self) -> int:
-        """As asked for."""
+        """See TaskRunner."""
         return self._parallelism
 
     def run(self, work: Callable[[T], R], tasks: Sequence[T], label: str) -> list[R]:

@@ -1,4 +1,4 @@
-"""Bulk back-fill: what it makes is what ``tiered backfill`` makes, whoever dies on the way."""
+"""A bulk backfill makes the same archive as ``tiered backfill``, even if driver or tasks are killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ RealStore = Callable[[str], Path]
 
 
 @pytest.mark.parametrize("name", sweep(["C", "F", "G", "K"], fast=["C", "K"], rest="integration"))
-def test_the_archive_is_the_one_that_backfill_makes(name: str, real_store: RealStore, tmp_path: Path) -> None:
+def test_archive_equals_that_of_a_single_process_backfill(
+    name: str, real_store: RealStore, tmp_path: Path
+) -> None:
     directory = real_store(name)
     report = run(directory / "store", tmp_path / "bulk")
     single = backfill_alone(directory / "store", FileStore(tmp_path / "single"))
@@ -64,10 +66,10 @@ def test_the_archive_is_the_one_that_backfill_makes(name: str, real_store: RealS
 
 @pytest.mark.parametrize("batch_bytes", [SMALL.batch_bytes, 256])
 @pytest.mark.parametrize("name", ["L", "M", "N"])
-def test_lmqs_are_those_that_backfill_makes(
+def test_lmqs_equal_those_of_a_single_process_backfill(
     name: str, batch_bytes: int, real_store: RealStore, tmp_path: Path
 ) -> None:
-    """Though no cycle knows where its queues ended before."""
+    """Although cycles are scanned without the previous ends of their queues."""
     store, topics = real_store(name) / "store", TopicFilter(include_system=True)
     settings = replace(SMALL, batch_bytes=batch_bytes)
     run(store, tmp_path / "bulk", options=BackfillOptions(settings=settings, topics=topics))
@@ -76,9 +78,7 @@ def test_lmqs_are_those_that_backfill_makes(
     assert verify_archive(own_archive(tmp_path / "bulk"), full=True).anomalies == []
 
 
-def test_a_record_with_a_stale_checksum_is_no_damage_here_either(
-    real_store: RealStore, tmp_path: Path
-) -> None:
+def test_record_with_a_stale_checksum_is_no_damage(real_store: RealStore, tmp_path: Path) -> None:
     copy_with_stale_checksum(real_store("B"), tmp_path / "store")
     report = run(tmp_path / "store", tmp_path / "bulk")
     assert report.damaged == 0
@@ -100,9 +100,7 @@ def copy_with_flips(
     return store, lines[0]["topic"]
 
 
-def test_records_that_their_consume_queue_has_elsewhere_are_damage_here_too(
-    real_store: RealStore, tmp_path: Path
-) -> None:
+def test_records_that_consume_queues_contradict_are_damage(real_store: RealStore, tmp_path: Path) -> None:
     store, _ = copy_with_flips(real_store, tmp_path, [(20, QUEUE_ID[0] + 3), (50, QUEUE_OFFSET[0] + 7)])
     report = run(store, tmp_path / "bulk")
     backfill_alone(store, FileStore(tmp_path / "single"))
@@ -110,10 +108,8 @@ def test_records_that_their_consume_queue_has_elsewhere_are_damage_here_too(
     assert truth_of(tmp_path / "bulk") == truth_of(tmp_path / "single")
 
 
-def test_records_left_out_are_the_same_where_topics_are_not_archived(
-    real_store: RealStore, tmp_path: Path
-) -> None:
-    """The first rows of a queue are scanned before the filter is asked: a scan that has asked before has fewer rows."""
+def test_excluded_records_are_the_same_with_a_topic_filter(real_store: RealStore, tmp_path: Path) -> None:
+    """A scan has the first rows of each queue before the topic filter decides, so row numbers differ between scans."""
     flips = [(percent, QUEUE_ID[0] + 3) for percent in (20, 50, 80)]
     store, topic = copy_with_flips(real_store, tmp_path, flips)
     topics = TopicFilter(include=(topic,))
@@ -124,7 +120,7 @@ def test_records_left_out_are_the_same_where_topics_are_not_archived(
     assert verify_archive(own_archive(tmp_path / "bulk"), full=True).anomalies == []
 
 
-def test_a_broker_that_is_started_meanwhile_ends_it(real_store: RealStore, tmp_path: Path) -> None:
+def test_a_broker_started_during_the_backfill_ends_it(real_store: RealStore, tmp_path: Path) -> None:
     with (
         halved_log(real_store("A"), tmp_path / "store") as (broker, end_phys),
         pytest.raises(UnavailableError, match="a broker was started"),
@@ -137,7 +133,9 @@ def test_a_broker_that_is_started_meanwhile_ends_it(real_store: RealStore, tmp_p
     assert load(own_archive(tmp_path / "bulk")).cursor.phys <= end_phys
 
 
-def test_cycles_are_put_out_of_order_and_committed_in_order(real_store: RealStore, tmp_path: Path) -> None:
+def test_cycles_are_uploaded_out_of_order_and_committed_in_order(
+    real_store: RealStore, tmp_path: Path
+) -> None:
     seen: list[tuple[str, int]] = []
 
     def note(task: object) -> None:
@@ -152,10 +150,10 @@ def test_cycles_are_put_out_of_order_and_committed_in_order(real_store: RealStor
 
 
 @pytest.mark.parametrize("dies_at", sweep([0, 1, 4, 7], fast=[1, 7]))
-def test_a_driver_that_dies_anywhere_is_continued(
+def test_backfill_continues_after_the_driver_is_killed_anywhere(
     dies_at: int, real_store: RealStore, tmp_path: Path
 ) -> None:
-    """An exception that nobody catches is to the archive what kill -9 is: nothing is released or cleaned up."""
+    """To the archive, an uncaught exception equals kill -9: nothing is released or cleaned up."""
     left = [dies_at]
 
     def die(task: object) -> None:
@@ -176,10 +174,10 @@ def test_a_driver_that_dies_anywhere_is_continued(
     assert all(epoch < load(own_archive(tmp_path / "bulk")).epoch for epoch in epochs), "garbage GC finds"
 
 
-def test_a_task_run_twice_puts_nothing_under_a_name_that_is_taken(
+def test_a_repeated_task_uses_new_keys(
     real_store: RealStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark repeats a task that died after its PUT: the second attempt has keys of its own."""
+    """Spark repeats a task that died after its PUT."""
     numbers = iter(range(0, 10**9, 1000))
     monkeypatch.setattr("pipeline.jobs.backfill_cycles.attempt_number", lambda: next(numbers))
 
@@ -196,7 +194,9 @@ def test_a_task_run_twice_puts_nothing_under_a_name_that_is_taken(
     assert len(found.leftovers) > 5
 
 
-def test_a_writer_whose_epoch_is_current_is_not_fenced(real_store: RealStore, tmp_path: Path) -> None:
+def test_a_writer_that_has_not_released_its_epoch_is_not_fenced(
+    real_store: RealStore, tmp_path: Path
+) -> None:
     archive = own_archive(tmp_path)
     sidecar = CatalogWriter(
         archive, cluster=CLUSTER, broker=BROKER, instance="sidecar", kind="run", clock_ms=lambda: 1
@@ -208,9 +208,7 @@ def test_a_writer_whose_epoch_is_current_is_not_fenced(real_store: RealStore, tm
     assert [info.key for info in archive.list("")] == before, "not one object was put"
 
 
-def test_an_offload_that_is_fenced_stops_and_its_data_stays_invisible(
-    real_store: RealStore, tmp_path: Path
-) -> None:
+def test_a_fenced_backfill_stops_and_its_data_stays_invisible(real_store: RealStore, tmp_path: Path) -> None:
     store = real_store("B") / "store"
     puts = []
 
@@ -232,7 +230,7 @@ def test_an_offload_that_is_fenced_stops_and_its_data_stays_invisible(
     assert verify_archive(own_archive(tmp_path), full=True).anomalies == []
 
 
-def test_damage_and_a_missing_file_become_the_gaps_that_backfill_records(
+def test_damage_and_a_missing_file_become_the_same_gaps_as_in_a_single_process_backfill(
     real_store: RealStore, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
@@ -256,8 +254,8 @@ def test_damage_and_a_missing_file_become_the_gaps_that_backfill_records(
         assert [gap[1:] for gap in gaps] == [gap[1:] for gap in one["gaps"][queue]]
 
 
-def test_a_cycle_that_ends_with_a_damaged_size_is_read_alike_both_times(tmp_path: Path) -> None:
-    """The size reaches above the cycle's end: no more of the record comes, and what disproves it stands behind."""
+def test_scan_and_upload_agree_on_a_cycle_that_ends_with_a_damaged_size(tmp_path: Path) -> None:
+    """The damaged size reaches beyond the cycle, and only later bytes disprove it."""
     store, settings = tmp_path / "store", replace(SMALL, batch_bytes=1000)
     bodies = [b"a", b"b" * 200, b"c" * 3000, b"d"]
     data, units = b"", b""
@@ -286,10 +284,10 @@ def write_log_file(store: Path, number: int, messages: Sequence[tuple[str, int]]
 
 @pytest.mark.parametrize("first_is_bulk", [True, False])
 @pytest.mark.parametrize("second_is_bulk", [True, False])
-def test_why_messages_are_missing_is_known_to_who_goes_on(
+def test_a_later_backfill_records_the_reason_of_missing_messages(
     first_is_bulk: bool, second_is_bulk: bool, tmp_path: Path
 ) -> None:
-    """A queue whose records were in a file that is missing goes on in what was written since."""
+    """A queue has records in a missing file and in a later one."""
     store = tmp_path / "store"
     (store / "consumequeue").mkdir(parents=True)
 
@@ -311,10 +309,8 @@ def test_why_messages_are_missing_is_known_to_who_goes_on(
     assert GapReason(int(gap["reason"])) is GapReason.BROKER_DELETED
 
 
-def test_what_the_broker_wrote_since_is_added_to_the_same_queues(
-    real_store: RealStore, tmp_path: Path
-) -> None:
-    """The store of yesterday: some of its files. Then all of them."""
+def test_later_messages_are_added_to_the_same_queues(real_store: RealStore, tmp_path: Path) -> None:
+    """First some files of the store, then all."""
     store = tmp_path / "store"
     shutil.copytree(real_store("A") / "store", store)
     for file in sorted((store / "commitlog").iterdir())[3:]:
@@ -327,7 +323,7 @@ def test_what_the_broker_wrote_since_is_added_to_the_same_queues(
 
 
 @pytest.mark.parametrize("first_is_bulk", [True, False])
-def test_a_copy_without_its_tables_leaves_those_that_are_archived(
+def test_a_copy_without_tables_keeps_the_archived_tables(
     first_is_bulk: bool, real_store: RealStore, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
@@ -346,7 +342,7 @@ def test_a_copy_without_its_tables_leaves_those_that_are_archived(
     assert load(own_archive(tmp_path / "bulk")).state_objects == tables
 
 
-def test_a_log_that_changes_while_it_is_read_is_an_error_and_nothing_of_it_is_committed(
+def test_a_log_that_changes_during_the_backfill_is_an_error_and_not_committed(
     real_store: RealStore, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
@@ -395,7 +391,7 @@ def test_several_stores_at_a_time(real_store: RealStore, tmp_path: Path) -> None
         assert verify_archive(archive).counts["rows"] == report.messages
 
 
-def test_an_older_copy_of_what_is_archived_takes_nothing_out(tmp_path: Path) -> None:
+def test_an_older_copy_of_the_store_removes_nothing(tmp_path: Path) -> None:
     spec = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
     for name, messages in (("now", 8_000), ("copy", 3_000)):
         write_store(tmp_path / name, spec, messages=messages)

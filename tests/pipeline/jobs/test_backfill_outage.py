@@ -1,4 +1,4 @@
-"""A bulk back-fill gives up on a store that takes nothing, shows that it is alive, and fails for its own store only."""
+"""A bulk backfill ends after an outage, commits heartbeats, and cancels only tasks of its own store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMPATIENT = replace(OPTIONS, outage_limit_s=0.5)
 
 
 class Refusing(FileStore):
-    """Takes ``admitted`` objects below ``folder``, then no more of them."""
+    """Accepts ``admitted`` objects below ``folder``, then refuses them."""
 
     folder = "/catalog/"
     admitted = 0
@@ -64,7 +64,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     "folder,admitted",
     [("/catalog/", 0), ("/catalog/", 1), ("/catalog/", 4), ("/catalog/", -1), ("/sets/", 0), ("/sets/", 1)],
 )
-def test_a_store_that_takes_no_more_is_given_up_and_the_same_command_goes_on(
+def test_backfill_ends_when_the_store_refuses_writes_and_continues_later(
     folder: str, admitted: int, refuse: Callable[[str, int], None], real_store: RealStore, tmp_path: Path
 ) -> None:
     store = real_store("B") / "store"
@@ -83,7 +83,7 @@ def test_a_store_that_takes_no_more_is_given_up_and_the_same_command_goes_on(
 
 
 @pytest.mark.timeout(120)
-def test_a_writer_that_waits_for_tasks_is_seen_to_be_alive(
+def test_heartbeats_are_committed_while_tasks_run(
     monkeypatch: pytest.MonkeyPatch, real_store: RealStore, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(backfill_driver, "HEARTBEAT_S", 0.05)
@@ -106,7 +106,7 @@ def test_a_writer_that_waits_for_tasks_is_seen_to_be_alive(
 
 
 @pytest.mark.timeout(120)
-def test_what_fails_for_one_store_ends_no_task_of_another(
+def test_a_failure_of_one_store_cancels_no_task_of_another(
     monkeypatch: pytest.MonkeyPatch, real_store: RealStore, tmp_path: Path
 ) -> None:
     cancelled = threading.Event()

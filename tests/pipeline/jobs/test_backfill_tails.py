@@ -64,11 +64,11 @@ def test_moves_compose_to_what_planning_in_order_gives(
         every = np.arange(len(table))
         for i in every:
             is_lmq = table.topic(int(i)).startswith("%LMQ%")
-            kept = [0, 2, 3] if is_lmq else [0, 1, 2, 3]  # light queues have no bytes to count
+            kept = [0, 2, 3] if is_lmq else [0, 1, 2, 3]  # LMQs have no bytes
             assert composed.of(every)[i][kept].tolist() == in_order.of(every)[i][kept].tolist()
 
 
-def test_an_unknown_queue_begins_anywhere_and_a_lower_offset_begins_a_life() -> None:
+def test_an_unknown_queue_starts_anywhere_and_a_lower_offset_starts_a_generation() -> None:
     moves = np.array([[5, 9, 400, 7000, 0]])
     assert advance(np.array([[UNKNOWN, 0, 0, 0]]), moves).tolist() == [[9, 400, 7000, 0]]
     assert advance(np.array([[5, 100, 600, 2]]), moves).tolist() == [[9, 500, 7000, 2]]

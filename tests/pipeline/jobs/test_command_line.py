@@ -1,4 +1,4 @@
-"""The command line of the jobs before Spark starts: what is wrong usage, in one line, and how progress is said."""
+"""The command line before Spark starts: wrong usage as one line, and progress."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chosen(*arguments: str) -> SourceOptions:
     return source_of(options, options.url, settings_of(options).object_store)
 
 
-def test_flags_and_options_become_those_of_the_data_source() -> None:
+def test_flags_become_options_of_the_data_source() -> None:
     found = chosen(
         "--endpoint-url", "http://127.0.0.1:9000", "--region", "eu-west-1", "--topic", "a,b*", "--permissive",
         "--generation", "all", "--option", "batchbytes=100000", "--option", "addressingStyle=path",
@@ -47,7 +47,7 @@ def test_flags_and_options_become_those_of_the_data_source() -> None:
     assert chosen("--option", "mode=PERMISSIVE", "--partition-bytes", "1048576").mode is Mode.PERMISSIVE
 
 
-def test_every_verb_reaches_stores_that_are_not_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_verb_accepts_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIERED_CONFIG", raising=False)
     places = {"backfill": ["/store", URL], "export": [URL, URL], "diff": [URL, "/store"]}
     for verb in VERBS:
@@ -94,9 +94,7 @@ def test_wrong_usage_is_one_line_and_starts_no_spark(
     "arguments",
     [["search", URL, "--limit", "-1"], ["diff", URL, "/store", "--limit", "x"], ["nonsense"], []],
 )
-def test_arguments_that_cannot_be_meant_are_wrong_usage(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_arguments_are_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
@@ -113,14 +111,14 @@ def test_arguments_that_cannot_be_meant_are_wrong_usage(
         ("[TASK_FAILED] lost. SQLSTATE: 58030", None),
     ],
 )  # fmt: skip
-def test_what_only_rows_show_to_be_wrong_is_the_question_s_fault(text: str, said: str | None) -> None:
+def test_errors_of_query_values_are_usage_errors(text: str, said: str | None) -> None:
     found = fault_of_the_question(RuntimeError(text))
     assert (found and found.message) == said
 
 
 @dataclass
 class Tracker:
-    """Spark's, with one stage that goes on by one task whenever it is asked."""
+    """Spark's status tracker: each request finishes one more task of the only stage."""
 
     enough: threading.Event
     done: int = 0

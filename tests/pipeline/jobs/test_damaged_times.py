@@ -1,4 +1,4 @@
-"""Store timestamps are in no checksum of most records: whatever number damage makes of one, every job goes on."""
+"""Jobs work with any damaged store timestamp: most records have no checksum over it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
-def test_an_export_has_them_on_the_first_and_the_last_day_there_is(archive: Path, tmp_path: Path) -> None:
+def test_export_clips_them_to_the_first_and_last_day(archive: Path, tmp_path: Path) -> None:
     assert run(source(archive), tmp_path / "table").rows == len(STAMPS_MS)
     assert set(exported(tmp_path / "table").values()) == {1}
     days = {directory.name for directory in (tmp_path / "table" / "topic=t").iterdir()}

@@ -1,4 +1,4 @@
-"""How Hadoop's file system is told to reach a bucket, and where no table may be."""
+"""Hadoop's settings for a bucket, and refused targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiered.object_store.store_options import S3Credentials, StoreOptions
 from tiered.settings.sections import ObjectStoreSettings
 
 
-def test_a_bucket_is_reached_as_our_own_store_reaches_it() -> None:
+def test_hadoop_settings_follow_those_of_our_own_store() -> None:
     minio = ObjectStoreSettings(endpoint_url="http://127.0.0.1:9000", region="here")
     given = s3a_settings(StoreOptions(minio, S3Credentials("key", "secret")))
     assert given == {
@@ -42,7 +42,7 @@ def test_only_a_bucket_needs_hadoop_s3() -> None:
 
 
 @pytest.mark.parametrize("format", [PARQUET, DELTA])
-def test_no_table_in_the_archive_nor_where_nobody_reads_it(tmp_path: Path, format: str) -> None:
+def test_targets_inside_the_archive_or_in_memory_are_refused(tmp_path: Path, format: str) -> None:
     archive = source(tmp_path / "archive")
     for target in (archive.path, f"{archive.path}/table", f"{archive.path}//x/../table"):
         with pytest.raises(UsageError, match="is inside the archive"):

@@ -1,4 +1,4 @@
-"""Exports hold every message once: whatever dies, whoever runs twice, however the archive grows."""
+"""Exports have every message once, with kills, repeated tasks, concurrent exports and a growing archive."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_message_is_exported_once_and_a_second_call_adds_nothing(
     assert (again.batches, again.rows) == (0, 0)
 
 
-def test_files_lie_by_topic_and_day_and_hold_the_columns_asked_for(
+def test_files_are_partitioned_by_topic_and_day_with_the_selected_columns(
     real_store: RealStore, tmp_path: Path
 ) -> None:
     backfill(real_store("K") / "store", FileStore(tmp_path / "archive"))
@@ -81,7 +81,7 @@ def test_files_lie_by_topic_and_day_and_hold_the_columns_asked_for(
     assert partition_directory("a:b%c", 20_000) == "topic=a%3Ab%25c/date=2024-10-04"
 
 
-def test_what_was_archived_since_is_added(grown: tuple[Path, Path], tmp_path: Path) -> None:
+def test_later_messages_are_added(grown: tuple[Path, Path], tmp_path: Path) -> None:
     early, late = grown
     shutil.copytree(early, tmp_path / "archive")
     first = run(source(tmp_path / "archive"), tmp_path / "table")
@@ -99,7 +99,7 @@ def test_what_was_archived_since_is_added(grown: tuple[Path, Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("dies_at", sweep([0, 1, 3], fast=[1]))
-def test_an_export_that_dies_is_finished_by_the_next_though_the_archive_grew(
+def test_the_next_export_finishes_a_killed_one_after_the_archive_grew(
     dies_at: int, grown: tuple[Path, Path], tmp_path: Path
 ) -> None:
     early, late = grown
@@ -123,7 +123,7 @@ def test_an_export_that_dies_is_finished_by_the_next_though_the_archive_grew(
     assert exported(tmp_path / "whole") - rows == Counter()
 
 
-def test_a_task_that_died_after_its_files_writes_the_same_ones_again(
+def test_a_repeated_task_writes_the_same_files(
     grown: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also two exports at a time: parts are written twice, and change nothing."""
@@ -178,7 +178,7 @@ def _cursor_at(archive: PrefixedStore, version: int) -> int:
 
 
 @pytest.mark.parametrize("is_same_log", [True, False], ids=["recreated topic", "another disk"])
-def test_the_rest_of_a_queue_that_was_begun_is_exported_though_it_is_hidden_now(
+def test_the_rest_of_a_partly_exported_queue_is_exported_after_it_was_hidden(
     tmp_path: Path, is_same_log: bool
 ) -> None:
     def put(store: WrittenStore, count: int) -> None:
@@ -196,7 +196,7 @@ def test_the_rest_of_a_queue_that_was_begun_is_exported_though_it_is_hidden_now(
     put(first, 50)
     assert run(source(tmp_path / "archive"), tmp_path / "table").rows == 50
     put(first, 30)
-    if is_same_log:  # deleted and created again: offsets begin at 0, the log goes on
+    if is_same_log:  # deleted and created again: offsets begin at 0, the log continues
         first.records.clear()
         shutil.rmtree(first.path / "consumequeue" / "t")
         put(first, 20)
@@ -209,7 +209,7 @@ def test_the_rest_of_a_queue_that_was_begun_is_exported_though_it_is_hidden_now(
     assert run(source(tmp_path / "archive"), tmp_path / "table").batches == 0
 
 
-def test_choices_are_kept_and_unknown_topics_refused(real_store: RealStore, tmp_path: Path) -> None:
+def test_changed_choices_and_unknown_topics_are_refused(real_store: RealStore, tmp_path: Path) -> None:
     backfill(real_store("K") / "store", FileStore(tmp_path / "archive"))
     run(source(tmp_path / "archive", topics=("t_k*",)), tmp_path / "table")
     with pytest.raises(UsageError, match="was started with"):

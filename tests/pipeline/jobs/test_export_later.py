@@ -1,4 +1,4 @@
-"""Exports that go on after gaps were filled, rows expired, and what a batch was planned from became garbage."""
+"""Exports that continue after gaps were filled, rows expired, and pages of the plan became garbage."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def offsets(target: Path, topic: str = "one") -> Counter[int]:
     return found
 
 
-def test_a_batch_without_a_topic_does_not_forget_its_gaps(archive: GappedArchive, tmp_path: Path) -> None:
+def test_a_batch_without_a_topic_keeps_its_gaps(archive: GappedArchive, tmp_path: Path) -> None:
     target = tmp_path / "table"
     export_once(archive, target)
     archive.fill(ONE, range(10, 12))
@@ -59,7 +59,7 @@ def test_a_batch_without_a_topic_does_not_forget_its_gaps(archive: GappedArchive
     assert offsets(target) == Counter(range(25))
 
 
-def test_a_gap_that_came_while_a_topic_was_left_out_is_not_filled_twice(
+def test_a_gap_recorded_while_a_topic_was_excluded_is_not_filled_twice(
     archive: GappedArchive, tmp_path: Path
 ) -> None:
     target = tmp_path / "table"
@@ -73,10 +73,10 @@ def test_a_gap_that_came_while_a_topic_was_left_out_is_not_filled_twice(
 
 
 @pytest.mark.parametrize("written", [0, 2])
-def test_a_killed_export_goes_on_though_its_plan_is_garbage(
+def test_a_killed_export_continues_after_its_plan_became_garbage(
     archive: GappedArchive, tmp_path: Path, written: int
 ) -> None:
-    """Merged away, compacted, filled in: what the batch holds and how its files are called does not change."""
+    """Merge, compaction and filled gaps change neither rows nor file names of the batch."""
     target, whole = tmp_path / "table", tmp_path / "whole"
     archive.age()
     shutil.copytree(tmp_path / "archive", tmp_path / "copy")
@@ -92,7 +92,7 @@ def test_a_killed_export_goes_on_though_its_plan_is_garbage(
     assert first == {path.relative_to(whole) for path in whole.rglob("*.parquet")}
 
 
-def test_a_killed_export_goes_on_though_rows_expired(archive: GappedArchive, tmp_path: Path) -> None:
+def test_a_killed_export_continues_after_rows_expired(archive: GappedArchive, tmp_path: Path) -> None:
     target = tmp_path / "table"
     killed(archive, target, 0)
     archive.expire(ONE)
@@ -103,7 +103,7 @@ def test_a_killed_export_goes_on_though_rows_expired(archive: GappedArchive, tmp
     assert export_once(archive, target).batches == 0
 
 
-def test_everything_of_a_killed_export_may_have_expired(archive: GappedArchive, tmp_path: Path) -> None:
+def test_a_killed_export_continues_after_all_its_rows_expired(archive: GappedArchive, tmp_path: Path) -> None:
     target = tmp_path / "table"
     killed(archive, target, 0)
     archive.expire(ONE, 2)

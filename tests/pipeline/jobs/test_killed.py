@@ -1,4 +1,4 @@
-"""Offload and export as processes on Spark, killed with SIGKILL on the way: the next run ends where one would have."""
+"""Backfill and export processes on Spark, killed with SIGKILL: the next run completes them."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def kill_workers(process: subprocess.Popen[bytes]) -> int:
 
 
 @pytest.mark.timeout(900)
-def test_tasks_that_are_killed_are_repeated_and_nothing_is_twice(
-    real_store: RealStore, tmp_path: Path
-) -> None:
+def test_killed_tasks_are_repeated_without_duplicates(real_store: RealStore, tmp_path: Path) -> None:
     arguments = backfill_arguments(real_store("A"), tmp_path)
     archive = own_archive(tmp_path / "bulk")
     process = start(*arguments, master="local[2,8]")
@@ -85,9 +83,7 @@ def test_tasks_that_are_killed_are_repeated_and_nothing_is_twice(
 
 
 @pytest.mark.timeout(900)
-def test_an_offload_killed_again_and_again_makes_the_archive_of_its_store(
-    real_store: RealStore, tmp_path: Path
-) -> None:
+def test_a_backfill_killed_repeatedly_archives_its_store(real_store: RealStore, tmp_path: Path) -> None:
     directory = real_store("A")
     arguments = backfill_arguments(directory, tmp_path)
     archive = own_archive(tmp_path / "bulk")
@@ -104,7 +100,7 @@ def test_an_offload_killed_again_and_again_makes_the_archive_of_its_store(
 
 
 @pytest.mark.timeout(900)
-def test_an_export_killed_on_the_way_holds_every_row_once(real_store: RealStore, tmp_path: Path) -> None:
+def test_an_export_killed_repeatedly_has_every_row_once(real_store: RealStore, tmp_path: Path) -> None:
     backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
     arguments = (
         "export",
@@ -128,9 +124,7 @@ def test_an_export_killed_on_the_way_holds_every_row_once(real_store: RealStore,
 
 
 @pytest.mark.timeout(900)
-def test_export_tasks_that_are_killed_are_repeated_and_no_row_is_twice(
-    real_store: RealStore, tmp_path: Path
-) -> None:
+def test_killed_export_tasks_are_repeated_without_duplicates(real_store: RealStore, tmp_path: Path) -> None:
     backfill(real_store("A") / "store", FileStore(tmp_path / "archive"))
     table = tmp_path / "table"
     arguments = ("export", f"file://{tmp_path / 'archive'}", f"file://{table}", "--partition-bytes", 1 << 20)
@@ -151,9 +145,7 @@ def test_export_tasks_that_are_killed_are_repeated_and_no_row_is_twice(
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-def test_a_delta_table_gets_every_row_once_though_the_export_is_killed(
-    real_store: RealStore, tmp_path: Path
-) -> None:
+def test_a_delta_table_has_every_row_once_after_a_kill(real_store: RealStore, tmp_path: Path) -> None:
     """Needs Delta's runtime, which Spark fetches by its Maven coordinates."""
     backfill(real_store("K") / "store", FileStore(tmp_path / "archive"))
     table = tmp_path / "table"

@@ -1,4 +1,4 @@
-"""Audit, diff, stats and search on a real store's archive, through Spark and the command line."""
+"""Verify, diff, stats and search on a real store's archive, with Spark and by the command line."""
 
 from __future__ import annotations
 
@@ -58,10 +58,12 @@ def damaged_copy(archive: Path, target: Path) -> str:
     return file.name
 
 
-# -- audit ----------------------------------------------------------------------------------------------------
+# -- verify ---------------------------------------------------------------------------------------------------
 
 
-def test_an_audit_finds_what_verify_finds(spark: SparkSession, small_archive: Path, tmp_path: Path) -> None:
+def test_spark_verify_finds_the_same_as_verify(
+    spark: SparkSession, small_archive: Path, tmp_path: Path
+) -> None:
     (clean,) = verify(spark, SourceOptions(f"file://{small_archive}"))
     archive = PrefixedStore(FileStore(small_archive), archive_prefix(CLUSTER, "K"))
     assert clean.report == verify_archive(archive, full=True)
@@ -77,7 +79,7 @@ def test_an_audit_finds_what_verify_finds(spark: SparkSession, small_archive: Pa
     assert any(name in anomaly.key and anomaly.range for anomaly in found.report.anomalies)
 
 
-def test_an_audit_reports_progress_in_bytes(small_archive: Path) -> None:
+def test_verify_reports_progress_in_bytes(small_archive: Path) -> None:
     seen: list[tuple[int, int]] = []
     verify(
         None,  # type: ignore[arg-type]
@@ -95,15 +97,13 @@ def store_options(path: Path) -> SourceOptions:
     return SourceOptions(str(path), source=Source.STORE, cluster=CLUSTER, broker="K")
 
 
-def test_an_archive_is_like_its_store(
-    spark: SparkSession, small_archive: Path, real_store: RealStore
-) -> None:
+def test_an_archive_equals_its_store(spark: SparkSession, small_archive: Path, real_store: RealStore) -> None:
     report = diff(spark, SourceOptions(f"file://{small_archive}"), store_options(real_store("K") / "store"))
     assert (report.counts, report.examples, report.older) == ({}, (), 0)
     assert report.same == report.compared > 5000
 
 
-def test_what_ended_with_a_replaced_log_is_no_difference(spark: SparkSession, tmp_path: Path) -> None:
+def test_generations_of_a_replaced_log_are_no_difference(spark: SparkSession, tmp_path: Path) -> None:
     for name, count in (("first", 50), ("second", 20)):
         store = WrittenStore(tmp_path / name)
         for number in range(count):
@@ -120,7 +120,7 @@ def test_what_ended_with_a_replaced_log_is_no_difference(spark: SparkSession, tm
     assert (report.same, report.older, dict(report.counts)) == (20, 0, {})
 
 
-def test_missing_extra_different_and_older_messages_are_told_apart(
+def test_missing_extra_different_and_older_messages_are_distinguished(
     spark: SparkSession, small_archive: Path, real_store: RealStore, tmp_path: Path
 ) -> None:
     """The store lost its first file (older), one record is another (different), its last records are damaged."""
@@ -143,7 +143,7 @@ def test_missing_extra_different_and_older_messages_are_told_apart(
 def test_a_message_with_other_bytes_is_different(
     spark: SparkSession, real_store: RealStore, tmp_path: Path
 ) -> None:
-    """A record of 4.9 has no checksum of its own: its producer's address can change without anybody noticing."""
+    """A record of 4.9 has no checksum of its own: its producer's address can change undetected."""
     archive_store(real_store("E") / "store", tmp_path / "archive", "K")
     queues = load_truth(real_store("E"), "E", FILTER).queues
     line = queues[("t_one", 0)][5]
@@ -204,7 +204,9 @@ def test_stats_count_what_the_broker_delivered(
     assert all(one.topic.replace("&", "&amp;") in html for one in found.topics)
 
 
-def test_queues_of_one_number_at_two_brokers_are_two(spark: SparkSession, tmp_path: Path) -> None:
+def test_queues_with_the_same_id_at_two_brokers_are_counted_apart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     for broker, count in (("a", 3), ("b", 5)):
         store = WrittenStore(tmp_path / broker)
         for number in range(count):
@@ -227,7 +229,7 @@ def test_names_in_the_page_are_escaped(spark: SparkSession, small_archive: Path)
     ("span_ms", "width_ms"),
     [(0, 1), (96, 1), (106_000, 2_000), (3_600_000, 60_000), (400 * 86_400_000, 7 * 86_400_000)],
 )
-def test_time_is_cut_into_round_steps(span_ms: int, width_ms: int) -> None:
+def test_time_buckets_have_round_widths(span_ms: int, width_ms: int) -> None:
     assert bucket_width_ms(1000, 1000 + span_ms) == width_ms
 
 
@@ -269,7 +271,7 @@ def test_a_search_reads_only_the_columns_it_names() -> None:
     assert "properties" in columns_of(Question(sql="SELECT * FROM messages"))
 
 
-def test_a_question_that_makes_no_sense_is_wrong_usage(spark: SparkSession, small_archive: Path) -> None:
+def test_an_invalid_query_is_wrong_usage(spark: SparkSession, small_archive: Path) -> None:
     source = SourceOptions(f"file://{small_archive}")
     for question in (
         Question(sql="SELECT 1", where="true"), Question(where="nonsense = 3"), Question(sql="SELEKT"),
@@ -329,7 +331,7 @@ def test_verbs_and_exit_codes(
         assert word in err
 
 
-def test_an_offload_on_spark_is_the_archive_of_its_store(
+def test_backfill_verb_archives_its_store(
     spark: SparkSession, real_store: RealStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = real_store("K") / "store"
