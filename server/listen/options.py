@@ -14,7 +14,7 @@ from server.wire.listener import ServerOptions
 from tiered.errors import UsageError
 from tiered.model.address import host_and_port
 from tiered.remoting.tls import password_in
-from tiered.remoting.tls_context_cache import KeptContext
+from tiered.remoting.tls_context_cache import TlsContextCache
 from tiered.settings.sections import ServeSettings
 
 
@@ -58,7 +58,7 @@ def kept_tls(settings: ServeSettings) -> Callable[[], ssl.SSLContext | None] | N
     paths = (
         settings.tls_certificate, settings.tls_key, settings.tls_key_password_file, settings.tls_client_ca,
     )  # fmt: skip
-    kept = KeptContext(paths, lambda: tls_context(settings), "clients")
+    kept = TlsContextCache(paths, lambda: tls_context(settings), "clients")
     return kept.now if settings.tls_certificate else None
 
 

@@ -98,7 +98,7 @@ def test_a_broker_that_checks_who_asks_is_followed_and_relieved(slave: Slave, tm
     sidecar = slave.sidecar
     sidecar.start()
     wait_for(sidecar.log, "broker.credentials_file")
-    assert "does not let us ask" in sidecar.log.read_text()
+    assert "refuses the request" in sidecar.log.read_text()
     assert sidecar.stop() == 0
     assert load(sidecar.open_archive()).cursor.phys == 0, "it does not know how far the log may be read"
     account = tmp_path / "tools.yml"

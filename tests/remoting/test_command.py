@@ -88,7 +88,7 @@ def test_a_whole_frame_above_the_limit_is_left_to_be_refused() -> None:
     frame = encode(RemotingCommand(1, 1, body=bytes(200)))
     decoder = FrameDecoder(frame_bytes_max=150)
     assert decoder.only(frame) is None
-    with pytest.raises(ProtocolError, match="claims"):
+    with pytest.raises(ProtocolError, match="frame length"):
         list(decoder.feed(frame))
 
 
@@ -124,7 +124,7 @@ def test_a_header_as_java_writes_it() -> None:
 
 @pytest.mark.parametrize("length", [0, 3, -1, FRAME_BYTES_MAX, 0x7FFFFFFF])
 def test_an_impossible_length_is_refused_before_anything_is_kept(length: int) -> None:
-    with pytest.raises(ProtocolError, match="claims"):
+    with pytest.raises(ProtocolError, match="frame length"):
         list(FrameDecoder().feed(struct.pack(">i", length)))
 
 
@@ -182,7 +182,7 @@ def test_a_header_that_is_costly_to_parse_is_not_parsed(header: bytes) -> None:
 def test_headers_have_a_bound_of_their_own_that_properties_of_any_message_keep(kind: SerializeType) -> None:
     longest = RemotingCommand(310, 1, ext_fields={"i": "\x01" * 32_767}, serialize_type=kind)
     assert decode(encode(longest)[4:]) == longest
-    with pytest.raises(ProtocolError, match="a header of"):
+    with pytest.raises(ProtocolError, match="header of"):
         decode(frame_of(bytes(HEADER_BYTES_MAX + 1), kind))
 
 
@@ -196,7 +196,7 @@ def test_any_bytes_parse_or_are_a_protocol_error(data: bytes) -> None:
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
-    with pytest.raises(ValueError, match="larger"):
+    with pytest.raises(ValueError, match="exceeds"):
         encode(RemotingCommand(1, 1, body=bytes(FRAME_BYTES_MAX)))
     with pytest.raises(ValueError, match="200050"):
         encode(RemotingCommand(200050, 1, serialize_type=SerializeType.ROCKETMQ))

@@ -81,33 +81,33 @@ def test_who_is_trusted_is_asked(name: str, papers: Papers) -> None:
 BAD: dict[str, tuple[Callable[[Papers], tuple[Serve, TlsOptions | None]], str, type[TieredError]]] = {
     "another CA": (
         lambda p: (answering(shows(p.server)), trusting(p.other_ca)),
-        r"its certificate is not signed by a CA in .*other-ca.pem; name its CA, .* in broker.tls_ca", UsageError,
+        r"its certificate is not signed by a CA in .*other-ca.pem; add its CA, .* to broker.tls_ca", UsageError,
     ),
     "no CA": (
         lambda p: (answering(shows(p.own)), trusting(None)),
-        "its certificate is not signed by a CA that this system trusts; .*broker.tls_ca", UsageError,
+        "its certificate is not signed by a CA of this system; .*broker.tls_ca", UsageError,
     ),
     "another host": (
         lambda p: (answering(shows(p.elsewhere)), trusting(p.ca)),
         'its certificate is not for 127.0.0.1; broker.tls_verify = "ca"', UsageError,
     ),
     "expired": (
-        lambda p: (answering(shows(p.expired)), trusting(p.ca)), "certificate, .* has expired; renew it", UsageError,
+        lambda p: (answering(shows(p.expired)), trusting(p.ca)), "certificate, .* has expired; renew the certificate", UsageError,
     ),
     "wants ours": (
         lambda p: (answering(shows(p.server, asks=p.ca)), trusting(p.ca)),
-        "wants a certificate of ours.*broker.tls_certificate", UsageError,
+        "requires a client certificate.*broker.tls_certificate", UsageError,
     ),
     "wants ours, TLS 1.2": (
         lambda p: (answering(shows(p.server, asks=p.ca, newest=False)), trusting(p.ca)),
-        "wants? a certificate of ours.*broker.tls_certificate", UsageError,
+        "requires? a client certificate.*broker.tls_certificate", UsageError,
     ),
     "not ours": (
         lambda p: (answering(shows(p.server, asks=p.ca)), trusting(p.ca, p.stranger)),
-        "does not accept the certificate in .*stranger.pem", UsageError,
+        "rejects the certificate in .*stranger.pem", UsageError,
     ),
     "something else": (
-        lambda p: (http, trusting(p.ca)), "does not speak TLS; is it the right port", UsageError,
+        lambda p: (http, trusting(p.ca)), "does not support TLS; check the port", UsageError,
     ),
     "plain only": (
         lambda p: (hanging_up_on(HANDSHAKE), trusting(p.ca)),
@@ -156,7 +156,7 @@ def test_the_log_tells_once_what_fails_and_once_that_it_works_again(
 
     with listening(serve) as address, caplog.at_level(logging.INFO):
         asyncio.run(story(address, ClientTls(trusting(papers.ca))))
-    assert caplog.messages == ["a connection with TLS fails", "a connection with TLS works again"]
+    assert caplog.messages == ["TLS connection failed", "TLS connection works again"]
 
 
 def test_a_server_that_says_nothing_is_waited_for_no_longer_than_the_time_limit(papers: Papers) -> None:
@@ -221,9 +221,9 @@ def test_files_that_change_count_for_the_next_connection_and_useless_ones_do_not
         ca.unlink()
         assert works()
     assert caplog.messages == [
-        "certificates for the broker read anew",
-        "certificates for the broker changed and cannot be used: the old ones stay",
-        "certificates for the broker changed and cannot be used: the old ones stay",
+        "certificates for the broker reloaded",
+        "changed certificates for the broker do not load: the old ones stay in use",
+        "changed certificates for the broker do not load: the old ones stay in use",
     ]
 
 

@@ -1,1 +1,1 @@
-"""RocketMQ's remoting protocol: a codec without I/O, and a small blocking client that asks a broker about itself."""
+"""RocketMQ's remoting protocol: a codec without I/O, and a small blocking client."""

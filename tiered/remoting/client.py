@@ -1,7 +1,8 @@
-"""Asks one broker about itself: where its log ends, what its replicas have, its tables. Blocking, one at a time.
+"""Blocking client that queries one broker: log offsets, replicas, tables.
 
-Every answer comes within the time limit or is an UnavailableError, after which the connection is made anew. A code
-the broker does not know is None, not an error. Sends nothing that changes the broker.
+Every call ends within its timeout or raises UnavailableError, after which the next call connects again. A code that
+the broker does not support returns None. Sends nothing that changes the broker.
+
 Sources: RequestCode, AdminBrokerProcessor, HARuntimeInfo.
 """
 
@@ -28,7 +29,7 @@ _RECEIVE_BYTES = 256 * 1024
 
 
 class RequestCode(IntEnum):
-    """The codes this client sends."""
+    """Request codes of this client."""
 
     PULL_MESSAGE = 11
     GET_ALL_TOPIC_CONFIG = 21
@@ -43,8 +44,8 @@ class RequestCode(IntEnum):
 
 
 class BrokerClient:
-    """One connection to ``host:port``, made when first needed. Not thread-safe. ``credentials`` sign what is asked;
-    without ``tls`` it is dialled plain."""
+    """One connection to ``host:port``, opened by the first call. Not thread-safe. ``credentials`` sign the requests;
+    without ``tls`` the connection is plain."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class BrokerClient:
         return f"BrokerClient({self._address})"
 
     def close(self) -> None:
-        """Hang up. The next call connects again."""
+        """Close the connection. The next call connects again."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -76,8 +77,8 @@ class BrokerClient:
     def call(
         self, code: int, ext_fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> RemotingCommand:
-        """One request and its answer, whatever its code. Raises UnavailableError, and UsageError where TLS is refused
-        by either side for good."""
+        """One request and its response, of any code. Raises UnavailableError, and UsageError where either side refuses
+        TLS for good."""
         deadline_s = time.monotonic() + self._timeout_s
         opaque = next(self._opaques) & 0x7FFFFFFF
         fields = ext_fields or {}
@@ -89,7 +90,7 @@ class BrokerClient:
                 connection, encode(RemotingCommand(code, opaque, ext_fields=fields, body=body)), deadline_s
             )
             return self._answer(connection, opaque, deadline_s)
-        except (OSError, UnicodeError) as error:  # the latter of a name that none can have
+        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             self.close()
             raise self._failed(error) from error
         except UnavailableError:
@@ -120,7 +121,7 @@ class BrokerClient:
             connection.sendall(frame)
         except OSError:
             if self._tls is not None and not self._has_answered:
-                # It may have said why before it hung up, which reading tells.
+                # The reason may have been sent before the close: read it.
                 connection.recv(_RECEIVE_BYTES)
             raise
 
@@ -135,7 +136,7 @@ class BrokerClient:
         if failure is None:
             return UnavailableError(words)
         kind = UsageError if failure.is_lasting else UnavailableError
-        return kind(f"broker {self._address} cannot be asked: {failure.words}", hint=failure.hint)
+        return kind(f"broker {self._address} is unreachable: {failure.words}", hint=failure.hint)
 
     def _answer(self, connection: socket.socket, opaque: int, deadline_s: float) -> RemotingCommand:
         while True:
@@ -160,13 +161,13 @@ class BrokerClient:
     # -- questions --------------------------------------------------------------------------------------------
 
     def runtime_info(self) -> dict[str, str]:
-        """Everything the broker tells of its running, such as commitLogMaxOffset, commitLogMinOffset,
-        dispatchBehindBytes. Raises UnavailableError also where the broker fails to put it together."""
+        """Runtime information, such as commitLogMaxOffset, commitLogMinOffset, dispatchBehindBytes. Raises
+        UnavailableError also where the broker fails to build it."""
         answer = self.call(RequestCode.GET_BROKER_RUNTIME_INFO)
         if is_refusal(answer):
             raise UnavailableError(
-                f"broker {self._address} does not let us ask: {answer.remark or answer.code}",
-                hint="name an account of it in broker.credentials_file",
+                f"broker {self._address} refuses the request: {answer.remark or answer.code}",
+                hint="set broker.credentials_file to a file with an account of the broker",
             )
         if answer.code != SUCCESS:
             raise UnavailableError(
@@ -176,7 +177,7 @@ class BrokerClient:
         return {str(name): str(value) for name, value in table.items()}
 
     def confirm_offset(self) -> int | None:
-        """Lowest physical offset that the master and every replica in sync have; None from brokers before 5.x."""
+        """Lowest physical offset of the master and all in-sync replicas; None from brokers before 5.x."""
         status = self._ask(RequestCode.GET_BROKER_HA_STATUS)
         if status is None or not status.get("master", True):
             return None
@@ -202,7 +203,7 @@ class BrokerClient:
         return _part(self._ask(RequestCode.GET_ALL_DELAY_OFFSET), "offsetTable")
 
     def broker_config(self) -> dict[str, str] | None:
-        """The broker's whole configuration, as text."""
+        """The broker's configuration, as text."""
         answer = self._asked(RequestCode.GET_BROKER_CONFIG)
         if answer.code != SUCCESS:
             return None
@@ -216,13 +217,13 @@ class BrokerClient:
 
     def _asked(self, code: RequestCode) -> RemotingCommand:
         answer = self.call(code)
-        if answer.code == SYSTEM_BUSY:  # of every version; it knows the code, and will answer later
+        if answer.code == SYSTEM_BUSY:  # in every version: the code is supported, but not now
             raise UnavailableError(f"broker {self._address} is busy: {answer.remark or answer.code}")
         return answer
 
 
 def is_refusal(answer: RemotingCommand) -> bool:
-    """Whether the broker refuses who asks: a code of 5.x; 4.9 says it in words only."""
+    """Whether the broker refuses access: a code of 5.x; 4.9 says so only in the remark."""
     return answer.code == NO_PERMISSION or (
         answer.code != SUCCESS and "AclException" in (answer.remark or "")
     )
@@ -231,12 +232,12 @@ def is_refusal(answer: RemotingCommand) -> bool:
 def _left(deadline_s: float) -> float:
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
-        raise TimeoutError("time limit reached")
+        raise TimeoutError("timed out")
     return left_s
 
 
 def _lowest_offset(status: Mapping[str, Any]) -> int | None:
-    """Of the master's and of every replica in sync that has acknowledged any."""
+    """Lowest offset of the master and of every in-sync replica that has acknowledged any."""
     known = [status.get("masterCommitLogMaxOffset")]
     known += [
         replica.get("slaveAckOffset")
@@ -248,8 +249,8 @@ def _lowest_offset(status: Mapping[str, Any]) -> int | None:
 
 
 def _nonsense(why: object) -> UnavailableError:
-    """What it answers may be right the next time; the uploader goes on without its word until then."""
-    return UnavailableError(f"the broker's answer does not parse: {why}")
+    """A malformed response; the next one may be valid, and the uploader continues without it."""
+    return UnavailableError(f"malformed response of the broker: {why}")
 
 
 def _document(answer: RemotingCommand) -> dict[str, Any]:
@@ -263,5 +264,5 @@ def _document(answer: RemotingCommand) -> dict[str, Any]:
 def _part(document: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
     found = {} if document is None else document.get(name) or {}
     if not isinstance(found, dict):
-        raise _nonsense(f"{name} is no object")
+        raise _nonsense(f"{name} is not an object")
     return None if document is None else dict(found)

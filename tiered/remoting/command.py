@@ -1,10 +1,11 @@
-"""One remoting command and its frame, without I/O: JSON and ROCKETMQ headers, both ways.
+"""Encodes and decodes remoting commands, without I/O: JSON and ROCKETMQ headers.
 
     frame = length i32 | serialize type u8, header length u24 | header | body      (length counts all after itself)
 
-A frame that breaks a rule is a ProtocolError: the connection cannot be used any more, because the next frame's
-begin is unknown. Nothing is allocated for a frame before its length was checked, and a header is bounded by itself: it
-is parsed before anybody can be asked who he is.
+An invalid frame is a ProtocolError: the connection is unusable, because the begin of the next frame is unknown.
+Nothing is allocated for a frame before its length is checked, and the header has a limit of its own: it is parsed
+before authentication.
+
 Sources: RemotingCommand, RocketMQSerializable, NettyDecoder (FRAME_MAX_LENGTH).
 """
 
@@ -25,15 +26,15 @@ from tiered.formats import fastjson
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Including the length field itself."""
 HEADER_BYTES_MAX = 1024 * 1024
-"""The longest there are carry a message's properties, 32,767 characters, each written as up to six."""
+"""The longest headers contain a message's properties, 32,767 characters, each encoded as up to six."""
 DIALECT_BYTES_MAX = 256 * 1024
-"""Of a header, or a client's document, that is no strict JSON: read so slowly that others would have to wait."""
+"""Limit of a header or document that is not strict JSON: it is parsed so slowly that other clients would wait."""
 LANGUAGES = (
     "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST",
     "NODE_JS",
 )  # fmt: skip
 VERSION = 409
-"""4.9.8: understood by every broker since 4.9."""
+"""4.9.8: supported by every broker since 4.9."""
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 _RESPONSE = 1
 _ONEWAY = 2
@@ -46,23 +47,23 @@ _LANGUAGE_CODES = {name: code for code, name in enumerate(LANGUAGES)}
 
 
 class ProtocolError(UnavailableError):
-    """The peer does not speak the protocol; the connection must be closed."""
+    """The peer violates the protocol; the connection must be closed."""
 
 
 class SerializeType(IntEnum):
-    """How a header is written."""
+    """Header encoding."""
 
     JSON = 0
     ROCKETMQ = 1
 
 
 _JSON, _ROCKETMQ = SerializeType.JSON, SerializeType.ROCKETMQ
-"""Looking a member up in its enum costs as much as a call."""
+"""An enum lookup costs as much as a call."""
 
 
 @dataclass(slots=True)
 class RemotingCommand:
-    """A request or a response; never changed once made. ``ext_fields`` values are always text, as in Java."""
+    """A request or a response; immutable. ``ext_fields`` values are text, as in Java."""
 
     code: int
     opaque: int
@@ -74,26 +75,26 @@ class RemotingCommand:
     body: bytes = b""
     serialize_type: SerializeType = SerializeType.JSON
     frame_bytes: int = field(default=0, compare=False)
-    """Of the frame it came in, without the length field; 0 where it did not come in one."""
+    """Size of its frame without the length field; 0 if it was not received."""
 
     @property
     def is_response(self) -> bool:
-        """Whether this answers the request with the same ``opaque``."""
+        """Whether this is the response to the request with the same ``opaque``."""
         return bool(self.flag & _RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether no answer may be sent."""
+        """Whether no response may be sent."""
         return bool(self.flag & _ONEWAY)
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """The whole frame. Raises ValueError for what the header type cannot express or a frame that is too large."""
+    """The frame. Raises ValueError for values that the encoding does not support or a frame that is too large."""
     return encode_head(command, len(command.body)) + command.body
 
 
 def encode_head(command: RemotingCommand, body_bytes: int) -> bytes:
-    """Everything of the frame before a body of ``body_bytes``, which is sent behind it. Raises as ``encode``."""
+    """The frame without its body of ``body_bytes``. Raises as ``encode``."""
     if command.serialize_type != _JSON:
         return _framed(_binary_header(command), body_bytes, _ROCKETMQ)
     header = _json_header(
@@ -111,7 +112,7 @@ def encode_answer(
     ext_fields: Mapping[str, str],
     body_bytes: int,
 ) -> bytes:
-    """``encode_head`` of the answer to ``request``, without making a command of it: what servers do most."""
+    """``encode_head`` of the response to ``request``, without making a command: the hot path of servers."""
     if request.serialize_type == _JSON:
         header = _json_header(code, _RESPONSE, "PYTHON", request.opaque, version, remark, ext_fields)
         return _framed(header, body_bytes, _JSON)
@@ -125,12 +126,12 @@ def _framed(header: bytes, body_bytes: int, kind: SerializeType) -> bytes:
     header_bytes = len(header)
     length = 4 + header_bytes + body_bytes
     if length + 4 > FRAME_BYTES_MAX or header_bytes >= 1 << 24:
-        raise ValueError(f"a frame of {length + 4} bytes is larger than {FRAME_BYTES_MAX}")
+        raise ValueError(f"frame of {length + 4} bytes exceeds {FRAME_BYTES_MAX}")
     return _HEAD.pack(length, kind << 24 | header_bytes) + header
 
 
 class FrameDecoder:
-    """Bytes in, commands out. After a ProtocolError it must not be used again."""
+    """Decodes a stream of bytes. Unusable after a ProtocolError."""
 
     def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._max = frame_bytes_max
@@ -139,23 +140,23 @@ class FrameDecoder:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that no command was made of yet."""
+        """Buffered bytes of an incomplete command."""
         return len(self._data) - self._at
 
     def feed(self, data: bytes) -> Iterator[RemotingCommand]:
-        """Take what a connection delivered; the commands that are complete now, to be taken before the next call.
+        """Add received bytes; yields the complete commands, to be consumed before the next call.
 
-        Raises ProtocolError where a frame breaks a rule, after those before it.
+        Raises ProtocolError at an invalid frame, after the commands before it.
         """
         self.push(data)
         return iter(self.pop, None)
 
     def forget(self) -> None:
-        """Let go of what is held."""
+        """Discard buffered bytes."""
         self._data, self._at = b"", 0
 
     def push(self, data: bytes) -> None:
-        """Take what a connection delivered."""
+        """Add received bytes."""
         held = self._data
         if self._at == len(held):
             self._data = data
@@ -167,8 +168,8 @@ class FrameDecoder:
         self._at = 0
 
     def only(self, data: bytes) -> RemotingCommand | None:
-        """The command of ``data`` where it is one whole frame and nothing is held; else None, and nothing happened.
-        What a client that waits for its answers sends. Raises ProtocolError."""
+        """The command of ``data`` if it is exactly one frame and nothing is buffered; else None, without effect. The
+        common case of clients that wait for responses. Raises ProtocolError."""
         if self._at != len(self._data) or len(data) < 8:
             return None
         (length,) = _LENGTH.unpack_from(data)
@@ -177,14 +178,14 @@ class FrameDecoder:
         return decode(data[4:])
 
     def pop(self) -> RemotingCommand | None:
-        """The next command that is complete. Raises ProtocolError."""
+        """The next complete command, or None. Raises ProtocolError."""
         data, at = self._data, self._at
         left = len(data) - at
         if left < 4:
             return None
         (length,) = _LENGTH.unpack_from(data, at)
         if not 4 <= length <= self._max - 4:
-            raise ProtocolError(f"a frame claims {length} bytes; 4 to {self._max - 4} are allowed")
+            raise ProtocolError(f"frame length {length} is not in 4 to {self._max - 4}")
         if left < 4 + length:
             return None
         end = self._at = at + 4 + length
@@ -197,13 +198,13 @@ class FrameDecoder:
 def decode(frame: bytes) -> RemotingCommand:
     """A command from a frame without its length field. Raises ProtocolError."""
     if len(frame) < 4:
-        raise ProtocolError(f"a frame of {len(frame)} bytes has no header length")
+        raise ProtocolError(f"frame of {len(frame)} bytes has no header length")
     (lengths,) = _LENGTHS.unpack_from(frame)
     kind, header_end = lengths >> 24, 4 + (lengths & 0xFFFFFF)
     if header_end > len(frame):
-        raise ProtocolError(f"a header of {header_end - 4} bytes in a frame of {len(frame)}")
+        raise ProtocolError(f"header of {header_end - 4} bytes in a frame of {len(frame)}")
     if header_end - 4 > HEADER_BYTES_MAX:
-        raise ProtocolError(f"a header of {header_end - 4} bytes; {HEADER_BYTES_MAX} are allowed")
+        raise ProtocolError(f"header of {header_end - 4} bytes exceeds {HEADER_BYTES_MAX}")
     header, body = frame[4:header_end], frame[header_end:]
     try:
         if kind == _JSON:
@@ -220,7 +221,7 @@ def decode(frame: bytes) -> RemotingCommand:
         RecursionError,
         CorruptionError,
     ) as error:
-        raise ProtocolError(f"a header does not parse: {error}") from error
+        raise ProtocolError(f"malformed header: {error}") from error
     raise ProtocolError(f"serialize type {kind} is unknown")
 
 
@@ -233,7 +234,7 @@ def _json_header(
     remark: str | None,
     fields: Mapping[str, str],
 ) -> bytes:
-    # In the order of names, as fastjson writes them: its parser is fastest then.
+    # Sorted by name, as fastjson writes them: its parser is fastest then.
     document: dict[str, Any] = {"code": code}
     if fields:
         document["extFields"] = fields if type(fields) is dict else dict(fields)
@@ -243,20 +244,18 @@ def _json_header(
     document["serializeTypeCurrentRPC"], document["version"] = "JSON", version
     try:
         return orjson.dumps(document)
-    except (
-        TypeError
-    ):  # a number beyond 64 bits, text that is no Unicode: the latter fails below, as a ValueError
+    except TypeError:  # numbers beyond 64 bits, invalid Unicode; the latter fails below as a ValueError
         return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _from_json(header: bytes, body: bytes, frame_bytes: int) -> RemotingCommand:
     document = fastjson.loads(header, dialect_max=DIALECT_BYTES_MAX)
     if not isinstance(document, dict):
-        raise ValueError("the header is no object")
+        raise ValueError("the header is not an object")
     get = document.get
     fields = get("extFields") or {}
     if not isinstance(fields, dict):
-        raise ValueError("extFields is no object")
+        raise ValueError("extFields is not an object")
     for value in fields.values():
         if type(value) is not str:
             fields = {name: _text(other) for name, other in fields.items() if other is not None}
@@ -320,7 +319,7 @@ def _binary_fields(fields: bytes) -> dict[str, str]:
         position += 2
         end = position + length
         if length < 0 or end > size:
-            raise ValueError(f"a key of {length} bytes where {size - position} are left")
+            raise ValueError(f"key of {length} bytes, {size - position} left")
         key = fields[position:end]
         value, position = _piece(fields, end)
         if value:
@@ -333,7 +332,7 @@ def _piece(data: bytes, position: int) -> tuple[bytes, int]:
     begin = position + 4
     end = begin + length
     if length < 0 or end > len(data):
-        raise ValueError(f"a piece of {length} bytes where {len(data) - begin} are left")
+        raise ValueError(f"value of {length} bytes, {len(data) - begin} left")
     return data[begin:end], end
 
 
@@ -344,7 +343,7 @@ def _language(number: int) -> str:
 def _int32(value: Any) -> int:
     number = value if type(value) is int else int(value)
     if not _INT_MIN <= number <= _INT_MAX:
-        raise ValueError(f"{number} is no 32-bit number")
+        raise ValueError(f"{number} is not a 32-bit integer")
     return number
 
 

@@ -1,9 +1,10 @@
-"""As whom a broker is asked, and the signature of a request: HMAC-SHA1 over its fields and body, as clients make it.
+"""Signs requests: HMAC-SHA1 over fields and body, as clients do.
 
     content   = values of all fields but Signature, by field name, as UTF-8, then the body
     Signature = base64(HMAC-SHA1(secret, content))
 
-Owns making signatures, and the file that names an account. Does not own verifying them. Nothing here shows a secret.
+Owns signing and the file with the account. Never shows a secret.
+
 Sources: org.apache.rocketmq.acl.common.AclClientRPCHook, AclUtils, AclSigner; mqadmin's conf/tools.yml.
 """
 
@@ -21,21 +22,21 @@ ACCESS_KEY, SIGNATURE, SECURITY_TOKEN = "AccessKey", "Signature", "SecurityToken
 
 
 def signature_of(fields: Mapping[str, str], body: bytes, secret: str) -> str:
-    """What a client that has ``secret`` puts into the field Signature."""
+    """The field Signature of a client with ``secret``."""
     content = "".join([fields[name] for name in sorted(fields) if name != SIGNATURE]).encode() + body
     return base64.b64encode(hmac.digest(secret.encode(), content, "sha1")).decode("ascii")
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """An account of a broker that checks who asks (ACL 1.0, or users of 5.x)."""
+    """An account of an ACL-enabled broker (ACL 1.0, or users of 5.x)."""
 
     access_key: str
     secret_key: str = field(repr=False)
     security_token: str = field(default="", repr=False)
 
     def signed(self, fields: Mapping[str, str], body: bytes = b"") -> dict[str, str]:
-        """``fields`` with the account and its signature."""
+        """``fields`` with access key and signature."""
         found = {**fields, ACCESS_KEY: self.access_key}
         if self.security_token:
             found[SECURITY_TOKEN] = self.security_token
@@ -44,19 +45,19 @@ class Credentials:
 
 
 def read_credentials(path: Path) -> Credentials:
-    """The account in a file as mqadmin's ``conf/tools.yml``: accessKey and secretKey. Raises UsageError, which quotes
-    nothing of it."""
-    import yaml  # 0.03 s, needed by few
+    """The account in a file like mqadmin's ``conf/tools.yml``: accessKey and secretKey. Raises UsageError without any
+    content of the file."""
+    import yaml  # import takes 0.03 s
 
-    hint = "broker.credentials_file is a file with accessKey and secretKey, as mqadmin's conf/tools.yml"
+    hint = "set broker.credentials_file to YAML with accessKey and secretKey, like mqadmin's conf/tools.yml"
     try:
         document = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise UsageError(f"{path} is no YAML", hint=hint) from None
+        raise UsageError(f"{path} is not YAML", hint=hint) from None
     found = document if isinstance(document, dict) else {}
     words = [found.get(name) for name in ("accessKey", "secretKey")]
     if not all(isinstance(word, str | int) and str(word).strip() for word in words):
-        raise UsageError(f"{path} names no accessKey and secretKey", hint=hint)
+        raise UsageError(f"{path} has no accessKey and secretKey", hint=hint)
     return Credentials(str(words[0]).strip(), str(words[1]).strip(), str(found.get("securityToken") or ""))

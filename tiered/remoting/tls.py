@@ -1,8 +1,8 @@
-"""TLS of the connections that we open, to brokers and name servers: what it needs, and what its failures mean.
+"""TLS of client connections to brokers and name servers: the context, and the meaning of failures.
 
-Owns what the context is made of, and words for what goes wrong. Does not own connecting
-(client.py, server/proxy/upstream.py). Server certificates are loaded in server/listen.
-Sources: TlsHelper, TlsSystemConfig, NettyRemotingServer (who gets a first byte that it does not take hangs up).
+Connections are made in client.py and server/proxy/upstream.py; server certificates are loaded in server/listen.
+
+Sources: TlsHelper, TlsSystemConfig, NettyRemotingServer (closes the connection after an unexpected first byte).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiered.errors import UsageError
-from tiered.remoting.tls_context_cache import KeptContext
+from tiered.remoting.tls_context_cache import TlsContextCache
 
 if TYPE_CHECKING:
     import ssl
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FULL, CA, NONE = "full", "ca", "none"
-"""What is checked of a certificate: who signed it, its time and the host; not the host; nothing."""
-TLS_WANTED = "one that takes TLS only (tls.server.mode=enforcing) does so: broker.tls = true dials with TLS"
-"""Why a connection without TLS may have been closed before anything came."""
+"""Certificate checks: chain, validity and host; not the host; none."""
+TLS_WANTED = "the broker may require TLS (tls.server.mode=enforcing): set broker.tls = true"
+"""Hint for a plain connection that was closed before any response."""
 PASSWORD_CHARS_MAX = 1024
 _EXPIRED, _NOT_YET, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 62, 64
 _UNKNOWN_SIGNERS = frozenset({2, 18, 19, 20, 21, 24})
@@ -38,7 +38,7 @@ _TOO_OLD = ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL")
 @dataclass(frozen=True)
 class TlsOptions:
     """``verify``: FULL, CA or NONE. The others are paths of PEM files, empty for none; ``ca`` empty: the system's.
-    ``key_password``: path of a file that holds the password of the key, empty where it has none."""
+    ``key_password``: path of a file with the key's password, empty for none."""
 
     verify: str = FULL
     ca: str = ""
@@ -49,7 +49,7 @@ class TlsOptions:
 
 @dataclass(frozen=True)
 class TlsFailure:
-    """Why a connection failed, said of the other side as "it". ``is_lasting``: to try again alone will not help."""
+    """Why a connection failed. ``is_lasting``: retrying will not help."""
 
     words: str
     hint: str = ""
@@ -60,32 +60,32 @@ class TlsFailure:
 
 
 class ClientTls:
-    """What new connections use. Raises UsageError for files that do not load; later ones that do not are reported, and
-    the old ones stay. Not thread-safe."""
+    """TLS of new connections. Raises UsageError for files that do not load; if changed files do not load, this is
+    logged and the old ones stay in use. Not thread-safe."""
 
     def __init__(self, options: TlsOptions) -> None:
         self.options = options
         paths = options.ca, options.certificate, options.key, options.key_password
-        self._kept = KeptContext(paths, lambda: _loaded(options), "the broker")
+        self._kept = TlsContextCache(paths, lambda: _loaded(options), "the broker")
         self.context = self._kept.now
-        """For the connection that is made now."""
+        """The current context."""
         self._told: dict[str, str] = {}
 
     def explained(self, error: BaseException, host: str) -> TlsFailure | None:
-        """What ``error`` of a connection to ``host``, while it was made or before anything came, means; None where it
-        has nothing to do with TLS."""
+        """The meaning of ``error`` of a connection to ``host``, during the handshake or before any response; None if
+        unrelated to TLS."""
         return explained(error, self.options, host)
 
     def failed(self, address: str, failure: TlsFailure) -> None:
-        """Say in the log that ``address`` cannot be used, once until it can or something else is wrong."""
+        """Log a failure of ``address``, once until it changes or ends."""
         if self._told.get(address) != str(failure):
             self._told[address] = str(failure)
-            logger.warning("a connection with TLS fails", extra={"address": address, "cause": str(failure)})
+            logger.warning("TLS connection failed", extra={"address": address, "cause": str(failure)})
 
     def succeeded(self, address: str) -> None:
-        """``address`` answers."""
+        """``address`` responded."""
         if self._told.pop(address, None) is not None:
-            logger.info("a connection with TLS works again", extra={"address": address})
+            logger.info("TLS connection works again", extra={"address": address})
 
 
 def explained(error: BaseException, options: TlsOptions, host: str) -> TlsFailure | None:
@@ -102,15 +102,15 @@ def explained(error: BaseException, options: TlsOptions, host: str) -> TlsFailur
 
 
 def closed(options: TlsOptions) -> TlsFailure:
-    """It hung up before it said anything."""
+    """The peer closed the connection before any response."""
     ours = (
-        f"does not accept the certificate in {options.certificate}"
+        f"rejects the certificate in {options.certificate}"
         if options.certificate
-        else "wants a certificate of ours (broker.tls_certificate)"
+        else "requires a client certificate (broker.tls_certificate)"
     )
     return TlsFailure(
         "it closed the connection",
-        f"one that takes no TLS (tls.server.mode=disabled) does so, or that {ours}",
+        f"the peer may not support TLS (tls.server.mode=disabled), or it {ours}",
         is_lasting=False,
     )
 
@@ -118,43 +118,44 @@ def closed(options: TlsOptions) -> TlsFailure:
 def _distrusted(error: ssl.SSLCertVerificationError, options: TlsOptions, host: str) -> TlsFailure:
     code = error.verify_code
     if code == _EXPIRED:
-        return TlsFailure("its certificate, or that of its CA, has expired", "renew it there")
+        return TlsFailure("its certificate, or that of its CA, has expired", "renew the certificate")
     if code == _NOT_YET:
         return TlsFailure("its certificate is not valid yet", "compare the clocks")
     if code in (_OTHER_HOST, _OTHER_ADDRESS):
         return TlsFailure(
-            f"its certificate is not for {host}", 'broker.tls_verify = "ca" does not look at the name'
+            f"its certificate is not for {host}", 'broker.tls_verify = "ca" skips the host name'
         )
     if code in _UNKNOWN_SIGNERS:
-        signers = f"a CA in {options.ca}" if options.ca else "a CA that this system trusts"
+        signers = f"a CA in {options.ca}" if options.ca else "a CA of this system"
         return TlsFailure(
             f"its certificate is not signed by {signers}",
-            "name its CA, or the certificate itself, in broker.tls_ca",
+            "add its CA, or the certificate itself, to broker.tls_ca",
         )
-    return TlsFailure(f"its certificate is not accepted: {error.verify_message}", "see broker.tls_ca")
+    return TlsFailure(f"its certificate is invalid: {error.verify_message}", "check broker.tls_ca")
 
 
 def _refused(reason: str, options: TlsOptions) -> TlsFailure:
     if any(word in reason for word in _TOO_OLD):
-        return TlsFailure("it offers no TLS 1.2 or later", "update its Java")
+        return TlsFailure("it does not support TLS 1.2", "update its Java")
     if "ALERT" in reason and options.certificate:
         return TlsFailure(
-            f"it does not accept the certificate in {options.certificate} ({reason})",
-            "is it signed by a CA that it trusts, and still valid?",
+            f"it rejects the certificate in {options.certificate} ({reason})",
+            "check that it is valid and signed by a CA that the peer trusts",
         )
     if "ALERT" in reason and "CERTIFICATE" in reason:
-        return TlsFailure("it wants a certificate of ours", "name one in broker.tls_certificate")
+        return TlsFailure("it requires a client certificate", "set broker.tls_certificate")
     if "ALERT" in reason:
         return TlsFailure(
-            f"it refuses ({reason})", "it may want a certificate of ours: broker.tls_certificate"
+            f"it refuses the connection ({reason})",
+            "it may require a client certificate: set broker.tls_certificate",
         )
     if any(word in reason for word in _NOT_TLS):
-        return TlsFailure("it does not speak TLS", "is it the right port, and broker.tls meant?")
+        return TlsFailure("it does not support TLS", "check the port and broker.tls")
     return TlsFailure(f"TLS fails: {reason}")
 
 
 def _loaded(options: TlsOptions) -> ssl.SSLContext:
-    import ssl  # 0.005 s that most commands do not need
+    import ssl  # import takes 0.005 s
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -162,7 +163,8 @@ def _loaded(options: TlsOptions) -> ssl.SSLContext:
     if options.verify == NONE:
         context.verify_mode = ssl.CERT_NONE
     else:
-        # A server's own certificate may stand for its CA: those of a RocketMQ server are often made for it alone.
+        # A server certificate may be trusted without its CA: those of RocketMQ servers are often self-
+        # signed.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _trust(context, options.ca)
     if options.certificate:
@@ -178,7 +180,7 @@ def _trust(context: ssl.SSLContext, ca: str) -> None:
         context.load_verify_locations(ca)
     except OSError as error:  # ssl.SSLError is one
         raise UsageError(
-            f"broker.tls_ca = {ca!r} does not load: {_why(error)}", hint="name a PEM file"
+            f"broker.tls_ca = {ca} does not load: {_why(error)}", hint="use a PEM file"
         ) from error
 
 
@@ -187,26 +189,26 @@ def _show(context: ssl.SSLContext, options: TlsOptions) -> None:
     try:
         context.load_cert_chain(options.certificate, options.key or None, password=password)
     except OSError as error:
-        files = f"broker.tls_certificate = {options.certificate!r}"
+        files = f"broker.tls_certificate = {options.certificate}"
         if options.key:
-            files += f" with broker.tls_key = {options.key!r}"
+            files += f" with broker.tls_key = {options.key}"
         raise UsageError(
             f"{files} does not load: {_why(error)}",
-            hint="name PEM files; where the key is encrypted, its password in broker.tls_key_password_file",
+            hint="use PEM files; set broker.tls_key_password_file if the key is encrypted",
         ) from error
 
 
 def password_in(path: str, setting: str) -> str:
-    """The password of a private key: the first line of the file; empty without one, which no encrypted key has and
-    without which the library would ask for it at the terminal. Raises UsageError naming ``setting``."""
+    """The password of a private key: the first line of the file; empty without a file, as the library would prompt for
+    a password at the terminal. Raises UsageError naming ``setting``."""
     if not path:
         return ""
     try:
         with Path(path).open(encoding="utf-8") as file:
             return file.readline(PASSWORD_CHARS_MAX).rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"{setting} = {path!r} cannot be read: {why}") from error
+        why = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise UsageError(f"{setting} = {path} cannot be read: {why}") from error
 
 
 def _why(error: OSError) -> str:

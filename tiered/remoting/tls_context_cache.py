@@ -1,8 +1,7 @@
-"""A TLS context for connections that are made now: loaded again when one of its files changes.
+"""Caches a TLS context and reloads it when one of its files changes.
 
-Certificates may live for days only, and nobody restarts anything for the next one. Files that do not load (one of two
-has been written, say) are reported, and what was loaded before stays in use. Owns looking and that rule; not what a
-context is made of.
+Certificates may live for days only, and nobody restarts a process for the next one. If files do not load (half
+replaced, say), this is logged and the previous context stays in use.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ logger = logging.getLogger(__name__)
 Context = TypeVar("Context")
 
 
-class KeptContext(Generic[Context]):
-    """``load`` makes it of the files ``paths``, empty ones left out; ``purpose`` is for the log. Raises what ``load``
-    raises. Not thread-safe."""
+class TlsContextCache(Generic[Context]):
+    """``load`` makes the context from the files ``paths``, empty ones skipped; ``purpose`` is for the log. Raises what
+    ``load`` raises. Not thread-safe."""
 
     def __init__(self, paths: Sequence[str], load: Callable[[], Context], purpose: str) -> None:
         self._paths = [Path(path) for path in paths if path]
@@ -38,12 +37,12 @@ class KeptContext(Generic[Context]):
                 self._context = self._load()
             except UsageError as error:
                 logger.warning(
-                    "certificates for %s changed and cannot be used: the old ones stay",
+                    "changed certificates for %s do not load: the old ones stay in use",
                     self._purpose,
                     extra={"cause": str(error)},
                 )
             else:
-                logger.info("certificates for %s read anew", self._purpose)
+                logger.info("certificates for %s reloaded", self._purpose)
         return self._context
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
