@@ -92,7 +92,8 @@ BAD: dict[str, tuple[Callable[[Papers], tuple[Serve, TlsOptions | None]], str, t
         'its certificate is not for 127.0.0.1; broker.tls_verify = "ca"', UsageError,
     ),
     "expired": (
-        lambda p: (answering(shows(p.expired)), trusting(p.ca)), "certificate, .* has expired; renew the certificate", UsageError,
+        lambda p: (answering(shows(p.expired)), trusting(p.ca)), "certificate, .* has expired; renew",
+        UsageError,
     ),
     "wants ours": (
         lambda p: (answering(shows(p.server, asks=p.ca)), trusting(p.ca)),
