@@ -84,7 +84,7 @@ def test_any_text_gives_a_value_or_a_typed_error(text: str) -> None:
 
 
 def test_objects_as_keys_within_keys_are_refused_as_each_would_double_the_one_before() -> None:
-    with pytest.raises(FastjsonError, match="within a key"):
+    with pytest.raises(FastjsonError, match="inside a key"):
         loads("{" * 60 + '"a":1' + "}:1" * 59 + "}")  # 2^60 backslashes otherwise
     assert loads('{{"a":1}:{{"b":2}:3}}') == {'{"a":1}': {'{"b":2}': 3}}
 
@@ -114,5 +114,5 @@ def test_what_is_no_json_is_found_out_in_time_proportional_to_its_length(text: s
 def test_the_dialect_may_be_bounded_where_strict_json_is_not() -> None:
     assert loads(json.dumps(["x" * 100]), dialect_max=10) == ["x" * 100]
     assert loads("{1:22222}", dialect_max=9) == {"1": 22222}
-    with pytest.raises(FastjsonError, match="no strict JSON; at most 9"):
+    with pytest.raises(FastjsonError, match="not strict JSON; at most 9"):
         loads("{1:222222}", dialect_max=9)

@@ -10,9 +10,9 @@ A page holds seven streams, one behind the other, after their lengths (u32 each)
     5 parent               LMQ runs only: the value
     6 parent queue offset  LMQ runs only: zigzag of the difference to the row before
 
-"Before" is reset by every run and every page: size and parent queue offset at 0, the timestamp at the
-run's minimum, the physical offset at the run's first. Integers are 7 bits a byte, lowest first, at most ten
-bytes; sums wrap at 64 bits. The queue offset is not stored: rows of a run are contiguous.
+Every run and every page starts from size and parent queue offset 0, the run's minimum timestamp and its first physical
+offset. Integers are 7 bits a byte, lowest first, at most ten bytes; sums wrap at 64 bits. The queue offset is not
+stored: rows of a run are contiguous.
 
 ``encode_page`` of ``tiered.kernels.columns`` writes them. Reading needs no compiled kernel: a page of 4,096 rows takes
 0.2 ms here, 0.05 ms in a kernel, which costs each reader 0.35 s and 100 MB to load (docs/decisions/0051).

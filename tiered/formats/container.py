@@ -1,7 +1,7 @@
 """The container: a checked envelope around one JSON header and named numpy tables.
 
-Commits, pages, state snapshots and the footers of segments are all containers, told apart by an 8-byte kind, so that
-there is one decoder to fuzz and one place that decides about versions.
+Commits, pages, state snapshots and the footers of segments are containers, told apart by an 8-byte kind: one decoder
+checks them all, and versions are decided in one place.
 
     kind 8 | major u16 | minor u16 | flags u32 | raw length u64 | stored length u64 | CRC32C of stored u32 |
     CRC32C of the 36 bytes before u32
@@ -9,8 +9,6 @@ there is one decoder to fuzz and one place that decides about versions.
     payload: header length u32, header (UTF-8 JSON); table count u32; per table:
              name length u16, name, dtype length u16, dtype (JSON list of [field, type]), rows u64,
              then every field's column in turn, little-endian, contiguous
-
-Does not know what any table means.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _FLAG_ZSTD = 1
 
 @dataclass(frozen=True)
 class Container:
-    """A decoded container: its JSON header and its tables (read-only views or copies, never aliased to input)."""
+    """A decoded container. Its tables never share memory with the input."""
 
     header: dict[str, Any]
     tables: dict[str, Table]
@@ -52,7 +50,7 @@ def encode_container(
     level: int = 1,
     major: int | None = None,
 ) -> bytes:
-    """Serialise; equal input gives equal bytes, so content can be recognised by its CRC."""
+    """The bytes of a container; equal input gives equal bytes, so that a CRC identifies the content."""
     assert len(kind) == 8
     head = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
     parts = [struct.pack("<I", len(head)), head, struct.pack("<I", len(tables))]
@@ -72,7 +70,7 @@ def encode_container(
 
 
 def empty_container(kind: bytes, major: int) -> bytes:
-    """A header and no payload: says what an object is, and by whom it must be refused."""
+    """A header without payload: programs before ``major`` refuse the object."""
     return _envelope(kind, major, 0, 0, b"")
 
 
@@ -86,22 +84,21 @@ def _envelope(kind: bytes, major: int, flags: int, raw_length: int, stored: byte
 def decode_container(
     data: bytes | memoryview, kind: bytes, *, source: str, major_max: int | None = None
 ) -> Container:
-    """Check and parse; ``source`` (an object key and range) is named in every error.
+    """Check and parse. ``source``, an object key and range, is in every error.
 
-    Raises CorruptionError for any mismatch and UnsupportedFormatError for a major version above ``major_max``
-    (or FORMAT_MAJOR).
+    Raises CorruptionError, or UnsupportedFormatError for a major version above ``major_max`` (or FORMAT_MAJOR).
     """
     major_max = FORMAT_MAJOR if major_max is None else major_max
     if len(data) < HEADER.size:
         raise CorruptionError(f"{source}: {len(data)} bytes are too few for a container header")
     found, major, minor, flags, raw_length, stored_length, crc, header_crc = HEADER.unpack_from(data)
     if found != kind:
-        raise CorruptionError(f"{source}: expected a {kind!r} container, found {found!r}")
+        raise CorruptionError(f"{source}: is a {_text(found)} container, not {_text(kind)}")
     if fastcrc.crc32.iscsi(bytes(data[: _FIELDS.size])) != header_crc:
         raise CorruptionError(f"{source}: container header fails its CRC32C")
     if major > major_max:
         raise UnsupportedFormatError(
-            f"{source}: format {major}.{minor} of {kind.decode().strip()} is newer than {major_max}.x",
+            f"{source}: format {major}.{minor} of {_text(kind)} is newer than {major_max}.x",
             hint="upgrade this program",
         )
     stored = bytes(data[HEADER.size : HEADER.size + stored_length])
@@ -115,14 +112,12 @@ def decode_container(
         raise CorruptionError(f"{source}: container payload does not parse: {error}") from error
 
 
-def container_length(data: bytes | memoryview) -> int:
-    """Total bytes of the container that starts at ``data[0]``; reads only the fixed header."""
-    _, _, _, _, _, stored_length, _, _ = HEADER.unpack_from(data)
-    return HEADER.size + int(stored_length)
+def _text(kind: bytes) -> str:
+    return kind.decode("ascii", "backslashreplace").strip()
 
 
 def _inflated(stored: bytes, raw_length: int) -> bytes:
-    """Nothing is allocated for a frame that claims another length than the header."""
+    """The payload. Nothing is allocated for a frame whose length differs from the header's."""
     if zstandard.frame_content_size(stored) != raw_length:
         raise ValueError("payload does not have the length recorded")
     raw: bytes = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_length)
@@ -136,7 +131,7 @@ def _parse_payload(raw: bytes, raw_length: int) -> Container:
     position = 4 + head_length
     header = json.loads(raw[4:position], parse_constant=_refuse)
     if not isinstance(header, dict):
-        raise ValueError("the header is no object")
+        raise ValueError("the header is not a JSON object")
     (count,) = struct.unpack_from("<I", raw, position)
     position += 4
     tables: dict[str, Table] = {}
@@ -157,7 +152,7 @@ def _parse_payload(raw: bytes, raw_length: int) -> Container:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _short_text(raw: bytes, position: int) -> tuple[str, int]:

@@ -1,14 +1,11 @@
-"""Parses the JSON dialect that fastjson writes: broker configuration files and remoting bodies.
+"""Parser of the JSON dialect that fastjson writes: broker configuration files and remoting bodies.
 
-Strict JSON is read by orjson. What fastjson adds: integer keys without quotes (``{0:17}``), whole objects
-as keys (``{{"brokerName":"a"}:{…}}``), single quotes, bare identifiers as keys, stray commas, ``\\x41``
-and ``\\v`` escapes.
+Strict JSON is parsed by orjson. fastjson adds integer keys without quotes (``{0:17}``), objects as keys
+(``{{"brokerName":"a"}:{…}}``), single quotes, bare identifiers as keys, stray commas, ``\\x41`` and ``\\v`` escapes.
 
-Text may come from anybody who can connect: reading it takes time and memory in proportion to its length, whatever it
-says. The dialect is read a hundred times slower than strict JSON, so callers bound how much of it they take.
-
-Owns text -> values only; which file a value came from is the caller's to say. Sources: com.alibaba.fastjson
-1.2.83 ``JSONLexerBase``, ``DefaultJSONParser``.
+Any client can send such text, so time and memory are proportional to its length. The dialect is parsed a hundred times
+slower than strict JSON: callers limit its length. Sources: com.alibaba.fastjson 1.2.83 ``JSONLexerBase``,
+``DefaultJSONParser``.
 """
 
 from __future__ import annotations
@@ -22,8 +19,7 @@ from tiered.errors import CorruptionError
 
 DEPTH_MAX: Final = 128
 
-# A string without an end is one, too: else the search would begin again at each quote in it. For the same reason no
-# part gives back what it took.
+# A string without an end matches too, and no part backtracks: both keep the search linear.
 _STRING_OR_INTEGER_KEY = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|(?<=[{,\s])(-?\d++)(?=\s*+:)', re.DOTALL)
 _SPACE_OR_COMMENT = re.compile(r"(?:[\s\ufeff\b]+|//[^\n]*|/\*.*?\*/)+", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -40,7 +36,7 @@ _WORDS: Final = {"true": True, "false": False, "null": None, "undefined": None, 
 
 
 class FastjsonError(CorruptionError):
-    """The text is not JSON in any dialect fastjson writes. ``position`` is the character it fails at."""
+    """The text is not JSON in any dialect fastjson writes. ``position``: the character at which parsing fails."""
 
     def __init__(self, what: str, position: int) -> None:
         super().__init__(f"bad JSON at character {position}: {what}")
@@ -48,19 +44,17 @@ class FastjsonError(CorruptionError):
 
 
 def loads(text: str | bytes, *, dialect_max: int | None = None) -> Any:
-    """The value of ``text``. Keys of objects are always strings; an object used as a key becomes its
-    compact JSON.
+    """The value of ``text``. Keys of objects are strings; an object used as a key becomes its compact JSON.
 
-    ``dialect_max``: what is no strict JSON may have so many characters (bytes, if bytes were given); None: any.
-    Raises FastjsonError. Of two equal keys the last wins, as in a Java map.
+    ``dialect_max``: characters (of ``bytes``: bytes) that a text may have unless it is strict JSON. Of two equal keys
+    the last wins, as in a Java map. Raises FastjsonError.
     """
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        # Not strict JSON: the dialect below decides whether it is an error.
-        pass
+        pass  # parsed as the dialect
     if dialect_max is not None and len(text) > dialect_max:
-        raise FastjsonError(f"{len(text)} characters that are no strict JSON; at most {dialect_max}", 0)
+        raise FastjsonError(f"{len(text)} characters, not strict JSON; at most {dialect_max} are parsed", 0)
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")
@@ -77,7 +71,7 @@ def _quote_key(match: re.Match[str]) -> str:
 
 
 class _Parser:
-    """Recursive descent over one text; slow and complete."""
+    """Recursive descent over one text, slow and complete."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -159,9 +153,9 @@ class _Parser:
         return bare[0]
 
     def _document_key(self, depth: int) -> str:
-        """A map's key that is an object. None is within another: each level would double the quoting of those in it."""
+        """A map's key that is an object. They are not nested: each level doubles the quoting inside it."""
         if self._is_in_key:
-            raise self._error("an object as a key within a key")
+            raise self._error("an object used as a key inside a key")
         self._is_in_key = True
         try:
             return orjson.dumps(self._value(depth + 1)).decode("utf-8")

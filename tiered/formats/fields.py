@@ -1,7 +1,7 @@
-"""The fields of a message as JSON: their names, types and meaning, in order.
+"""The fields of a message as JSON, in order: name, type and meaning.
 
-Owns the one table that documents, table schemas and ``record_to_json`` follow. Names are those of the Java
-client (MessageExt) where it has one. Does not decode anything.
+Documents, table schemas and ``record_to_json`` follow this table. Names are those of the Java client (MessageExt)
+where it has one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FieldKind = Literal[
 
 @dataclass(frozen=True)
 class Field:
-    """One field. ``optional``: absent unless it applies; ``nullable``: always there, null when not set."""
+    """One field. ``optional``: absent unless it applies; ``nullable``: always present, null when not set."""
 
     name: str
     kind: FieldKind

@@ -1,9 +1,7 @@
-"""Names of objects: how they are built, what they say, and how any name becomes a legal part of one.
+"""Object keys: building and parsing them, and the escape of names inside them.
 
-Keys are relative to the archive's own prefix, ``<cluster>/<broker>`` below the store's URL. Every name has
-exactly one escape and no two names share one, so listing a prefix never shows another topic's objects.
-
-Owns spelling only. Does not know which objects exist, nor what is in them.
+Keys are relative to the archive's prefix, ``<cluster>/<broker>`` below the store's URL. Every name has exactly one
+escape and no two names share one, so listing a prefix never shows another topic's objects.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ SETS_PREFIX = "sets/"
 INDEX_PREFIX = "index/"
 STATE_PREFIX = "state/"
 SERVE_PREFIX = "state/serve/"
-"""What a server of the archive keeps for its clients; no commit names it."""
+"""State that servers keep for clients; no commit names it."""
 
 ESCAPED_CHARACTERS_MAX = 200
-"""Longer escapes are cut and end in a digest: file systems take 255 bytes a path component."""
+"""Longer escapes are cut and end in a digest: file systems allow 255 bytes a path component."""
 
 _VERSION_CEILING = 10**20 - 1
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
@@ -50,7 +48,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 
 
 class DataKeyParts(NamedTuple):
-    """What a stream object's key says. ``topic`` is None where the name was too long to be spelled out."""
+    """The parts of a stream object's key. ``topic`` is None for a name whose escape was cut."""
 
     topic: str | None
     queue_id: int
@@ -61,7 +59,7 @@ class DataKeyParts(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A range of bytes of an object."""
+    """A byte range of an object."""
 
     key: str
     offset: int
@@ -69,7 +67,7 @@ class Part(NamedTuple):
 
 
 class SetKeyParts(NamedTuple):
-    """What a stream set object's key says."""
+    """The parts of a stream set object's key."""
 
     batch_id: str
     epoch: int
@@ -98,9 +96,9 @@ def escape(name: str) -> str:
 
 
 def unescape(escaped: str) -> str | None:
-    """The name that ``escape`` spelled so, or None for a cut one (the object's footer has it).
+    """The name whose escape this is; None for a cut one (the object's footer has it).
 
-    Raises UsageError for what ``escape`` never gives.
+    Raises UsageError for text that ``escape`` never returns.
     """
     if escaped == _EMPTY:
         return ""
@@ -116,7 +114,7 @@ def unescape(escaped: str) -> str | None:
 
 
 def archive_prefix(cluster: str, broker: str) -> str:
-    """Where one broker name's archive lies below the store's URL; no closing slash."""
+    """The prefix of a broker's archive below the store's URL, without a slash at the end."""
     return f"{escape(cluster)}/{escape(broker)}"
 
 
@@ -130,7 +128,7 @@ def data_key(queue: QueueKey, base_queue_offset: int, epoch: int, attempt: int) 
 
 
 def parse_data_key(key: str) -> DataKeyParts | None:
-    """What ``data_key`` put into ``key``; None when it is no stream object's key."""
+    """The parts of a stream object's key; None for other keys."""
     found = _DATA_KEY.match(key)
     if found is None:
         return None
@@ -148,7 +146,7 @@ def set_key(batch_id: str, epoch: int, attempt: int) -> str:
 
 
 def parse_set_key(key: str) -> SetKeyParts | None:
-    """What ``set_key`` put into ``key``; None when it is no stream set object's key."""
+    """The parts of a stream set object's key; None for other keys."""
     found = _SET_KEY.match(key)
     return None if found is None else SetKeyParts(found["batch"], int(found["epoch"]), int(found["attempt"]))
 
@@ -160,7 +158,7 @@ def catalog_key(version: int) -> str:
 
 
 def parse_catalog_key(key: str) -> int | None:
-    """The version that ``catalog_key`` put into ``key``; None when it is no commit's key."""
+    """The version in a commit's key; None for other keys."""
     found = _CATALOG_KEY.match(key)
     return None if found is None else _VERSION_CEILING - int(found[1])
 
@@ -172,18 +170,18 @@ def page_key(kind: str, version: int, epoch: int, digest: str) -> str:
 
 
 def part_key(key: str, offset: int, length: int) -> str:
-    """How the catalog names a page that is a part of the object ``key``; no object has a colon in its key."""
+    """The name of a page stored inside the object ``key``; no object key contains a colon."""
     return f"{key}:{offset}:{length}"
 
 
 def parse_part_key(key: str) -> Part | None:
-    """The part that ``key`` names; None when it is a whole object's."""
+    """The part that ``key`` names; None when it names a whole object."""
     found = _PART.match(key)
     return None if found is None else Part(found[1], int(found[2]), int(found[3]))
 
 
 def object_of(key: str) -> str:
-    """The object in which what ``key`` names lies: ``key`` itself, or that of which it names a part."""
+    """The object that ``key`` names or names a part of."""
     return key.partition(":")[0]
 
 
@@ -194,7 +192,7 @@ def index_key(begin_ms: int, end_ms: int, epoch: int, identity: str) -> str:
 
 
 def state_key(name: str, epoch: int, attempt: int, digest: str) -> str:
-    """The key of a snapshot of one broker table; ends in the digest of its content."""
+    """The key of a snapshot of one broker table; it ends in the digest of the content."""
     assert _LABEL.match(name) and _LABEL.match(digest)
     return f"{STATE_PREFIX}{name}-{epoch}-{attempt}-{digest}"
 
@@ -205,7 +203,7 @@ def _spread(identity: str) -> str:
 
 
 def epoch_of(key: str) -> int | None:
-    """The epoch in whose name ``key`` was written; None for keys that carry none (commits, foreign)."""
+    """The epoch in ``key``; None for keys without one (commits, foreign objects)."""
     data = parse_data_key(key)
     if data is not None:
         return data.epoch

@@ -1,7 +1,6 @@
-"""Decoded column pages of all indexes of the process: one bound, however many are open; the least recently used go.
+"""LRU cache of decoded column pages, one for all segment indexes of the process, bounded in bytes.
 
-Readers of many queues side by side come back to as many pages of an object; a walk leaves nothing behind in thousands
-of indexes, and an index nothing once it is gone. Owns which pages are kept. Does not own decoding (segment_index.py).
+Readers of many queues return to the same pages of an object. Pages of a deleted index are dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 PAGES_BYTES = 16 * 1024 * 1024
 """About 90 pages of 4,096 rows."""
 PAGE_COST_BYTES = 1200
-"""Of a page besides its values: arrays, their tuple, its place here."""
+"""Of a page besides its values: arrays, their tuple, the cache entry."""
 GONE_MAX = 1024
 
 Columns = tuple[NDArray[Any], ...]
@@ -33,14 +32,14 @@ class PageCache:
         self._lock = threading.Lock()
         self._pages: OrderedDict[tuple[int, int], Columns] = OrderedDict()
         self._gone: deque[int] = deque()
-        """Owners that are no more. Their end comes in any thread at any moment, also while it holds the lock."""
+        """Deleted owners. Finalizers run in any thread at any moment, also while it holds the lock."""
         self.held_bytes = 0
 
     def __len__(self) -> int:
         return len(self._pages)
 
     def number_of(self, owner: object) -> int:
-        """A number for ``owner``, an index: no other ever has it. What is kept for it goes some time after it."""
+        """A unique number for ``owner``, an index. Its pages are dropped some time after it is deleted."""
         if len(self._gone) >= GONE_MAX:
             with self._lock:
                 self._forget_gone()
@@ -49,7 +48,7 @@ class PageCache:
         return number
 
     def get(self, number: int, page: int, decode: Callable[[int], Columns]) -> Columns:
-        """The page, decoded if it is not there. One larger than all that is kept is not kept."""
+        """The page, decoded unless cached. A page above the cache's bound is not cached."""
         key = number, page
         with self._lock:
             found = self._pages.get(key)
@@ -80,5 +79,5 @@ class PageCache:
 
 
 def cost_bytes(columns: Columns) -> int:
-    """Memory of a page that is kept, about."""
+    """Memory of a cached page, roughly."""
     return PAGE_COST_BYTES + sum(column.nbytes for column in columns)

@@ -1,7 +1,4 @@
-"""Queues as a table: topic names once, then numbers. The same in segment footers, commits and pages.
-
-Owns turning names into that table, in a few passes however many queues there are. Does not own what refers to it.
-"""
+"""Queues as a table, in segment footers, commits and pages: each topic name once, then numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One commitlog record as the broker stores it: decoding, properties, bodies, and its JSON form.
 
-Owns the plain-Python reading of single records, for commands and queries that show a few of them; the hot
-path is in ``tiered.kernels``. Field names of the JSON form are in ``tiered.formats.fields``. Sources:
-MessageDecoder.decode, MessageDecoder.string2messageProperties, CompressorFactory.
+Plain Python for commands and queries that show single records; the hot path is in ``tiered.kernels``. Field names of
+the JSON form are in ``tiered.formats.fields``. Sources: MessageDecoder.decode,
+MessageDecoder.string2messageProperties, CompressorFactory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A decoded record. ``data`` is what was decoded, verbatim; times are ms since the epoch."""
+    """A decoded record. ``data``: its bytes; times are ms since the epoch."""
 
     data: bytes
     magic: int
@@ -67,12 +67,12 @@ class Record:
     reconsume_times: int
     prepared_transaction_offset: int
     stored_body: bytes
-    """As stored, maybe compressed."""
+    """As stored, possibly compressed."""
     topic: str
     properties: dict[str, str]
 
     def body(self, max_bytes: int = BODY_BYTES_MAX) -> bytes:
-        """The body as a Java client hands it out. Raises CorruptionError if it cannot be decompressed."""
+        """The body as a Java client returns it. Raises CorruptionError if it cannot be decompressed."""
         if not self.sys_flag & SYS_COMPRESSED:
             return self.stored_body
         source = f"body of {self.topic} at physical offset {self.physical_offset}"
@@ -106,7 +106,7 @@ class InnerMessage:
 def decode_record(data: bytes | bytearray | memoryview) -> Record:
     """Decode exactly one record. Raises CorruptionError unless its lengths fill ``data`` exactly.
 
-    Checksums are not verified: whoever read the bytes did.
+    Checksums are not verified: the reader of the bytes verified them.
     """
     data = bytes(data)
     try:
@@ -202,8 +202,8 @@ def parse_properties(encoded: bytes) -> dict[str, str]:
 def decompress_body(stored: bytes, sys_flag: int, max_bytes: int, *, source: str) -> bytes:
     """Decompress by the type in ``sys_flag``: zlib (also the default of old clients), LZ4 frames or zstd frames.
 
-    As Java's streams do: all frames of a body are read, what follows a zlib stream is not looked at. Raises
-    CorruptionError, naming ``source``, for damage, an unknown type, or more than ``max_bytes``.
+    Like Java's streams, reads all frames of a body and ignores bytes behind a zlib stream. Raises CorruptionError,
+    naming ``source``, for damage, an unknown type, or more than ``max_bytes``.
     """
     kind = sys_flag & _COMPRESSION_MASK
     try:
@@ -240,7 +240,7 @@ def _decompress_lz4(stored: bytes, max_bytes: int) -> tuple[bytes, bool]:
 def _decompress_zstd(stored: bytes, max_bytes: int) -> tuple[bytes, bool]:
     """(body, whether its last frame ends).
 
-    Fed in pieces, as this library bounds its input only: 1 KiB gives <= 32 MiB.
+    Fed in pieces, as the library limits only its input: 1 KiB gives at most 32 MiB.
     """
     parts, total = list[bytes](), 0
     at, finished = 0, True
@@ -285,10 +285,10 @@ def record_to_json(
 ) -> dict[str, Any]:
     """The record as one JSON object, with the names of ``FIELD_TABLE`` in its order.
 
-    ``queue`` and ``queue_offset`` say where it was read: a light queue and its parent show the same record.
-    ``is_own_offset`` marks readings whose offsets are the records' own and need not be consecutive (BatchCQ,
-    compacted topics). ``must_decode``: raise CorruptionError for a body that does not decompress, or an inner batch
-    that does not decode; else what they would say is null. A producer may have made them so: the record is whole.
+    ``queue`` and ``queue_offset``: where it was read, as an LMQ and its parent show the same record.
+    ``is_own_offset`` marks offsets that are the records' own and need not be consecutive (BatchCQ, compacted topics).
+    ``must_decode``: raise CorruptionError for a body that does not decompress or an inner batch that does not decode.
+    Otherwise their fields are null: the producer may have sent them so, and the record is whole.
     """
     body = _decoded(record.body, must_decode)
     row: dict[str, Any] = {

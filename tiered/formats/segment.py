@@ -1,12 +1,11 @@
-"""One segment in one object: what a writer hands in, and how it becomes the object's bytes.
+"""Encodes a segment, the content of one data object.
 
-A stream object (SO) and a stream set object (SSO) are the same format; only the key differs. Layout (every byte
-is in docs/FORMATS.md):
+A stream object (SO) and a stream set object (SSO) have the same format; only the key differs. Layout (every byte is in
+docs/FORMATS.md):
 
     header 16 | blocks | key section | column pages | footer (container RMQTSEGF) | trailer 48
 
-Owns encoding. Reading is in segment_index.py (pure) and tiered.flat_file.segment_reader (with a store). Does not
-own how rows are found, cut into runs or grouped into objects.
+``segment_index.py`` decodes it, ``tiered.flat_file.segment_reader`` reads it from a store.
 """
 
 from __future__ import annotations
@@ -52,10 +51,9 @@ _EMPTY_HASHES = np.zeros(0, np.uint64)
 
 @dataclass(frozen=True)
 class SegmentMeta:
-    """Who wrote an object and from what; in the footer, so that objects alone tell the living from the dead.
+    """The writer of an object and its source; in the footer, so that a repair can tell live objects from garbage.
 
-    ``catalog_version`` is the version the writer had seen, [from_phys, to_phys) the commitlog range of its
-    cycle.
+    ``catalog_version``: the newest version the writer knew; [from_phys, to_phys): the commitlog range of its cycle.
     """
 
     cluster: str
@@ -72,7 +70,7 @@ class SegmentMeta:
 
 @dataclass(frozen=True)
 class BlockCodec:
-    """zstd level, raw bytes a block aims at, threads that compress one object."""
+    """zstd level, target size of a block in raw bytes, and threads that compress one object."""
 
     level: int = 1
     block_bytes: int = 512 * 1024
@@ -83,7 +81,7 @@ class BlockCodec:
 class RowTable:
     """Consume-queue rows, run after run. All columns have one entry per row but ``key_hashes``.
 
-    Written: ``position`` is in the arena (-1 for light-queue rows). Read back: it is in the bytes of the run.
+    ``position`` is in the arena when written (-1 for LMQ rows), in the bytes of the run when read.
     """
 
     position: NDArray[Any]  # i8
@@ -94,8 +92,8 @@ class RowTable:
     queue_offset: NDArray[Any]  # i8, base offset of the row
     inner_num: NDArray[Any]  # i4, queue offsets the row spans
     key_count: NDArray[Any]  # u2
-    parent: NDArray[Any]  # i4, index into the segment's queues; -1 but in light-queue rows
-    parent_queue_offset: NDArray[Any]  # i8, -1 but in light-queue rows
+    parent: NDArray[Any]  # i4, index into the segment's queues; -1 but in LMQ rows
+    parent_queue_offset: NDArray[Any]  # i8, -1 but in LMQ rows
     key_hashes: NDArray[Any] = field(default_factory=lambda: _EMPTY_HASHES)  # u8, sum(key_count) of them
 
     def __len__(self) -> int:
@@ -104,9 +102,9 @@ class RowTable:
 
 @dataclass(frozen=True)
 class EncodedSegment:
-    """An object ready to be put. ``body`` owns its memory: nothing of it lies in the arena or the scratch.
+    """An object ready to be put. ``body`` shares no memory with the arena or the scratch.
 
-    ``tail_bytes`` last bytes open the object; ``tail_crc32c`` is of them. ``raw_bytes`` counts message bytes.
+    The last ``tail_bytes``, with the CRC32C ``tail_crc32c``, open the object. ``raw_bytes`` counts message bytes.
     """
 
     body: list[Buffer]
@@ -120,7 +118,7 @@ class EncodedSegment:
 
 
 class SegmentScratch:
-    """Memory and threads one encoder reuses from object to object. Not to be shared by threads."""
+    """Memory and threads that an encoder reuses from object to object. Not thread-safe."""
 
     def __init__(self) -> None:
         self._packer: BlockPacker | None = None
@@ -128,14 +126,14 @@ class SegmentScratch:
         self.streams: NDArray[np.uint8] = np.empty(PAGE_ROWS * 70, np.uint8)
 
     def packer(self, codec: BlockCodec) -> BlockPacker:
-        """What compresses blocks as ``codec`` says."""
+        """The packer for ``codec``."""
         if self._packer is None or self._packer.shape != (codec.level, codec.threads):
             self.close()
             self._packer = BlockPacker(codec.level, codec.threads)
         return self._packer
 
     def close(self) -> None:
-        """End its threads."""
+        """Stop its threads."""
         if self._packer is not None:
             self._packer.close()
 
@@ -151,8 +149,8 @@ def encode_segment(
 ) -> EncodedSegment:
     """The object that holds ``runs`` (RUN_DTYPE) with ``rows`` in the same order.
 
-    ``runs["queue"]`` and ``rows.parent`` index ``queues``. Raises ValueError when runs and rows contradict
-    each other or a record lies outside the arena: nothing that a reader would refuse is ever written.
+    ``runs["queue"]`` and ``rows.parent`` index ``queues``. Raises ValueError when runs and rows contradict each other
+    or a record lies outside the arena, as a reader would refuse the object.
     """
     scratch = scratch or SegmentScratch()
     view = RunView.of(runs)
@@ -184,7 +182,7 @@ def encode_segment(
 
 
 def warm_up() -> None:
-    """Compile the kernels, or load them from the cache: seconds or some 100 ms, better spent before needed."""
+    """Compile the kernels (seconds) or load them from the cache (some 100 ms) before they are needed."""
     one = np.ones(1, np.int64)
     runs = np.zeros(1, RUN_DTYPE)
     for name in ("end_queue_offset", "rows", "byte_count", "end_phys"):
@@ -206,7 +204,7 @@ def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTabl
     if int(runs["rows"].min()) < 1 or int(view.first_row[-1]) != count:
         raise ValueError(f"runs have {int(view.first_row[-1])} rows, columns {count}")
     if int(runs["queue"].max()) >= len(queues):
-        raise ValueError("a run names a queue that is not in the table")
+        raise ValueError("the queue of a run is not in the table")
     if int(rows.key_count.sum(dtype=np.int64)) != len(rows.key_hashes):
         raise ValueError("key counts and key hashes differ")
     bad = check_rows(
@@ -235,7 +233,7 @@ def _cut_blocks(
 
 
 def _encode_keys(rows: RowTable) -> tuple[bytes, dict[str, int]]:
-    """The key section: counts per row (zstd), then the hashes as they are."""
+    """The key section: counts per row (zstd), then the hashes uncompressed."""
     if len(rows.key_hashes) == 0:
         return b"", {"count": 0, "stored_counts_bytes": 0, "crc32c": 0}
     counts = zstandard.ZstdCompressor(level=1).compress(rows.key_count.astype("<u2").tobytes())

@@ -1,10 +1,7 @@
-"""Blocks of a segment being written: records gathered, compressed and checksummed, on threads that stay.
+"""Gathers, compresses and checksums the blocks of a segment on a pool of threads.
 
-The work is cut into pieces of about a megabyte, so that what was just gathered is still in the cache of the core that
-compresses it. Each thread keeps its compressor and its buffer: making them anew costs as much in page faults as a
-tenth of the compression.
-
-Owns threads and buffers. Does not own where blocks are cut (kernels.gather), nor where they lie (segment.py).
+The work is cut into pieces of about a megabyte, so that gathered bytes are still in the cache of the core that
+compresses them. Each thread keeps its compressor and its buffer: their page faults cost a tenth of the compression.
 """
 
 from __future__ import annotations
@@ -27,13 +24,13 @@ from tiered.kernels.gather import gather_records
 from tiered.model.tables import Table
 
 PIECE_BYTES = 1024 * 1024
-"""Raw bytes a thread gathers at once, unless one block is larger."""
+"""Raw bytes a thread gathers at once, unless a single block is larger."""
 KEPT_BYTES = 2 * PIECE_BYTES
 
 
 @dataclass(frozen=True)
 class Records:
-    """Where records lie in ``arena``, block after block; a negative position is a row without bytes."""
+    """Places of records in ``arena``, block after block; a negative position is a row without bytes."""
 
     arena: NDArray[np.uint8]
     position: NDArray[np.int64]
@@ -50,13 +47,13 @@ class Records:
 
 
 class PackedBlocks:
-    """Blocks on their way."""
+    """Blocks being compressed."""
 
     def __init__(self, pieces: Sequence[Future[bytes]]) -> None:
         self._pieces = pieces
 
     def stored(self) -> list[bytes]:
-        """What the object holds of the blocks, one after the other, once all are done; their table is filled in then.
+        """Wait for the stored bytes of all blocks, in order; their table is then complete.
 
         Raises ValueError when a record lies outside the arena.
         """
@@ -64,7 +61,7 @@ class PackedBlocks:
 
 
 class BlockPacker:
-    """Compresses the blocks of one object after the other. With one thread, it is the caller's own."""
+    """Compresses the blocks of one object after the other. With ``threads`` 1, in the calling thread."""
 
     def __init__(self, level: int, threads: int) -> None:
         self.shape = (level, threads)
@@ -74,7 +71,7 @@ class BlockPacker:
 
     @contextmanager
     def packing(self, blocks: Table, records: Records) -> Iterator[PackedBlocks]:
-        """Inside the block other work can be done meanwhile. Behind it nobody looks at the arena any more.
+        """Compress in the background during the ``with`` block; after it the arena is no longer read.
 
         ``blocks`` has its rows and raw bytes.
         """
@@ -97,7 +94,7 @@ class BlockPacker:
         return done
 
     def _pack(self, blocks: Table, records: Records, row: int) -> bytes:
-        """One piece: neighbouring blocks that begin with ``row``."""
+        """Neighbouring blocks, the first of which begins with ``row``."""
         compress, buffer = self._tools(int(blocks["raw_bytes"].sum()))
         raw_bytes = blocks["raw_bytes"].tolist()
         end = sum(raw_bytes)
@@ -116,12 +113,10 @@ class BlockPacker:
             begin += length
         blocks["stored_bytes"], blocks["codec"] = list(map(len, stored)), codecs
         blocks["crc32c"] = list(map(fastcrc.crc32.iscsi, stored))
-        return b"".join(
-            stored
-        )  # apart they would leave holes in memory, where each was made larger than it is
+        return b"".join(stored)  # one allocation: separate ones fragment memory
 
     def _tools(self, buffer_bytes: int) -> tuple[Any, NDArray[np.uint8]]:
-        """This thread's compressor, and at least so many bytes."""
+        """This thread's compressor, and a buffer of at least ``buffer_bytes``."""
         own = self._own
         if not hasattr(own, "compress"):
             compressor = zstandard.ZstdCompressor(
@@ -136,7 +131,7 @@ class BlockPacker:
         return own.compress, buffer
 
     def close(self) -> None:
-        """End the threads once idle."""
+        """Stop the threads once idle."""
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 

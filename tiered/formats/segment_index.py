@@ -1,9 +1,7 @@
-"""What a segment holds, from its last bytes alone, and its stored blocks back into records. Pure: no I/O.
+"""Decodes a segment: its tail into an index of runs, blocks and rows, and its stored blocks into records. No I/O.
 
-Bytes from an object store are untrusted. Every length is bounded by a checked one, every CRC32C is verified before
-the bytes are used, and what the footer says must add up; a mismatch is a CorruptionError that names key and range.
-
-Owns decoding. Does not own fetching (tiered.flat_file.segment_reader) nor encoding (segment.py).
+Bytes from an object store are untrusted. Every length is bounded by a checked one, every CRC32C is verified before the
+bytes are used, and the footer's tables must agree; a mismatch is a CorruptionError that names key and range.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_DTYPE, RunKind, Table
 
 SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
-"""Raw bytes of a piece of a span: what compresses well must not expand into all memory at once."""
+"""Raw bytes of a piece of a span: limits memory for blocks that compress well."""
 
 _decoded = PageCache()
 
@@ -59,7 +57,7 @@ class BlockSpan(NamedTuple):
     """Consecutive blocks that hold rows of one run: bytes [offset, offset + length) of the object.
 
     They hold rows [first_row, end_row) of the run. ``raw_offset``: where their raw bytes begin in the run's; negative
-    when the first block begins with records of runs before. Behind the run's last row others may follow.
+    when the first block begins with records of earlier runs. Records of later runs may follow the run's last row.
     """
 
     first_block: int
@@ -74,7 +72,7 @@ class BlockSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class KeySection:
-    """Key hashes of all rows, row after row; ``counts`` says how many each row has."""
+    """Key hashes of all rows, row after row; ``counts[row]`` of them belong to a row."""
 
     counts: NDArray[np.uint16]
     hashes: NDArray[np.uint64]
@@ -84,10 +82,9 @@ class SegmentIndex:
     """The decoded tail of one segment. Immutable; may be shared by threads."""
 
     def __init__(self, key: str, size_bytes: int, tail: bytes) -> None:
-        """``tail``: the last bytes of the object, at least from its first column page on.
+        """``tail``: the last bytes of the object, at least ``tail_bytes_of`` it.
 
-        Raises CorruptionError or UnsupportedFormatError. Who does not know the tail's length asks
-        ``tail_bytes_of`` first.
+        Raises CorruptionError or UnsupportedFormatError.
         """
         self.key = key
         self.size_bytes = size_bytes
@@ -194,7 +191,7 @@ class SegmentIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, roughly: for the budget of a cache."""
+        """Memory, roughly, for the budget of a cache."""
         tables = self.runs.nbytes + self.blocks.nbytes * 5 + self.pages.nbytes
         return len(self._page_bytes) + tables + 200 * len(self.queues) + 4096
 
@@ -231,7 +228,7 @@ class SegmentIndex:
         if not is_lmq and int(sizes.sum()) != int(row["byte_count"]):
             raise CorruptionError(f"{self.key}: sizes of run {run} do not add up to its bytes")
         if is_lmq and int(parent.max(initial=-1)) >= len(self.queues):
-            raise CorruptionError(f"{self.key}: a row of run {run} names a parent that is not there")
+            raise CorruptionError(f"{self.key}: the parent of a row of run {run} is not in the footer")
         position = np.full(len(size), -1, np.int64) if is_lmq else np.cumsum(sizes) - sizes
         key_count = np.zeros(len(size), np.uint16)
         return RowTable(
@@ -239,8 +236,8 @@ class SegmentIndex:
         )
 
     def stored_columns(self, first_row: int, end_row: int) -> tuple[NDArray[Any], ...]:
-        """Columns of rows [first_row, end_row) of the object, whatever runs they belong to: size, tags code, store
-        timestamp, physical offset, queue offsets spanned, parent, parent's queue offset. For scans of many runs."""
+        """Columns of rows [first_row, end_row) of the object, across runs: size, tags code, store timestamp, physical
+        offset, queue offsets spanned, parent, parent's queue offset."""
         if not 0 <= first_row < end_row <= int(self.first_row[-1]):
             raise ValueError(f"rows [{first_row}, {end_row}) of an object of {int(self.first_row[-1])}")
         return self._rows(first_row, end_row)
@@ -279,13 +276,13 @@ class SegmentIndex:
     def block_span(
         self, run: int, first_row: int, end_row: int, *, raw_bytes_max: int | None = None
     ) -> BlockSpan:
-        """The blocks that hold rows [first_row, end_row) of ``run``, which is not empty and not a light queue's; with
-        ``raw_bytes_max`` only the first of them, up to the one that makes it so many bytes."""
+        """The blocks that hold rows [first_row, end_row) of ``run``, which is not empty and not of an LMQ; with
+        ``raw_bytes_max`` only the first of them, up to the one that reaches so many bytes."""
         rows = int(self._run_row[run + 1] - self._run_row[run])
         if not 0 <= first_row < end_row <= rows:
             raise ValueError(f"rows [{first_row}, {end_row}) of a run of {rows}")
         row_base = int(self._run_row[run])
-        # Not numpy's: that lets go of the interpreter lock, and getting it back costs more than the search.
+        # Not numpy's searchsorted: taking the interpreter lock again costs more than the search.
         blocks = cast("Sequence[int]", self._block_row)
         first, end = bisect_right(blocks, row_base + first_row) - 1, bisect_left(blocks, row_base + end_row)
         if raw_bytes_max is not None:
@@ -304,8 +301,7 @@ class SegmentIndex:
         )  # fmt: skip
 
     def bounds_of_blocks(self, run: int, span: BlockSpan) -> tuple[list[int], list[int]]:
-        """Where each block of ``span`` begins, and the last ends: in rows of ``run``, counted from the span's first,
-        and in bytes, counted from its first block's."""
+        """Begin of each block of ``span`` and end of the last: in rows from the span's first row, and in bytes."""
         first, end = span.first_block, span.end_block
         if end - first == 1:
             return [0, span.end_row - span.first_row], [0, span.raw_bytes]
@@ -314,7 +310,7 @@ class SegmentIndex:
         return rows.tolist(), (self._block_raw[first : end + 1] - self._block_raw[first]).tolist()
 
     def spans_of_rows(self, run: int, rows: NDArray[np.int64]) -> list[BlockSpan]:
-        """The blocks that hold these ``rows`` of ``run`` (ascending), neighbours together."""
+        """The blocks that hold these ``rows`` of ``run`` (ascending); adjacent blocks form one span."""
         if len(rows) == 0:
             return []
         self.block_span(run, int(rows[0]), int(rows[-1]) + 1)
@@ -328,7 +324,7 @@ class SegmentIndex:
     def split_span(
         self, run: int, span: BlockSpan, stored_bytes_max: int, raw_bytes_max: int = SPAN_RAW_BYTES_MAX
     ) -> list[BlockSpan]:
-        """``span`` in pieces of at most so many bytes, stored and raw, but for a single larger block."""
+        """``span`` in pieces of at most so many bytes, stored and raw; a larger block is a piece of its own."""
         pieces = []
         first = span.first_block
         while first < span.end_block:
@@ -349,13 +345,13 @@ class SegmentIndex:
         stored: bytes | memoryview,
         decompressor: zstandard.ZstdDecompressor | None = None,
     ) -> NDArray[np.uint8]:
-        """The raw bytes of ``span``, records one behind the other, from the object's bytes of that span. Read-only.
+        """The records of ``span``, back to back, from its stored bytes. Read-only.
 
-        ``decompressor``: one of the calling thread's own, for who decodes many spans.
+        ``decompressor``: reused by a thread that decodes many spans.
         """
         if len(stored) != span.length:
             raise CorruptionError(
-                f"{self.key}: [{span.offset}, {span.offset + span.length}) came with {len(stored)} bytes"
+                f"{self.key}: [{span.offset}, {span.offset + span.length}) was read as {len(stored)} bytes"
             )
         decompressor = decompressor or zstandard.ZstdDecompressor()
         view = memoryview(stored)
@@ -386,20 +382,20 @@ class SegmentIndex:
         packed = memoryview(stored)[: self._stored_counts_bytes]
         counts = np.frombuffer(_inflate(packed, 2 * rows, zstandard.ZstdDecompressor(), where), "<u2")
         if int(counts.sum(dtype=np.int64)) != self.key_count:
-            raise CorruptionError(f"{where} has {self.key_count} hashes, its counts say otherwise")
+            raise CorruptionError(f"{where} has {self.key_count} hashes, which its counts do not add up to")
         hashes = np.frombuffer(stored, "<u8", offset=self._stored_counts_bytes)
         return KeySection(counts, hashes)
 
 
 def tail_bytes_of(data: bytes, size_bytes: int, *, key: str) -> int:
-    """How many last bytes open the object of which ``data`` are the last ones (48 at least)."""
+    """How many last bytes of an object open it; ``data``: its last 48 bytes or more."""
     return size_bytes - decode_trailer(data, size_bytes, source=key).tail_offset
 
 
 def _expand(
     stored: memoryview, row: np.void, decompressor: zstandard.ZstdDecompressor, where: str
 ) -> bytes | memoryview:
-    """Raw bytes of a block or page; its CRC32C is checked before anything looks at it."""
+    """Raw bytes of a block or page, whose CRC32C is checked first."""
     if len(stored) != int(row["stored_bytes"]) or fastcrc.crc32.iscsi(stored) != int(row["crc32c"]):
         raise CorruptionError(f"{where} fails its CRC32C")
     if int(row["codec"]) == CODEC_RAW:
@@ -410,7 +406,7 @@ def _expand(
 def _inflate(
     stored: memoryview, raw_bytes: int, decompressor: zstandard.ZstdDecompressor, where: str
 ) -> bytes:
-    """One zstd frame of exactly ``raw_bytes``; nothing is allocated for a frame that says otherwise."""
+    """One zstd frame of exactly ``raw_bytes``; nothing is allocated for a frame of another length."""
     try:
         if zstandard.frame_content_size(stored) != raw_bytes:
             raise CorruptionError(f"{where} does not expand to the {raw_bytes} bytes recorded")
@@ -423,7 +419,7 @@ def _inflate(
 
 
 def _table(container: Container, name: str, dtype: np.dtype[Any]) -> Table:
-    """The named table with the columns this program knows; a newer minor version may have more."""
+    """The named table with the columns of ``dtype``; a newer minor version may have more."""
     found = container.tables[name]
     result = np.empty(len(found), dtype)
     for field in dtype.names or ():

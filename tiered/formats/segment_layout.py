@@ -1,7 +1,4 @@
-"""Fixed parts of a segment's layout: magics, header, trailer, the tables its footer adds to the catalog's.
-
-Owns byte positions and their checks. Does not own what blocks or columns contain.
-"""
+"""Fixed parts of a segment: magics, header, trailer, and the tables its footer adds to the catalog's."""
 
 from __future__ import annotations
 
@@ -31,24 +28,23 @@ CODEC_ZSTD = 1
 PAGE_ROWS = 4096
 """Rows of a column page; some 40 KiB before compression."""
 BLOCK_RAW_BYTES_MAX = 64 * 1024 * 1024
-"""A larger block is believed only when it holds a single record."""
+"""A larger block is valid only with a single record."""
 
 BLOCK_DTYPE = np.dtype([
     ("rows", "<u4"), ("raw_bytes", "<u4"), ("stored_bytes", "<u4"), ("crc32c", "<u4"), ("codec", "u1"),
 ])  # fmt: skip
-"""Blocks, one behind the other from the end of the header, in run order; small runs share them. ``crc32c`` is of stored
-bytes."""
+"""Blocks, back to back from the end of the header, in run order; small runs share them. ``crc32c``: of stored bytes."""
 
 PAGE_DTYPE = BLOCK_DTYPE
-"""Column pages, one behind the other from the start of the tail, in row order."""
+"""Column pages, back to back from the start of the tail, in row order."""
 
 SEGMENT_RUN_DTYPE = np.dtype([*RUN_DTYPE.descr, ("blocks", "<u4"), ("dictionary", "<u4")])
-"""A run in a footer. Its first row and first byte are sums over the runs before it; ``blocks`` begin in it."""
+"""A run in a footer; ``blocks`` begin in it. Its first row and first byte are sums over earlier runs."""
 
 
 @dataclass(frozen=True)
 class RunView:
-    """Runs as the contiguous columns kernels want. ``first_row`` has one entry more than there are runs."""
+    """Runs as contiguous columns. ``first_row`` has one entry more than there are runs."""
 
     first_row: NDArray[np.int64]
     kind: NDArray[np.int32]
@@ -72,7 +68,7 @@ class RunView:
 
     @property
     def columns(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """In the order the page kernels take them."""
+        """In the order of the parameters of ``encode_page`` and ``decode_page``."""
         return self.first_row, self.kind, self.min_store_timestamp, self.min_phys
 
     def run_at(self, row: int) -> int:
@@ -82,7 +78,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class Trailer:
-    """Where things are; all from the start of the object."""
+    """Positions from the start of the object."""
 
     tail_offset: int
     footer_offset: int
@@ -93,15 +89,15 @@ class Trailer:
 
 
 def encode_header() -> bytes:
-    """The first 16 bytes of a segment: they say what the object is to a person or a repair tool."""
+    """The first 16 bytes of a segment: they identify the object to a person or a repair tool."""
     return HEADER.pack(MAGIC, SEGMENT_MAJOR, SEGMENT_MINOR, 0)
 
 
 def check_header(data: bytes | memoryview, version: tuple[int, int], *, source: str) -> None:
-    """Raise CorruptionError unless ``data`` begins a segment of the ``version`` (major, minor) its trailer says."""
+    """Raise CorruptionError unless ``data`` begins a segment of the ``version`` (major, minor) of its trailer."""
     if bytes(data[:HEADER_BYTES]) != HEADER.pack(MAGIC, *version, 0):
         raise CorruptionError(
-            f"{source}: bytes [0, {HEADER_BYTES}) are no header of a segment {version[0]}.{version[1]}"
+            f"{source}: bytes [0, {HEADER_BYTES}) are not the header of a segment {version[0]}.{version[1]}"
         )
 
 
@@ -137,7 +133,7 @@ def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) ->
             hint="upgrade this program",
         )
     if total != size_bytes:
-        raise CorruptionError(f"{source}: has {size_bytes} bytes, its trailer says {total}")
+        raise CorruptionError(f"{source}: has {size_bytes} bytes, {total} by its trailer")
     if not HEADER_BYTES <= tail_offset <= footer_offset <= total - TRAILER_BYTES:
         raise CorruptionError(f"{where} points outside the object")
     return Trailer(tail_offset, footer_offset, footer_crc, total, (major, minor))

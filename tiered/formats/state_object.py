@@ -1,7 +1,4 @@
-"""A state object: one of the broker's tables as a JSON document in a container of its own.
-
-Owns its bytes. Which tables there are, and when they are written, is the uploader's (broker_state_archive.py).
-"""
+"""A state object: one of the broker's tables as a JSON document in a container."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ def encode_state(name: str, document: Any) -> bytes:
 
 
 def decode_state(data: bytes, name: str, *, source: str) -> Any:
-    """The table ``name`` from its object; raises CorruptionError, also for another table, or UnsupportedFormatError."""
+    """The table ``name`` from its object. Raises CorruptionError, also for another table, or UnsupportedFormatError."""
     header = decode_container(data, STATE_KIND, source=source).header
     if header.get("name") != name or "document" not in header:
-        raise CorruptionError(f"{source}: holds the table {header.get('name')!r}, not {name!r}")
+        raise CorruptionError(f"{source}: holds the table {header.get('name')}, not {name}")
     return header["document"]

@@ -1,1 +1,1 @@
-"""Index files: which messages carry a key, and which objects hold a stretch of the commitlog."""
+"""Index files: the messages that carry a key, and the objects that hold a range of the commitlog."""

@@ -1,7 +1,4 @@
-"""From a segment's key section and row columns to index items: one vectorised pass a run.
-
-Owns that translation. Does not own reading segments nor writing files.
-"""
+"""Index items from a segment's key section and row columns, one vectorised pass a run."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from tiered.model.tables import RunKind, Table
 def items_of_segment(index: SegmentIndex, keys: KeySection, runs: Iterable[int]) -> Table:
     """ITEM_DTYPE rows of every key of ``runs``, in row order.
 
-    Rows of a light queue carry none: a key is hashed with the topic of its record, where it is found.
+    Rows of an LMQ have none: keys are hashed with the topic of their record, and indexed in its queue.
     """
     parts = list(pieces_of_segment(index, keys, runs, max(len(keys.hashes), 1)))
     return np.concatenate(parts) if parts else np.zeros(0, ITEM_DTYPE)
@@ -27,7 +24,7 @@ def items_of_segment(index: SegmentIndex, keys: KeySection, runs: Iterable[int])
 def pieces_of_segment(
     index: SegmentIndex, keys: KeySection, runs: Iterable[int], items_max: int
 ) -> Iterator[Table]:
-    """As ``items_of_segment``, at most ``items_max`` at a time but for those of one larger row."""
+    """As ``items_of_segment``, at most ``items_max`` at a time; a row with more keys comes whole."""
     first_key = np.zeros(len(keys.counts) + 1, np.int64)
     np.cumsum(keys.counts, out=first_key[1:])
     for run in runs:
@@ -59,7 +56,7 @@ def _has_keys(index: SegmentIndex, run: int) -> bool:
 
 
 def rows_with_hash(index: SegmentIndex, keys: KeySection, runs: Iterable[int], wanted: int) -> Table:
-    """Items of ``runs`` whose hash is ``wanted``: what a query looks for in a segment no index file covers."""
+    """Items of ``runs`` whose hash is ``wanted``, for queries of segments without an index file."""
     if not bool((keys.hashes == np.uint64(wanted)).any()):
         return np.zeros(0, ITEM_DTYPE)
     items = items_of_segment(index, keys, runs)

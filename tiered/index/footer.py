@@ -1,6 +1,6 @@
-"""The footer of an index file: what it covers, and the data objects by physical offset.
+"""The footer of an index file: its coverage, and the data objects by physical offset.
 
-Owns its bytes. Read only for offsetMsgId queries, verification and merging; key queries do not need it.
+Read for offsetMsgId queries, verification and merging only.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Covered:
 
 @dataclass(frozen=True)
 class IndexMeta:
-    """What a file covers: every key of every run that catalog versions [from, to] added. Times are ms since the
-    epoch, [begin_phys, end_phys) a range of the commitlog."""
+    """Coverage of a file: every key of every run that catalog versions [from, to] added. Times are ms since the
+    epoch, [begin_phys, end_phys) is a range of the commitlog."""
 
     from_version: int
     to_version: int
@@ -46,7 +46,7 @@ class IndexMeta:
 
 
 def joined(parts: Sequence[Covered]) -> Covered:
-    """Several sets of objects as one, each object once."""
+    """The union of several sets of objects."""
     seen: dict[str, np.void] = {}
     for part in parts:
         for row in part.objects:
@@ -66,7 +66,7 @@ def decode_tail(shape: Shape, tail: bytes) -> tuple[IndexMeta, Covered]:
     """Check and parse footer and trailer; raises CorruptionError or UnsupportedFormatError."""
     found, footer_crc = decode_trailer(shape.key, tail)
     if found != shape or len(tail) != shape.tail_bytes:
-        raise CorruptionError(f"{shape.key}: the trailer says {found}, the catalog {shape}")
+        raise CorruptionError(f"{shape.key}: is {found} by its trailer, {shape} by the catalog")
     footer = memoryview(tail)[: len(tail) - TRAILER_BYTES]
     where = f"{shape.key} footer at {shape.footer_offset}"
     if fastcrc.crc32.iscsi(footer) != footer_crc:

@@ -1,7 +1,7 @@
-"""Index items: their columns in memory, and stored with no more bytes than a file's largest values need.
+"""Index items in memory and in files.
 
-Owns both forms. A stored item is 8 bytes of hash and four columns of the file's own widths, so all items of a file
-have one length and positions stay computable.
+A stored item is 8 bytes of hash and four columns as wide as the file's largest values need, so all items of a file
+have one length and positions can be computed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WIDTHS_MAX = Widths(8, 8, 5, 4)
 
 
 def widths_for(items: Table, span_ms: int) -> Widths:
-    """What ``items`` need whose times span ``span_ms``. Raises ValueError for a negative queue offset."""
+    """Widths for ``items`` whose times span ``span_ms``. Raises ValueError for a negative queue offset."""
     if len(items) and int(items["queue_offset"].min()) < 0:
         raise ValueError("a queue offset is negative")
     return Widths(
@@ -55,7 +55,7 @@ def widths_for(items: Table, span_ms: int) -> Widths:
 
 
 def widest(widths: Iterable[Sequence[int]], span_ms: int) -> Widths:
-    """What items need together that need ``widths`` apart, and whose times span ``span_ms``."""
+    """Widths for the union of files of these ``widths``, whose times span ``span_ms``."""
     nothing = widths_for(np.zeros(0, ITEM_DTYPE), span_ms)
     most = Widths(*map(max, zip(nothing, *widths, strict=True)))
     return most._replace(store_timestamp=nothing.store_timestamp)
@@ -71,7 +71,7 @@ def _zigzag(column: NDArray[np.int32]) -> NDArray[np.uint64]:
 
 
 def encode_items(items: Table, widths: Widths, base_ms: int) -> bytes:
-    """Items one behind the other. Raises ValueError when a value needs more bytes than ``widths`` says."""
+    """Items back to back. Raises ValueError when a value needs more bytes than ``widths`` allow."""
     columns = (
         items["queue_offset"].astype(np.uint64),
         (items["store_timestamp"] - base_ms).astype(np.uint64),
@@ -94,7 +94,7 @@ def _byte_rows(column: NDArray[np.uint64]) -> NDArray[np.uint8]:
 
 
 def decode_items(data: bytes, widths: Widths, base_ms: int) -> Table:
-    """The reverse of ``encode_items``, for bytes whose checksum is right."""
+    """The reverse of ``encode_items``, for bytes whose checksum was verified."""
     stored = np.frombuffer(data, np.uint8).reshape(-1, widths.item_bytes)
     items = np.zeros(len(stored), ITEM_DTYPE)
     items["hash"] = np.ascontiguousarray(stored[:, :HASH_BYTES]).view("<u8")[:, 0]

@@ -1,7 +1,7 @@
 """The 64-bit hash of a message key: XXH64 with seed 0 of the UTF-8 of ``topic#key``, as key sections store it.
 
-Plain Python for the few keys of a query: a one-shot command must not wait for a compiler. The uploader hashes with
-``tiered.kernels.checksums``; a test holds both to the reference implementation.
+Plain Python for the few keys of a query, which must not wait for a compiler. The uploader hashes with
+``tiered.kernels.checksums``; tests compare both with the reference implementation.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Where things are in an index file: header, pages of items, slots, footer, trailer; and the checks of each.
+"""Layout of an index file: header, pages of items, slots, footer, trailer; and the checks of each.
 
     header 16 | pages of 256 items, each with its CRC32C | slots | footer (container RMQTIDXF) | trailer 60
 
 Items are sorted, so those of a slot lie together. All positions follow from the numbers of items and slots and the
-widths of an item's columns, which the catalog names: one read of a slot and one of its items answer a query, nothing
-else is opened first. Every checksum begins with the file's identity (XXH64 of its key), so bytes of another file never
-pass.
-
-Owns byte positions and checks. Does not own the order of reads (lookup.py) nor writing (writer.py).
+widths of an item's columns, which are in the catalog: one read of a slot and one of its items answer a query. Every
+checksum begins with the file's identity (XXH64 of its key), so bytes of another file never pass.
 """
 
 from __future__ import annotations
@@ -80,12 +77,12 @@ class Shape:
 
     @cached_property
     def identity(self) -> int:
-        """What ties checksums to this file."""
+        """Included in every checksum of this file."""
         return xxh64(self.key.encode())
 
     @property
     def slots_offset(self) -> int:
-        """Where the slots begin; pages end."""
+        """Begin of the slots, end of the pages."""
         return HEADER_BYTES + self.items * self.widths.item_bytes + 4 * self.pages
 
     @property
@@ -95,7 +92,7 @@ class Shape:
 
     @property
     def footer_offset(self) -> int:
-        """Where the tail begins."""
+        """Begin of the tail."""
         return self.slots_offset + (SLOT.size << self.slot_bits)
 
     @property
@@ -129,7 +126,7 @@ def slot_bits_for(items: int) -> int:
 
 
 def encode_header() -> bytes:
-    """The first 16 bytes: what the object is, for a person or a repair tool."""
+    """The first 16 bytes: they identify the object to a person or a repair tool."""
     return HEADER.pack(MAGIC, INDEX_MAJOR, INDEX_MINOR, 0)
 
 
@@ -144,7 +141,7 @@ def decode_slot(shape: Shape, slot: int, data: bytes) -> tuple[int, int]:
     offset, length = shape.slot_range(slot)
     where = f"{shape.key}: slot {slot} [{offset}, {offset + length})"
     if len(data) != length:
-        raise CorruptionError(f"{where} came with {len(data)} bytes")
+        raise CorruptionError(f"{where} was read as {len(data)} bytes")
     first_item, count, crc = SLOT.unpack(data)
     if crc != fastcrc.crc32.iscsi(_SLOT_CHECKED.pack(shape.identity, slot, first_item, count)):
         raise CorruptionError(f"{where} fails its CRC32C")
@@ -164,7 +161,7 @@ def decode_pages(shape: Shape, first_page: int, end_page: int, data: bytes) -> T
     """ITEM_DTYPE rows of consecutive pages; raises CorruptionError. Read-only."""
     offset, length = shape.page_range(first_page, end_page)
     if len(data) != length:
-        raise CorruptionError(f"{shape.key}: [{offset}, {offset + length}) came with {len(data)} bytes")
+        raise CorruptionError(f"{shape.key}: [{offset}, {offset + length}) was read as {len(data)} bytes")
     identity, view, stride = shape.identity, memoryview(data), shape.page_stride
     parts: list[memoryview] = []
     for page in range(first_page, end_page):
@@ -180,7 +177,7 @@ def decode_pages(shape: Shape, first_page: int, end_page: int, data: bytes) -> T
 
 
 class Form(NamedTuple):
-    """How a file is laid out, decided before its items are written."""
+    """The layout of a file, decided before its items are written."""
 
     slot_bits: int
     widths: Widths
@@ -207,7 +204,7 @@ def decode_trailer(key: str, data: bytes) -> tuple[Shape, int]:
     fields = TRAILER.unpack(raw)
     footer_offset, items, base_ms, footer_crc, major, minor, own, slot_bits, *widths, magic, total = fields
     if magic != TRAILER_MAGIC:
-        raise CorruptionError(f"{key}: the last {TRAILER_BYTES} bytes are no index file's")
+        raise CorruptionError(f"{key}: the last {TRAILER_BYTES} bytes are not the trailer of an index file")
     if raw != TRAILER.pack(*fields) or own != fastcrc.crc32.iscsi(TRAILER.pack(*fields[:6], 0, *fields[7:])):
         raise CorruptionError(f"{key}: the trailer fails its CRC32C")
     if major > INDEX_MAJOR:

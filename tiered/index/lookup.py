@@ -1,8 +1,7 @@
 """Finds the items of a key in an index file: one read of a slot, one of its items.
 
-Written as coroutines over ``read(key, offset, length)``, so that one code serves threads, event loops and tests. Bytes
-are checked before they are believed. Only a slot that holds a key of thousands of messages takes more reads: its
-pages are searched by halving.
+Coroutines over ``read(key, offset, length)`` serve threads and event loops alike. Bytes are checked before use. Only a
+slot that holds a key of thousands of messages takes more reads: its pages are searched by bisection.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PAGES_AT_ONCE = 8
 
 
 class Wanted(NamedTuple):
-    """Items of ``hash`` stored in [begin_ms, end_ms]; at least ``items_max`` newest ones, if there are so many."""
+    """Items of ``hash`` stored in [begin_ms, end_ms]; at least the ``items_max`` newest ones."""
 
     hash: int
     begin_ms: int
@@ -34,14 +33,14 @@ class Wanted(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """Items found, newest first. ``is_all``: there are no older ones in the time range."""
+    """Items found, newest first. ``is_all``: no older ones exist in the time range."""
 
     items: Table
     is_all: bool
 
 
 async def find_items(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches:
-    """Items of ``shape.key`` that match; raises CorruptionError and what ``read`` raises."""
+    """Items of ``shape.key`` that match. Raises CorruptionError and the errors of ``read``."""
     nothing = Matches(np.zeros(0, ITEM_DTYPE), True)
     if shape.items == 0:
         return nothing
@@ -68,7 +67,7 @@ async def find_items(read: ReadRange, shape: Shape, wanted: Wanted) -> Matches:
 
 
 class _Pages:
-    """Items [first_item, end_item) of one slot, read in pieces; the piece read last is kept."""
+    """Items [first_item, end_item) of one slot, read in pieces; the last piece is cached."""
 
     def __init__(self, read: ReadRange, shape: Shape, slot: int, first_item: int, end_item: int) -> None:
         self._read, self._shape, self._slot = read, shape, slot

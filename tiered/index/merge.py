@@ -1,7 +1,4 @@
-"""Merges index files into one, streaming: at most a bounded piece of each input is in memory.
-
-Owns the order of reading and dropping of equal items. Where inputs come from and the result goes is the caller's.
-"""
+"""Streaming merge of index files: at most a bounded piece of each input is in memory."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ Read = Callable[[str, int, int], bytes]
 
 
 def file_items(read: Read, shape: Shape, *, pages_at_once: int) -> Iterator[Table]:
-    """All items of a file in order, piece by piece. Raises CorruptionError and what ``read`` raises."""
+    """All items of a file in order, piece by piece. Raises CorruptionError and the errors of ``read``."""
     for first in range(0, shape.pages, pages_at_once):
         end = min(first + pages_at_once, shape.pages)
         yield decode_pages(shape, first, end, read(shape.key, *shape.page_range(first, end)))
 
 
 def merged_items(read: Read, shapes: Sequence[Shape], *, items_in_memory: int) -> Iterator[Table]:
-    """Items of all files in file order, equal ones once; about ``items_in_memory`` of them are held at a time."""
+    """Items of all files in file order, equal ones once; about ``items_in_memory`` of them are in memory."""
     pages = max(1, items_in_memory // PAGE_ITEMS // max(1, 2 * len(shapes)))
     streams = [file_items(read, shape, pages_at_once=pages) for shape in shapes]
     heads = [np.zeros(0, ITEM_DTYPE)] * len(streams)

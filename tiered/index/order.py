@@ -1,6 +1,6 @@
 """The order of items in an index file: by hash, then newest first, then queue, newest offset first.
 
-Owns comparing, sorting and searching in that order. Equal items are the same key of the same message.
+Equal items are the same key of the same message.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def in_order(items: Table) -> bool:
 
 
 def position_after(items: Table, item: np.void) -> int:
-    """How many leading ones of sorted ``items`` are not greater than ``item``."""
+    """How many of the sorted ``items`` are not greater than ``item``."""
     low, high = 0, len(items)
     for name, sign in _COLUMNS:
         column, wanted = _rising(items[name][low:high], sign), _rising(item[name], sign)
@@ -58,8 +58,8 @@ def position_after(items: Table, item: np.void) -> int:
 
 
 def _rising(values: Any, sign: int) -> Any:
-    """Values that rise with the order. Inverted, not negated: the least integer is its own negative, and a record's
-    time may be any."""
+    """Values that rise with the order. Inverted, not negated: the least integer is its own negative, and any time
+    may occur."""
     return values if sign > 0 else ~values
 
 

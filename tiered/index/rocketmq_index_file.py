@@ -4,9 +4,9 @@
     slots 4 each: number of the newest item of the slot | items 20 each: hash, physical offset, seconds since the
     begin timestamp, number of the item before in the same slot; item 0 is not used
 
-A key is found by hash alone, so answers may be of other keys and topics: whoever asks reads the messages and compares.
-Source: org.apache.rocketmq.store.index.IndexFile, IndexHeader, IndexService. For hot-range queries and for export; the
-archive's own index is another format (layout.py).
+A key is found by hash alone, so results may be of other keys and topics: callers compare the messages. Source:
+org.apache.rocketmq.store.index.IndexFile, IndexHeader, IndexService. Used for queries of the broker's own range and for
+export; the archive's index has another format (layout.py).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class IndexHeader(NamedTuple):
 
 
 class IndexedMessage(NamedTuple):
-    """What the broker indexes of a message: UNIQ_KEY first, then each of KEYS."""
+    """The keys of a message that the broker indexes: UNIQ_KEY first, then each of KEYS."""
 
     topic: str
     keys: Sequence[str]
@@ -71,7 +71,7 @@ class IndexedMessage(NamedTuple):
 
 
 def indexed_message(record: Record, *, with_tags: bool) -> IndexedMessage:
-    """What ``IndexService.buildIndex`` makes of a record. ``with_tags``: 5.5 indexes TAGS too, as a key ``T#tag``."""
+    """As ``IndexService.buildIndex``. ``with_tags``: 5.5 also indexes TAGS, as a key ``T#tag``."""
     keys = [record.uniq_key] if record.uniq_key else []
     keys += record.keys
     if with_tags and record.tags:
@@ -80,7 +80,7 @@ def indexed_message(record: Record, *, with_tags: bool) -> IndexedMessage:
 
 
 def broker_hash(topic: str, key: str) -> int:
-    """``IndexFile.indexKeyHashMethod`` of ``topic#key``: the absolute Java hash, 0 for the one that has none."""
+    """``IndexFile.indexKeyHashMethod`` of ``topic#key``: the absolute Java hash, 0 for the least integer."""
     total = 0
     for (unit,) in _UTF16_UNIT.iter_unpack(f"{topic}#{key}".encode("utf-16-be", "replace")):
         total = (31 * total + unit) & 0xFFFFFFFF
@@ -89,12 +89,12 @@ def broker_hash(topic: str, key: str) -> int:
 
 
 def file_bytes(slots: int, items: int) -> int:
-    """Length of a file, whatever is in it."""
+    """Length of a file, full or not."""
     return HEADER_BYTES + SLOT.size * slots + ITEM.size * items
 
 
 class RocketMqIndexFile:
-    """One file's bytes, read only. ``slots`` is the broker's maxHashSlotNum: the file does not say."""
+    """One file's bytes, read-only. ``slots`` is the broker's maxHashSlotNum, which is not in the file."""
 
     def __init__(self, data: bytes | memoryview | mmap.mmap, slots: int, *, source: str) -> None:
         """Raises CorruptionError when the header is impossible."""
@@ -110,7 +110,7 @@ class RocketMqIndexFile:
 
     @property
     def end_phys(self) -> int:
-        """Physical offset of the last message indexed here, by now."""
+        """Physical offset of the last message indexed so far."""
         return int(HEADER.unpack_from(self._data)[3])
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
@@ -143,8 +143,8 @@ class RocketMqIndexFile:
     def chain(self, hash_: int) -> Iterator[tuple[int, int]]:
         """(physical offset, ms since the epoch in whole seconds) of all items with ``hash_``, newest first.
 
-        For files that a broker is writing: the header counts an item only after its slot leads to it, so what the
-        header said earlier bounds nothing. Numbers fall, so a chain ends.
+        For files that a broker is writing: the header counts an item only after its slot points to it, so the count
+        read earlier is no bound. Numbers fall, so a chain ends.
         """
         (number,) = SLOT.unpack_from(self._data, HEADER_BYTES + SLOT.size * (hash_ % self.slots))
         begin_ms = HEADER.unpack_from(self._data)[0]
@@ -164,7 +164,8 @@ class RocketMqIndexFile:
 
 
 class BrokerIndex:
-    """The index files of a broker's store, mapped read-only. Close it; files the broker deletes stay readable."""
+    """The index files of a broker's store, mapped read-only. Files that the broker deletes stay readable until
+    ``close``."""
 
     def __init__(self, directory: Path, slots: int) -> None:
         """Raises NotFoundError without the directory, CorruptionError for an impossible file."""
@@ -214,7 +215,7 @@ class BrokerIndex:
             self._maps.pop().close()
 
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_offsets: int) -> list[int]:
-        """Physical offsets as ``IndexService.queryOffset`` gives them: newest file first, newest item first, at most
+        """Physical offsets as ``IndexService.queryOffset`` returns them: newest file first, newest item first, at most
         ``max_offsets``, collisions included."""
         found: list[int] = []
         wanted = broker_hash(topic, key)
@@ -229,8 +230,8 @@ class BrokerIndex:
         return found
 
     def candidates(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Physical offsets of all messages that may have ``key``, newest first, with a second's slack: for who
-        compares topic, key and time with the messages themselves."""
+        """Physical offsets of all messages that may have ``key``, newest first, with a second's slack, for callers that
+        compare topic, key and time with the messages."""
         wanted = broker_hash(topic, key)
         for file in reversed(self.files):
             if file.header.begin_ms - SLACK_MS <= end_ms:
@@ -255,7 +256,7 @@ class IndexFileImage:
     def begin(
         cls, data: bytearray | mmap.mmap, slots: int, items: int, previous: IndexHeader | None
     ) -> IndexFileImage:
-        """A new file; until its first message it has the end of the one before as its bounds."""
+        """A new file; until its first message its bounds are the end of the file before."""
         end_ms, end_phys = (0, 0) if previous is None else (previous.end_ms, previous.end_phys)
         return cls(data, slots, items, IndexHeader(end_ms, end_ms, end_phys, end_phys, 0, 1))
 
@@ -290,10 +291,10 @@ class IndexFileImage:
 
 
 def check_sizes(slots: int, items: int) -> None:
-    """Raises UsageError where no broker has files of so many slots and items."""
+    """Raises UsageError for sizes that no broker uses."""
     if slots < 1 or items < 2:
         raise UsageError(
-            f"no index file has {slots:,} slots and {items:,} items",
+            f"index file of {slots:,} slots and {items:,} items: impossible size",
             hint="give the values of the broker's configuration",
         )
     if file_bytes(slots, items) > FILE_BYTES_MAX:
@@ -310,11 +311,11 @@ def write_files(
     slots: int = DEFAULT_SLOTS,
     items: int = DEFAULT_ITEMS,
 ) -> list[Path]:
-    """Index files of ``messages`` in log order, as a broker with these settings has them.
+    """Index files of ``messages`` in log order, as a broker with these settings writes them.
 
     Files are named as a broker names them, but by the time (UTC) of their first message. They are sparse: unused items
-    take no space. Raises UsageError for sizes that no broker has, and what the disk refuses; nothing is left
-    then, since a part of them looks like all.
+    take no space. Raises UsageError for sizes that no broker uses, and errors of the disk; no file is left then, as a
+    part of them looks complete.
     """
     check_sizes(slots, items)
     paths: list[Path] = []
@@ -342,8 +343,8 @@ def write_files(
 
 
 class _FileBeingWritten:
-    """An index file, mapped. Its bytes have their place on the disk before they are touched: a page of a mapped file
-    that finds no room kills the process (SIGBUS)."""
+    """An index file, mapped. Its bytes are allocated on the disk before they are written: a full disk would end the
+    process (SIGBUS)."""
 
     def __init__(self, path: Path, slots: int, items: int, previous: IndexHeader | None) -> None:
         length = file_bytes(slots, items)
@@ -398,7 +399,7 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def file_error(error: OSError, path: Path) -> TieredError:
-    """What a refused write to ``path`` means."""
+    """The error of a failed write to ``path``."""
     what = f"{path} cannot be written: {error.strerror}"
     if error.errno in FULL_ERRNOS:
         return StoreFullError(what, hint="free space there")
@@ -410,7 +411,7 @@ def file_error(error: OSError, path: Path) -> TieredError:
 
 
 def _file_name(begin_ms: int, before: Sequence[Path]) -> str:
-    """yyyyMMddHHmmssSSS, after all names before: the broker loads files in the order of their names."""
-    second, ms = divmod(min(max(begin_ms, 0), DATES_END_MS), 1000)  # damaged records claim any time
+    """yyyyMMddHHmmssSSS, above all earlier names: the broker loads files in the order of their names."""
+    second, ms = divmod(min(max(begin_ms, 0), DATES_END_MS), 1000)  # damaged records may have any time
     name = f"{datetime.fromtimestamp(second, UTC):%Y%m%d%H%M%S}{ms:03d}"
     return max(name, f"{int(before[-1].name) + 1:017d}") if before else name

@@ -1,7 +1,4 @@
-"""Writes an index file from sorted items that may come piece by piece, so that memory does not follow its size.
-
-Owns the order of what is written. Where the bytes go (memory, a temporary file) is the caller's.
-"""
+"""Writes an index file from sorted items, piece by piece, in bounded memory."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _SLOTS_AT_ONCE = 65_536
 
 
 class Sink(Protocol):
-    """Where bytes go."""
+    """Receives bytes."""
 
     def write(self, data: bytes, /) -> object:
         """Append ``data``."""
@@ -44,8 +41,7 @@ def write_index(
 ) -> Shape:
     """Write the index file ``key``. ``chunks`` are ITEM_DTYPE rows in file order (order.sorted_items), no two equal.
 
-    Raises ValueError for items out of order or too large for ``form``: nothing that a reader would refuse is ever
-    written.
+    Raises ValueError for items out of order or too large for ``form``, as a reader would refuse the file.
     """
     pages = _Pages(sink, key, form)
     sink.write(encode_header())
