@@ -1,1 +1,1 @@
-"""Queues as readers see them: an unbounded stream over bounded segments, and whether all of it is whole."""
+"""Archived queues as unbounded streams over bounded segments, and the verification of archives."""

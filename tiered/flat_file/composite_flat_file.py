@@ -1,10 +1,8 @@
-"""One queue of an archive, read by queue offset (CompositeFlatFile): its consume queue leads to its bytes.
+"""Reads one queue of an archive by queue offset (CompositeFlatFile).
 
-A reader answers from one catalog version: minimum, maximum and data of a reply agree. Gaps are explicit, light-queue
-rows are resolved through their parent queue, and an object that is not found is looked up in the newest catalog once
-before it counts as missing.
-
-Owns which rows of which segment answer a read. Does not own requests (segment_reader.py) nor decoding.
+A reader answers from one catalog version: minimum, maximum and data of a reply agree. Gaps are explicit, LMQ rows are
+resolved through their parent queue, and an object that is not found is looked up in the newest catalog once before it
+counts as missing.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ _NO_BYTES = np.zeros(0, np.uint8)
 class Batch:
     """Consecutive rows: record i is ``data[starts[i] : starts[i] + sizes[i]]``, as the broker stored it.
 
-    ``gap``: offsets [begin, end) passed before the first row because no record carries them, or None.
-    ``next_offset``: where to go on; after the last row at the queue's end.
+    ``gap``: offsets [begin, end) skipped before the first row because no record has them, or None.
+    ``next_offset``: where the next read starts.
     """
 
     data: NDArray[np.uint8]
@@ -56,9 +54,9 @@ class Batch:
 
 
 class _Part(NamedTuple):
-    """Rows of one run with their records. ``is_cut``: the run goes on, but a limit or a lost parent came first.
+    """Rows of one run with their records. ``is_cut``: a limit or an expired parent ended them before the run's end.
 
-    Without rows: nothing fitted, or the rows up to ``next_offset`` have lost their parents.
+    Without rows: nothing fitted, or the parents of the rows up to ``next_offset`` expired.
     """
 
     rows: RowTable
@@ -70,7 +68,7 @@ class _Part(NamedTuple):
 class QueueReader:
     """Reads one queue at the version of ``state``. Readers of one archive share ``segments`` and ``run_index``.
 
-    Not for several threads at once. Raises NotFoundError for a queue the catalog does not have.
+    Not thread-safe. Raises NotFoundError for a queue that is not in the catalog.
     """
 
     def __init__(
@@ -103,11 +101,11 @@ class QueueReader:
         return f"QueueReader({self.queue}, [{self.min_offset}, {self.max_offset}) at {self.state.version})"
 
     def read(self, from_offset: int, *, max_rows: int, max_bytes: int) -> Batch:
-        """Rows from the one that spans ``from_offset`` on: at most ``max_rows``, at most ``max_bytes`` but for a
-        single larger record. Ends before a gap; empty at and beyond ``max_offset``.
+        """Rows from the one that spans ``from_offset`` on: at most ``max_rows`` and ``max_bytes``, but always one.
+        Ends before a gap; empty at and beyond ``max_offset``.
 
-        Raises CorruptionError (bytes that fail a check, an offset neither stored nor a recorded gap, an object the
-        newest catalog still names but the store does not have) or what the store raises.
+        Raises CorruptionError (bytes that fail a check, an offset neither stored nor a recorded gap, an object that the
+        newest catalog names but the store does not have) or the store's errors.
         """
         if max_rows < 1:
             raise ValueError(f"max_rows is {max_rows}")
@@ -122,7 +120,7 @@ class QueueReader:
             return attempt()
         except NotFoundError as error:
             raise CorruptionError(
-                f"{self.queue}: catalog version {self.state.version} names what is not there: {error.message}"
+                f"{self.queue}: an object of catalog version {self.state.version} is missing: {error.message}"
             ) from error
 
     # -- choosing rows ----------------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ class QueueReader:
         return _joined(parts, offset, (from_offset, begin) if begin > from_offset else None)
 
     def _existing(self, offset: int) -> int:
-        """The first offset from ``offset`` on that is no recorded gap and not below the minimum."""
+        """The first offset from ``offset`` on that is not in a recorded gap and not below the minimum."""
         return self._gaps.after(max(offset, min(self.min_offset, self.max_offset)))
 
     def _read_run(self, offset: int, rows_max: int, bytes_max: int, *, is_first: bool) -> _Part:
@@ -189,14 +187,14 @@ class QueueReader:
             or any(reader.runs[name][ordinal] != run[name] for name in same)
         ):
             raise CorruptionError(
-                f"{key}: run {ordinal} is not what the catalog says of {self.queue} at {offset}"
+                f"{key}: run {ordinal} differs from the catalog's run of {self.queue} at {offset}"
             )
         return reader, ordinal
 
-    # -- light queues -----------------------------------------------------------------------------------------
+    # -- LMQs -------------------------------------------------------------------------------------------------
 
     def _read_lmq(self, queues: list[QueueKey], rows: RowTable, is_cut: bool) -> _Part:
-        """Rows of a light queue with their parents' records, up to the first row whose parent is gone."""
+        """Rows of an LMQ with their parents' records, up to the first row whose parent expired."""
         lost = self._lost(queues, rows)
         if lost[0]:
             kept = int(np.argmin(lost)) if not lost.all() else len(lost)
@@ -226,7 +224,7 @@ class QueueReader:
         return _Part(rows, records, _end_offset(rows, len(rows)), is_cut)
 
     def _lost(self, queues: list[QueueKey], rows: RowTable) -> NDArray[np.bool_]:
-        """Which rows refer to parents that expired or were never archived: a light queue lives no longer."""
+        """Which rows refer to parents that expired or were never archived."""
         lost = np.zeros(len(rows), bool)
         for parent in np.unique(rows.parent).tolist():
             mine = rows.parent == parent

@@ -1,7 +1,4 @@
-"""From the catalog's word about an index file to the positions in it, and to what it covers.
-
-Owns only that step: the catalog does not know the file's format, the format not the catalog.
-"""
+"""Layout and coverage of an index file, from its entry in the catalog."""
 
 from __future__ import annotations
 
@@ -19,5 +16,5 @@ def shape_of(ref: IndexRef) -> Shape:
 
 
 def meta_of(ref: IndexRef) -> IndexMeta:
-    """What the file covers."""
+    """Coverage of the file."""
     return IndexMeta(ref.from_version, ref.to_version, ref.begin_ms, ref.end_ms, ref.begin_phys, ref.end_phys)

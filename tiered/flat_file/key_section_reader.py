@@ -1,7 +1,6 @@
-"""Tail and key section of a data object together: what indexing reads of a segment.
+"""Reads tail and key section of a data object, for indexing.
 
-The key section ends where the tail begins, so one ranged GET brings both where messages have as many keys as usual.
-Owns that request.
+The key section ends where the tail begins, so one ranged GET returns both for a usual number of keys.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ COUNTS_BYTES = 1024
 
 
 def key_bytes_guess(rows: int) -> int:
-    """About how long the key section of ``rows`` rows is, rather more than less."""
+    """Estimated length of the key section of ``rows`` rows, rather too long."""
     return rows * KEYS_PER_ROW * KEY_BYTES + rows // 4 + COUNTS_BYTES
 
 
 def read_keys(
     store: ObjectStore, key: str, *, size_bytes: int, tail_bytes: int, rows: int
 ) -> tuple[SegmentIndex, KeySection]:
-    """One request, or two. Raises CorruptionError, UnsupportedFormatError, or what the store raises."""
+    """One request, or two. Raises CorruptionError, UnsupportedFormatError, or the store's errors."""
     if not TRAILER_BYTES <= tail_bytes <= size_bytes:
         raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
     length = min(size_bytes, tail_bytes + key_bytes_guess(rows))

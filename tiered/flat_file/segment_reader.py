@@ -1,7 +1,6 @@
 """A TieredFileSegment: one object opened for reading, and a cache of open ones.
 
-Owns the requests: one ranged GET opens a segment, one GET reads consecutive blocks. All decisions about bytes are in
-tiered.formats.segment_index.
+One ranged GET opens a segment, one GET reads consecutive blocks. ``tiered.formats.segment_index`` decodes them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
 
 RANGE_BYTES_MAX = 16 * 1024 * 1024
-"""Stored bytes of one GET; a single larger block is still read at once."""
+"""Stored bytes of one GET; a larger block is read by one GET too."""
 TAIL_GUESS_BYTES = 64 * 1024
 CACHE_BYTES = 64 * 1024 * 1024
 
@@ -36,7 +35,7 @@ class Records(NamedTuple):
 
 
 class SegmentReader:
-    """Runs of one object. Errors: CorruptionError and UnsupportedFormatError, else what the store raises."""
+    """Runs of one object. Raises CorruptionError, UnsupportedFormatError, or the store's errors."""
 
     def __init__(self, store: ObjectStore, index: SegmentIndex) -> None:
         self._store = store
@@ -59,7 +58,7 @@ class SegmentReader:
 
     @classmethod
     def open_unknown(cls, store: ObjectStore, key: str) -> SegmentReader:
-        """Open an object nothing is known of, for repair: its trailer says how long it and its tail are."""
+        """Open an object that is not in the catalog, for repair: sizes come from its trailer."""
         tail = store.get_tail(key, TAIL_GUESS_BYTES)
         if len(tail) < TRAILER_BYTES:
             raise CorruptionError(f"{key}: {len(tail)} bytes are too few for a segment")
@@ -83,7 +82,7 @@ class SegmentReader:
 
     @property
     def queues(self) -> list[QueueKey]:
-        """What ``runs["queue"]`` and the rows' ``parent`` index."""
+        """Queues, indexed by ``runs["queue"]`` and the rows' ``parent``."""
         return self.index.queues
 
     def row_columns(self, run: int) -> RowTable:
@@ -128,7 +127,7 @@ class SegmentReader:
 
 
 class SegmentCache:
-    """Open segments, least recently used ones dropped above ``cache_bytes``. Thread-safe."""
+    """LRU cache of open segments, of at most ``cache_bytes``. Thread-safe."""
 
     def __init__(self, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._store = store
@@ -138,7 +137,7 @@ class SegmentCache:
         self._held_bytes = 0
 
     def open(self, key: str, *, size_bytes: int, tail_bytes: int) -> SegmentReader:
-        """The segment of ``key``, fetched when it is not held."""
+        """The segment of ``key``, fetched unless cached."""
         with self._lock:
             found = self._readers.get(key)
             if found is not None:
@@ -155,6 +154,6 @@ class SegmentCache:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the segments held, roughly."""
+        """Memory of the cached segments, roughly."""
         with self._lock:
             return self._held_bytes

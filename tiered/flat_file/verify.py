@@ -1,15 +1,13 @@
-"""Is everything the catalog names there, whole, and in order? Reads only; finds all it can, raises for nothing found.
+"""Verifies an archive, read-only: every object of the catalog exists, is undamaged, and agrees with the others.
 
-    chain      every commit exists, follows the one before, and the newest root page is there and says what replaying
-               the commits gives; older ones nobody needs
+    chain      every commit exists and follows the one before; the newest root page equals the replayed commits
     queues     the runs and gaps of every queue cover its offsets once each
-    segments   every object is there; its tail, footer and runs are what the catalog says
-    index      every index file is there and covers the segments it says; full: every key of theirs is found in it
-    full       every block and key section passes its checksum, and every record is the one its row describes
-    leftovers  objects nothing refers to: uploads in flight, abandoned attempts, garbage not yet collected
+    segments   every object exists; its tail, footer and runs agree with the catalog
+    index      every index file exists and covers its segments; full: every key of theirs is found in it
+    full       every block and key section passes its checksum, and every record agrees with its row
+    leftovers  objects without a reference: uploads in flight, abandoned attempts, garbage not yet collected
 
-Owns the order and the cross checks; segments are checked one by one in verify_segment.py. What cannot be asked (the
-store is away) is raised, not reported: an unanswered question is no anomaly.
+Anomalies are collected, not raised. Errors of the store, such as UnavailableError, are raised.
 """
 
 from __future__ import annotations
@@ -46,17 +44,17 @@ from tiered.object_store.interface import ObjectStore
 __all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_archive"]
 
 READ_THREADS = 4
-"""Segments checked side by side; each holds some tens of megabytes at most."""
+"""Segments checked in parallel; each takes some tens of megabytes at most."""
 
 SegmentChecker = Callable[[CatalogState, Mapping[str, SegmentCheck]], Iterable[tuple[str, SegmentResult]]]
-"""Checks objects of one catalog version, given in order of their keys: who has more than one machine brings its own."""
+"""Checks objects of one catalog version, given in order of their keys; Spark jobs pass their own."""
 
 _PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX)
 
 
 @dataclass
 class VerifyReport:
-    """What was found. ``leftovers``: keys nobody refers to, no loss, but space. ``counts``: what was looked at."""
+    """Result. ``leftovers``: keys without a reference, which only take space. ``counts``: objects checked, by kind."""
 
     anomalies: list[Anomaly] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
@@ -77,9 +75,8 @@ def verify_archive(
     """Check the archive at ``store``, which is its own prefix. ``full`` reads every byte.
 
     ``progress(done_bytes, total_bytes)``, of messages, is called as objects are finished. ``segments`` replaces the
-    threads that check objects here; it is given some of the objects at a time. Memory follows the live queues, not
-    the length of history. Raises NotFoundError when there is no archive, and UnavailableError and the like when the
-    store cannot be asked.
+    threads that check objects here, and gets some of the objects at a time. Memory is proportional to the live queues,
+    not to the length of history. Raises NotFoundError without an archive, and the store's errors.
     """
     report = VerifyReport()
     head = head_version(store)
@@ -110,7 +107,7 @@ def verify_archive(
 
 
 def _check_chain(store: ObjectStore, head: int, report: VerifyReport) -> CatalogState | None:
-    """The state at ``head`` as readers see it, or None when not even that can be read."""
+    """The state at ``head`` as readers load it, or None when it cannot be loaded."""
     replayed: CatalogState | None = CatalogState()
     root = NO_ROOT
     for version in range(1, head + 1):
@@ -142,7 +139,7 @@ def _check_chain(store: ObjectStore, head: int, report: VerifyReport) -> Catalog
 
 
 def _check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None:
-    """Readers help themselves without a root, so that nobody would see that it is damaged."""
+    """Readers do without a damaged root, so that only this check reports it."""
     if not root.key:
         return
     try:
@@ -157,7 +154,7 @@ def _check_root(store: ObjectStore, root: RootRef, report: VerifyReport) -> None
 
 
 class _Objects:
-    """All objects, a window of versions at a time. Of each only eight bytes stay: that it was referred to."""
+    """All objects, a window of versions at a time. A hash of eight bytes of each is kept."""
 
     def __init__(self, runs: LivingRuns, checker: SegmentChecker) -> None:
         self._runs, self._checker = runs, checker
@@ -181,14 +178,14 @@ class _Objects:
                 progress(done, total)
         report.counts |= counts
 
-    def _remember(self, objects: WindowObjects, report: VerifyReport) -> None:
+    def _note(self, objects: WindowObjects, report: VerifyReport) -> None:
         for key in sorted(self._runs.state.pending_deletions.keys() & objects.keys()):
-            report.add(AnomalyKind.DOOMED, key, "given up for deletion, but still needed")
+            report.add(AnomalyKind.PENDING_DELETION, key, "is a pending deletion, but still referenced")
         self.count += len(objects)
         self._hashes.append(np.fromiter(map(_hash, objects), np.uint64, len(objects)))
 
     def referenced(self) -> Callable[[str], bool]:
-        """Whether a key is one of theirs; wrongly so for one key in 10¹² or fewer."""
+        """Whether a key is one of theirs; wrongly true for at most one key in 10¹²."""
         hashes = np.unique(np.concatenate([np.zeros(0, np.uint64), *self._hashes]))
 
         def is_referenced(key: str) -> bool:
@@ -230,7 +227,7 @@ def _few_at_a_time(
 
 
 def _forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
-    """An object that is not found is missing only if the newest catalog names it still."""
+    """Drop missing objects that the newest catalog no longer names."""
     missing = {anomaly.key for anomaly in report.anomalies if anomaly.kind == AnomalyKind.MISSING}
     newest = refresh(store, state) if missing else state
     if newest.version == state.version:
@@ -246,7 +243,7 @@ def _forgive_what_moved(store: ObjectStore, state: CatalogState, report: VerifyR
     ]
 
 
-# -- what is named, and what is not ---------------------------------------------------------------------------
+# -- references -----------------------------------------------------------------------------------------------
 
 
 def _check_named(
@@ -262,19 +259,19 @@ def _check_named(
         elif not (info.key in wanted or info.key.startswith(SERVE_PREFIX) or is_referenced(info.key)):
             report.leftovers.append(info.key)
     for key in sorted(missing):
-        report.add(AnomalyKind.MISSING, key, "the catalog names it, but it does not exist")
+        report.add(AnomalyKind.MISSING, key, "is in the catalog, but does not exist")
     for key in sorted(state.pending_deletions.keys() & wanted):
-        report.add(AnomalyKind.DOOMED, key, "given up for deletion, but still needed")
+        report.add(AnomalyKind.PENDING_DELETION, key, "is a pending deletion, but still referenced")
     report.counts["pending_deletions"] = pending_deletions
     report.leftovers.sort()
 
 
 def _check_state_objects(store: ObjectStore, state: CatalogState, report: VerifyReport) -> None:
-    """The broker's tables, without which the archive alone cannot be served. They are few and small."""
+    """The broker's tables, which archive mode needs. They are few and small."""
     for name, key in sorted(state.state_objects.items()):
         try:
             decode_state(store.get(key), name, source=key)
         except NotFoundError:
-            continue  # reported with everything else that is named and does not exist
+            continue  # reported by _check_named
         except (CorruptionError, UnsupportedFormatError) as error:
             report.add(AnomalyKind.DAMAGED, key, error.message)

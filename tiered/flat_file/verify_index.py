@@ -1,7 +1,7 @@
-"""Checks the index files: whole, in order, and complete for the segments they say they cover.
+"""Verifies index files: undamaged, in order, and complete for the segments they cover.
 
-Owns the anomalies of index files. A tail is always read; ``full`` reads every item, and every key section again to see
-that each entry is found. Entries of messages that are gone are no anomaly: queries verify what they find.
+Tails are always read; ``full`` reads every item, and every key section to look up its entries. Entries of expired
+messages are no anomaly: queries compare the messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
 
 ITEMS_AT_ONCE = 1 << 21
-"""Items held at a time, twice: 128 MiB."""
+"""Items in memory, twice: 128 MiB."""
 PAGES_AT_ONCE = 1024
 SLOTS_AT_ONCE = 1 << 16
 
@@ -49,7 +49,7 @@ PagesBetween = Callable[[int, int], Iterable[Page]]
 def check_indexes(
     store: ObjectStore, state: CatalogState, pages: PagesBetween, *, full: bool
 ) -> tuple[list[Anomaly], int]:
-    """(anomalies, items in all files). Raises what the store raises, but not for a file itself."""
+    """(anomalies, items in all files). Raises the store's errors, except for a single file."""
     anomalies: list[Anomaly] = []
     for ref in state.indexes:
         segments = _segments(pages, ref)
@@ -67,7 +67,7 @@ def check_indexes(
 
 
 class _IncompleteError(CorruptionError):
-    """The file is whole, but does not say what it should."""
+    """The file is undamaged, but incomplete."""
 
 
 def _segments(pages: PagesBetween, ref: IndexRef) -> list[_Segment]:
@@ -85,7 +85,7 @@ def _check_tail(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment])
     meta, covered = decode_tail(shape, store.get_range(ref.key, *shape.tail_range))
     wanted = meta_of(ref)
     if meta != wanted:
-        raise _IncompleteError(f"the file covers {meta}, the catalog says {wanted}")
+        raise _IncompleteError(f"covers {meta}, {wanted} by the catalog")
     missing = {segment.key for segment in segments} - set(covered.keys)
     if missing:
         raise _IncompleteError(f"{len(missing)} segments are not covered, the first is {min(missing)}")
@@ -94,7 +94,7 @@ def _check_tail(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment])
 def _check_items(store: ObjectStore, ref: IndexRef, segments: Sequence[_Segment]) -> None:
     shape = shape_of(ref)
     if store.get_range(ref.key, 0, HEADER_BYTES) != encode_header():
-        raise CorruptionError(f"{ref.key}: bytes [0, {HEADER_BYTES}) are no index header")
+        raise CorruptionError(f"{ref.key}: bytes [0, {HEADER_BYTES}) are not an index header")
     slots = _check_slots(store, shape)
     passes = max(1, -(-shape.items // ITEMS_AT_ONCE))
     step = -(-(1 << 64) // passes)
@@ -128,7 +128,7 @@ def _check_pass(
     hashes: tuple[int, int],
     slots: Table | None,
 ) -> None:
-    """Items whose hash lies in ``hashes``: every one that should be there is."""
+    """Items whose hash lies in ``hashes``, checked for completeness."""
     held: list[Table] = []
     last = np.zeros(0, ITEM_DTYPE)
     for items in file_items(store.get_range, shape, pages_at_once=PAGES_AT_ONCE):
@@ -150,7 +150,7 @@ def _check_pass(
     for wanted in _expected(store, segments, hashes):
         missing = len(sorted_items(np.concatenate([present, wanted]))) - len(present)
         if missing:
-            raise _IncompleteError(f"{missing} keys of the segments it covers are not in it")
+            raise _IncompleteError(f"lacks {missing} keys of the segments it covers")
 
 
 def _between(items: Table, hashes: tuple[int, int]) -> Table:

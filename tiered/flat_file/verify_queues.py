@@ -1,7 +1,4 @@
-"""Runs and gaps of a queue must lead from its minimum to its end without hole or overlap; one queue after the other.
-
-Owns the chain of a queue's offsets. Does not own where the runs come from (verify_runs.py).
-"""
+"""Verifies that runs and gaps of each queue cover its offsets from minimum to end, without hole or overlap."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ Ints = NDArray[Any]
 
 
 def check_queues(state: CatalogState, pages: Iterable[Page]) -> Iterator[Anomaly]:
-    """``pages``: all living runs by (queue, base offset). Holds one page and what one queue has led to so far."""
+    """``pages``: all live runs by (queue, base offset). One page and the state of one queue are in memory."""
     gaps = _Gaps(state)
     seen = np.zeros(len(state.table), bool)
     chain: _Chain | None = None
@@ -37,7 +34,7 @@ def check_queues(state: CatalogState, pages: Iterable[Page]) -> Iterator[Anomaly
         ends = np.append(starts[1:], len(row))
         seen[row] = True
         suspects = _suspects(state, gaps, row, begin, end, starts)
-        # The first queue of a page may have begun in the one before, the last may go on in the next.
+        # The first queue of a page may begin in the page before, the last may continue in the next.
         suspects[0] = suspects[-1] = True
         for part in np.flatnonzero(suspects).tolist():
             own = int(row[starts[part]])
@@ -56,7 +53,7 @@ def check_queues(state: CatalogState, pages: Iterable[Page]) -> Iterator[Anomaly
 def _suspects(
     state: CatalogState, gaps: _Gaps, row: Ints, begin: Ints, end: Ints, starts: Ints
 ) -> NDArray[np.bool_]:
-    """Per queue of a page, all at once: whether it has gaps, or its runs alone do not lead from minimum to end."""
+    """Whether each queue of a page has gaps, or its runs alone do not cover it from minimum to end."""
     first = np.zeros(len(row), bool)
     first[starts] = True
     last = np.roll(first, -1)
@@ -82,7 +79,7 @@ class _Gaps:
 
 
 class _Chain:
-    """One queue, from its minimum to where it has led so far."""
+    """One queue, covered from its minimum so far."""
 
     def __init__(self, state: CatalogState, gaps: _Gaps, row: int) -> None:
         self.row = row
@@ -101,7 +98,7 @@ class _Chain:
         return self._lead(begins[order], ends[order])
 
     def finish(self) -> Iterator[Anomaly]:
-        """No run follows."""
+        """Finish after the last run."""
         begins = np.append(self._gap_begin, self._end)
         return self._lead(begins, np.append(self._gap_end, self._end))
 
@@ -120,5 +117,5 @@ def _anomaly(queue: QueueKey, expected: int, found: int) -> Anomaly:
 
 
 def queue_name(queue: QueueKey) -> str:
-    """As people read it."""
+    """The queue's name in reports."""
     return f"{queue.topic}/{queue.queue_id}" + (f" generation {queue.generation}" if queue.generation else "")

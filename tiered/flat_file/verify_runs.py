@@ -1,12 +1,10 @@
-"""The living runs of an archive in passes, so that checking it takes memory for live queues and not for history.
+"""The live runs of an archive in passes, so that verification takes memory for live queues, not for history.
 
     in_order     all runs by (queue, base offset): the catalog's sorted sequences merged, a page of each in memory
     between      runs that a span of versions added, page by page
-    windows      spans of versions with up to WINDOW_RUNS runs each; what they hold is known object by object
+    windows      spans of versions with up to WINDOW_RUNS runs each, object by object
 
 A window is a pass over the pages that may hold runs of it: more history means more passes, not more memory.
-
-Owns the passes. Does not own what is checked in them (verify.py, verify_queues.py, verify_index.py).
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from tiered.model.tables import OBJECT_DTYPE, RUN_DTYPE, Table
 from tiered.object_store.interface import ObjectStore
 
 WINDOW_RUNS = 262_144
-"""Runs of 112 bytes, and as many objects at the most, in memory at a time."""
+"""Runs of 112 bytes, and at most as many objects, in memory at a time."""
 MERGED_RUNS = 32_768
 
 
 @dataclass(frozen=True)
 class Window:
-    """Versions from … to, both included."""
+    """First and last version, both included."""
 
     from_version: int
     to_version: int
@@ -64,7 +62,7 @@ class LivingRuns:
             yield _of_versions(memory, from_version, to_version)
 
     def windows(self) -> tuple[list[Window], int]:
-        """Spans of versions that together cover all runs, and what checking them counts for in progress."""
+        """Spans of versions that together cover all runs, and their share of the progress."""
         counts = np.zeros(self.state.version + 1, np.int64)
         cost = 0
         for page in self.between(0, self.state.version):
@@ -100,7 +98,7 @@ def cut_windows(counts: NDArray[np.int64], runs_max: int) -> list[Window]:
 
 
 class WindowObjects(Mapping[str, SegmentCheck]):
-    """Objects by key. What the catalog expects of one is put together when asked for."""
+    """Objects by key. The catalog's expectation of an object is assembled on access."""
 
     def __init__(self, pages: Iterable[Page]) -> None:
         objects: dict[str, int] = {}
@@ -142,7 +140,7 @@ class WindowObjects(Mapping[str, SegmentCheck]):
         return len(self._runs)
 
     def cost(self, key: str) -> int:
-        """What checking it counts for in progress."""
+        """Its share of the progress."""
         return run_cost(self._runs_of(key))
 
     def _runs_of(self, key: str) -> Table:
@@ -151,7 +149,7 @@ class WindowObjects(Mapping[str, SegmentCheck]):
 
 
 def run_cost(runs: Table) -> int:
-    """What checking ``runs`` counts for in progress: message bytes, and one for each row."""
+    """The share of ``runs`` in the progress: message bytes, and one for each row."""
     return int(runs["byte_count"].sum()) + int(runs["rows"].sum(dtype=np.int64))
 
 

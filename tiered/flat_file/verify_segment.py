@@ -1,7 +1,4 @@
-"""Checks one segment against the catalog and, on request, every byte of it against itself.
-
-Owns the anomalies of a single object. Does not decide which objects there are (verify.py).
-"""
+"""Verifies one segment against the catalog and, on request, all of its bytes."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ from tiered.object_store.interface import ObjectStore
 
 
 class AnomalyKind(StrEnum):
-    """What can be wrong."""
+    """Kinds of anomalies."""
 
     CHAIN = "chain"
     """A commit is missing, damaged, or does not follow the one before."""
     ROOT = "root"
-    """A root page is damaged, or says something else than the commits."""
+    """A root page is damaged, or differs from the commits."""
     PAGE = "page"
     """A page of older runs is missing or damaged."""
     HOLE = "hole"
@@ -43,15 +40,15 @@ class AnomalyKind(StrEnum):
     MISSING = "missing"
     """The catalog names an object that does not exist."""
     DAMAGED = "damaged"
-    """Bytes fail a length, checksum or structure check."""
+    """Bytes fail a check of length, checksum or structure."""
     CONTRADICTION = "contradiction"
-    """Object and catalog are each whole, but say different things."""
+    """Object and catalog are both undamaged, but differ."""
     RECORD = "record"
-    """A stored record is not the one its row describes."""
+    """A stored record differs from its row."""
     LMQ = "lmq"
-    """A light-queue row refers to a parent row that neither exists nor expired."""
-    DOOMED = "doomed"
-    """An object is given up for deletion although something needs it."""
+    """An LMQ row refers to a parent row that neither exists nor expired."""
+    PENDING_DELETION = "pending-deletion"
+    """A pending deletion names an object that is still referenced."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Anomaly:
 
 @dataclass(frozen=True)
 class SegmentCheck:
-    """What the catalog expects of one object: its OBJECT_DTYPE row, its runs in pieces, the queue of each run."""
+    """The catalog's expectation of one object: its OBJECT_DTYPE row, its runs in pieces, the queue of each run."""
 
     key: str
     place: np.void
@@ -80,7 +77,7 @@ class SegmentCheck:
 
 @dataclass
 class SegmentResult:
-    """What was found in one object."""
+    """Anomalies and counts of one object."""
 
     anomalies: list[Anomaly] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -93,7 +90,7 @@ class SegmentResult:
 def check_segment(
     store: ObjectStore, state: CatalogState, check: SegmentCheck, *, full: bool
 ) -> SegmentResult:
-    """All that is wrong with one object. Raises what the store raises, but not for the object itself."""
+    """All anomalies of one object. Raises the store's errors, except for the object itself."""
     result = SegmentResult()
     key = check.key
     size_bytes, tail_bytes = int(check.place["size_bytes"]), int(check.place["tail_bytes"])
@@ -104,7 +101,7 @@ def check_segment(
             result.add(AnomalyKind.DAMAGED, key, "the tail fails the CRC32C in the catalog", where)
         index = SegmentIndex(key, size_bytes, tail)
     except NotFoundError as error:
-        result.add(AnomalyKind.MISSING, key, f"the catalog names it, but it does not exist: {error.message}")
+        result.add(AnomalyKind.MISSING, key, f"is in the catalog, but does not exist: {error.message}")
         return result
     except (CorruptionError, UnsupportedFormatError) as error:
         result.add(AnomalyKind.DAMAGED, key, error.message)
@@ -121,7 +118,7 @@ def check_segment(
 
 
 def _compare(index: SegmentIndex, check: SegmentCheck, result: SegmentResult) -> None:
-    """Catalog and footer must agree on every run the catalog names; expired runs may be in the footer alone."""
+    """Catalog and footer must agree on every run of the catalog; expired runs may be in the footer alone."""
     place, meta = check.place, index.meta
     for name, wanted, found in (
         ("epoch", int(place["epoch"]), meta.epoch),
@@ -179,7 +176,7 @@ def _check_lmq(
 
 
 class _FullCheck:
-    """Reads an object once from front to back; many small runs share a request."""
+    """Reads an object once, from front to back; many small runs share a request."""
 
     def __init__(self, store: ObjectStore, index: SegmentIndex, result: SegmentResult) -> None:
         self._store = store
@@ -225,7 +222,7 @@ class _FullCheck:
         return np.concatenate([[0], np.cumsum(section.counts, dtype=np.int64)]), section.hashes
 
     def _records(self, span: BlockSpan) -> NDArray[np.uint8] | None:
-        """Raw bytes of ``span``; None once its damage is reported. Small runs share a block: it is decoded once."""
+        """Raw bytes of ``span``; None for damage, which is reported once. A block of many runs is decoded once."""
         blocks = (span.first_block, span.end_block)
         if self._decoded[0] != blocks:
             data = None
@@ -256,7 +253,7 @@ class _FullCheck:
             self._report(queue, rows, span.first_row + valid, f"fails {reason}", span)
             return
         own = table.ordinal(queue.topic, queue.queue_id)
-        # A record of another queue may be in this one too: it says so, and not where to trust it (DOUBT_PLAIN).
+        # A record of another queue may be in this one too, as an LMQ entry that only some brokers make (DOUBT_PLAIN).
         is_own, is_named = found.queue[:valid] == own, np.zeros(valid, bool)
         is_named[found.lmq_row[: found.lmq_rows][found.lmq_queue[: found.lmq_rows] == own]] = True
         for name, wanted in self._expected(queue, rows, part).items():
@@ -284,8 +281,8 @@ class _FullCheck:
                 self._report(queue, rows, span.first_row, "or a later one has other keys", span)
 
     def _expected(self, queue: QueueKey, rows: RowTable, part: slice) -> dict[str, NDArray[np.generic]]:
-        """Columns a record itself determines. Not so: the deliver time of scheduled messages, and the offset of a
-        light queue whose parent is not archived."""
+        """Columns that a record determines. Not so: the deliver time of scheduled messages, and the offset of an LMQ
+        whose parent is not archived."""
         expected: dict[str, NDArray[np.generic]] = {
             "size": rows.size[part],
             "phys": rows.phys[part],
@@ -306,10 +303,10 @@ class _FullCheck:
 def _rescanned(
     data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int32], phys: NDArray[np.int64]
 ) -> tuple[QueueTable, RecordColumns, int, str]:
-    """What a scan finds in the records, how many are valid, and what fails in the next.
+    """Columns of the records, how many are valid, and the check that the next fails.
 
-    A record's own checksum may be of another life of the message (broker_store.damage.accepted_size). It proves
-    nothing here, the block's checksum has held: where it is wrong, the record is scanned as one without.
+    A record's own checksum may be of an earlier generation of the message (broker_store.damage.accepted_size). The
+    block's checksum was verified, so a record with a wrong one is scanned as if it had none.
     """
     own_copy = False
     while True:

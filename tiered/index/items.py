@@ -20,7 +20,7 @@ ITEM_DTYPE = np.dtype([
     ("store_timestamp", "<i8"),    # ms since the epoch
     ("queue_id", "<i4"), ("generation", "<u4"),
 ])  # fmt: skip
-"""One key of one message, in memory. The topic is the one that was hashed."""
+"""One key of one message, in memory. The topic, which is hashed with the key, is not part of it."""
 
 HASH_BYTES = 8
 
