@@ -31,7 +31,7 @@ from tiered.kernels.gather import cut_blocks, gather_records
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_columns import RecordColumns, StopReason
 from tiered.kernels.scan import scan_log
-from tiered.kernels.split import SplitScratch, cut_runs, split_by_queue
+from tiered.kernels.split import SplitScratch, split_by_queue
 from tiered.object_store.interface import Buffer, ObjectStore
 from tiered.object_store.open_store import open_store
 from tiered.object_store.store_options import StoreOptions
@@ -121,9 +121,9 @@ class Worker:
         columns = self._columns
         with self.tally.part("split"):
             split = split_by_queue(columns.queue, columns.rows, len(self._table), self._scratch)
-            runs = cut_runs(split, columns)
+            rows_of_run = _rows_of_runs(columns, split.order)
             position, size = columns.position[split.order], columns.size[split.order]
-            blocks = self._cut_blocks(runs.rows, size)
+            blocks = self._cut_blocks(rows_of_run, size)
         stored: list[bytes] = []
         row = first = 0
         ends = np.cumsum(blocks)
@@ -163,6 +163,14 @@ class Worker:
         self.tally.stored_bytes += sum(map(len, body))
         self._puts += 1
         self._output.put_if_absent(f"{id(self)}-{self._puts}-{piece.file_begin_phys + piece.offset}", body)
+
+
+def _rows_of_runs(columns: RecordColumns, order: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Rows of each run of consecutive queue offsets."""
+    queue, offset = columns.queue[order], columns.queue_offset[order]
+    expected = offset + columns.inner_num[order]
+    begins = np.flatnonzero((queue[1:] != queue[:-1]) | (offset[1:] != expected[:-1])) + 1
+    return np.diff(np.concatenate([[0], begins, [len(order)]]))
 
 
 def cut_ranges(store: Path, settings: OffloadSettings, output: ObjectStore) -> deque[LogRange]:

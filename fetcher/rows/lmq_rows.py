@@ -19,9 +19,8 @@ from fetcher.rows.queue_view import QueueView, RunPlace
 from fetcher.rows.read_plan import NO_END, Limits, ReadStep, TakenRows, take
 from fetcher.rows.run_rows import blocks_of_rows, rows_of
 from fetcher.rows.tag_filter import MessageFilter
-from tiered.consume_queue.unit_view import row_at
 from tiered.errors import CorruptionError
-from tiered.formats.segment import RowTable
+from tiered.formats.segment import RowTable, row_at
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from fetcher.rows.batch import MessageBatch
 from fetcher.rows.queue_view import RunPlace
-from tiered.consume_queue.unit_view import row_at
 from tiered.errors import CorruptionError
-from tiered.formats.segment import RowTable
+from tiered.formats.segment import RowTable, row_at
 from tiered.formats.segment_index import BlockSpan, SegmentIndex
 from tiered.model.tables import RunKind
 

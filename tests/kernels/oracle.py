@@ -276,17 +276,3 @@ def split_by_queue(queues: Sequence[int]) -> dict[int, list[int]]:
     for row, queue in enumerate(queues):
         rows.setdefault(queue, []).append(row)
     return dict(sorted(rows.items()))
-
-
-def cut_runs(rows_by_queue: Mapping[int, Sequence[int]], spans: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Row numbers of each run; ``spans[row]`` is the (begin, end) of its queue offsets."""
-    runs: list[list[int]] = []
-    for rows in rows_by_queue.values():
-        expected: int | None = None
-        for row in rows:
-            begin, end = spans[row]
-            if begin != expected:
-                runs.append([])
-            runs[-1].append(row)
-            expected = end
-    return runs

@@ -18,10 +18,9 @@ from tiered.catalog.catalog_reader import refresh
 from tiered.catalog.pages import RunIndex
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState, RunChunk
-from tiered.consume_queue.unit_view import row_at, rows_that_fit
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.flat_file.segment_reader import Records, SegmentCache, SegmentReader
-from tiered.formats.segment import RowTable
+from tiered.formats.segment import RowTable, row_at
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind
 from tiered.object_store.interface import ObjectStore
@@ -152,7 +151,7 @@ class QueueReader:
         reader, ordinal = self._run_at(offset)
         rows = reader.row_columns(ordinal)
         first = row_at(rows, offset)
-        count = rows_that_fit(rows.size[first:], rows_max, bytes_max)
+        count = _rows_that_fit(rows.size[first:], rows_max, bytes_max)
         if count == 0 and is_first:
             count = 1
         end = first + count
@@ -307,3 +306,9 @@ def _joined(parts: list[_Part], next_offset: int, gap: tuple[int, int] | None) -
         next_offset=next_offset,
         gap=gap,
     )
+
+
+def _rows_that_fit(sizes: NDArray[Any], rows_max: int, bytes_max: int) -> int:
+    """How many leading rows have at most ``bytes_max`` bytes together; may be 0."""
+    ends = np.cumsum(sizes[: max(rows_max, 0)], dtype=np.int64)
+    return int(np.searchsorted(ends, bytes_max, side="right"))

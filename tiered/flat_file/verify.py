@@ -168,7 +168,7 @@ class _Objects:
         done = 0
         for window in windows:
             objects = self._runs.objects(window)
-            self._remember(objects, report)
+            self._note(objects, report)
             counts["runs"] += objects.runs
             for key, result in self._checker(self._runs.state, objects):
                 report.anomalies += result.anomalies

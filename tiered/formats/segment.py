@@ -100,6 +100,11 @@ class RowTable:
         return len(self.size)
 
 
+def row_at(rows: RowTable, queue_offset: int) -> int:
+    """The row that spans ``queue_offset``, which is in the run."""
+    return int(np.searchsorted(rows.queue_offset, queue_offset, side="right")) - 1
+
+
 @dataclass(frozen=True)
 class EncodedSegment:
     """An object ready to be put. ``body`` shares no memory with the arena or the scratch.

@@ -1,6 +1,6 @@
 """Checksums and hashes inside kernels: CRC-32 (IEEE), XXH64, Java's String.hashCode over UTF-8.
 
-Each works on ``length`` bytes at ``address + position``; the caller proves that they are readable.
+Each reads ``length`` bytes at ``address + position``; the caller proves that they are readable.
 Oracles: ``zlib.crc32``, the ``xxhash`` package in tests, ``tiered.formats.record.java_hash``.
 """
 

@@ -1,6 +1,6 @@
-"""From scattered records to blocks: check rows against runs, cut blocks, copy records together.
+"""Kernels of segments being written: check rows against runs, cut blocks, gather records.
 
-Owns the loops over rows of a segment being written. Oracles: ``tests.kernels.segment_oracle``.
+Oracles: ``tests.kernels.segment_oracle``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def check_rows(
 ) -> Int:
     """The first row that contradicts its run (at a run's end: one past it), or -1.
 
-    Offsets are contiguous from base to end, sizes add up to the run's bytes, only BatchCQ rows span several
-    offsets, only light-queue rows have no position and a parent below ``queues``.
+    Offsets are contiguous from base to end, sizes add up to the run's bytes, only BatchCQ rows span several offsets,
+    only LMQ rows have no position and a parent below ``queues``.
     """
     for run in range(len(kind)):
         expected = base_queue_offset[run]
@@ -69,7 +69,7 @@ def cut_blocks(
 
     A block ends before the record that would take it above ``block_bytes``, or above ``shared_bytes`` once it
     holds records of two runs, and at the end of a run when half of ``shared_bytes`` is reached. A larger
-    record has a block to itself. Light-queue runs have no bytes and so no part in any block.
+    record has its own block. LMQ runs have no bytes, so no block.
     """
     count = 0
     rows = 0
@@ -108,10 +108,10 @@ def gather_records(
     length: Int,
     out: NDArray[np.uint8],
 ) -> Int:
-    """Copy records from ``row`` on, leaving out negative positions, until ``out`` has ``length`` bytes.
+    """Copy records from ``row`` on, except those at negative positions, until ``out`` has ``length`` bytes.
 
-    Returns the row after the last one copied, or -1 - row when that row's record is outside the arena or
-    ``out``. Records that lie together in the arena are copied together.
+    Returns the row after the last one copied, or -1 - row for a record outside the arena or ``out``. Adjacent records
+    are copied together.
     """
     source, target = arena.ctypes.data, out.ctypes.data
     filled = np.int64(0)

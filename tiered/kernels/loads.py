@@ -138,8 +138,8 @@ def can_fold_crc32(_typing_context: Any) -> Any:
 def fold_crc32(_typing_context: Any, _address: Any, _offset: Any, _blocks: Any, _register: Any) -> Any:
     """``fold_crc32(address, offset, blocks, register) -> (uint64, uint64)``.
 
-    Folds ``blocks`` >= 1 blocks of 64 bytes, begun with the CRC register, into 16 bytes whose CRC (from
-    register 0) is the register after all of them. Only where ``can_fold_crc32()``.
+    Folds ``blocks`` >= 1 blocks of 64 bytes, starting from the CRC register, into 16 bytes whose CRC (from register 0)
+    is the register after all of them. Only where ``can_fold_crc32()``.
     """
     from llvmlite import ir
     from numba.core import types

@@ -1,9 +1,8 @@
 """The queue table: (topic, queue id) -> a small dense ordinal, shared by Python and the scan kernel.
 
-Owns an open-addressing hash table in numpy arrays that the scan kernel searches and inserts into by itself,
-so that 100,000s of queues cost no Python object per message. It lives as long as its dispatcher; ordinals
-never change. Does not decide which topics are archived: it only keeps the answer (``admitted``) where the
-kernel can see it. Not thread-safe: one scan at a time per table.
+An open-addressing hash table in numpy arrays that the scan kernel searches and extends, so that 100,000s of queues
+need no Python object per message. Ordinals never change. Callers decide which topics are archived (``admitted``). Not
+thread-safe: one scan at a time per table.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NOT_ADMITTED = 0
 ADMITTED = 1
 UNDECIDED = 2
 
-# Results of find_or_insert that are not ordinals. The first two ask the caller to grow the table and repeat.
+# Results of find_or_insert that are not ordinals. After the first two the caller grows the table and repeats.
 QUEUES_FULL = -1
 TOPIC_BYTES_FULL = -2
 TOPIC_INVALID = -3
@@ -41,7 +40,7 @@ _QUEUES_MIN = 64
 _TOPIC_BYTES_MIN = 4096
 _TOPIC_BYTES_MAX = 0x7FFF
 
-# The block of int64 words through which kernels see the table: counts, capacities, addresses of the columns.
+# The int64 words that kernels take: counts, capacities, addresses of the columns.
 _COUNT = 0
 _BYTES_USED = 1
 _QUEUES_MAX = 2
@@ -66,7 +65,7 @@ _COLUMNS = (
 
 
 class QueueTable:
-    """Ordinals 0, 1, 2, … in order of first sight. Arrays returned are views: ask again after a scan."""
+    """Ordinals 0, 1, 2, … in order of insertion. Arrays returned are views: read them again after a scan."""
 
     def __init__(self) -> None:
         self._words = np.zeros(_WORDS, np.int64)
@@ -79,7 +78,7 @@ class QueueTable:
 
     @property
     def address(self) -> int:
-        """What kernels take: the address of the table's words, constant while this object lives."""
+        """Address of the table's words for kernels; constant while this object exists."""
         return self._words.ctypes.data
 
     @property
@@ -94,11 +93,11 @@ class QueueTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory held by the table's arrays."""
+        """Memory of the table's arrays."""
         return sum(column.nbytes for column in self._columns.values())
 
     def ordinal(self, topic: str, queue_id: int) -> int:
-        """The queue's ordinal, inserting it if new. A topic over 32,767 bytes is a ValueError."""
+        """The queue's ordinal; a new queue is inserted. Raises ValueError for a topic over 32,767 bytes."""
         encoded = np.frombuffer(topic.encode() + b"\0", np.uint8)
         length = len(encoded) - 1
         if not 0 < length <= _TOPIC_BYTES_MAX:
@@ -110,7 +109,7 @@ class QueueTable:
             self.grow(found)
 
     def find(self, topic: str, queue_id: int) -> int | None:
-        """The queue's ordinal, None if never seen."""
+        """The queue's ordinal, None if it was never inserted."""
         encoded = np.frombuffer(topic.encode() + b"\0", np.uint8)
         found = int(_find(encoded.ctypes.data, 0, len(encoded) - 1, queue_id, self.address))
         return None if found < 0 else found
@@ -135,7 +134,7 @@ class QueueTable:
         elif shortage == TOPIC_BYTES_FULL:
             self._allocate(queues, max(2 * topic_bytes, topic_bytes + _TOPIC_BYTES_MAX))
         else:
-            raise ValueError(f"{shortage} is not a shortage")
+            raise ValueError(f"{shortage} is not QUEUES_FULL or TOPIC_BYTES_FULL")
 
     def _allocate(self, queues: int, topic_bytes: int) -> None:
         """Replace the arrays by larger ones of the same content. ``queues`` is a power of two."""
@@ -260,7 +259,7 @@ def _insert(data: Int, position: Int, length: Int, queue_id: Int, code: Int, slo
 
 @kernel
 def is_not_admitted(table: Int, ordinal: Int) -> Int:
-    """Whether the dispatcher has decided not to archive this queue."""
+    """Whether this queue is not archived."""
     return load_u8(get_i64(table, _ADMITTED), ordinal) == NOT_ADMITTED
 
 

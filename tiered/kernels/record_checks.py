@@ -1,9 +1,8 @@
-"""Kernels that decide whether the bytes at a commitlog position are a record to be believed.
+"""Kernels that decide whether the bytes at a commitlog position are a valid record.
 
-Owns every test of CommitLog.checkMessageAndReturnSize, and those the broker leaves out: the blank marker
+They make every test of CommitLog.checkMessageAndReturnSize, and some that the broker does not make: the blank marker
 spans the rest of its file, PHYSICALOFFSET is the record's own position, a consume queue can hold QUEUEOFFSET, all
-lengths stay inside the record.
-Fills the parsed fields of the record's words (record_columns). Oracle:
+lengths stay inside the record. They fill the parsed fields of the words (record_columns). Oracle:
 ``tests.kernels.oracle.check_record``.
 """
 
@@ -42,7 +41,7 @@ MAGIC_V2 = -626843477  # 0xDAA320AB: the topic's length is two bytes
 MAGIC_BLANK = -875286124  # 0xCBD43194: the rest of the file is padding
 RECORD_BYTES_MIN = 91
 END_OF_FILE_BYTES = 8
-"""A record is only written if this much room stays behind it in its file."""
+"""The broker writes a record only if this much room remains behind it in its file."""
 RESERVED_CRC_BYTES = 20
 """``__CRC32#``, separator, ten digits, separator."""
 QUEUE_OFFSET_MAX = ((1 << 63) - 1) // 20
@@ -69,7 +68,7 @@ _STORE_HOST_V6 = 0x20
 def check_record(arena: Int, position: Int, end: Int, phys: Int, file_end_phys: Int, out: Int) -> Int:
     """VALID with the parsed fields filled, or a StopReason with STOP_DETAIL.
 
-    Of a record that is only partly inside ``[position, end)`` it tests what it can.
+    A record that is partly inside ``[position, end)`` is tested as far as possible.
     """
     available = end - position
     if available < END_OF_FILE_BYTES:
@@ -145,8 +144,8 @@ def _check_structure(arena: Int, position: Int, end: Int, long_topic: bool, out:
 def _check_sums(arena: Int, position: Int, end: Int, out: Int) -> Int:
     """Body CRC (none for an empty body, as in the broker), then ``__CRC32#`` if it is the last property.
 
-    Behind another byte than the separator it is the end of a longer name; but if it holds with the separator there,
-    that is what was damaged.
+    Behind another byte than the separator it is the end of a longer name; but if it matches with the separator there,
+    that byte is damaged.
     """
     body_length = get_i64(out, BODY_LENGTH)
     if body_length > 0:

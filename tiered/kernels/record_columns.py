@@ -1,8 +1,4 @@
-"""What a scan produces: row columns, stop reasons, and the words through which the scan kernels write them.
-
-Owns the memory of the columns and its growth. Does not own any rule about records: see record_checks,
-record_rows.
-"""
+"""Results of a scan: row columns, stop reasons, and the words through which the scan kernels write them."""
 
 from __future__ import annotations
 
@@ -18,26 +14,26 @@ FLAG_COMPRESSED = 0x1
 FLAG_BATCH = 0x80
 """Row spans ``inner_num`` queue offsets (system flag INNER_BATCH)."""
 FLAG_LMQ = 0x100
-"""Row has light-queue references, if only doubtful ones."""
+"""Row has LMQ entries, if only doubtful ones."""
 DOUBT_TOPIC = 1
 """Of %RETRY%…, rmq_sys_… or a scheduled message: 4.9 and 5.0 dispatch it, 5.1 some of these, later ones none."""
 DOUBT_SLASH = 2
-"""The name holds a path separator: brokers with consume queues in files pass it over, or forget it when they stop."""
+"""The name holds a path separator: brokers with consume queues in files skip it, or lose it when they stop."""
 DOUBT_PLAIN = 4
-"""To a name that is no light queue's, and there by the record's own queue id: only 4.9 does that."""
+"""To a name that is not an LMQ's, under the record's own queue id: only 4.9 dispatches it."""
 
 
 class StopReason(IntEnum):
     """Why a scan stopped."""
 
     INPUT_END = 0
-    """The next record, if any, is not wholly inside the input; or the input is used up."""
+    """The next record, if any, is not wholly inside the input."""
     FILE_END = 1
-    """The blank marker: nothing but padding follows in this file."""
+    """The blank marker: only padding follows in this file."""
     NO_RECORD = 2
-    """Size and magic are zero: nothing was ever written here."""
+    """Size and magic are zero: nothing was written here."""
     INVALID = 3
-    """What is there is no believable record; see InvalidReason."""
+    """The bytes are not a valid record; see InvalidReason."""
 
 
 class InvalidReason(IntEnum):
@@ -98,7 +94,7 @@ A_LMQ_QUEUE_OFFSET = 21
 A_LMQ_ROW = 22
 A_LMQ_DOUBT = 23
 A_KEY_TEXT = 24
-# parsed fields of the record at hand (positions are in the arena),
+# parsed fields of the current record (positions are in the arena),
 SIZE = 25
 SYS_FLAG = 26
 STORE_TIMESTAMP = 27
@@ -119,7 +115,7 @@ MULTI_DISPATCH = 46
 MULTI_OFFSET = 48
 _WORDS = 50
 
-# What the scan kernel returns besides a StopReason: capacity is short, grow and call again.
+# Returned by the scan kernel instead of a StopReason: the caller grows a capacity and calls again.
 GROW_ROWS = 16
 GROW_KEYS = 17
 GROW_LMQ_ROWS = 18
@@ -176,14 +172,13 @@ class RecordColumns:
     key_hashes: NDArray[np.uint64]
     """XXH64 of ``topic#key``, row after row: UNIQ_KEY first, then each key of KEYS."""
     lmq_queue: NDArray[np.int32]
-    """QueueTable ordinal of a light queue."""
+    """QueueTable ordinal of an LMQ."""
     lmq_queue_offset: NDArray[np.int64]
     """Its queue offset."""
     lmq_row: NDArray[np.int32]
-    """The row whose record it refers to."""
+    """The row of its record."""
     lmq_doubt: NDArray[np.uint8]
-    """0 where every broker made the reference that dispatches to light queues at all; else DOUBT bits: why some do
-    not."""
+    """0 for an entry that every broker with LMQs makes; else DOUBT bits: why some do not."""
 
     def __init__(self, rows: int = 4096, keys: int = 8192, lmq_rows: int = 64) -> None:
         self._words = np.zeros(_WORDS, np.int64)
@@ -205,7 +200,7 @@ class RecordColumns:
 
     @property
     def lmq_rows(self) -> int:
-        """Light-queue references, doubtful ones too."""
+        """LMQ entries, doubtful ones too."""
         return int(self._words[LMQ_ROWS])
 
     @property
@@ -215,12 +210,12 @@ class RecordColumns:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, used or not."""
+        """Memory of the columns, used or not."""
         return sum(column.nbytes for column in self._columns.values()) + self._key_text.nbytes
 
     @property
     def address(self) -> int:
-        """What kernels take: the address of the words, constant while this object lives."""
+        """Address of the words for kernels; constant while this object exists."""
         return self._words.ctypes.data
 
     @property
@@ -234,7 +229,7 @@ class RecordColumns:
         return InvalidReason(int(self._words[STOP_DETAIL]))
 
     def reset(self) -> None:
-        """Forget all rows, keep the memory."""
+        """Remove all rows, keep the memory."""
         self._words[[ROWS, KEYS, LMQ_ROWS, SKIPPED]] = 0
 
     def grow(self, shortage: int) -> None:

@@ -1,8 +1,7 @@
-"""Fields of many records as columns: where each lies, and copies of them as offset-and-data buffers.
+"""Fields of many records as columns: their positions, and copies of them as offset-and-data buffers.
 
-Owns reading records by columns, for tables; no Python object exists per record. The oracle is
-``tiered.formats.record.decode_record``. Believes nothing: a record whose lengths do not fill it is reported, never
-read beyond its end. Does not own what a table makes of the columns (the Spark data source does).
+For tables: no Python object exists per record. A record whose lengths do not fill it is reported, and never read beyond
+its end. Oracle: ``tiered.formats.record.decode_record``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Number(IntEnum):
     """Rows of ``RecordFields.numbers``. ``_AT``: byte of the data where the field begins; ``_BYTES``: its length."""
 
     VALID = 0
-    """1: the lengths fill the record; 0: they do not, and nothing else is set."""
+    """1: the lengths fill the record; 0: they do not, and no other number is set."""
     MAGIC = 1
     BODY_CRC = 2
     QUEUE_ID = 3
@@ -79,7 +78,7 @@ _FIELDS = len(Number)
 ) = range(_FIELDS)  # fmt: skip
 
 _HEX_DIGITS = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16).copy()
-"""The two digits of each byte, as they lie in memory."""
+"""The two digits of each byte, in memory order."""
 _BORN_HOST_V6 = 0x10
 _STORE_HOST_V6 = 0x20
 _NAME_SEPARATOR = 1
@@ -89,7 +88,7 @@ _TAGS_NAME, _KEYS_NAME, _UNIQ_KEY_NAME = word(b"TAGS"), word(b"KEYS"), word(b"UN
 
 @dataclass(frozen=True)
 class RecordFields:
-    """Where the fields of records lie: ``numbers[Number.X, row]``; positions are in the data they were read from."""
+    """Fields of records: ``numbers[Number.X, row]``; positions are in the data they were read from."""
 
     numbers: NDArray[np.int64]
 
@@ -285,7 +284,7 @@ def _find_properties(address: Int, row: Int, numbers: NDArray[np.int64]) -> None
 
 @kernel
 def _pair_at(address: Int, begin: Int, end: Int) -> tuple[Int, Int]:
-    """(its first name separator or -1, where it ends) of the pair that begins at ``begin``."""
+    """(its first name separator or -1, its end) of the pair that begins at ``begin``."""
     split, at = np.int64(-1), begin
     while at < end:
         byte = load_u8(address, at)
@@ -339,7 +338,7 @@ def _property_pairs(
 
 @kernel
 def _slot_of(address: Int, name: Int, length: Int, first: Int, count: Int, places: NDArray[np.int64]) -> Int:
-    """Where the record's pair of this name stands already, else ``count``."""
+    """The place of the record's earlier pair of this name, else ``count``."""
     for slot in range(first, count):
         if places[1, slot] == length:
             other, step = places[0, slot], np.int64(0)

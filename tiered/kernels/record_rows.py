@@ -1,9 +1,8 @@
-"""Kernels that turn one valid, visible record into a row, its key hashes and its light-queue references.
+"""Kernels that turn one valid, visible record into a row, its key hashes and its LMQ entries.
 
-Owns what is read from properties and how: MessageDecoder.string2messageProperties, tagsCode and deliver time
-of CommitLog.checkMessageAndReturnSize, keys of IndexService, light queues of MultiDispatch. Oracle:
-``tests.kernels.oracle.scan_log``. Does not test records: record_checks did. Does not know which version of the broker
-wrote them: references that only some make come with their doubt, and whoever uses them decides.
+Sources: MessageDecoder.string2messageProperties; tagsCode and deliver time of CommitLog.checkMessageAndReturnSize; keys
+of IndexService; LMQs of MultiDispatch. LMQ entries that only some versions of the broker make carry DOUBT bits, and
+callers decide. Oracle: ``tests.kernels.oracle.scan_log``.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def _grow_code(shortage: Int) -> Int:
 
 @kernel
 def _put_offsets(arena: Int, position: Int, system_flag: Int, row: Int, out: Int) -> Int:
-    """Queue offset and count. Of an inner batch, what cannot be read is the record's own offset, and 1."""
+    """Queue offset and count. Of an inner batch, they default to the record's own offset and 1."""
     offset, count = load_be64(arena, position + 20), np.int64(1)
     if system_flag & FLAG_BATCH:
         base = _parse_int(arena, get_i64(out, INNER_BASE), get_i64(out, INNER_BASE + 1))
@@ -202,7 +201,7 @@ def _find_properties(arena: Int, out: Int) -> Int:
 
 @kernel
 def _note_property(arena: Int, name: Int, split: Int, end: Int, out: Int) -> Int:
-    """Remember where the value of one ``name 0x01 value`` pair is, if the scan needs it."""
+    """Note the value of one ``name 0x01 value`` pair, if the scan needs it."""
     length = split - name
     field = -1
     if length == 4:
@@ -326,7 +325,7 @@ def _put_key_hash(arena: Int, position: Int, length: Int, prefix: Int, index: In
 
 @kernel
 def _emit_lmq_entries(arena: Int, queue_id: Int, row: Int, table: Int, out: Int) -> Int:
-    """Append references to light queues, with their DOUBT; the new number of light-queue rows, or minus a GROW code.
+    """Append LMQ entries with their DOUBT bits; the new number of LMQ rows, or minus a GROW code.
 
     As ConsumeQueue.multiDispatchLmqQueue: both lists have the same length (trailing empty items do not
     count), and an offset that is no number ends the list, unless its name holds a path separator.
@@ -373,7 +372,7 @@ def _is_lmq_name(arena: Int, name: Int, length: Int) -> Int:
 
 @kernel
 def _lmq_ordinal(arena: Int, name: Int, length: Int, queue_id: Int, table: Int) -> Int:
-    """Ordinal of an admitted queue, a shortage of the table, or TOPIC_INVALID: pass it over."""
+    """Ordinal of an admitted queue, a shortage of the table, or TOPIC_INVALID for one to skip."""
     if length == 0 or (length == 5 and _is_lmq_name(arena, name, length)):
         return TOPIC_INVALID
     queue = find_or_insert(arena, name, length, queue_id, table)

@@ -1,7 +1,6 @@
-"""Checks records again that are known to be records: the same belief and the same columns as the scan's.
+"""Checks archived records with the rules of the scan and returns the same columns, to verify archives.
 
-Records of one queue do not lie together in the commitlog, so each comes with its own physical offset. Used to verify
-archives, where the columns found must equal the columns stored. Its rules are the scan's own.
+Records of one queue do not lie together in the commitlog, so each has its own physical offset.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def rescan(
 ) -> tuple[int, str]:
     """Append one row to ``out`` per record ``data[starts[i] : starts[i] + sizes[i]]``, in this order.
 
-    Returns how many are valid and the failed test of the first that is not ("" when all are). Raises ValueError for
-    a record outside ``data``.
+    Returns how many are valid and the test that the next one fails ("" when all are valid). Raises ValueError for a
+    record outside ``data``.
     """
     if len(starts) and (
         int(starts.min()) < 0 or int((starts + sizes).max()) > len(data) or int(sizes.min()) < 0
@@ -70,7 +69,7 @@ def _rescan(
     table: Int,
     out: Int,
 ) -> tuple[Int, Int]:
-    """(rows done, VALID or what stopped it)."""
+    """(rows done, VALID or the reason of the stop)."""
     while row < len(starts):
         begin = starts[row]
         end = begin + sizes[row]

@@ -1,9 +1,8 @@
 """The scan: commitlog bytes -> validated columns, one pass, no Python object per message.
 
-Owns the loop over records and which of them are visible in a consume queue. The rules of belief are in
-record_checks, those of the columns in record_rows. Oracle: ``tests.kernels.oracle.scan_log``.
-
-Does not know confirm offsets, files or damage: it stops at the first byte it cannot believe and says why.
+The loop over records, and which of them are visible in a consume queue. record_checks has the tests of records,
+record_rows the rules of the columns. The scan stops at the first invalid byte. Oracle:
+``tests.kernels.oracle.scan_log``.
 """
 
 from __future__ import annotations
@@ -71,12 +70,11 @@ def scan_log(
 ) -> ScanStop:
     """Validate the records in ``arena[begin:end]`` and append their rows to ``out``.
 
-    The first byte lies at ``phys_begin`` in the commitlog file that ends at ``file_end_phys``. Prepared and
-    rolled back transactions give no row, nor do queues whose ``table.admitted`` is 0 unless the record
-    carries references of a light queue that is admitted. New queues are inserted into ``table`` as UNDECIDED.
-    ``delay_levels_ms[i]`` is the delay of level i + 1; when given, tagsCode of a scheduled message is its
-    deliver time, as in the consume queue of SCHEDULE_TOPIC_XXXX. Raises ValueError for a range outside the
-    arena.
+    The first byte lies at ``phys_begin`` in the commitlog file that ends at ``file_end_phys``. Prepared and rolled back
+    transactions give no row, nor do queues whose ``table.admitted`` is 0 unless the record has an entry of an admitted
+    LMQ. New queues are inserted into ``table`` as UNDECIDED. ``delay_levels_ms[i]`` is the delay of level i + 1; when
+    given, tagsCode of a scheduled message is its deliver time, as in the consume queue of SCHEDULE_TOPIC_XXXX. Raises
+    ValueError for a range outside the arena.
     """
     if not 0 <= begin <= end <= len(arena) or not arena.flags.c_contiguous or arena.dtype != np.uint8:
         raise ValueError(f"[{begin}, {end}) of an arena of {len(arena)} bytes of {arena.dtype}")
@@ -100,9 +98,7 @@ def scan_log(
 
 
 def warm_up() -> None:
-    """Compile the scan, or load it from the cache: some 10 s or some 100 ms, better spent before it is
-    needed.
-    """
+    """Compile the scan (some 10 s) or load it from the cache (some 100 ms) before it is needed."""
     scan_log(np.zeros(8, np.uint8), 0, 8, 0, 8, QueueTable(), RecordColumns(1, 1, 1), delay_levels_ms=None)
 
 
@@ -118,7 +114,7 @@ def _scan(
     delay_levels: Int,
     level_count: Int,
 ) -> Int:
-    """A StopReason or a GROW code; STOP_POSITION says where. Rows are appended whole or not at all."""
+    """A StopReason or a GROW code, at STOP_POSITION. Rows are appended whole or not at all."""
     while True:
         outcome = check_record(arena, position, end, phys, file_end_phys, out)
         if outcome == VALID:

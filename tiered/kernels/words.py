@@ -6,6 +6,6 @@ import numpy as np
 
 
 def word(text: bytes) -> np.uint64:
-    """What ``load_le64`` (``load_le32``) reads where ``text`` of at most eight (four) bytes stands."""
+    """The result of ``load_le64`` (``load_le32``) for ``text`` of at most eight (four) bytes."""
     assert len(text) <= 8
     return np.uint64(int.from_bytes(text, "little"))

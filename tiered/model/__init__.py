@@ -1,1 +1,1 @@
-"""Plain values shared by every layer: names of queues, the columns of a run, the tables of the catalog."""
+"""Values shared by all layers: names of queues, columns of a run, tables of the catalog."""

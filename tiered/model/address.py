@@ -1,4 +1,4 @@
-"""``host:port``, as settings and brokers write where somebody is reached. Pure."""
+"""``host:port`` addresses of settings and brokers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _DIGITS_MAX = 5
 
 
 def host_and_port(text: str) -> tuple[str, int] | None:
-    """The host, without brackets, and the port; None where it is no address."""
+    """The host, without brackets, and the port; None for other text."""
     host, _, port = text.rpartition(":")
     host = host.strip("[]")
     if not host or not port.isascii() or not port.isdecimal() or len(port) > _DIGITS_MAX:

@@ -1,4 +1,4 @@
-"""The times that there are dates for. No checksum covers a store timestamp: a damaged one claims any. Pure."""
+"""Times that have a date. No checksum covers a store timestamp, so a damaged one may be any integer."""
 
 from __future__ import annotations
 

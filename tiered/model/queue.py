@@ -1,4 +1,4 @@
-"""Names of queues and the rules about topics: which are the broker's own, which are light queues."""
+"""Names of queues, and which topics are the broker's own or LMQs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SYSTEM_PREFIX = "rmq_sys_"
 
 
 class QueueKey(NamedTuple):
-    """One life of one queue of one broker. ``generation`` counts lives of a deleted and recreated topic, from 0."""
+    """One generation of a queue. ``generation`` counts from 0 how often its topic was deleted and recreated."""
 
     topic: str
     queue_id: int
@@ -34,8 +34,8 @@ class QueueKey(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicFilter:
-    """Which topics are archived: system topics only on request, then include, then exclude (shell patterns).
-    ``trace_topic``: the broker's own for traces, where it gave it another name."""
+    """Which topics are archived: system topics on request, then include, then exclude (shell patterns).
+    ``trace_topic``: the broker's trace topic, if renamed."""
 
     include: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
@@ -45,7 +45,7 @@ class TopicFilter:
     trace_topic: str = ""
 
     def is_system(self, topic: str) -> bool:
-        """Whether the broker keeps this topic for itself (``<cluster>_REPLY_TOPIC`` and its own names too)."""
+        """Whether the topic is the broker's own, as are ``<cluster>_REPLY_TOPIC`` and the names of both."""
         return (
             not topic.strip()
             or topic in SYSTEM_TOPICS
@@ -55,7 +55,7 @@ class TopicFilter:
         )
 
     def admits(self, topic: str) -> bool:
-        """Whether messages of ``topic`` are archived. ``%RETRY%``, ``%DLQ%`` and ``%LMQ%`` are ordinary here."""
+        """Whether messages of ``topic`` are archived. ``%RETRY%``, ``%DLQ%`` and ``%LMQ%`` are ordinary topics here."""
         if not self.include_system and self.is_system(topic):
             return False
         if not any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.include):

@@ -1,7 +1,7 @@
-"""Very many queues at once: a roster that numbers them, and selections of it as columns that numpy can work on.
+"""Numbers for many queues, and selections of them as numpy columns.
 
-10,000 queues take part in a cycle of 10,000 runs: names are looked at once, when a queue is first seen; afterwards a
-cycle, a commit and a page handle their numbers. Owns numbering and columns; what the numbers are used for is elsewhere.
+A cycle may have runs of 10,000 queues. Names are handled once, when a queue is first seen; cycles, commits and pages
+handle numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CAPACITY_MIN = 64
 
 
 class QueueRoster:
-    """Queues numbered from 0 in order of appearance. Grows, never changes; one thread adds at a time, any may read."""
+    """Queues numbered from 0 in order of appearance. Append-only; one thread adds at a time, any may read."""
 
     def __init__(self, keys: Sequence[QueueKey] = ()) -> None:
         self.keys: list[QueueKey] = []
@@ -36,7 +36,7 @@ class QueueRoster:
         return len(self.keys)
 
     def add(self, key: QueueKey) -> int:
-        """Its number. The caller knows that it is not there yet. OverflowError: a number that no table can hold."""
+        """Number of a queue that is not in the roster yet. Raises OverflowError when tables cannot hold the number."""
         number = len(self.keys)
         topic = self._topic_numbers.setdefault(key.topic, len(self.topics))
         if topic == len(self.topics):
@@ -57,7 +57,7 @@ class QueueRoster:
         return QueueSelection(self, np.arange(count))
 
     def topic_rank(self) -> Ints:
-        """Place of every topic in their order by name; sorted anew only when topics were added."""
+        """Place of every topic in their order by name; sorted again only after topics were added."""
         rank, count = self._topic_rank, len(self.topics)
         if len(rank) != count:
             rank = np.empty(count, np.int64)
@@ -67,7 +67,7 @@ class QueueRoster:
 
 
 class QueueSelection(Sequence[QueueKey]):
-    """Some queues of a roster in an order of their own, as a sequence of keys and as columns."""
+    """Some queues of a roster, in any order, as a sequence of keys and as columns."""
 
     def __init__(self, roster: QueueRoster, numbers: Ints) -> None:
         self.roster = roster
@@ -137,7 +137,7 @@ def sorted_order(queues: Sequence[QueueKey]) -> Ints:
 
 
 def united(lists: Sequence[Sequence[QueueKey]]) -> tuple[Sequence[QueueKey], list[Ints]]:
-    """All queues of ``lists``, each once in order of appearance, and per list where its queues stand there."""
+    """All queues of ``lists``, each once in order of appearance, and for each list the places of its queues there."""
     selections = [queues for queues in lists if isinstance(queues, QueueSelection)]
     rosters = {id(queues.roster) for queues in selections}
     if len(selections) == len(lists) == 1:

@@ -1,7 +1,7 @@
-"""The numpy tables that travel between kernels, segments and the catalog. Units are in the names.
+"""The numpy tables of kernels, segments and the catalog. Units are in the names.
 
-All are little-endian structured arrays; a *row* is one consume-queue row (one stored record, or one light-queue
-reference). Queue offsets advance by one per row except in BatchCQ queues, where a row spans several.
+All are little-endian structured arrays. A *row* is one consume-queue row: a stored record, or an LMQ entry. A row spans
+one queue offset, in BatchCQ queues several.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RunKind(IntEnum):
     BATCH = 1
     """BatchCQ: one record spans ``inner_num`` queue offsets, bytes stored in blocks."""
     LMQ = 2
-    """Light queue: rows refer to (parent queue, parent queue offset); no bytes of their own."""
+    """LMQ: rows refer to (parent queue, parent queue offset) and have no bytes of their own."""
 
 
 QUEUE_DTYPE = np.dtype([("topic", "<u4"), ("queue_id", "<i4"), ("generation", "<u4")])
@@ -59,12 +59,12 @@ QUEUE_STATE_DTYPE = np.dtype([
     ("max_store_timestamp", "<i8"),
     ("row_count", "<i8"),
 ])  # fmt: skip
-"""One live queue as the catalog knows it at one version."""
+"""One live queue at one version of the catalog."""
 
 QUEUE_HIDDEN = 1  # deleted at the broker, or an earlier generation: archived, not listed by default
 QUEUE_LMQ = 2
 QUEUE_BATCH = 4
-QUEUE_SUPERSEDED = 8  # belongs to a log line that ended; its next record starts a new generation
+QUEUE_SUPERSEDED = 8  # of an earlier log history; its next record starts a new generation
 
 OBJECT_DTYPE = np.dtype([
     ("key", "<u4"),                  # index into the container's string list ``object_keys``
@@ -81,7 +81,7 @@ GAP_DTYPE = np.dtype([
     ("queue", "<u4"), ("reason", "<u4"),
     ("begin_queue_offset", "<i8"), ("end_queue_offset", "<i8"),
 ])  # fmt: skip
-"""Offsets [begin, end) of a queue that are gone for good."""
+"""Offsets [begin, end) of a queue that are permanently missing."""
 
 
 class GapReason(IntEnum):
@@ -90,9 +90,9 @@ class GapReason(IntEnum):
     BROKER_DELETED = 1
     """The broker removed its files before they were uploaded."""
     DAMAGED = 2
-    """The record in the commitlog is corrupt; quarantined."""
+    """The record in the commitlog is damaged; quarantined."""
     NEVER_WRITTEN = 3
-    """The broker skipped these offsets itself; no record carries them."""
+    """The broker skipped these offsets; no record has them."""
 
 
 ROW_COLUMNS = {
