@@ -79,7 +79,7 @@ def test_an_impossible_topic_is_refused() -> None:
     assert table.ordinal("x" * 32_767, 0) == 0
     with pytest.raises(IndexError):
         table.topic(1)
-    with pytest.raises(ValueError, match="not a shortage"):
+    with pytest.raises(ValueError, match="not QUEUES_FULL"):
         table.grow(ABSENT)
 
 
