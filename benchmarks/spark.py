@@ -52,10 +52,10 @@ from pipeline.options.spark_types import schema_of
 from pipeline.plan.archive_plan import pinned_versions, plan
 from pipeline.source.partition_reader import read_partition
 from rocketmq_tiered.spark import read, session
+from tests.flat_file.queue_reader import QueueReader
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
-from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fetcher.rows.batch import MessageBatch
+from fetcher.rows.scan_reader import ScanReader
 from pipeline.options.predicate import Predicate
 from pipeline.plan.partitions import OffsetRange, Slices
 from pipeline.plan.superseded_plan import KeptEnds, expired, taken_back
 from pipeline.scan.row_chunk import CorruptPlace, OnCorrupt, RowChunk
 from tiered.catalog.catalog_reader import load
-from tiered.catalog.pages import RunIndex
 from tiered.catalog.state import CatalogState
 from tiered.errors import CorruptionError, NotFoundError
-from tiered.flat_file.composite_flat_file import Batch, QueueReader
-from tiered.flat_file.segment_reader import SegmentCache
 from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind, Table
 from tiered.object_store.interface import ObjectStore
@@ -54,8 +53,7 @@ class QueueScanner:
         self._scan = scan
         self._store = scan.store
         self._part = part
-        self._segments = SegmentCache(scan.store, cache_bytes=CACHE_BYTES)
-        self._run_index = RunIndex(scan.store, cache_bytes=CACHE_BYTES)
+        self._reader: ScanReader | None = None
         self._ends: KeptEnds | None = None
 
     def chunks(self, table: Table) -> Iterator[RowChunk]:
@@ -96,11 +94,13 @@ class QueueScanner:
 
     def _read(self, state: CatalogState, row: np.void) -> Iterator[RowChunk]:
         queue, end = self._part.queues[int(row["queue"])], int(row["end"])
-        reader = QueueReader(self._store, state, queue, segments=self._segments, run_index=self._run_index)
+        reader = self._reader = self._reader or ScanReader(self._store, state, cache_bytes=CACHE_BYTES)
         offset, rows, max_bytes = int(row["begin"]), READ_ROWS, self._scan.window_bytes
         while offset < end:
             try:
-                batch = reader.read(offset, max_rows=min(rows, end - offset), max_bytes=max_bytes)
+                read, state_read = reader.read(
+                    state, queue, offset, count=min(rows, end - offset), max_bytes=max_bytes
+                )
             except CorruptionError as error:
                 if rows > 1:
                     rows = 1
@@ -108,16 +108,19 @@ class QueueScanner:
                 self._report(queue, error.message)
                 offset += 1
                 continue
-            if reader.state.version != state.version:  # it found an object missing and refreshed the catalog
-                self._require(queue, offset, end, reader.state)
+            if state_read.version != state.version:  # an object was missing
+                self._require(queue, offset, end, state_read)
+                state = state_read
             rows = min(rows * 2, READ_ROWS)
-            if len(batch):
-                yield self._chunk(batch, row)
-            if batch.next_offset <= offset:
+            if len(read.batch):
+                yield self._chunk(read.batch, row)
+            if read.next_offset <= offset:
                 return
-            offset = batch.next_offset
+            offset = read.next_offset
 
-    def _chunk(self, batch: Batch, row: np.void) -> RowChunk:
+    def _chunk(self, batch: MessageBatch, row: np.void) -> RowChunk:
+        pieces = [np.asarray(piece) for piece in batch.pieces]
+        ends = np.cumsum([len(piece) for piece in pieces])
         chunk = RowChunk(
             cluster=self._part.archive.cluster,
             broker=self._part.archive.broker,
@@ -130,8 +133,8 @@ class QueueScanner:
             store_timestamp=batch.store_timestamp,
             tags_code=batch.tags_code,
             is_batch=np.full(len(batch), int(row["kind"]) == RunKind.BATCH),
-            data=batch.data,
-            starts=batch.starts,
+            data=pieces[0] if len(pieces) == 1 else np.concatenate(pieces),
+            starts=batch.starts + np.append(0, ends[:-1])[batch.piece],
             source=f"{self._store.url} version {self._part.archive.version}",
         )
         inside = (chunk.queue_offset >= int(row["begin"])) & (chunk.queue_offset < int(row["end"]))

@@ -14,9 +14,9 @@ from fetcher.rows.queue_view import QueueView
 from pipeline.plan.filled_gaps import filled, gaps_in
 from pipeline.plan.partitions import OffsetRange
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.flat_file.queue_reader import QueueReader
 from tiered.catalog.queue_gaps import QueueGaps
 from tiered.catalog.state import CatalogState
-from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE
 from tiered.object_store.memory import MemoryStore

@@ -28,10 +28,10 @@ from tests.end_to_end.offloading import BROKER, CLUSTER, FILTER, backfill
 from tests.fetcher.plain_queue import OTHER, PLAIN
 from tests.fetcher.reading_fakes import PlainSource, plain_fetcher
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent, Stored
+from tests.flat_file.queue_reader import QueueReader
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.errors import CorruptionError, NotFoundError, UnavailableError
-from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.formats.keys import archive_prefix
 from tiered.formats.segment import BlockCodec
 from tiered.model.queue import QueueKey

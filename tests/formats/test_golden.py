@@ -12,6 +12,7 @@ from typing import Any
 import fastcrc
 import pytest
 
+from tests.flat_file.queue_reader import QueueReader
 from tests.formats.golden_archive import GOLDEN, STATE_DOCUMENT, STATE_KIND, write
 from tests.formats.golden_bytes import assert_same_files, needs_golden_zstd
 from tiered.catalog.catalog_reader import load
@@ -20,7 +21,6 @@ from tiered.catalog.embedded_pages import PARTS_MAJOR, container_in, read_page_b
 from tiered.catalog.pages import PAGE_KIND, decode_page
 from tiered.catalog.snapshot import ROOT_KIND, decode_root
 from tiered.errors import UnsupportedFormatError
-from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.segment_reader import SegmentReader
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.container import FORMAT_MAJOR, HEADER, decode_container

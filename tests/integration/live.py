@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.flat_file.queue_reader import Batch, QueueReader
 from tests.servers.child import ChildServer
 from tests.servers.rocketmq import BROKER, CLUSTER, RocketMq
 from tests.servers.running_store import RunningStore
@@ -26,7 +27,6 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.errors import NotFoundError
-from tiered.flat_file.composite_flat_file import Batch, QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.formats.keys import archive_prefix
 from tiered.model.queue import TopicFilter

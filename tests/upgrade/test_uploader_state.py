@@ -11,10 +11,10 @@ import pytest
 from sidecar.archive_marker import ArchiveMarker
 from sidecar.instance import StateDirectory
 from sidecar.uploader_job import ProcessPins, UploaderJob, Writer
+from tests.flat_file.queue_reader import QueueReader
 from tests.upgrade.left_behind import ROOT
 from tiered.catalog.catalog_reader import load
 from tiered.errors import FencedError, UnavailableError
-from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.formats.keys import archive_prefix
 from tiered.formats.record import decode_record
 from tiered.model.queue import QueueKey

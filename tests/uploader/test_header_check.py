@@ -17,6 +17,7 @@ import pytest
 from tests.end_to_end.archive_check import STORES, records_of
 from tests.end_to_end.ground_truth import load_truth
 from tests.end_to_end.offloading import FILTER
+from tests.flat_file.queue_reader import QueueReader
 from tests.kernels.record_builder import Message, build_log
 from tests.sweeps import sweep
 from tests.uploader.damaged_headers import (
@@ -31,7 +32,6 @@ from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.consume_queue_index import UNIT_DTYPE, BrokerQueue, QueueKind
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
-from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.scan import scan_log
 from tiered.model.tables import GapReason, Table

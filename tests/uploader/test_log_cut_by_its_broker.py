@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.synthetic_store import StoreSpec, write_store
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
+from tests.flat_file.queue_reader import QueueReader
 from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.pages import RunIndex
-from tiered.flat_file.composite_flat_file import QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.flat_file.verify import verify_archive
 from tiered.formats.keys import archive_prefix

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.flat_file.archive_builder import ArchiveBuilder, Sent
+from tests.flat_file.queue_reader import Batch, QueueReader
 from tiered.errors import CorruptionError, NotFoundError
-from tiered.flat_file.composite_flat_file import Batch, QueueReader
 from tiered.flat_file.segment_reader import SegmentCache
 from tiered.model.queue import QueueKey
 from tiered.object_store.memory import MemoryStore
