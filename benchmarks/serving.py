@@ -83,7 +83,7 @@ def measure(plan: Plan) -> Iterator[Row]:
         broker.create_topic(TOPIC, QUEUES)
         _load(broker, plan)
         url = f"file://{plan.work}/archive"
-        broker.broker.stop(patience_s=40)  # so that everything is on disk and dispatched
+        broker.broker.stop(timeout_s=40)  # so that everything is on disk and dispatched
         subprocess.run(
             [str(TIERED), "backfill", str(broker.store), url, *NAMES], check=True, capture_output=True
         )

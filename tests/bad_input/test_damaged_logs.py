@@ -81,10 +81,8 @@ def test_a_copied_record_with_a_stale_checksum_is_archived_if_the_consume_queue_
 
 
 @pytest.mark.parametrize("stops", [(), (1000,), (1000, 1001)])
-def test_what_was_damaged_before_a_restart_is_no_message_that_never_was(
-    stops: tuple[int, ...], tmp_path: Path
-) -> None:
-    """Its queue goes on only afterwards, and the process that then sees the gap has seen no damage itself."""
+def test_damage_before_a_restart_is_recorded_as_damage(stops: tuple[int, ...], tmp_path: Path) -> None:
+    """The queue continues after the restart, in a process that has not seen the damage."""
     memory = MemoryStore("memory://restarted")
     for messages in (*stops, 2000):
         store = tmp_path / str(messages)

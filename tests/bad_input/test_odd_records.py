@@ -1,5 +1,4 @@
-"""Records no well-behaved producer makes, valid by every rule: whatever they say, archiving goes on, each is stored as
-it is and read back, and the archive is whole."""
+"""Unusual but valid records: archiving continues, each is stored as it is and read back, and the archive is whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consume queue whose file cannot be read: the others and the broker's word bound the log, and nothing is hidden."""
+"""A consume queue whose file cannot be read: the others and the confirm offset bound the log, and nothing is hidden."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from uploader.log_batch import LogBatch
 from uploader.offload import Environment, Offloader, OffloadIdentity
 
 CODES = pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def state_of(memory: MemoryStore) -> CatalogState:
@@ -59,7 +59,7 @@ def fullest_queue(store: Path) -> tuple[tuple[str, int], Path]:
 
 
 @CODES
-def test_a_back_fill_archives_and_hides_what_it_would_have_anyway(
+def test_a_backfill_archives_and_hides_the_same(
     code: int, real_store: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "store"
@@ -96,7 +96,7 @@ def test_beside_a_broker_its_word_bounds(
     disk.code = code
     disk.break_all(fullest_queue(store)[1])
     memory, stop = MemoryStore(f"memory://live-{code}"), threading.Event()
-    ended = threading.Timer(PATIENCE_S, stop.set)
+    ended = threading.Timer(TIMEOUT_S, stop.set)
 
     def look(state: CatalogState) -> None:
         if state.cursor.phys >= broker.end_phys:
@@ -115,7 +115,7 @@ def test_beside_a_broker_its_word_bounds(
 
 
 @CODES
-def test_the_witness_says_nothing_about_its_records(
+def test_the_header_check_skips_its_records(
     code: int, real_store: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = real_store("B") / "store"

@@ -33,7 +33,7 @@ SPEC = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200, file_bytes=FILE_B
 MESSAGES = 10_000
 RECORD = SPEC.record_bytes
 BAD_AT = 300_000
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def archive_of(memory: MemoryStore) -> PrefixedStore:
@@ -74,7 +74,7 @@ class Scene:
     def follow(self, memory: MemoryStore) -> None:
         """Until everything is archived. Raises what ends it before."""
         stop = threading.Event()
-        ended = threading.Timer(PATIENCE_S, stop.set)
+        ended = threading.Timer(TIMEOUT_S, stop.set)
 
         def look(state: CatalogState) -> None:
             if state.cursor.phys >= self.end_phys:
@@ -114,10 +114,10 @@ def last_end_before(phys: int) -> int:
 
 @pytest.mark.parametrize("gives_the_front", [True, False])
 @pytest.mark.parametrize("follows", [True, False])
-def test_what_stands_before_an_unreadable_place_is_archived_and_the_rest_once_it_is_given(
+def test_records_before_an_unreadable_sector_are_archived_and_the_rest_once_it_is_readable(
     follows: bool, gives_the_front: bool, scene: Scene, disk: BadSectors
 ) -> None:
-    """Nothing is left out, and nothing is said to be damaged, while the broker has the file."""
+    """Nothing is skipped or reported as damaged while the broker has the file."""
     memory = MemoryStore(f"memory://front-{follows}-{gives_the_front}")
     if not follows:
         scene.broker.close()
@@ -164,37 +164,35 @@ def test_a_pin_that_is_broken_costs_what_stands_in_its_broken_pages(
     assert verify_archive(archive_of(memory), full=True).anomalies == []
 
 
-def test_a_place_of_a_pin_that_is_given_after_all_costs_nothing(
+def test_a_sector_of_a_pin_that_becomes_readable_costs_nothing(
     scene: Scene, disk: BadSectors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk.break_page(scene.deleted_but_pinned().path, BAD_AT)
     is_broken_pin = CommitLog.is_broken_pin
 
-    def mended_meanwhile(log: CommitLog, file: LogFile) -> bool:
+    def repaired_during_the_check(log: CommitLog, file: LogFile) -> bool:
         found = is_broken_pin(log, file)
         disk.mend()
         return found
 
-    monkeypatch.setattr(CommitLog, "is_broken_pin", mended_meanwhile)
+    monkeypatch.setattr(CommitLog, "is_broken_pin", repaired_during_the_check)
     memory = MemoryStore("memory://given-after-all")
     try:
         scene.follow(memory)
-    except UnreadableError:  # who met it first was the thread that ends the process
+    except UnreadableError:  # raised first in the thread that ends the process
         scene.follow(memory)
     assert not any("lost" in line for line in scene.said)
     assert visible_in(state_of(memory)) == visible_in(state_of(scene.sound))
 
 
-def test_of_a_pin_whose_end_is_broken_what_stands_before_it_is_archived(
-    scene: Scene, disk: BadSectors
-) -> None:
+def test_records_before_the_broken_end_of_a_pin_are_archived(scene: Scene, disk: BadSectors) -> None:
     pin = scene.deleted_but_pinned()
     disk.break_page(pin.path, BAD_AT)
     disk.break_all(pin.path, FILE_BYTES // 2, FILE_BYTES)
     memory = MemoryStore("memory://broken-end")
     before = disk.reads
     scene.follow(memory)
-    assert disk.reads - before < 200, "a place that is not given is asked for a few times"
+    assert disk.reads - before < 200, "an unreadable sector is read only a few times"
     state = state_of(memory)
     assert state.cursor.phys == scene.end_phys
     gaps = [gap for key in state.visible_queues() for gap in state.gaps_of(key)]
@@ -226,8 +224,8 @@ def test_a_pin_of_which_nothing_is_given_may_be_on_a_disk_that_is_away(
     assert visible_in(state_of(memory)) == visible_in(state_of(scene.sound))
 
 
-def test_a_pin_beside_the_brokers_own_file_is_no_reason_to_give_up(scene: Scene, disk: BadSectors) -> None:
-    """The broker may be given what we are not; and its file comes first."""
+def test_the_brokers_own_file_is_read_before_its_pin(scene: Scene, disk: BadSectors) -> None:
+    """The broker may be able to read the sector, and its file comes first."""
     scene.pins.step(scene.files, 0)
     bad_phys = disk.break_page(scene.files[0].path, BAD_AT)
     memory = MemoryStore("memory://both")
@@ -240,8 +238,8 @@ def test_a_pin_beside_the_brokers_own_file_is_no_reason_to_give_up(scene: Scene,
     assert state_of(memory).cursor.phys == scene.end_phys
 
 
-def test_the_begin_of_the_only_file_need_not_be_given_whole(tmp_path: Path, disk: BadSectors) -> None:
-    """Whether it is a log is told by what is given."""
+def test_the_start_of_the_only_file_may_be_partly_unreadable(tmp_path: Path, disk: BadSectors) -> None:
+    """The readable part shows whether it is a log."""
     store = tmp_path / "store"
     write_store(store, SPEC, messages=1000)
     (file,) = CommitLog([store / "commitlog"]).files

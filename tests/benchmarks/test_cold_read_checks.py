@@ -12,7 +12,7 @@ from fetcher.rows.batch import MessageBatch
 
 
 def records(first: int, sizes: list[int]) -> bytes:
-    """Records of these sizes, as far as the checks look at them."""
+    """Records of these sizes, with the fields that the checks read."""
     return b"".join(
         struct.pack(">i16xq", size, first + number) + bytes(size - 28) for number, size in enumerate(sizes)
     )

@@ -1,4 +1,4 @@
-"""The publish-latency experiment, short: everything written becomes visible, then nothing more is asked."""
+"""The publish-latency experiment, short: everything written becomes visible, then no requests are sent."""
 
 from __future__ import annotations
 

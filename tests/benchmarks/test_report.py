@@ -86,7 +86,7 @@ def test_soak_runs_must_be_flat_and_leave_the_page_cache_alone() -> None:
     assert summary["missed"] == ["memory_growth", "resident_change"]
 
 
-def test_what_is_unknown_is_left_out() -> None:
+def test_unknown_figures_are_omitted() -> None:
     (summary,) = summarize([_backfill("A", 1.0)], SIZES)
     assert "times_peer" not in summary["checks"]
     assert "of_parts" not in summary["checks"]

@@ -99,7 +99,7 @@ def test_record_crc_covers_the_whole_record(tmp_path: Path) -> None:
     assert stop == ScanStop(StopReason.INVALID, spec.record_bytes, InvalidReason.RECORD_CRC)
 
 
-def test_bodies_are_unique_json_of_the_size_asked_for() -> None:
+def test_bodies_are_unique_json_of_the_requested_size() -> None:
     sizes = np.array([BODY_BYTES_MIN, 26, 100, 1024, 5_000, 400_000], np.int64)
     bodies = JsonBodies(7, pool_bytes=1 << 20).bodies(12, sizes)
     assert [len(body) for body in bodies] == sizes.tolist()

@@ -1,4 +1,4 @@
-"""Back-fills a real store the way `tiered backfill` does, in this process."""
+"""Archives a real store as `tiered backfill` does, in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Light queues of the message stores of four brokers: the archive has what those said of them, no more, no less."""
+"""LMQs of the message stores of four brokers: the archive has exactly the entries that the brokers returned."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def read_back(archive: PrefixedStore) -> Iterator[tuple[tuple[str, int], list[tu
         yield key[:2], list(records_of(QueueReader(archive, state, key)))
 
 
-@pytest.mark.parametrize("topic_filter", [EVERYTHING, LMQS_ONLY], ids=["everything", "light queues only"])
+@pytest.mark.parametrize("topic_filter", [EVERYTHING, LMQS_ONLY], ids=["everything", "LMQs only"])
 @pytest.mark.parametrize("name", ["L", "M", "N", "O"])
-def test_lmqs_are_what_the_broker_made_of_them(
+def test_lmqs_equal_the_brokers(
     name: str, topic_filter: TopicFilter, real_store: Callable[[str], Path]
 ) -> None:
     directory = real_store(name)
@@ -63,10 +63,8 @@ def test_lmqs_are_what_the_broker_made_of_them(
 
 
 @pytest.mark.parametrize("name", ["L", "M", "N", "O"])
-def test_what_is_made_needs_no_hiding_and_no_second_life(
-    name: str, real_store: Callable[[str], Path]
-) -> None:
-    """A back-fill hides what the broker does not show; beside a broker that runs, nothing would."""
+def test_no_queue_is_hidden_or_in_a_second_generation(name: str, real_store: Callable[[str], Path]) -> None:
+    """A backfill hides queues that the broker does not show; beside a running broker nothing is hidden."""
     directory = real_store(name)
     _, archive = archived(directory / "store", conf=read_broker_conf(directory / "broker.conf"))
     state = load(archive)
@@ -84,7 +82,7 @@ def test_cycles_of_one_record_each_make_the_same(name: str, real_store: Callable
 
 @pytest.mark.parametrize("name", ["M", "N"])
 def test_units_of_records_are_found_between_holes(name: str, real_store: Callable[[str], Path]) -> None:
-    """A queue in RocksDB lacks the offsets that were counted for a name that came twice."""
+    """A queue in RocksDB lacks the offsets that were counted for duplicate names."""
     directory = real_store(name)
     with open_broker_store(directory / "store") as store:
         index = store.consume_queues()
@@ -97,10 +95,10 @@ def test_units_of_records_are_found_between_holes(name: str, real_store: Callabl
 
 
 @pytest.mark.parametrize("name", ["L", "M", "N", "O"])
-def test_without_consume_queues_only_what_nobody_can_know_is_missing(
+def test_without_consume_queues_only_undecidable_entries_are_missing(
     name: str, real_store: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """A commitlog that was copied alone: of 4.9 plain names, and queues that begin with a record sent back."""
+    """A commitlog that was copied alone: plain names of 4.9, and queues that start with a retry message."""
     directory = real_store(name)
     shutil.copytree(directory / "store" / "commitlog", tmp_path / "commitlog")
     units, _ = archived(tmp_path, conf=read_broker_conf(directory / "broker.conf"))

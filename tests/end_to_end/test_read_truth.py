@@ -48,13 +48,15 @@ class Searched:
         """Time of the first message."""
         return run_sync(self._times.earliest_time(queue))
 
-    def index(self, key: str, size_bytes: int, tail_bytes: int, lane: Priority) -> Awaitable[SegmentIndex]:
+    def index(
+        self, key: str, size_bytes: int, tail_bytes: int, priority: Priority
+    ) -> Awaitable[SegmentIndex]:
         """A tail; counts the object."""
         self._opened.add(key)
-        return self._archive.access.source.index(key, size_bytes, tail_bytes, lane)
+        return self._archive.access.source.index(key, size_bytes, tail_bytes, priority)
 
     def find(self, queue: QueueKey, timestamp_ms: int, boundary: Boundary) -> int:
-        """Offset by time, within the requests allowed; the public call answers the same."""
+        """Offset by time, within the allowed requests; the public call returns the same."""
         self._opened.clear()
         found = run_sync(self._times.offset_by_time(queue, timestamp_ms, boundary))
         assert len(self._opened) <= REQUESTS_MAX
@@ -64,7 +66,7 @@ class Searched:
 
 @contextmanager
 def archived(directory: Path) -> Iterator[Searched]:
-    """The store in ``directory``, back-filled."""
+    """The store in ``directory``, archived."""
     url = f"memory://truth-{directory.name}"
     root = open_store(url)
     backfill(directory / "store", root)

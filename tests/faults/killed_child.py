@@ -1,4 +1,4 @@
-"""A back-fill process that kills itself with SIGKILL at a chosen moment: run by test_kill_nine.
+"""A backfill that kills itself with SIGKILL at a chosen moment; run by test_kill_nine.
 
 usage: killed_child.py STORE URL MOMENT NTH
 """
@@ -27,12 +27,12 @@ INSIDE_S = 0.002
 
 
 def die() -> None:
-    """As `kill -9` does it: nothing is flushed, no handler runs."""
+    """Die as by `kill -9`: nothing is flushed, no handler runs."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Countdown:
-    """Dies at the n-th time it is asked."""
+    """Dies at the n-th call."""
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -47,7 +47,7 @@ class Countdown:
 
 
 class DyingStore:
-    """Passes everything on; dies around PUTs."""
+    """Forwards everything; dies around PUTs."""
 
     def __init__(self, inner: ObjectStore, moment: str, countdown: Countdown) -> None:
         self._inner = inner
@@ -70,7 +70,7 @@ class DyingStore:
 
 
 def main(store: str, url: str, moment: str, nth: str) -> None:
-    """Back-fill until the moment comes, or to the end."""
+    """Archive until the moment, or to the end."""
     countdown = Countdown(int(nth))
     if moment == "scan":
         read_into = CommitLog.read_into

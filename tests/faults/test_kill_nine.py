@@ -31,7 +31,7 @@ NAME = "B"
 
 
 def kill_repeatedly(directory: Path, url: str, server: RunningStore, moment: str, kills: int) -> int:
-    """Start and kill the back-fill ``kills`` times, then let it finish; how often it was killed."""
+    """Start and kill the backfill ``kills`` times, then let it finish; returns how often it was killed."""
     environment = {**os.environ, **server.environment(), "PYTHONPATH": str(Path(__file__).parents[2])}
     killed = 0
     for nth in [*([3] * kills), 1_000_000]:
@@ -46,7 +46,7 @@ def kill_repeatedly(directory: Path, url: str, server: RunningStore, moment: str
 
 
 def check_clean(directory: Path, url: str, server: RunningStore) -> None:
-    """The whole truth, then gc, then nothing that nobody refers to."""
+    """The whole truth; after gc no unreferenced objects."""
     root = open_store(url, server.options())
     check_against_truth(root, directory, NAME)
     archive = PrefixedStore(root, archive_prefix(CLUSTER, BROKER))

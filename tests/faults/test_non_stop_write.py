@@ -35,7 +35,7 @@ def rules(keys: str, probability: float) -> list[FaultRule]:
 
 
 def check_requests(requests: list[Request]) -> int:
-    """Faults met. No data key is put twice, and nobody asks about one whose PUT failed."""
+    """Count the faults. No data key is put twice, and no request names one whose PUT failed."""
     abandoned: set[str] = set()
     put: set[str] = set()
     faults = 0
@@ -121,7 +121,7 @@ def test_data_is_put_again_while_the_catalog_is_away(real_store: Callable[[str],
             if "/sets/" in key and any(r.outcome == "THROTTLED" for r in self.requests):
                 retried.set()
 
-    # The claim passes; the first cycle's data too, its commit stalls; meanwhile the second cycle is refused once.
+    # The claim passes; the first cycle's data too, its commit stalls; then the second cycle is refused once.
     rules_ = [
         FaultRule(Fault.STALLED, keys=CATALOG, skip=1, times=1),
         FaultRule(Fault.THROTTLED, keys=SETS, skip=1, times=1),

@@ -147,7 +147,7 @@ def finish(sidecar: Sidecar) -> Compared:
     for command in commands:
         done = sidecar.tiered(*command, timeout_s=CHECK_TIMEOUT_S)
         assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-    sidecar.broker.broker.stop(patience_s=60)
+    sidecar.broker.broker.stop(timeout_s=60)
     return compare_with_broker(sidecar)
 
 

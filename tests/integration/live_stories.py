@@ -50,7 +50,7 @@ def everything_happens(sidecar: Sidecar, scene: Scene, size: LiveSize) -> Told:
         sidecar.object_server.stop()
         time.sleep(size.outage_s)
         sidecar.object_server.start()
-        sidecar.broker.broker.stop(patience_s=40)
+        sidecar.broker.broker.stop(timeout_s=40)
         sidecar.broker.broker.start()
         time.sleep(SETTLE_S / 2)
         assert producer.is_running, "everything was sent before everything had happened: send more, or slower"

@@ -113,7 +113,7 @@ def test_nothing_is_missing_whatever_goes_away(tiered_proxy: ProxyScene) -> None
         sidecar.object_server.start()
         time.sleep(5)
         mq.name_server.start()
-        mq.broker.stop(patience_s=40)
+        mq.broker.stop(timeout_s=40)
         time.sleep(5)
         mq.broker.start()
         wait_for_more(replaying, 50)

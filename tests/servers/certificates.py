@@ -22,7 +22,7 @@ class Certificate:
 
 
 class Authority:
-    """A CA that is known to nobody, with its files in ``directory``."""
+    """A CA that no system trusts, with its files in ``directory``."""
 
     def __init__(self, directory: Path, name: str = "ca") -> None:
         self._directory, self._name = directory, name
@@ -41,7 +41,7 @@ class Authority:
         return Certificate(self._directory / f"{name}.pem", self._directory / f"{name}.key")
 
     def self_signed(self, name: str, hosts: str = LOCAL) -> Certificate:
-        """A certificate that nobody else signed."""
+        """A self-signed certificate."""
         self._openssl(
             f"req -x509 {_NEW_KEY} -days 2 -subj /CN={name} -addext subjectAltName={hosts} "
             f"-keyout {name}.key -out {name}.pem"

@@ -19,7 +19,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on right now."""
+    """A free port of 127.0.0.1."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -27,8 +27,8 @@ def free_port() -> int:
 
 
 def free_port_block(length: int) -> int:
-    """The first of ``length`` neighbouring ports of 127.0.0.1 that are all free, below the range the system hands
-    out by itself: a server that derives ports from its own gets them."""
+    """The first of ``length`` neighbouring ports of 127.0.0.1 that are all free, below the system's
+    ephemeral range, for a server that derives ports from its own."""
     for _ in range(1000):
         first = secrets.randbelow(10_000) + 20_000
         with contextlib.ExitStack() as held:
@@ -89,12 +89,12 @@ class ChildServer:
         if self._process is None:
             self.start()
 
-    def stop(self, *, patience_s: float = STOP_TIMEOUT_S) -> None:
-        """Ask it to end, insist after ``patience_s``. Idempotent."""
+    def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Terminate it, and kill it after ``timeout_s``. Idempotent."""
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(patience_s)
+                self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

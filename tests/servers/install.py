@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PATIENCE_S = 200.0
-"""Below the time limit of a test; ``tests.servers.prepare`` has more."""
-GIVEN_UP_S = 3600
-"""What failed is not tried again by the tests that follow."""
+TIMEOUT_S = 200.0
+"""Below the time limit of a test; ``tests.servers.prepare`` allows more."""
+RETRY_AFTER_S = 3600
+"""A failed installation is not repeated by the following tests."""
 _FAILED = ".failed"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOCALSTACK_PACKAGES = (
@@ -47,7 +47,7 @@ def cache_directory() -> Path:
     return Path(base) / "rocketmq-tiered"
 
 
-def minio_binary(patience_s: float = PATIENCE_S) -> Path:
+def minio_binary(timeout_s: float = TIMEOUT_S) -> Path:
     """The MinIO server: on PATH, in Go's own place, in the cache, or built now (about two minutes)."""
     cached = cache_directory() / "bin" / "minio"
     gopath = Path(os.environ.get("GOPATH") or Path.home() / "go")
@@ -56,11 +56,11 @@ def minio_binary(patience_s: float = PATIENCE_S) -> Path:
             return Path(candidate)
     with only_once("minio"):
         if not cached.exists():
-            _go_install("github.com/minio/minio@latest", cached.parent, patience_s)
+            _go_install("github.com/minio/minio@latest", cached.parent, timeout_s)
     return cached
 
 
-def compose_validator(patience_s: float = PATIENCE_S) -> Path:
+def compose_validator(timeout_s: float = TIMEOUT_S) -> Path:
     """compose-go's command: reads a compose file as Docker does, without an engine."""
     cached = cache_directory() / "compose-go" / "cmd"
     gopath = Path(os.environ.get("GOPATH") or Path.home() / "go")
@@ -69,7 +69,7 @@ def compose_validator(patience_s: float = PATIENCE_S) -> Path:
             return candidate
     with only_once("compose-go"):
         if not cached.exists():
-            _go_install("github.com/compose-spec/compose-go/v2/cmd@latest", cached.parent, patience_s)
+            _go_install("github.com/compose-spec/compose-go/v2/cmd@latest", cached.parent, timeout_s)
     return cached
 
 
@@ -82,7 +82,7 @@ def promtool_binary() -> Path:
     raise NotInstallableError("not on PATH, and not built by `make servers`")
 
 
-def build_promtool(patience_s: float) -> Path:
+def build_promtool(timeout_s: float) -> Path:
     """``promtool_binary``, built now when missing (three minutes of two processors)."""
     directory = cache_directory() / "promtool"
     with only_once("promtool"):
@@ -96,12 +96,12 @@ def build_promtool(patience_s: float) -> Path:
         (directory / "go.mod").write_text("module promtool\n\ngo 1.22\n")
         (directory / "go.sum").unlink(missing_ok=True)
         go = ["go", "-C", str(directory)]
-        run_installer([*go, "get", f"{PROMTOOL}@{PROMTOOL_VERSION}"], patience_s)
-        run_installer([*go, "build", "-ldflags=-s -w", "-o", "promtool", PROMTOOL], patience_s)
+        run_installer([*go, "get", f"{PROMTOOL}@{PROMTOOL_VERSION}"], timeout_s)
+        run_installer([*go, "build", "-ldflags=-s -w", "-o", "promtool", PROMTOOL], timeout_s)
     return promtool_binary()
 
 
-def localstack_python(patience_s: float = PATIENCE_S) -> Path:
+def localstack_python(timeout_s: float = TIMEOUT_S) -> Path:
     """The interpreter of LocalStack's environment, made now when missing (about a minute)."""
     environment = cache_directory() / "localstack-4.4.0"
     python = environment / "bin" / "python"
@@ -111,24 +111,22 @@ def localstack_python(patience_s: float = PATIENCE_S) -> Path:
     with only_once("localstack"):
         if not complete.exists():
             shutil.rmtree(environment, ignore_errors=True)
-            _make_environment(environment, patience_s)
+            _make_environment(environment, timeout_s)
             complete.touch()
     return python
 
 
-def _make_environment(environment: Path, patience_s: float) -> None:
+def _make_environment(environment: Path, timeout_s: float) -> None:
     python = str(environment / "bin" / "python")
     uv = _uv()
     if uv is not None:
-        run_installer([*uv, "venv", "--quiet", "--python", "3.11", str(environment)], patience_s)
-        run_installer(
-            [*uv, "pip", "install", "--quiet", "--python", python, *LOCALSTACK_PACKAGES], patience_s
-        )
+        run_installer([*uv, "venv", "--quiet", "--python", "3.11", str(environment)], timeout_s)
+        run_installer([*uv, "pip", "install", "--quiet", "--python", python, *LOCALSTACK_PACKAGES], timeout_s)
         return
     if sys.version_info[:2] != (3, 11):
         raise NotInstallableError("LocalStack needs Python 3.11, or uv to fetch it")
-    run_installer([sys.executable, "-m", "venv", str(environment)], patience_s)
-    run_installer([python, "-m", "pip", "install", "--quiet", *LOCALSTACK_PACKAGES], patience_s)
+    run_installer([sys.executable, "-m", "venv", str(environment)], timeout_s)
+    run_installer([python, "-m", "pip", "install", "--quiet", *LOCALSTACK_PACKAGES], timeout_s)
 
 
 def _uv() -> list[str] | None:
@@ -141,14 +139,14 @@ def _uv() -> list[str] | None:
     return None
 
 
-def _go_install(package: str, directory: Path, patience_s: float) -> None:
+def _go_install(package: str, directory: Path, timeout_s: float) -> None:
     if shutil.which("go") is None:
         raise NotInstallableError(f"{package} is built by go, which is not on PATH")
     directory.mkdir(parents=True, exist_ok=True)
-    run_installer(["go", "install", package], patience_s, GOBIN=str(directory), GOFLAGS="-mod=mod")
+    run_installer(["go", "install", package], timeout_s, GOBIN=str(directory), GOFLAGS="-mod=mod")
 
 
-def run_installer(command: list[str], patience_s: float = PATIENCE_S, **environment: str) -> None:
+def run_installer(command: list[str], timeout_s: float = TIMEOUT_S, **environment: str) -> None:
     """Run to success; anything else is a NotInstallableError with its last line."""
     try:
         done = subprocess.run(
@@ -158,17 +156,17 @@ def run_installer(command: list[str], patience_s: float = PATIENCE_S, **environm
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=patience_s,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise NotInstallableError(f"{command[0]} took longer than {patience_s:.0f} s") from None
+        raise NotInstallableError(f"{command[0]} took longer than {timeout_s:.0f} s") from None
     if done.returncode != 0:
         raise NotInstallableError(f"{' '.join(command[:3])} failed: {_reason(done.stdout)[:200]}")
 
 
 def _reason(output: str) -> str:
-    """What an installer says went wrong: Maven's first error, anybody else's last line."""
+    """The reason of a failed installation: Maven's first error, other tools' last line."""
     lines = [line.strip() for line in _COLOURS.sub("", output).splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("[ERROR]")]
     return (errors[:1] or lines[-1:] or ["no output"])[0]
@@ -176,13 +174,13 @@ def _reason(output: str) -> str:
 
 @contextmanager
 def only_once(name: str) -> Iterator[None]:
-    """One process at a time installs ``name``; what has failed a short while ago fails again at once."""
+    """Only one process at a time installs ``name``; a recent failure fails again immediately."""
     directory = cache_directory()
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         failure = directory / f"{name}{_FAILED}"
-        if failure.exists() and time.time() - failure.stat().st_mtime < GIVEN_UP_S:
+        if failure.exists() and time.time() - failure.stat().st_mtime < RETRY_AFTER_S:
             raise NotInstallableError(failure.read_text())
         try:
             yield
@@ -193,6 +191,6 @@ def only_once(name: str) -> Iterator[None]:
 
 
 def forget_failures() -> None:
-    """Try everything anew."""
+    """Forget earlier failures."""
     for failure in cache_directory().glob(f"*{_FAILED}"):
         failure.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from tests.servers.rocketmq import java_classes
 from tests.servers.rocketmq_proxy import grpc_programs, proxy_jars
 
 ROCKETMQ_VERSIONS = ("4.9.7", "5.3.3", "5.5.0")
-PATIENCE_S = 900
+TIMEOUT_S = 900
 
 Installer = Callable[[float], object]
 """Given the seconds that one command of it may take."""
@@ -60,7 +60,7 @@ def _set_up(line: tuple[tuple[str, Installer], ...]) -> None:
     for name, install in line:
         began = time.monotonic()
         try:
-            install(PATIENCE_S)
+            install(TIMEOUT_S)
         except NotInstallableError as error:
             print(f"{name}: not available: {error}", flush=True)
         else:

@@ -23,14 +23,14 @@ HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "expec
 
 
 class Action(Enum):
-    """What becomes of one request."""
+    """The outcome of one request."""
 
     PASS = "forwarded, answered"
     LOST_BEFORE = "not forwarded, connection closed"
     LOST_AFTER = "forwarded, connection closed instead of an answer"
-    STALL = "not forwarded, no answer until the client gives up"
-    STALL_BODY = "the body is not even read until the client gives up"
-    STALL_AFTER = "forwarded, no answer until the client gives up"
+    STALL = "not forwarded, no answer until the client times out"
+    STALL_BODY = "the body is not even read until the client times out"
+    STALL_AFTER = "forwarded, no answer until the client times out"
     DAMAGE = "one byte of the body is flipped on its way"
     TRUNCATE_ANSWER = "half of the answer's body, then the connection is closed"
     SLOW_DOWN = "503 SlowDown"

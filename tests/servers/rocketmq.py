@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.servers.child import ChildServer, free_port_block
-from tests.servers.install import PATIENCE_S, NotInstallableError, cache_directory, only_once, run_installer
+from tests.servers.install import TIMEOUT_S, NotInstallableError, cache_directory, only_once, run_installer
 
 JAVA_SOURCES = Path(__file__).parent / "java"
 CLUSTER, BROKER = "LiveCluster", "live-a"
@@ -46,12 +46,12 @@ _LOGBACK = (
 )
 
 
-def rocketmq_jars(version: str, patience_s: float = PATIENCE_S) -> Path:
+def rocketmq_jars(version: str, timeout_s: float = TIMEOUT_S) -> Path:
     """The directory of all jars of one RocketMQ version, fetched now when missing."""
-    return maven_jars(version, dict.fromkeys(_ARTIFACTS, version), patience_s)
+    return maven_jars(version, dict.fromkeys(_ARTIFACTS, version), timeout_s)
 
 
-def maven_jars(name: str, artifacts: Mapping[str, str], patience_s: float = PATIENCE_S) -> Path:
+def maven_jars(name: str, artifacts: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Path:
     """A directory ``name`` of the cache with RocketMQ's ``artifacts`` (name: version) and all they need."""
     for program in ("java", "javac"):
         if shutil.which(program) is None:
@@ -61,12 +61,12 @@ def maven_jars(name: str, artifacts: Mapping[str, str], patience_s: float = PATI
     if not complete.exists():
         with only_once(f"jars-{name}"):
             if not complete.exists():
-                _fetch(artifacts, jars, patience_s)
+                _fetch(artifacts, jars, timeout_s)
                 complete.touch()
     return jars
 
 
-def _fetch(artifacts: Mapping[str, str], jars: Path, patience_s: float) -> None:
+def _fetch(artifacts: Mapping[str, str], jars: Path, timeout_s: float) -> None:
     if shutil.which("mvn") is None:
         raise NotInstallableError("RocketMQ's jars come from Maven, which is not on PATH")
     jars.mkdir(parents=True, exist_ok=True)
@@ -80,12 +80,12 @@ def _fetch(artifacts: Mapping[str, str], jars: Path, patience_s: float) -> None:
         "mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}",
         "-DincludeScope=runtime",
     ]  # fmt: skip
-    run_installer(command, patience_s)
+    run_installer(command, timeout_s)
 
 
-def java_classes(version: str, patience_s: float = PATIENCE_S) -> Path:
+def java_classes(version: str, timeout_s: float = TIMEOUT_S) -> Path:
     """The programs of ``java/`` compiled against one version."""
-    return compiled(version, rocketmq_jars(version, patience_s), sorted(JAVA_SOURCES.glob("*.java")))
+    return compiled(version, rocketmq_jars(version, timeout_s), sorted(JAVA_SOURCES.glob("*.java")))
 
 
 def compiled(name: str, jars: Path, sources: Sequence[Path]) -> Path:
@@ -138,7 +138,7 @@ def run_java(
 
 
 def checking_signatures(version: str, access_key: str, secret_key: str) -> dict[str, str]:
-    """Configuration of a broker that lets nobody ask unsigned; 5.x knows this account, 4.9's are in plain_acl.yml."""
+    """Configuration of a broker that requires signatures, with this account in 5.x; 4.9 reads plain_acl.yml."""
     if not version.startswith("5"):
         return {"aclEnable": "true"}
     providers = "org.apache.rocketmq.auth.authentication.provider."
@@ -193,7 +193,7 @@ class RocketMq:
 
     def stop(self) -> None:
         """Stop all, gracefully."""
-        self.broker.stop(patience_s=40)
+        self.broker.stop(timeout_s=40)
         for server in self.name_servers:
             server.stop()
 

@@ -9,22 +9,20 @@ import subprocess
 from pathlib import Path
 
 from tests.servers.child import ChildServer, free_port
-from tests.servers.install import PATIENCE_S
+from tests.servers.install import TIMEOUT_S
 from tests.servers.rocketmq import JAVA_OPENS, JAVA_SOURCES, compiled, maven_jars
 
 PROXY_VERSION, GRPC_CLIENT_VERSION = "5.3.3", "5.0.8"
 
 
-def proxy_jars(patience_s: float = PATIENCE_S) -> Path:
+def proxy_jars(timeout_s: float = TIMEOUT_S) -> Path:
     """The proxy's jars, fetched now when missing."""
-    return maven_jars(f"proxy-{PROXY_VERSION}", {"rocketmq-proxy": PROXY_VERSION}, patience_s)
+    return maven_jars(f"proxy-{PROXY_VERSION}", {"rocketmq-proxy": PROXY_VERSION}, timeout_s)
 
 
-def grpc_programs(patience_s: float = PATIENCE_S) -> tuple[Path, Path]:
+def grpc_programs(timeout_s: float = TIMEOUT_S) -> tuple[Path, Path]:
     """The gRPC client's jars and the programs of ``java/grpc`` compiled against them."""
-    jars = maven_jars(
-        f"grpc-{GRPC_CLIENT_VERSION}", {"rocketmq-client-java": GRPC_CLIENT_VERSION}, patience_s
-    )
+    jars = maven_jars(f"grpc-{GRPC_CLIENT_VERSION}", {"rocketmq-client-java": GRPC_CLIENT_VERSION}, timeout_s)
     return jars, compiled("grpc", jars, sorted((JAVA_SOURCES / "grpc").glob("*.java")))
 
 

@@ -22,7 +22,7 @@ from sidecar.instance import running_instance
 from tiered.errors import NotFoundError
 
 MESSAGES = 18_004
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 TIERED = (
     sys.executable,
     "-X",
@@ -51,7 +51,7 @@ class Sidecar:
     def get(self, path: str) -> tuple[int, str]:
         """One request to the admin server."""
         address = urlsplit(running_instance(self.state_dir).admin_url)
-        connection = HTTPConnection(address.hostname or "", address.port, timeout=PATIENCE_S)
+        connection = HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -70,7 +70,7 @@ class Sidecar:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Poll until ``condition`` holds."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert self.process.poll() is None, f"exit {self.process.returncode}: {self.log.read_text()}"
             assert time.monotonic() < deadline, self.log.read_text()
@@ -84,7 +84,7 @@ class Sidecar:
         """Send a signal and wait for the exit code."""
         self.process.send_signal(number)
         try:
-            return self.process.wait(PATIENCE_S)
+            return self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGABRT)
             self.process.wait()
@@ -137,7 +137,7 @@ def test_follow_answer_drain_and_go_on(home: Path) -> None:
         assert asked.returncode == 0 and "following" in asked.stdout and "0 messages" in asked.stdout
 
         second = Sidecar(home)
-        assert second.process.wait(PATIENCE_S) == 2
+        assert second.process.wait(TIMEOUT_S) == 2
         assert "another instance runs" in sidecar.log.read_text()
 
         assert sidecar.end(signal.SIGTERM) == 0
@@ -175,7 +175,7 @@ def test_another_instance_stands_by_or_exits_with_5(home: Path) -> None:
             )
             assert standby.end(signal.SIGTERM) == 0
         leaving = Sidecar(home, "--set", "process.when_fenced=exit", name="third")
-        assert leaving.process.wait(PATIENCE_S) == 5
+        assert leaving.process.wait(TIMEOUT_S) == 5
         assert owner.get("/ready")[0] == 200
 
 
@@ -203,7 +203,7 @@ def test_an_admin_port_in_use_is_one_line_and_exit_2(home: Path) -> None:
         sidecar.wait_archived()
         port = urlsplit(running_instance(sidecar.state_dir).admin_url).port
         other = Sidecar(home, "--set", f"admin.port={port}", name="other")
-        assert other.process.wait(PATIENCE_S) == 2
+        assert other.process.wait(TIMEOUT_S) == 2
         assert "cannot listen" in other.log.read_text()
 
 

@@ -26,7 +26,7 @@ from tests.sidecar.imported import STARTING, imported, libraries
 from tests.truth import read_lines
 
 Run = Callable[..., tuple[int, str, str]]
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ class Follower:
 
     def wait_for(self, count: int) -> None:
         """Until so many lines came."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while len(self.lines) < count:
             assert time.monotonic() < deadline and self._process.poll() is None, len(self.lines)
             time.sleep(0.05)
@@ -193,7 +193,7 @@ class Follower:
     def interrupt(self) -> tuple[int, bytes]:
         """Ctrl-C: (exit code, stderr)."""
         self._process.send_signal(signal.SIGINT)
-        code = self._process.wait(PATIENCE_S)
+        code = self._process.wait(TIMEOUT_S)
         self._thread.join()
         assert self._process.stderr is not None
         error = self._process.stderr.read()

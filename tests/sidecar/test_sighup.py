@@ -23,7 +23,7 @@ from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 TELL_WHEN_BEGUN = (
     "import sys; from sidecar import cli; "
     "begin = cli._split_verb; cli._split_verb = lambda given: (print('begun', flush=True), begin(given))[1]; "
@@ -55,7 +55,7 @@ class Child:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Poll until ``condition`` holds."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not condition():
             assert self.process.poll() is None, f"exit {self.process.returncode}: {self.log.read_text()}"
             assert time.monotonic() < deadline_s, self.log.read_text()
@@ -69,7 +69,7 @@ class Child:
     def end(self, number: int) -> int:
         """Send a signal and wait for the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""A reader at full speed: ``python -m tests.soak.cold_reader URL THREADS BYTES_PER_S`` reads all queues for ever,
-whenever nobody else wants the processor.
+"""A reader at full speed: ``python -m tests.soak.cold_reader URL THREADS BYTES_PER_S`` reads all queues
+continuously with idle priority.
 
 The archive must be larger than the caches, so that every block comes from the store. When its standard input closes it
 prints ``READ <record bytes> <stored bytes> <seconds>`` and ends. Owns the loop; the environment says how to reach the
@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import rocketmq_tiered
 from fetcher.archive import Archive
-from tests.soak.told_to_stop import idle, told_to_stop
+from tests.soak.idle_reader import idle, wait_for_stop
 from tiered.settings.load import load_settings
 from tiered.settings.sections import Settings
 
@@ -40,7 +40,7 @@ def read_share(archive: Archive, gone: threading.Event, share: int, shares: int)
 
 
 def main() -> None:
-    """Read until told to stop."""
+    """Read until standard input closes."""
     url = sys.argv[1]
     threads, bytes_per_s = map(int, sys.argv[2:])
     idle()
@@ -51,7 +51,7 @@ def main() -> None:
     ):
         before = archive.access.source.statistics().bytes_fetched
         sums = [pool.submit(read_share, archive, gone, share, threads) for share in range(threads)]
-        elapsed_s = told_to_stop()
+        elapsed_s = wait_for_stop()
         fetched = archive.access.source.statistics().bytes_fetched - before
         gone.set()
         print("READ", sum(future.result() for future in sums), fetched, f"{elapsed_s:.3f}", flush=True)

@@ -1,4 +1,4 @@
-"""When messages became visible, told by the archive itself: commit times against store timestamps.
+"""Publish latencies from the archive: commit times against store timestamps.
 
 Owns reading them back. Does not own limits.
 """

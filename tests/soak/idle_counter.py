@@ -1,13 +1,13 @@
-"""A control: ``python -m tests.soak.idle_counter`` counts whenever nobody else wants the processor; it touches nothing.
+"""A control: ``python -m tests.soak.idle_counter`` counts with idle priority and touches nothing.
 
-Speaks as ``cold_reader`` does: ``READING``, and once its standard input closes ``READ 0 0 <seconds>``.
+Prints like ``cold_reader``: ``READING``, and once its standard input closes ``READ 0 0 <seconds>``.
 """
 
 from __future__ import annotations
 
 import threading
 
-from tests.soak.told_to_stop import idle, told_to_stop
+from tests.soak.idle_reader import idle, wait_for_stop
 
 
 def count(gone: threading.Event) -> None:
@@ -19,12 +19,12 @@ def count(gone: threading.Event) -> None:
 
 
 def main() -> None:
-    """Count until told to stop."""
+    """Count until standard input closes."""
     idle()
     gone = threading.Event()
     counter = threading.Thread(target=count, args=(gone,))
     counter.start()
-    elapsed_s = told_to_stop()
+    elapsed_s = wait_for_stop()
     gone.set()
     counter.join()
     print("READ", 0, 0, f"{elapsed_s:.3f}", flush=True)

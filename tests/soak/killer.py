@@ -102,8 +102,8 @@ def is_proven(kill: Kill, requests: list[ProxiedRequest]) -> bool:
     """Whether the request log says that the kill hit its moment.
 
     ``requests``: the log up to where the killed process was surely gone. Scan and between: no request came after the
-    kill was decided. Otherwise the struck request was made once, and the kill came before the proxy answered it (what
-    it wrote into the dead process's socket afterwards nobody read); a lost reply was the store's yes.
+    kill was decided. Otherwise the struck request was made once, and the kill came before the proxy answered it (later
+    bytes in the dead process's socket were not read); a lost reply was the store's yes.
     """
     if kill.moment in ("scan", "between PUT and commit"):
         return not requests[kill.end :]

@@ -1,7 +1,7 @@
-"""A control: ``python -m tests.soak.parts_reader URL THREADS`` does the parts of a cold read over and over, whenever
-nobody else wants the processor: ranged GETs, CRC32C, decompression. What it costs the broker, any reader would.
+"""A control: ``python -m tests.soak.parts_reader URL THREADS`` runs the parts of a cold read continuously with idle
+priority: ranged GETs, CRC32C, decompression. Any reader costs the broker at least as much.
 
-Speaks as ``cold_reader`` does: ``READING``, and once its standard input closes ``READ <raw bytes> <stored bytes>
+Prints like ``cold_reader``: ``READING``, and once its standard input closes ``READ <raw bytes> <stored bytes>
 <seconds>``.
 """
 
@@ -17,7 +17,7 @@ from itertools import cycle
 
 from benchmarks.cold_read_parts import Piece, all_pieces, fetch_and_expand
 from sidecar.archive import open_for_reading
-from tests.soak.told_to_stop import idle, told_to_stop
+from tests.soak.idle_reader import idle, wait_for_stop
 from tiered.object_store.interface import ObjectStore
 from tiered.settings.load import load_settings
 
@@ -33,7 +33,7 @@ def read(store: ObjectStore, pieces: Iterator[Piece], gone: threading.Event) -> 
 
 
 def main() -> None:
-    """Read until told to stop."""
+    """Read until standard input closes."""
     url, threads = sys.argv[1], int(sys.argv[2])
     idle()
     gone = threading.Event()
@@ -41,7 +41,7 @@ def main() -> None:
     with open_for_reading(url, settings) as archive, ThreadPoolExecutor(threads) as pool:
         pieces = cycle(all_pieces(archive.store, archive.state).pieces)
         reading = [pool.submit(read, archive.store, pieces, gone) for _ in range(threads)]
-        elapsed_s = told_to_stop()
+        elapsed_s = wait_for_stop()
         gone.set()
         raw_bytes, stored_bytes = map(sum, zip(*(future.result() for future in reading), strict=True))
     print("READ", raw_bytes, stored_bytes, f"{elapsed_s:.3f}", flush=True)

@@ -3,8 +3,8 @@
 Of a directory, and of a MinIO on the same processors, which does its share of the work as urgently as the broker.
 Windows with and without the reader take turns under one producer, so that a busy minute of the machine spoils both; so
 do windows beside two controls, as idle as the reader. One reads nothing and only counts: what it costs the broker is
-the machine's price for running anything at all. The other fetches, checks and decompresses the same blocks and hands
-them to nobody: the price of reading at all. How sends fare beside a reader that is held below a cap is published too.
+the machine's price for running anything at all. The other fetches, checks, decompresses and discards the
+same blocks: the price of reading at all. How sends fare beside a reader that is held below a cap is published too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PER_SECOND = knob("ISOLATION_PER_SECOND", 8_000)
 THREADS = 2
 BODY_BYTES = 1 << 10
 SETTLE_S = 3
-"""Of every window, left out: the reader starts or ends."""
+"""Excluded from every window: the reader starts or ends."""
 CAP_BYTES_PER_S = 8 << 20
 RATIO_MAX = 1.1
 CAP_ERROR_MAX = 0.05
@@ -62,7 +62,7 @@ def reader(sidecar: Sidecar, reads: Reads, *, bytes_per_s: int = 0) -> Iterator[
 
 @contextmanager
 def companion(sidecar: Sidecar, reads: Reads, module: str, *words: str) -> Iterator[None]:
-    """A process that works whenever nobody else wants the processor, while the context lasts."""
+    """A process with idle priority, while the context lasts."""
     child = subprocess.Popen(
         [sys.executable, "-m", f"tests.soak.{module}", *words],
         env=sidecar.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -103,7 +103,7 @@ class Windows:
         self.spans_ms.append((first_ms, time.time_ns() // 1_000_000))
 
     def latencies_ms(self, sidecar: Sidecar) -> list[int]:
-        """Publish latencies of the commits made meanwhile."""
+        """Publish latencies of the commits in these windows."""
         return [
             commit.latency_ms
             for commit in commit_times(sidecar)

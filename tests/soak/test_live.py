@@ -29,7 +29,7 @@ def test_a_million_messages_through_everything(tmp_path: Path, minio_url: Runnin
     scene = Scene()
     began_s = time.monotonic()
     with beside_broker(scene, tmp_path, minio_url) as sidecar:
-        told = everything_happens(sidecar, scene, SIZE)
+        results = everything_happens(sidecar, scene, SIZE)
         lose_the_tail(sidecar, TAIL_BYTES)
         load = Load(SIZE.after_recreation, BODY_BYTES, batch=SIZE.batch)
         with Producer(sidecar.broker, scene, load, tmp_path / "producer.out") as producer:
@@ -45,12 +45,12 @@ def test_a_million_messages_through_everything(tmp_path: Path, minio_url: Runnin
     publish(
         "live",
         missed=limits(
-            nothing_is_missing=found >= told.stored_at_least + last.acked - lost_max,
-            nothing_is_there_twice=found <= told.stored_at_most + last.acked + last.failed,
+            nothing_is_missing=found >= results.stored_at_least + last.acked - lost_max,
+            nothing_is_there_twice=found <= results.stored_at_most + last.acked + last.failed,
             size=found >= SIZE.messages,
         ),
         messages=found,
-        acked=told.stored_at_least + last.acked,
+        acked=results.stored_at_least + last.acked,
         shown=compared.shown,
         older_generations=compared.older,
         outage_s=SIZE.outage_s,

@@ -1,7 +1,7 @@
 """NonStopWrite under load, on a real store: PUTs lost before effect, after effect and stalled, hundreds of each.
 
-The proxy's log is the witness: nobody asks about an abandoned key; a new object at the same base follows, with newer
-data where no other attempt held it; and what other queues' messages wait longer stays within the batch age.
+The proxy's log shows that no request names an abandoned key; a new object at the same base follows, with newer data
+unless another attempt has it; and what other queues' messages wait longer stays within the batch age.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The object store is gone for ten minutes while a producer writes 50 MB/s: first it hangs, then it refuses.
 
-Memory stays inside the budget, the broker's sends are as quick as without the sidecar, and upload catches up by
-itself afterwards.
+Memory stays inside the budget, the broker's sends are as quick as without the sidecar, and uploading catches up
+afterwards.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Watch:
 
 
 def go_away_and_come_back(minio: RunningStore) -> None:
-    """Half of the time MinIO takes connections and says nothing, half of it nobody listens."""
+    """MinIO hangs for half of the time and is stopped for the other half."""
     os.kill(minio.server.pid, signal.SIGSTOP)
     time.sleep(GONE_S / 2)
     minio.server.kill()

@@ -38,7 +38,7 @@ from uploader.log_batch import DamagedRange, LogBatch, LogBatchPool
 from uploader.queue_tails import QueueTails
 
 FAR = 1 << 40
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class DataStore(MemoryStore):
@@ -102,7 +102,7 @@ class Bench:
         assert self.closed.try_put(batch)
 
     def build_until(self, condition: Callable[[], object]) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline_s, "never came true"
             self.uploader.build_next(0.01)
@@ -123,7 +123,7 @@ class Bench:
         finally:
             end.set()
             self.uploader.close()
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
             assert not thread.is_alive()
 
     @property
@@ -165,7 +165,7 @@ def test_puts_beside_one_that_failed_are_given_up_and_the_next_attempt_begins_at
         assert abandonment is not None
         if number == 1:
             abandonment.begin(ended, ended.set)
-            assert ended.wait(PATIENCE_S), "stalled: nobody ends it"
+            assert ended.wait(TIMEOUT_S), "stalled: nobody ends it"
             raise UnansweredError("given up")
         if number == 2:
             time.sleep(0.1)
@@ -176,7 +176,7 @@ def test_puts_beside_one_that_failed_are_given_up_and_the_next_attempt_begins_at
     with bench.committing():
         began_s = time.monotonic()
         bench.build_until(lambda: bench.commits)
-    assert time.monotonic() - began_s < PATIENCE_S / 2
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
     assert bench.uploader.counters.last_error == "lost"
 
 
@@ -307,7 +307,7 @@ def test_memory_of_puts_that_s3_does_not_answer_is_free_before_the_next_begins(
 def test_a_gap_after_damage_is_called_damaged_before_the_damage_is_committed() -> None:
     """Cycle two is planned while the first, which skipped part of the log, is still on its way."""
     hold = threading.Event()
-    bench = Bench(DataStore(lambda _key, number: hold.wait(PATIENCE_S) if number == 1 else None))
+    bench = Bench(DataStore(lambda _key, number: hold.wait(TIMEOUT_S) if number == 1 else None))
     bench.close_batch(queues(1), is_damaged=True)
     bench.close_batch(queues(1, offset=5))
     with bench.committing():
@@ -323,7 +323,7 @@ def test_what_cannot_be_retried_ends_a_later_cycle_only_after_the_older_is_commi
 
     def answer(_key: str, number: int) -> None:
         if number == 1:
-            hold.wait(PATIENCE_S)
+            hold.wait(TIMEOUT_S)
         if number == 2:
             raise AccessDeniedError("no")
 

@@ -27,14 +27,14 @@ from tiered.object_store.prefixed import PrefixedStore
 from uploader.bound_source import no_offsets
 from uploader.offload import Offloader, OffloadIdentity
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 def test_messages_do_not_wait_for_the_brokers_tables(real_store: Callable[[str], Path]) -> None:
     stop, released = threading.Event(), threading.Event()
     memory = MemoryStore("memory://tables-stall")
     stalling = FaultStore(
-        memory, [FaultRule(Fault.STALLED, keys="*/state/*")], wait=lambda _s: released.wait(PATIENCE_S)
+        memory, [FaultRule(Fault.STALLED, keys="*/state/*")], wait=lambda _s: released.wait(TIMEOUT_S)
     )
     with open_broker_store(real_store("F") / "store") as store:
         offloader = Offloader(
@@ -43,7 +43,7 @@ def test_messages_do_not_wait_for_the_brokers_tables(real_store: Callable[[str],
         )  # fmt: skip
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
-        deadline_s = time.monotonic() + PATIENCE_S / 2
+        deadline_s = time.monotonic() + TIMEOUT_S / 2
         committed = 0
         while time.monotonic() < deadline_s:
             status = offloader.status()
@@ -89,7 +89,7 @@ def follow_to_the_end(
         )  # fmt: skip
         thread = threading.Thread(target=offloader.run, args=(stop,), kwargs={"follow": True})
         thread.start()
-        deadline_s = time.monotonic() + PATIENCE_S / 3
+        deadline_s = time.monotonic() + TIMEOUT_S / 3
         while time.monotonic() < deadline_s and thread.is_alive():
             status = offloader.status()
             if status is not None and status.committed_phys == broker.end_phys:
