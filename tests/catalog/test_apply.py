@@ -113,7 +113,7 @@ def test_a_gap_may_end_a_queue_but_not_begin_one(started: CatalogState) -> None:
     gap = np.array([(0, 1, 3, 9)], GAP_DTYPE)
     state = step(started, replace(append_draft(started, {}), queues=[A], gaps=gap))
     assert state.queue(A)["end_queue_offset"] == 9  # type: ignore[index]
-    refused(started, replace(append_draft(started, {}), queues=[queue("new")], gaps=gap), "no records")
+    refused(started, replace(append_draft(started, {}), queues=[queue("new")], gaps=gap), "without records")
 
 
 def test_a_run_starts_at_the_end_of_its_bytes(started: CatalogState) -> None:
@@ -184,7 +184,7 @@ def test_inner_num_counts(started: CatalogState) -> None:
     assert row is not None
     assert (row["end_queue_offset"], row["row_count"], row["flags"]) == (10, 4, QUEUE_BATCH)
     runs["rows"] = 11
-    refused(started, replace(draft, runs=runs), "impossible run")
+    refused(started, replace(draft, runs=runs), "invalid run")
 
 
 def test_an_lmq_has_no_bytes_of_its_own(started: CatalogState) -> None:
@@ -192,7 +192,7 @@ def test_an_lmq_has_no_bytes_of_its_own(started: CatalogState) -> None:
     draft = append_draft(started, {A: 2, lmq: 2})
     refused_runs = draft.runs.copy()
     refused_runs["kind"][1] = RunKind.LMQ
-    refused(started, replace(draft, runs=refused_runs), "impossible run")
+    refused(started, replace(draft, runs=refused_runs), "invalid run")
     runs = refused_runs
     runs["byte_count"][1] = 0
     state = step(started, replace(draft, runs=runs))
@@ -216,11 +216,11 @@ def test_once_a_retry_starts_the_older_attempt_can_never_be_committed(started: C
     refused(
         started,
         replace(append_draft(started, {A: 1}, keys=[given_up]), pending_deletions=[given_up]),
-        "given up before",
+        "is a pending deletion",
     )
     state = step(started, replace(append_draft(started, {A: 1}), pending_deletions=[given_up]))
     assert state.pending_deletions[given_up] == (NOW_MS, state.version)
-    refused(state, append_draft(state, {A: 1}, keys=[given_up]), "given up before")
+    refused(state, append_draft(state, {A: 1}, keys=[given_up]), "is a pending deletion")
 
 
 def test_only_the_owner_moves_the_log(started: CatalogState) -> None:
@@ -230,14 +230,14 @@ def test_only_the_owner_moves_the_log(started: CatalogState) -> None:
     assert released.owner is not None
     assert released.owner.released
     refused(released, append_draft(released, {A: 1}), "does not own")
-    refused(CatalogState(), append_draft(CatalogState(), {A: 1}), "nobody has claimed")
+    refused(CatalogState(), append_draft(CatalogState(), {A: 1}), "without an owner")
 
 
 def test_a_claim_brings_no_data(started: CatalogState) -> None:
     draft = append_draft(started, {A: 1})
     for kind in (CommitKind.CLAIM, CommitKind.RELEASE):
         owner = claim_draft().owner if kind == CommitKind.CLAIM else None
-        refused(started, replace(draft, kind=kind, owner=owner), "brings no data")
+        refused(started, replace(draft, kind=kind, owner=owner), "carries no data")
 
 
 def test_hiding_hides_and_records_bring_back(started: CatalogState) -> None:
@@ -316,7 +316,7 @@ def test_a_removed_run_is_still_there_else_the_delta_is_void(several: CatalogSta
     draft = _compacted(several, 0, 3)
     state = step(several, draft)
     again = replace(draft, objects=draft.objects, object_keys=["data/d"])
-    refused(state, again, "not there any more")
+    refused(state, again, "no longer exists")
 
 
 def test_expiry_takes_the_oldest_and_the_gaps_behind_them(several: CatalogState) -> None:
@@ -347,7 +347,7 @@ def test_a_gap_may_be_filled_by_a_commit_that_fits_inside(
     assert state.queue(A)["end_queue_offset"] == 13  # type: ignore[index]
     for wrong in ((4, 6), (8, 10), (13, 14)):
         runs["base_queue_offset"], runs["end_queue_offset"] = wrong
-        refused(several, replace(draft, runs=runs), "fits into no recorded gap")
+        refused(several, replace(draft, runs=runs), "is in no recorded gap")
 
 
 # -- pages ----------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def test_merged_pages_replace_theirs_and_are_doomed(several: CatalogState) -> No
     state = step(state, merged)
     assert [page.key for page in state.pages] == ["pages/z"]
     assert {"pages/x", "pages/y"} <= state.pending_deletions.keys()
-    refused(state, merged, "not there any more")
+    refused(state, merged, "no longer exists")
 
 
 def test_a_run_removed_while_its_page_was_merged_stays_dead(several: CatalogState) -> None:
@@ -397,5 +397,5 @@ def test_a_run_removed_while_its_page_was_merged_stays_dead(several: CatalogStat
     assert not len(done.tombstones)
     absent = gone.copy()
     absent["version"] = 9
-    refused(several, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=absent), "not there any more")
-    refused(state, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=gone), "not there any more")
+    refused(several, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=absent), "no longer exists")
+    refused(state, CommitDraft(CommitKind.MAINTENANCE, queues=[A], removed=gone), "no longer exists")

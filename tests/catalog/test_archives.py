@@ -53,5 +53,5 @@ def test_a_missing_archive_is_not_found_and_the_others_are_named() -> None:
         open_archive(memory)
     make(memory, "c", "a")
     for cluster, broker in (("c", "x"), (None, "x"), ("x", None)):
-        with pytest.raises(NotFoundError, match="there are c/a"):
+        with pytest.raises(NotFoundError, match="it holds c/a"):
             open_archive(memory, cluster, broker)

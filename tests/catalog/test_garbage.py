@@ -169,7 +169,7 @@ def test_an_object_still_named_is_kept_even_if_doomed() -> None:
         listing, state, KeySet(["sets/00/a-1-1.sso"]), now_ms=GRACE_MS, grace_ms=0, settled_version=2
     )
     assert (plan.delete, plan.purge, plan.delete_bytes) == (["sets/00/b-2-1.sso"], [], 20)
-    assert plan.kept == {"named by the head": 1}
+    assert plan.kept == {"referenced by the head": 1}
 
 
 def test_what_is_taken_back_meanwhile_is_not_deleted(memory: Bucket) -> None:

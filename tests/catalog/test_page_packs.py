@@ -74,7 +74,7 @@ def test_a_commit_whose_end_says_more_than_there_is_is_damaged() -> None:
     store = MemoryStore()
     *_, trailer = with_embedded_pages(KIND, [b"page"], bytes(500))
     store.put_if_absent(KEY, [b"x" * 100, trailer])
-    with pytest.raises(CorruptionError, match=f"{KEY}: the commit is cut short"):
+    with pytest.raises(CorruptionError, match=f"{KEY}: commit is truncated"):
         read_commit_bytes(store, KEY)
 
 

@@ -34,8 +34,8 @@ def test_a_commit_names_every_object_once(started: CatalogState) -> None:
     draft = append_draft(started, {A: 1, B: 1}, objects=2)
     apply(started, at(started, draft))
     first = draft.object_keys[0]
-    refused(started, replace(draft, object_keys=[first, first]), "named twice")
-    refused(started, replace(draft, object_keys=[*draft.object_keys, "sets/00/1-1-9.sso"]), "named twice")
+    refused(started, replace(draft, object_keys=[first, first]), "occurs twice")
+    refused(started, replace(draft, object_keys=[*draft.object_keys, "sets/00/1-1-9.sso"]), "occurs twice")
 
 
 def test_an_append_removes_no_run(started: CatalogState) -> None:

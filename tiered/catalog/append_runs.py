@@ -1,7 +1,6 @@
-"""What an append does to queues: contiguity in offsets, bytes and the log, gaps, generations. Pure.
+"""Applies an append to queues: contiguity in offsets, bytes and the log, gaps, generations. Pure.
 
-Owns the per-queue arithmetic in numpy. The chain, the cursor and the objects are in apply.py, what maintenance replaces
-in replace_runs.py.
+The chain, the cursor and the objects are in apply.py, replaced runs in replace_runs.py.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _FLAG_OF_KIND = np.array([0, QUEUE_BATCH, QUEUE_LMQ], np.uint32)
 def append_runs(
     state: CatalogState, draft: CommitDraft, version: int
 ) -> tuple[QueueDirectory, Table, Table, RunChunk]:
-    """Directory, queue table, gaps and the new chunk after the runs and gaps of an append."""
+    """Directory, queue table, gaps and the new chunk after an append."""
     runs, gaps = draft.runs, draft.gaps
     if not len(runs) and not len(gaps):
         return state.directory, state.table, state.gaps, EMPTY_CHUNK
@@ -69,10 +68,10 @@ def append_runs(
 
 
 def _in_order(row: Ints, runs: Table) -> tuple[Ints, Table]:
-    """Both sorted by (row, base offset), as copies."""
+    """Both sorted by (row, base offset), copied."""
     base = runs["base_queue_offset"]
     if bool(((row[1:] > row[:-1]) | ((row[1:] == row[:-1]) & (base[1:] >= base[:-1]))).all()):
-        return row, runs.copy()  # queues that were named in order when they were new
+        return row, runs.copy()  # the queues were sorted when they were new
     order = np.lexsort((base, row))
     return row[order], runs[order]
 
@@ -86,7 +85,7 @@ def _check_runs(draft: CommitDraft) -> None:
     wrong |= is_lmq & ((runs["byte_count"] != 0) | (runs["base_byte"] != 0) | (runs["rows"] != offsets))
     wrong |= ~is_lmq & (runs["byte_count"] < 1)
     if wrong.any():
-        raise CommitInvalidError(f"impossible run {_show(draft, int(np.flatnonzero(wrong)[0]))}")
+        raise CommitInvalidError(f"invalid run {_show(draft, int(np.flatnonzero(wrong)[0]))}")
     outside = (runs["min_phys"] < draft.from_phys) | (runs["end_phys"] > draft.to_phys)
     if outside.any():
         raise CommitInvalidError(
@@ -96,7 +95,7 @@ def _check_runs(draft: CommitDraft) -> None:
     used = np.zeros(len(draft.objects), bool)
     used[runs["object"]] = True
     if not used.all():
-        raise CommitInvalidError("a commit names an object that holds none of its runs")
+        raise CommitInvalidError("a commit contains an object without runs")
     if len(draft.gaps) and bool((draft.gaps["begin_queue_offset"] >= draft.gaps["end_queue_offset"]).any()):
         raise CommitInvalidError("a gap is empty")
 
@@ -109,13 +108,13 @@ def _rows_of(state: CatalogState, draft: CommitDraft) -> tuple[Ints, list[QueueK
     has_runs[draft.runs["queue"]] = True
     has_gaps[draft.gaps["queue"]] = True
     if bool((has_gaps & ~has_runs & (rows < 0)).any()):
-        raise CommitInvalidError("a gap in a queue that has no records")
+        raise CommitInvalidError("a gap in a queue without records")
     _check_open(state, rows[(has_runs | has_gaps) & (rows >= 0)])
     unknown = np.flatnonzero(has_runs & (rows < 0)).tolist()
     unknown.sort(key=lambda index: draft.queues[index].generation)
     keys = [draft.queues[index] for index in unknown]
     if len(set(keys)) != len(keys):
-        raise CommitInvalidError("a new queue is named twice")
+        raise CommitInvalidError("a new queue occurs twice")
     rows[unknown] = np.arange(count, count + len(keys))
     return rows, keys
 
@@ -131,7 +130,7 @@ def _with_new_rows(old: Table, keys: Sequence[QueueKey]) -> Table:
 
 
 def _succession(state: CatalogState, keys: Sequence[QueueKey]) -> list[tuple[int, int]]:
-    """A new queue is the first generation or the one after the newest; (row, row of the one it follows)."""
+    """(row, row of the preceding generation) of new queues; each is the first generation or follows the newest."""
     newest: dict[tuple[str, int], tuple[int, int]] = {}
     pairs = []
     for row, key in enumerate(keys, len(state.table)):
@@ -151,9 +150,9 @@ def _succession(state: CatalogState, keys: Sequence[QueueKey]) -> list[tuple[int
 
 
 def _end_generations(directory: QueueDirectory, table: Table, succession: Sequence[tuple[int, int]]) -> None:
-    """A generation with a newer one is hidden, and ends in the log before the newer begins."""
+    """A generation with a successor is hidden, and ends in the log before the successor begins."""
     for row, previous in succession:
-        # After a new log line physical offsets do not compare.
+        # Physical offsets of different log histories do not compare.
         if (
             not table["flags"][previous] & QUEUE_SUPERSEDED
             and table["first_phys"][row] < table["end_phys"][previous]
@@ -165,7 +164,7 @@ def _end_generations(directory: QueueDirectory, table: Table, succession: Sequen
 
 
 def _check_open(state: CatalogState, rows: Ints) -> None:
-    """Records go to the newest generation only, never to one that ended with its log line."""
+    """Records go to the newest generation only, unless it ended with its log history."""
     flagged = rows[(state.table["flags"][rows] & (QUEUE_HIDDEN | QUEUE_SUPERSEDED)) != 0]
     for row in flagged.tolist():
         key = state.key_of(row)
@@ -177,7 +176,7 @@ def _check_open(state: CatalogState, rows: Ints) -> None:
 def _check_offsets(
     directory: QueueDirectory, table: Table, fresh: Ints, runs: tuple[Ints, Table], gaps: tuple[Ints, Table]
 ) -> tuple[Ints, Ints]:
-    """Runs and gaps of each queue, in order, must continue it without a hole. Returns touched rows and their ends."""
+    """Runs and gaps of each queue must continue it without a hole. Returns the touched rows and their ends."""
     row = np.concatenate([runs[0], gaps[0]])
     begin = np.concatenate([runs[1]["base_queue_offset"], gaps[1]["begin_queue_offset"]])
     end = np.concatenate([runs[1]["end_queue_offset"], gaps[1]["end_queue_offset"]])
@@ -228,7 +227,7 @@ def _check_bytes_and_phys(directory: QueueDirectory, table: Table, row: Ints, ru
 
 
 def _advance(table: Table, fresh: Ints, row: Ints, runs: Table) -> None:
-    """Move the touched rows of ``table`` (ours to change) to the end of their runs; offsets are set by the caller."""
+    """Advance the touched rows of ``table``, in place, to the end of their runs; the caller sets offsets."""
     starts = np.flatnonzero(_firsts(row))
     touched = row[starts]
     last = np.append(starts[1:], len(row)) - 1
@@ -243,7 +242,7 @@ def _advance(table: Table, fresh: Ints, row: Ints, runs: Table) -> None:
     table["min_queue_offset"][touched[begins]] = runs["base_queue_offset"][starts[begins]]
     table["first_phys"][touched[begins]] = runs["min_phys"][starts[begins]]
     flags = np.bitwise_or.reduceat(_FLAG_OF_KIND[runs["kind"]], starts)
-    # Records prove that the queue lives.
+    # New records unhide the queue.
     table["flags"][touched] &= ~np.uint32(QUEUE_HIDDEN)
     table["flags"][touched] |= flags
 

@@ -1,19 +1,19 @@
-"""The commit state machine: which commit may follow a state, and the state after it. Pure.
+"""The commit state machine: checks whether a commit may follow a state, and computes the next state. Pure.
 
-The same function checks a commit before it is sent and replays it when read back, so nothing can be written that a
-reader would refuse. Rules (each has a test of its name):
+The same function checks a commit before its PUT and applies it when read, so a writer cannot commit what a reader
+would refuse. Rules (each has a test of its name):
 
-- the chain: next version, names its predecessor's put id, epoch as before (a claim: one more);
-- one cursor: an append begins where the last one ended, on the same log line;
-- contiguity: every run starts at its queue's end, in offsets and in bytes, unless a gap in the same commit bridges
-  the offsets, or a new queue or the next generation begins;
-- a record below its queue's physical end is a re-read and refused;
+- the chain: next version, put id of its predecessor, same epoch (a claim: one more);
+- one cursor: an append begins where the last one ended, in the same log history;
+- contiguity: every run starts at its queue's end, in offsets and bytes, unless a gap of the commit bridges the
+  offsets, or a new queue or generation begins;
+- a record below its queue's physical end was read before and is refused;
 - new objects carry the epoch of the commit, so an attempt of a fenced epoch can never become visible;
-- a removed run is still there; what replaces it covers exactly the same offsets, or it was the queue's oldest, or
-  the added run fits inside a recorded gap.
+- a removed run exists; added runs cover the same offsets as removed ones, or the removed ones were the queue's oldest,
+  or the added run is inside a recorded gap.
 
-Work is a few numpy passes over the commit's runs and one copy of the queue table; Python loops run only over new
-queues, gaps and removals. What commits of every kind may carry besides is in apply_extras.py.
+Costs a few numpy passes over the commit's runs and one copy of the queue table; Python loops run only over new queues,
+gaps and removals. Changes that any kind of commit may carry are in apply_extras.py.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tiered.catalog.state import (
 )
 
 CHUNKS_MAX = 64
-"""Chunks in memory are joined when there are more: lookups touch few arrays, and joining costs little on average."""
+"""Chunks in memory are joined above this number: lookups touch few arrays at a low average cost."""
 
 _OWNERS_ONLY = (CommitKind.APPEND, CommitKind.LOG_HISTORY, CommitKind.RELEASE)
 
 
 def apply(state: CatalogState, commit: Commit, history_state: CatalogState | None = None) -> CatalogState:
-    """The state after ``commit``, or CommitInvalidError. ``history_state``: the root page a line commit names."""
+    """The state after ``commit``, or CommitInvalidError. ``history_state``: the root page that starts a log history."""
     _check_chain(state, commit)
     if commit.draft.kind == CommitKind.LOG_HISTORY:
         return _new_history(state, commit, history_state)
@@ -85,12 +85,12 @@ def _check_chain(state: CatalogState, commit: Commit) -> None:
         )
     if is_claim:
         if draft.owner is None or draft.owner.instance != place.actor or draft.owner.released:
-            raise CommitInvalidError("a claim names its maker as the owner")
+            raise CommitInvalidError("a claim must name its actor as the owner")
         return
     if state.version == 0 or state.owner is None:
-        raise CommitInvalidError(f"{draft.kind} in an archive nobody has claimed")
+        raise CommitInvalidError(f"{draft.kind} in an archive without an owner")
     if draft.kind in _OWNERS_ONLY and (state.owner.released or state.owner.instance != place.actor):
-        raise CommitInvalidError(f"{draft.kind} by {place.actor}, who does not own epoch {state.epoch}")
+        raise CommitInvalidError(f"{draft.kind} by {place.actor}, which does not own epoch {state.epoch}")
     if draft.owner is not None:
         raise CommitInvalidError("only a claim changes the owner")
 
@@ -168,7 +168,7 @@ def _new_history(state: CatalogState, commit: Commit, history_state: CatalogStat
 def _check_objects(state: CatalogState, commit: Commit) -> None:
     draft = commit.draft
     if len(set(draft.object_keys)) != len(draft.object_keys) or len(draft.objects) != len(draft.object_keys):
-        raise CommitInvalidError("an object key is named twice")
+        raise CommitInvalidError("an object key occurs twice")
     taken_back, abandoned = {*draft.restored}, {*draft.pending_deletions}
     for index in np.flatnonzero(draft.objects["epoch"] != commit.place.epoch).tolist():
         key = draft.object_keys[int(draft.objects["key"][index])]
@@ -180,7 +180,7 @@ def _check_objects(state: CatalogState, commit: Commit) -> None:
         if (key in state.pending_deletions and key not in taken_back) or key in abandoned
     ]
     if garbage:
-        raise CommitInvalidError(f"{garbage[0]} was given up before: an older attempt can never be committed")
+        raise CommitInvalidError(f"{garbage[0]} is a pending deletion and cannot be committed")
 
 
 def _with_chunk(chunks: tuple[RunChunk, ...], chunk: RunChunk) -> tuple[RunChunk, ...]:

@@ -1,6 +1,5 @@
-"""What a commit of any kind may carry besides its own change: marks of queues, settings, moved pages, index files, and
-which objects are given up. Pure; part of the state machine of apply.py, which says what each kind does.
-"""
+"""Applies changes that any kind of commit may carry: queue flags, settings, pages, index files, pending deletions.
+Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _MOVES_NOTHING = (CommitKind.CLAIM, CommitKind.RELEASE)
 
 
 def with_extras(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
-    """``state``, which is ``before`` after the commit's own change, with everything else it carries."""
+    """``state`` (``before`` with the commit's own change) with everything else the commit carries."""
     state = _with_marks(state, commit.draft)
     state = _with_pages(state, commit)
     state = _with_index(state, commit)
@@ -27,7 +26,7 @@ def with_extras(before: CatalogState, state: CatalogState, commit: Commit) -> Ca
 
 def _with_marks(state: CatalogState, draft: CommitDraft) -> CatalogState:
     if draft.kind in _MOVES_NOTHING and (len(draft.runs) or len(draft.gaps) or len(draft.removed)):
-        raise CommitInvalidError(f"a {draft.kind} brings no data")
+        raise CommitInvalidError(f"a {draft.kind} carries no data")
     table = state.table
     for keys, hidden in ((draft.hide, True), (draft.unhide, False)):
         rows = [state.row_of(key) for key in keys]
@@ -55,7 +54,7 @@ def _flagged(table: Table, rows: np.ndarray[tuple[int], np.dtype[np.int64]], hid
 
 
 def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
-    """Spilled runs leave memory, merged pages replace theirs, a new root is the place to start from."""
+    """Spilled runs leave memory, merged pages replace older ones, a new root is the start of readers."""
     change = commit.draft.pages
     if change.root.key:
         if change.root.version != state.version - 1:
@@ -67,12 +66,12 @@ def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
         raise CommitInvalidError("a commit cannot spill its own runs")
     for key in (change.root.key, *(page.key for page in change.added)):
         if key.startswith(CATALOG_PREFIX) and object_of(key) != catalog_key(state.version):
-            raise CommitInvalidError(f"commit {state.version} adds {key}, which it does not carry")
+            raise CommitInvalidError(f"commit {state.version} adds {key}, which it does not embed")
     pages = state.pages
     if change.removed or change.added:
         gone = set(change.removed)
         if not gone <= {page.key for page in pages}:
-            raise CommitInvalidError("a page to be merged is not there any more")
+            raise CommitInvalidError("a page to be merged no longer exists")
         pages = (*(page for page in pages if page.key not in gone), *change.added)
     chunks = state.chunks
     if change.spilled_version:
@@ -96,7 +95,7 @@ def _with_index(state: CatalogState, commit: Commit) -> CatalogState:
     if not change:
         return state
     if commit.draft.kind != CommitKind.MAINTENANCE:
-        raise CommitInvalidError(f"a {commit.draft.kind} publishes no index")
+        raise CommitInvalidError(f"{commit.draft.kind} cannot change the index")
     try:
         indexes = after_change(
             state.indexes,
@@ -116,7 +115,7 @@ def _without_older(chunk: RunChunk, version: int) -> RunChunk:
 
 
 def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
-    """Catalog first, object later: what nothing names any more is given up by the commit that says so."""
+    """Objects that the catalog no longer references become pending deletions in the same commit."""
     draft = commit.draft
     garbage = list(draft.pending_deletions)
     if _named(before) != _named(state):
@@ -137,5 +136,5 @@ def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> 
 
 
 def _named(state: CatalogState) -> tuple[int, RootRef, int, int]:
-    """Identities of what names catalog objects; equal ones need no comparison of every key."""
+    """Identities of the parts that reference catalog objects; equal ones skip comparing all keys."""
     return id(state.pages), state.root, id(state.state_objects), id(state.indexes)

@@ -1,4 +1,4 @@
-"""Which archives lie under a URL, and which one the user means."""
+"""Finds archives under a URL, and opens the requested one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiered.object_store.prefixed import PrefixedStore
 
 @dataclass(frozen=True)
 class Archive:
-    """One broker name's archive; ``store`` sees it from below its own prefix."""
+    """The archive of one broker name; ``store`` is below its prefix."""
 
     cluster: str
     broker: str
@@ -27,9 +27,9 @@ def list_archives(store: ObjectStore) -> list[tuple[str, str]]:
 
 
 def open_archive(store: ObjectStore, cluster: str | None = None, broker: str | None = None) -> Archive:
-    """The archive with these names; a name left out must be unique.
+    """The archive with these names; an omitted name must be unique.
 
-    Raises NotFoundError when there is none, UsageError naming the choices when there are several.
+    Raises NotFoundError when there is none, UsageError listing the choices when there are several.
     """
     if cluster is not None and broker is not None:
         found = Archive(cluster, broker, PrefixedStore(store, archive_prefix(cluster, broker)))
@@ -53,11 +53,11 @@ def open_archive(store: ObjectStore, cluster: str | None = None, broker: str | N
 
 
 def _known(every: list[tuple[str, str]]) -> str:
-    return f"there are {', '.join('/'.join(names) for names in every)}" if every else ""
+    return f"it holds {', '.join('/'.join(names) for names in every)}" if every else ""
 
 
 def _prefixes(store: ObjectStore) -> Iterator[str]:
-    """Every ``<cluster>/<broker>`` that has a catalog. Skips over everything below one once it is seen."""
+    """Every ``<cluster>/<broker>`` with a catalog. Skips all further keys below one."""
     after = ""
     while True:
         info = next(iter(store.list("", start_after=after, limit=1)), None)
@@ -78,5 +78,5 @@ def _names(store: ObjectStore, prefix: str) -> tuple[str, str]:
     archive = PrefixedStore(store, prefix)
     place = read_commit(archive, head_version(archive)).place
     if archive_prefix(place.cluster, place.broker) != prefix:
-        raise CorruptionError(f"{archive.url} says it is the archive of {place.cluster}/{place.broker}")
+        raise CorruptionError(f"{archive.url} holds the archive of {place.cluster}/{place.broker}")
     return place.cluster, place.broker

@@ -1,8 +1,8 @@
-"""Reading the catalog: its head, any version, and what came since. Reads only; needs no local state.
+"""Reads the catalog: its head, any version, and newer commits. Needs no local state.
 
-Starting costs one LIST of one key, the head commit, one root page, and the commits after it (at most as many as lie
-between two roots), read side by side. A root only shortens the way: the commits say all that it says. One that is
-damaged or gone is replaced by the one before it and more commits, in the end by the whole chain (decision 0036).
+Costs one LIST of one key, the head commit, one root page, and the commits after it (at most those between two roots),
+read in parallel. A root page only saves requests. A damaged or missing one is replaced by an earlier one and more
+commits, in the end by the whole chain (docs/decisions/0036).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 READ_THREADS = 8
 PROBES_BEFORE_LIST = 8
 REPLAY_MAX = 256
-"""A reader further behind than this starts anew from a root."""
+"""A reader further behind than this loads a root page."""
 
 
 def head_version(store: ObjectStore) -> int:
-    """The newest version, or 0 for an empty archive. Objects that are no commits are passed over: browsers of buckets
-    and file systems over them leave one that is called like a folder, in front of all others."""
+    """The newest version, or 0 for an empty archive. Skips other objects: bucket browsers and file system gateways
+    leave one named like a folder before all others."""
     after = ""
     for limit in (1, None):
         for info in store.list(CATALOG_PREFIX, start_after=after, limit=limit):
@@ -56,8 +56,8 @@ def read_commit(store: ObjectStore, version: int) -> Commit:
 def load(
     store: ObjectStore, *, version: int | None = None, known: CatalogState | None = None
 ) -> CatalogState:
-    """The state at the head, or at ``version``. ``store`` is the archive's own prefix. ``known``: an earlier state of
-    it, gone on from where no newer root can be read.
+    """The state at the head, or at ``version``. ``store`` is below the archive's prefix. ``known``: an earlier state
+    to continue from if no newer root is readable.
 
     Raises NotFoundError when there is no archive or no such version, CorruptionError when the chain is broken.
     """
@@ -75,7 +75,7 @@ def load(
 
 
 def refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
-    """``state`` moved on to the head, by probing for the next versions; the same object when nothing came."""
+    """``state`` advanced to the head by probing for the next versions; the same object if unchanged."""
     for _ in range(PROBES_BEFORE_LIST):
         try:
             commit = read_commit(store, state.version + 1)
@@ -89,7 +89,7 @@ def refresh(store: ObjectStore, state: CatalogState) -> CatalogState:
 
 
 def replay(store: ObjectStore, state: CatalogState, version: int) -> CatalogState:
-    """``state`` moved on to ``version``, which must exist: commits are never removed, so one that is not there is a
+    """``state`` advanced to ``version``, which must exist: commits are never removed, so a missing one is a
     CorruptionError."""
     versions = range(state.version + 1, version + 1)
     try:
@@ -103,7 +103,7 @@ def replay(store: ObjectStore, state: CatalogState, version: int) -> CatalogStat
 
 
 def follow(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogState:
-    """``state`` after ``commit`` as read back; a commit that does not follow is a CorruptionError."""
+    """``state`` after ``commit``; a commit that does not follow is a CorruptionError."""
     history_state = _history_state(store, commit) if commit.draft.kind == CommitKind.LOG_HISTORY else None
     try:
         return apply(state, commit, history_state)
@@ -112,12 +112,12 @@ def follow(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogSt
 
 
 def history_spans(state: CatalogState) -> list[tuple[int, int]]:
-    """Versions (first, last), newest first, of the log that the archive is made from; what lies between was left."""
+    """Versions (first, last), newest first, on the current log history; the versions between were abandoned."""
     spans = []
     last = state.version
     for history in reversed(state.log_histories):
         if history.version > last:
-            continue  # itself left by a newer line
+            continue  # itself abandoned by a newer history
         spans.append((history.version + 1, last))
         last = history.common_version
     spans.append((1, last))
@@ -125,8 +125,8 @@ def history_spans(state: CatalogState) -> list[tuple[int, int]]:
 
 
 def newest_log_check(store: ObjectStore, first: int, last: int) -> tuple[int, LogCheck, int] | None:
-    """(version, check, physical end) of the newest commit in [first, last] that moved the cursor, if there is one: what
-    a replaced log is compared with. One GET for each commit looked at."""
+    """(version, check, physical end) of the newest commit in [first, last] that moved the cursor, or None. One GET for
+    each commit read."""
     for version in range(last, first - 1, -1):
         draft = read_commit(store, version).draft
         if draft.kind == CommitKind.APPEND and draft.to_phys > draft.from_phys:
@@ -135,7 +135,7 @@ def newest_log_check(store: ObjectStore, first: int, last: int) -> tuple[int, Lo
 
 
 def read_root(store: ObjectStore, root: RootRef) -> CatalogState:
-    """The state that a root page holds; raises NotFoundError, CorruptionError, or what the store raises."""
+    """The state in a root page; raises NotFoundError, CorruptionError, or what the store raises."""
     source = f"{store.url}/{root.key}"
     state = decode_root(read_page_bytes(store, root.key), source=source)
     if state.version != root.version:
@@ -144,16 +144,15 @@ def read_root(store: ObjectStore, root: RootRef) -> CatalogState:
 
 
 def _start(store: ObjectStore, root: RootRef, known: CatalogState) -> tuple[CatalogState, TieredError | None]:
-    """The state of ``root``, or of the newest one before it that can be read, or ``known`` if there is none newer; and
-    why it is not that of ``root``."""
+    """The state of ``root``, else of the newest readable one before it, else ``known``; and the error of ``root``."""
     unread: TieredError | None = None
     while root.key and root.version > known.version:
         try:
             state = read_root(store, root)
         except (NotFoundError, CorruptionError) as error:
-            # Roots of versions long past are garbage, commits are kept: that they are gone is nothing to speak of.
+            # Old roots are collected as garbage: a missing one is not worth a warning.
             if isinstance(error, CorruptionError):
-                logger.warning("more commits are read instead of a root page: %s", error)
+                logger.warning("root page unreadable, reading more commits instead: %s", error)
             unread = unread or error
             root = _root_before(store, root, unread)
             continue
@@ -164,8 +163,7 @@ def _start(store: ObjectStore, root: RootRef, known: CatalogState) -> tuple[Cata
 
 
 def _root_before(store: ObjectStore, root: RootRef, unread: TieredError) -> RootRef:
-    """The root that a reader of the version of ``root`` started from before there was this one: of a lower version, or
-    the one that a log line of this version began with."""
+    """The root before ``root``: of a lower version, or the one that started a log history at this version."""
     commit = _commit_of(store, root, unread)
     before = commit.place.root if commit.root == root else commit.root
     began_history = commit.draft.kind == CommitKind.LOG_HISTORY and before == commit.draft.pages.root
@@ -177,7 +175,7 @@ def _root_before(store: ObjectStore, root: RootRef, unread: TieredError) -> Root
 
 
 def _commit_of(store: ObjectStore, root: RootRef, unread: TieredError | None) -> Commit:
-    """The commit of a root's version. ``unread``: why it is asked for, when it is because of a root."""
+    """The commit of a root's version. ``unread``: the error of an unreadable root, if that is the reason."""
     try:
         return read_commit(store, root.version)
     except (NotFoundError, CorruptionError) as error:
@@ -188,7 +186,7 @@ def _commit_of(store: ObjectStore, root: RootRef, unread: TieredError | None) ->
 
 
 def _history_state(store: ObjectStore, line: Commit) -> CatalogState:
-    """The state a new log line begins with. No commit says it; but the one after it has a second copy."""
+    """The first state of a log history. No commit contains it, but the next one has a second copy."""
     try:
         return read_root(store, line.draft.pages.root)
     except (NotFoundError, CorruptionError) as error:
@@ -198,7 +196,7 @@ def _history_state(store: ObjectStore, line: Commit) -> CatalogState:
             raise error from None
         if copy.version != line.version:
             raise
-        logger.warning("a second copy is read instead of the first root page of a log line: %s", error)
+        logger.warning("first root page of a log history unreadable, reading its second copy: %s", error)
         return read_root(store, copy)
 
 

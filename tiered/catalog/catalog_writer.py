@@ -1,11 +1,11 @@
-"""How a version is won: create-if-absent of the next number, and nothing else (design rules: Commits, Epochs).
+"""Commits to the catalog: create-if-absent of the next version, and nothing else.
 
     build the commit on the newest state known → check it locally → PUT version + 1 until won or lost
     lost: catch up with the head; a higher epoch → FencedError; else build again on the newer state
 
-An unanswered commit is settled before other content is tried, even across calls that gave up. One writer object per
-process and archive; every public method may be called from any thread, commits are made one at a time. Pages that
-travel with commits are page_writer.py's, waiting out a store that is away patience.py's.
+A commit without a response is settled before other content is tried, even across failed calls. One writer object per
+process and archive; public methods are thread-safe, commits are made one at a time. Pages of commits are in
+page_writer.py, retries in store_retry.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Built = tuple[CommitDraft, CatalogState | None]
 
 @dataclass(frozen=True)
 class _Pending:
-    """A commit whose fate is not known."""
+    """A commit whose outcome is unknown."""
 
     source: CommitDraft
     commit: Commit
@@ -58,7 +58,7 @@ class _Pending:
 
 
 class CatalogWriter:
-    """Commits for one actor. ``store`` is the archive's own prefix.
+    """Commits for one actor. ``store`` is below the archive's prefix.
 
     ``instance`` identifies the actor across restarts of one process at a time. ``random`` gives put ids and jitter.
     """
@@ -99,26 +99,26 @@ class CatalogWriter:
 
     @property
     def state(self) -> CatalogState:
-        """The newest state known; the empty one before anything was loaded.
+        """The newest known state; an empty one before ``load``.
 
-        Of a writer that has claimed: the newest of its own epoch. Once fenced it must not see, and put data under,
-        an epoch that another owns.
+        Of a writer that has claimed: the newest of its own epoch. A fenced writer must not see, and put data under,
+        another owner's epoch.
         """
         return self._state if self._own_state is None else self._own_state
 
     @property
     def state_or_none(self) -> CatalogState | None:
-        """``state``, or None while no commit has moved the cursor: there is nothing to go on from."""
+        """``state``, or None while no commit has moved the cursor."""
         return self.state if self.state.started else None
 
     @property
     def retry_reason(self) -> str:
-        """Why a commit, or a look at the catalog, is tried again; empty when none is."""
+        """Why a commit or a read of the catalog is being retried; empty when none is."""
         return self._retry.retry_reason
 
     @property
     def is_claimed(self) -> bool:
-        """Whether this writer owns the newest epoch it knows of."""
+        """Whether this writer owns the newest known epoch."""
         owner = self._state.owner
         return (
             self._epoch is not None
@@ -145,23 +145,23 @@ class CatalogWriter:
             return self._state if self._state.started else None
 
     def refresh(self) -> CatalogState:
-        """Catch up with the head; what fenced writers and standbys watch."""
+        """Catch up with the head, for fenced writers and standbys."""
         with self._lock:
             self._move_to(refresh(self._store, self._state))
             return self._state
 
     def abort(self) -> None:
-        """Make a call that waits for the store give up with UnavailableError; safe from any thread, final."""
+        """Make waiting calls raise UnavailableError; callable from any thread, final."""
         self._retry.abort()
 
     # -- commits ----------------------------------------------------------------------------------------------
 
     def claim(self, *, take_over: bool = False) -> CatalogState:
-        """Win the next epoch. No data may be put before.
+        """Claim the next epoch. Required before data is put.
 
-        ``take_over``: the caller has decided that the owner may be fenced (beside the current master, by command, or
-        because its own log holds records unarchived for too long). Raises FencedError when it may not be, or when
-        another claimant was faster.
+        ``take_over``: the caller has decided that the owner may be fenced (the broker is master, by command, or the
+        log contains records unarchived for too long). Raises FencedError when it may not be, or another claimant was
+        faster.
         """
         with self._lock:
             self._settle()
@@ -177,7 +177,7 @@ class CatalogWriter:
                     )
                 reason = refusal(state, owner, take_over=take_over, now_ms=now_ms)
                 if reason:
-                    raise FencedError(reason, hint="stop that writer, or take over if it is known to be dead")
+                    raise FencedError(reason, hint="stop that writer, or take over if it is dead")
                 return CommitDraft(CommitKind.CLAIM, owner=owner, created_ms=now_ms), None
 
             self._epoch, self._own_state = None, None
@@ -186,11 +186,11 @@ class CatalogWriter:
             return self._state
 
     def append(self, draft: CommitDraft) -> CatalogState:
-        """Make ``draft`` visible; returns the state that has it.
+        """Commit ``draft``; returns the state with it.
 
-        Waits out a store that is busy or away, until ``abort``. Raises FencedError, CommitInvalidError (nothing was
-        written), UnavailableError after ``abort``, and what repeating cannot help. After UnavailableError the commit
-        may or may not be made: call again with the same draft.
+        Retries while the store is unavailable, until ``abort``. Raises FencedError, CommitInvalidError (nothing was
+        written), UnavailableError after ``abort``, and errors that retries cannot fix. After UnavailableError the
+        commit may or may not exist: call again with the same draft.
         """
         if draft.kind not in (CommitKind.APPEND, CommitKind.MAINTENANCE):
             raise CommitInvalidError(f"append of a {draft.kind}")
@@ -202,7 +202,7 @@ class CatalogWriter:
             return self.state
 
     def append_history(self, *, common_version: int, phys: int) -> CatalogState:
-        """Start a new log line at ``phys``, the end of ``common_version``; 0: no version is in the new log."""
+        """Start a new log history at ``phys``, the end of ``common_version``; 0: no version is in the new log."""
         with self._lock:
             common = (
                 self._retry.call(lambda: load(self._store, version=common_version))
@@ -217,9 +217,9 @@ class CatalogWriter:
             return self._state
 
     def maintain(self, build: Callable[[CatalogState], CommitDraft | None]) -> CatalogState:
-        """Commit what ``build`` makes of the newest state, in whatever epoch that is; None: nothing to do any more.
+        """Commit what ``build`` makes of the newest state, in any epoch; None: nothing to do.
 
-        ``build`` is called again when another actor was faster: a delta that became void is decided anew.
+        ``build`` is called again when another actor committed first.
         """
         with self._lock:
 
@@ -241,7 +241,7 @@ class CatalogWriter:
 
             def build(state: CatalogState) -> Built | None:
                 if self._epoch is not None and not self.is_claimed and state.epoch == self._epoch:
-                    return None  # an earlier call that gave up has won after all
+                    return None  # an earlier failed call was committed after all
                 self._owned(state)
                 return replace(
                     draft, pending_deletions=(*draft.pending_deletions, *self._pages.garbage)
@@ -258,11 +258,11 @@ class CatalogWriter:
 
     def _owned(self, state: CatalogState) -> CatalogState:
         if self._epoch is None:
-            raise FencedError("this writer has claimed no epoch")
+            raise FencedError("writer has not claimed an epoch")
         if state.epoch != self._epoch:
             raise FencedError(
                 f"epoch {self._epoch} is fenced by epoch {state.epoch} of {_name(state.owner)}",
-                hint="this writer stops; reading goes on",
+                hint="this writer stops; reads continue",
             )
         return state
 
@@ -271,7 +271,7 @@ class CatalogWriter:
     def _commit(
         self, source: CommitDraft, build: Callable[[CatalogState], Built | None], *, epoch_step: int = 0
     ) -> None:
-        """See what ``build`` makes of the newest state through to being committed."""
+        """Commit what ``build`` makes of the newest state."""
         settled = self._settle()
         if settled is not None and settled.source is source:
             return
@@ -289,9 +289,9 @@ class CatalogWriter:
                 return
 
     def _settle(self) -> _Pending | None:
-        """Find out what became of the pending commit, putting its bytes until there is an answer.
+        """Settle the pending commit, putting its bytes until the outcome is known.
 
-        Returns it when it won; when it lost, catches up with what did. Nothing else is tried before.
+        Returns it when it won; when it lost, catches up with the head.
         """
         pending = self._pending
         if pending is None:
@@ -332,5 +332,5 @@ class CatalogWriter:
 
 def _name(owner: Owner | None) -> str:
     return (
-        "nobody" if owner is None else f"{owner.kind} {owner.instance} on {owner.host or 'an unknown host'}"
+        "no owner" if owner is None else f"{owner.kind} {owner.instance} on {owner.host or 'an unknown host'}"
     )

@@ -1,7 +1,7 @@
-"""Who may own the next epoch (3a, Epochs). Pure.
+"""Decides who may claim the next epoch. Pure.
 
-An idle writer commits nothing, so silence does not prove death: lag does, and only whoever sees the broker's log can
-measure it. Such a caller passes ``take_over``; everybody else may claim only what nobody holds.
+An idle writer commits nothing, so silence does not prove that it is dead; lag does, and only an actor that sees the
+broker's log can measure it. Such a caller passes ``take_over``; all others may only claim an unowned epoch.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from tiered.catalog.state import CatalogState, Owner
 
 ADVANCING_MS = 60_000
-"""A writer whose last append is younger than this is advancing."""
+"""A writer is advancing if its last append is younger than this."""
 
 RUN = "run"
 BACKFILL = "backfill"
 
 
 def refusal(state: CatalogState, claimant: Owner, *, take_over: bool, now_ms: int) -> str:
-    """Why ``claimant`` may not claim the epoch after ``state``'s, in one sentence; empty: it may."""
+    """Why ``claimant`` may not claim the epoch after ``state``'s; empty if it may."""
     owner = state.owner
     if owner is None or owner.released or owner.instance == claimant.instance:
         return ""
     age_ms = now_ms - max(state.advanced_ms, owner.claimed_ms)
-    # A clock that was ahead by days would bar everybody until then; one that is by seconds tells nothing.
+    # A clock ahead by days would block claims until then; one ahead by seconds proves nothing.
     was_ahead = take_over and age_ms <= -ADVANCING_MS
     is_advancing = age_ms < ADVANCING_MS and not was_ahead
     holder = (

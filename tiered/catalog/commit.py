@@ -1,7 +1,7 @@
-"""One step of the catalog: what a commit says, and its bytes.
+"""Commits: their content and encoding.
 
-A *draft* is the content a writer wants; a *commit* is the draft at one version of the chain, with the put id by which
-its writer recognises it. Says nothing about whether a commit is right (apply.py) or how it wins (catalog_writer.py).
+A *draft* is the content; a *commit* is the draft at one version of the chain, with the put id by which its writer
+recognises it. apply.py checks commits, catalog_writer.py writes them.
 """
 
 from __future__ import annotations
@@ -39,37 +39,38 @@ COMMIT_KIND = b"RMQTCMIT"
 
 
 class CommitKind(StrEnum):
-    """Who may make it and what it may do."""
+    """Kind of a commit: its allowed author and changes."""
 
     CLAIM = "claim"
-    """Starts the next epoch. Needs no consent of the owner before."""
+    """Starts the next epoch."""
     APPEND = "append"
-    """The owner moves the cursor over one physical range."""
+    """The owner moves the cursor over a physical range."""
     LOG_HISTORY = "line"
-    """The owner starts a new log line; the named root page is the whole state after it."""
+    """The owner starts a new log history; the root page is the state after it."""
     MAINTENANCE = "maintenance"
-    """Any actor, in the current epoch: replaces or expires runs, merges pages, publishes index, forgets garbage."""
+    """Any actor, in the current epoch: replaces or expires runs, merges pages, changes the index, purges garbage."""
     RELEASE = "release"
-    """The owner leaves."""
+    """The owner releases the epoch."""
 
 
 class CommitInvalidError(TieredError):
-    """The commit does not follow from the state; nothing was written. A bug, or a delta another actor made void."""
+    """The commit does not follow from the state; nothing was written. A bug, or superseded by another commit."""
 
 
 @dataclass(frozen=True)
 class PageChange:
-    """How a commit moves older runs into pages. ``root`` is the state one version below, or, of a line, its own."""
+    """Runs that a commit moves into pages. ``root`` is the state one version before, or of this version when it starts
+    a log history."""
 
     root: RootRef = NO_ROOT
     spilled_version: int = 0
-    """Runs in memory up to this version now stand in ``added``."""
+    """Runs in memory up to this version are now in ``added``."""
     added: Sequence[PageRef] = ()
     removed: Sequence[str] = ()
     resolved_version: int = 0
-    """Tombstones up to this version are already left out of ``added``."""
+    """Tombstones up to this version are already applied to ``added``."""
     embedded: Sequence[bytes] = ()
-    """Pages that lie in the commit itself, one behind the other from EMBEDDED_BEGIN. Not there in one read back."""
+    """Pages inside the commit, consecutive from EMBEDDED_BEGIN. Empty when read back."""
 
 
 NO_PAGES = PageChange()
@@ -77,11 +78,11 @@ NO_PAGES = PageChange()
 
 @dataclass(frozen=True)
 class CommitDraft:
-    """What a writer wants to be true. Table columns ``queue`` index ``queues``; ``runs.object`` indexes ``objects``.
+    """The content of a commit. Table columns ``queue`` index ``queues``; ``runs.object`` indexes ``objects``.
 
-    ``queues`` may name more queues than have runs. ``kind`` is a CommitKind. ``removed``: runs taken out
-    (maintenance). ``pending_deletions`` objects become garbage, ``restored`` ones are used again, ``purged`` ones may
-    be deleted once this is committed. A replaced state object becomes garbage automatically.
+    ``queues`` may contain queues without runs. ``kind`` is a CommitKind. ``removed``: runs removed (maintenance).
+    ``pending_deletions`` become garbage, ``restored`` ones are used again, ``purged`` ones may be deleted once this is
+    committed. A replaced state object becomes garbage automatically.
     """
 
     kind: str
@@ -111,7 +112,7 @@ class CommitDraft:
 
 @dataclass(frozen=True)
 class CommitPlace:
-    """Where in the chain a draft is put, and by whom. ``root``: the newest root before this commit."""
+    """Position of a commit in the chain, and its author. ``root``: the newest root before this commit."""
 
     version: int
     epoch: int
@@ -137,7 +138,7 @@ class Commit:
 
     @property
     def root(self) -> RootRef:
-        """The root a reader of this version starts from."""
+        """The root page for readers of this version."""
         return self.draft.pages.root if self.draft.pages.root.key else self.place.root
 
 
@@ -158,12 +159,12 @@ def encode_commit(draft: CommitDraft, place: CommitPlace, nonce: str) -> tuple[C
 
 
 def commit_object(commit: Commit, container: bytes) -> Body:
-    """The object's pieces: the commit's container, with the pages it carries."""
+    """The pieces of the object: the commit's container, with its embedded pages."""
     return with_embedded_pages(COMMIT_KIND, commit.draft.pages.embedded, container)
 
 
 def major_of(page_keys: Iterable[str]) -> int | None:
-    """Which programs may read what names these pages: those that know parts of objects, or (None) all."""
+    """Major version of an object that refers to these pages; None if programs without embedded pages can read it."""
     return PARTS_MAJOR if any(parse_part_key(key) for key in page_keys) else None
 
 
@@ -222,7 +223,7 @@ def decode_commit(data: bytes, *, source: str) -> Commit:
 
 
 def check_indexes(draft: CommitDraft, source: str) -> None:
-    """Every index in the tables must lie inside what it indexes; raises CorruptionError."""
+    """Raises CorruptionError unless every index in the tables is inside the table it refers to."""
     for name, table, column, size in (
         ("runs", draft.runs, "queue", len(draft.queues)),
         ("runs", draft.runs, "object", len(draft.objects)),
@@ -231,11 +232,11 @@ def check_indexes(draft: CommitDraft, source: str) -> None:
         ("objects", draft.objects, "key", len(draft.object_keys)),
     ):
         if len(table) and int(table[column].max()) >= size:
-            raise CorruptionError(f"{source}: {name}.{column} points outside its table of {size}")
+            raise CorruptionError(f"{source}: {name}.{column} is outside its table of {size}")
 
 
 def without_pages(draft: CommitDraft) -> CommitDraft:
-    """The content proper: what is left when the chain moved and the page change must be decided anew."""
+    """The draft without its page change, which depends on the place in the chain."""
     return replace(draft, pages=NO_PAGES)
 
 
@@ -243,7 +244,7 @@ def queue_keys(topics: Any, table: Table) -> list[QueueKey]:
     """The reverse of ``queue_table``; an index outside ``topics`` is a ValueError."""
     table = conformed(table, QUEUE_DTYPE)
     if len(table) and int(table["topic"].max()) >= len(topics):
-        raise ValueError("queue table points outside the topics")
+        raise ValueError("queue table refers to missing topics")
     topics = texts(topics)
     names = [topics[index] for index in table["topic"].tolist()]
     return list(map(QueueKey, names, table["queue_id"].tolist(), table["generation"].tolist()))

@@ -1,12 +1,10 @@
-"""One version of the catalog, put until it is known whether this commit is it.
+"""Puts one version of the catalog until the outcome is known.
 
-    PUT version
-      created                  → won
-      refused, busy            → the same bytes again, later
-      no answer                → read the version back: ours → won, another's → lost, absent → the same bytes again
-      exists                   → read what won: our put id → won, else lost
-
-Owns these requests. What is put, and what follows from losing, is catalog_writer.py's.
+PUT version
+  created                  → won
+  refused, busy            → the same bytes again, later
+  no response              → read the version back: ours → won, another's → lost, absent → the same bytes again
+  exists                   → read the winner: our put id → won, else lost
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from tiered.object_store.interface import Body, ObjectStore
 
 
 class CommitAttempt:
-    """One actor's. Waits out a store that is busy or away as long as ``patience`` does."""
+    """The attempts of one actor. Waits for an unavailable store as long as ``retry`` does."""
 
     def __init__(self, store: ObjectStore, limits: CatalogLimits, retry: StoreRetry) -> None:
         self._store = store
@@ -29,7 +27,7 @@ class CommitAttempt:
         self._retry = retry
 
     def is_won(self, commit: Commit, body: Body) -> bool:
-        """Whether ``commit``, the object ``body``, is the version it wants to be."""
+        """Whether ``commit``, with the object ``body``, became its version."""
         key = catalog_key(commit.version)
         timeout_s = self._limits.timeout_s(sum(map(len, body)))
         failures = 0

@@ -1,11 +1,9 @@
-"""Commits that carry pages: how the object is laid out, and reading parts of objects.
+"""Commits with embedded pages: layout of the object, and reading parts of it.
 
-    stub 40 | pages, one behind the other | the commit's container | length of the container u64 | CRC32C of those 8
-    bytes u32 | magic 8
+    stub 40 | pages | the commit's container | length of the container u64 | CRC32C of those 8 bytes u32 | magic 8
 
-A page is named by the object and the range it lies in, so a reader of pages fetches just that, and a reader of commits
-the end. Commits are never deleted: what they carry needs no collecting. The stub is a header that programs of major
-version 1 refuse by name. Does not know what a page or a commit says.
+A page is named by the object and its range, so readers fetch just that range, and readers of commits the end. Commits
+are never deleted, so embedded pages need no collection. The stub is a header that programs of major version 1 refuse.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from tiered.formats.keys import parse_part_key
 from tiered.object_store.interface import Body, ObjectStore
 
 PARTS_MAJOR = 2
-"""Major version of commits and roots that name parts of objects."""
+"""Major version of commits and roots that refer to parts of objects."""
 EMBEDDED_BEGIN = HEADER.size
-"""Where the first page lies in a commit."""
+"""Position of the first page in a commit."""
 COMMIT_TAIL_BYTES = 256 * 1024
-"""The first request for a commit: most are smaller, and of those that carry pages it leaves out most of these."""
+"""Size of the first request for a commit: most are smaller, and it skips most embedded pages of the others."""
 TRAILER = struct.Struct("<QI8s")
 MAGIC = b"RMQTCMTE"
 
@@ -40,13 +38,13 @@ def with_embedded_pages(kind: bytes, pages: Sequence[bytes], container: bytes) -
 
 
 def container_in(data: bytes) -> bytes:
-    """The container of the commit whose last (or all) bytes ``data`` are; needs as many as ``bytes_wanted`` says."""
+    """The container of a commit from its last (or all) bytes ``data``; needs as many as ``bytes_wanted`` returns."""
     length = _length_at_end(data)
     return data if length is None else data[len(data) - TRAILER.size - length : len(data) - TRAILER.size]
 
 
 def bytes_wanted(data: bytes) -> int | None:
-    """How many last bytes of a commit hold its container; None: it carries nothing, all of it is."""
+    """Number of last bytes with the commit's container; None without embedded pages: all bytes."""
     length = _length_at_end(data)
     return None if length is None else length + TRAILER.size
 
@@ -60,12 +58,12 @@ def read_commit_bytes(store: ObjectStore, key: str) -> bytes:
     if wanted > len(data):
         data = store.get_tail(key, wanted)
         if wanted > len(data):
-            raise CorruptionError(f"{store.url}/{key}: the commit is cut short")
+            raise CorruptionError(f"{store.url}/{key}: commit is truncated")
     return container_in(data)
 
 
 def read_page_bytes(store: ObjectStore, key: str) -> bytes:
-    """A page by the name the catalog gives it: an object, or a part of one."""
+    """A page by its key in the catalog: an object, or a part of one."""
     part = parse_part_key(key)
     return store.get(key) if part is None else store.get_range(*part)
 

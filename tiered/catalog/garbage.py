@@ -1,14 +1,14 @@
-"""Garbage: which objects may be deleted, and deleting them (invariant 13; 3a, GC).
+"""Garbage collection: decides which objects may be deleted, and deletes them.
 
-Deleted is only what a committed version has given up, once the grace period is over, and what epochs already fenced
-have left: an object carries its epoch, and no commit can name one of an older epoch any more. Nothing is deleted for
-being old and unreferenced. Commits are never deleted; what the head needs never is, whatever else is said of it.
+Deleted are pending deletions of committed versions after the grace period, and uncommitted objects of fenced epochs:
+an object carries its epoch, and no commit can refer to one of an older epoch. Age alone never makes an object garbage.
+Commits and everything the head references are never deleted.
 
-How long ago something was given up is told by the writer's clock and by the bucket's stamp of the commit that did, the
-later of both: a writer whose clock was wrong takes no grace away.
+The age of a pending deletion is by the writer's clock or the bucket's timestamp of the commit, whichever is later: a
+wrong writer clock cannot shorten the grace period.
 
-The plan is pure. Acting commits first: what is to go is *purged* from the pending deletions, which is final, then
-deleted. A crash in between leaves an object nobody names, which the next epoch's collection finds.
+The plan is pure. Deletion commits first: keys are *purged* from the pending deletions, which is final, then deleted. A
+crash in between leaves an unreferenced object, which the next epoch's collection finds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ COLLECTED = (DATA_PREFIX, INDEX_PREFIX, PAGES_PREFIX, SETS_PREFIX, STATE_PREFIX)
 
 
 class KeySet:
-    """Object keys as 8-byte digests, so that millions fit; a false positive keeps an object, never deletes one."""
+    """Object keys as 8-byte digests, so that millions fit in memory; a false positive keeps an object, never deletes
+    one."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         parts: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
@@ -67,9 +68,9 @@ def _digest(key: str) -> int:
 
 @dataclass
 class GcPlan:
-    """``delete`` exists and may go; ``purge`` are the pending deletions whose time is over, whether they exist or not.
+    """``delete``: existing objects to delete; ``purge``: pending deletions after their grace period, existing or not.
 
-    ``kept`` counts what stays, by reason; ``delete_bytes`` is what ``delete`` frees.
+    ``kept`` counts the remaining objects by reason; ``delete_bytes`` is the size of ``delete``.
     """
 
     delete: list[str] = field(default_factory=list)
@@ -87,8 +88,8 @@ def plan_gc(
     grace_ms: int,
     settled_version: int,
 ) -> GcPlan:
-    """Decide about every listed object. ``references``: all that the head names, pages read. ``settled_version``: the
-    newest that was in the bucket before the grace period, see ``settled_version``."""
+    """Plan for the listed objects. ``references``: all keys that the head references, including pages.
+    ``settled_version``: see ``settled_version``."""
     plan = GcPlan()
     for key, pending in state.pending_deletions.items():
         is_over = now_ms - pending.since_ms >= grace_ms and pending.version <= settled_version
@@ -107,19 +108,19 @@ def plan_gc(
 
 def _reason_to_keep(key: str, state: CatalogState, references: KeySet, due: set[str]) -> str:
     if key in references:
-        return "named by the head"
+        return "referenced by the head"
     if key in due:
         return ""
     if key in state.pending_deletions:
-        return "given up, within the grace period"
+        return "pending deletion, within the grace period"
     epoch = epoch_of(key)
     if epoch is None:
-        return "not ours"
+        return "unknown object"
     return "of the current epoch" if epoch >= state.epoch else ""
 
 
 def referenced_by(store: ObjectStore, state: CatalogState) -> KeySet:
-    """All keys that the head needs; reads every page once."""
+    """All keys that the head references; reads every page once."""
 
     def keys() -> Iterator[str]:
         yield from state.catalog_keys()
@@ -130,8 +131,8 @@ def referenced_by(store: ObjectStore, state: CatalogState) -> KeySet:
 
 
 def settled_version(store: ObjectStore, version: int, before_ms: int) -> int:
-    """The newest version up to ``version`` whose commit the bucket stamped at or before ``before_ms``; 0: none. Costs a
-    LIST of one key for each halving."""
+    """The newest version up to ``version`` whose commit has a bucket timestamp at or before ``before_ms``; 0: none.
+    Bisection: a LIST of one key for each step."""
 
     def stamp_ms(candidate: int) -> int:
         info = next(iter(store.list(catalog_key(candidate), limit=1)), None)
@@ -143,7 +144,7 @@ def settled_version(store: ObjectStore, version: int, before_ms: int) -> int:
 def run_gc(
     store: ObjectStore, state: CatalogState, *, apply: bool, grace_ms: int, clock: Callable[[], int]
 ) -> GcPlan:
-    """Plan, and with ``apply`` delete. ``store`` is the archive's own prefix; ``clock`` gives ms since the epoch.
+    """Plan, and with ``apply`` delete. ``store`` is below the archive's prefix; ``clock`` gives ms since the epoch.
 
     Raises UsageError when the local clock and the store's differ by more than five minutes.
     """
@@ -153,10 +154,10 @@ def run_gc(
         raise UsageError(
             f"this machine's clock is {abs(skew_ms) // 1000} s {'ahead of' if skew_ms > 0 else 'behind'} "
             f"that of {store.url}",
-            hint="set the clock first: the grace period is measured by it",
+            hint="set the clock: the grace period depends on it",
         )
     listing = (info for prefix in COLLECTED for info in store.list(prefix))
-    # Some buckets tell the time in whole seconds.
+    # Some buckets have timestamps in whole seconds.
     before_ms = max(now_ms, bucket_ms + CLOCK_UNIT_MS) - grace_ms
     settled = settled_version(store, state.version, before_ms) if state.pending_deletions else 0
     plan = plan_gc(
@@ -176,7 +177,7 @@ def run_gc(
 
 
 def _purge(store: ObjectStore, state: CatalogState, plan: GcPlan, clock: Callable[[], int]) -> frozenset[str]:
-    """Commit that the plan's pending deletions will be deleted; those taken back meanwhile are left out."""
+    """Commit the purge of the plan's pending deletions, except those restored since."""
     nonce = random.SystemRandom().getrandbits(48)
     writer = CatalogWriter(
         store,

@@ -1,12 +1,9 @@
-"""Index files as the catalog knows them: which exist, and what each covers. Pure.
+"""Index files in the catalog: which exist, and what each covers. Pure.
 
-An index file covers whole catalog versions: every key of every run that versions [from, to] added. The files stand in
-order and cover versions without a hole; whatever is newer is not indexed yet, and a query reads its key sections. So
-one number, ``indexed_version``, says what a query must scan, and a delta that became void is seen at once. Segments
-that could not be read when their versions were indexed are named apart: a query scans them as if they were newer, so
-what is damaged never looks as if it held nothing.
-
-Owns these values and what a change must obey. Does not own the files (tiered.index) nor when they are made.
+An index file covers whole catalog versions: every key of every run that versions [from, to] added. The files are
+ordered and cover versions without a hole; newer versions are unindexed, and a query reads their key sections. So one
+number, ``indexed_version``, tells a query what to scan. Segments that were unreadable when their versions were indexed
+are recorded as unindexed: a query scans them like newer ones, so damage never looks like absence.
 """
 
 from __future__ import annotations
@@ -22,16 +19,16 @@ from tiered.errors import CorruptionError
 from tiered.formats.keys import epoch_of
 
 UNINDEXED = "index_left_out"
-"""Name of the archive-wide setting: key of a data object → versions that index files cover without it."""
+"""Archive-wide setting: key of an unindexed data object → versions that index files cover without it."""
 UNINDEXED_MAX = 1000
-"""Objects in it, at most: it is part of every root page."""
+"""Maximum number of unindexed objects: they are part of every root page."""
 
 
 class IndexRef(NamedTuple):
     """One index file over messages stored in [begin_ms, end_ms], records in [begin_phys, end_phys).
 
-    ``items``, ``slot_bits`` and ``widths`` (bytes of an item's columns) give all positions in it; ``tail_bytes`` last
-    bytes hold its footer. ``objects`` counts the data objects covered, ``level`` how often it was merged.
+    ``items``, ``slot_bits`` and ``widths`` (bytes of an item's columns) determine all positions in it; ``tail_bytes``
+    is the size of its footer. ``objects`` counts the data objects covered, ``level`` its merges.
     """
 
     key: str
@@ -52,8 +49,8 @@ class IndexRef(NamedTuple):
 
 @dataclass(frozen=True)
 class IndexChange:
-    """What a maintenance commit does: ``removed`` keys leave and become garbage, ``added`` files take their place or
-    extend the coverage."""
+    """Index change of a maintenance commit: ``removed`` keys become garbage, ``added`` files replace them or extend
+    the coverage."""
 
     added: Sequence[IndexRef] = ()
     removed: Sequence[str] = ()
@@ -71,8 +68,7 @@ def indexed_version(indexes: Sequence[IndexRef]) -> int:
 
 
 def unindexed(settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Data objects whose keys are in no index file, and the versions of theirs that files cover. Raises
-    CorruptionError."""
+    """Unindexed data objects and their versions that files cover. Raises CorruptionError."""
     try:
         found = fields(settings.get(UNINDEXED, {}))
         return {key: tuple(map(whole, items(versions))) for key, versions in found.items()}
@@ -85,8 +81,8 @@ def with_unindexed(
     objects: Mapping[str, Iterable[int]],
     gone: Mapping[str, Collection[int]] = MappingProxyType({}),
 ) -> dict[str, dict[str, list[int]]]:
-    """Settings of a commit that leaves out ``objects``, with their versions, too, and forgets the versions that are
-    ``gone``; empty when that changes nothing."""
+    """Settings of a commit that records ``objects`` with their versions as unindexed and removes the versions in
+    ``gone``; empty if nothing changes."""
     kept = {key: [v for v in versions if v not in gone.get(key, ())] for key, versions in before.items()}
     kept |= {key: sorted({*kept.get(key, ()), *versions}) for key, versions in objects.items()}
     after = {key: versions for key, versions in kept.items() if versions}
@@ -102,21 +98,21 @@ def after_change(
     version: int,
     pending_deletions: Iterable[str],
 ) -> tuple[IndexRef, ...]:
-    """The files after ``change``, which a commit of ``epoch`` makes as ``version``.
+    """The files after ``change``, in a commit of ``epoch`` and ``version``.
 
-    Raises ValueError when a removed file is not there, an added one was given up before or is not of this epoch (its
-    attempt is fenced, and may be collected), the versions are not covered exactly once, or coverage shrinks at its end.
-    The oldest files may leave without a replacement.
+    Raises ValueError when a removed file does not exist, an added one is a pending deletion or not of this epoch (its
+    attempt is fenced, and may be collected), the versions are not covered exactly once, or coverage shrinks at its
+    end. The oldest files may be removed without a replacement.
     """
     gone = set(change.removed)
     if len(gone) != len(change.removed) or not gone <= {ref.key for ref in indexes}:
-        raise ValueError("an index file to be removed is not there any more")
+        raise ValueError("an index file to be removed no longer exists")
     garbage = set(pending_deletions)
     for ref in change.added:
         if epoch_of(ref.key) != epoch:
             raise ValueError(f"{ref.key} is not of epoch {epoch}: its attempt is fenced")
         if ref.key in garbage:
-            raise ValueError(f"{ref.key} was given up before")
+            raise ValueError(f"{ref.key} is a pending deletion")
         if not 0 < ref.from_version <= ref.to_version < version:
             raise ValueError(
                 f"{ref.key} covers versions [{ref.from_version}, {ref.to_version}] before {version}"
@@ -124,12 +120,12 @@ def after_change(
     found = [*(ref for ref in indexes if ref.key not in gone), *change.added]
     found.sort(key=lambda ref: ref.from_version)
     if len({ref.key for ref in found}) != len(found):
-        raise ValueError("an index file is named twice")
+        raise ValueError("an index file occurs twice")
     for before, after in pairwise(found):
         if after.from_version != before.to_version + 1:
             raise ValueError(f"versions between {before.key} and {after.key} are not covered exactly once")
     if indexed_version(found) < indexed_version(indexes):
-        raise ValueError("versions that were indexed would not be any more")
+        raise ValueError("indexed versions would become unindexed")
     if found and found[0].from_version > (indexes[0].from_version if indexes else 1):
         expired = [ref for ref in indexes if ref.to_version < found[0].from_version]
         if not expired or expired[-1].to_version + 1 != found[0].from_version:

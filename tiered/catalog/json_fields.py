@@ -1,7 +1,7 @@
-"""Values of a catalog document with the types they must have: JSON promises none of them.
+"""Checks the types of values in catalog documents, as JSON has no schema.
 
-A right checksum says that bytes are as somebody wrote them, not that they make sense. Raises TypeError or ValueError,
-which decoders turn into a CorruptionError that names the object.
+A valid checksum does not make a document valid. Raises TypeError or ValueError, which decoders turn into a
+CorruptionError naming the object.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 def whole(value: Any) -> int:
-    """A 64-bit number."""
+    """A 64-bit integer."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value} is not an integer")
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"{value} has more than 64 bits")
     return value
@@ -25,7 +25,7 @@ def whole(value: Any) -> int:
 def text(value: Any) -> str:
     """A string."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value} is not a string")
     return value
 
 
@@ -33,21 +33,21 @@ def texts(value: Any) -> list[str]:
     """A list of strings."""
     found = items(value)
     if not set(map(type, found)) <= {str}:
-        raise TypeError("a list of texts holds something else")
+        raise TypeError("a list of strings contains other values")
     return found
 
 
 def items(value: Any) -> list[Any]:
     """A list of anything."""
     if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
+        raise TypeError(f"{value} is not a list")
     return value
 
 
 def fields(value: Any) -> dict[str, Any]:
     """An object."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is no object")
+        raise TypeError(f"{value} is not an object")
     return dict(value)
 
 
@@ -57,8 +57,8 @@ def text_fields(value: Any) -> dict[str, str]:
 
 
 def row(kind: type[T], value: Any) -> T:
-    """A named tuple of whole numbers, strings, truth values and named tuples of these, from a list."""
-    wanted: Any = kind  # a type is hashable, whatever mypy thinks of type[T]
+    """A named tuple of integers, strings, booleans and such tuples, from a list."""
+    wanted: Any = kind  # mypy does not treat type[T] as hashable
     expected = _types_of(wanted)
     found = items(value)
     if len(found) != len(expected):
@@ -78,6 +78,6 @@ def _checked(wanted: type[Any], value: Any) -> Any:
         return text(value)
     if wanted is bool:
         if not isinstance(value, bool):
-            raise TypeError(f"{value!r} is neither true nor false")
+            raise TypeError(f"{value} is not a boolean")
         return value
     return row(wanted, value)

@@ -37,7 +37,7 @@ Ints = NDArray[Any]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where the new line begins. ``common``: the state at the last common version, or None when there is none."""
+    """Where the new log history begins. ``common``: the state at the last common version, or None."""
 
     phys: int
     common: CatalogState | None
@@ -48,9 +48,9 @@ class Divergence:
 def begin_history(
     state: CatalogState, start: Divergence, index: RunIndex, put: PutPage, runs_max: int
 ) -> CatalogState:
-    """The state one version after ``state`` with which the new line begins; its put id is not known yet.
+    """The first state of the new log history, one version after ``state``; its put id is not known yet.
 
-    Raises CommitInvalidError when ``start`` is not a point of the catalog's own line.
+    Raises CommitInvalidError when ``start`` is not on the current log history.
     """
     version = state.version + 1
     common_version = 0 if start.common is None else start.common.version
@@ -96,7 +96,7 @@ class _Cut:
 def _walked_back(
     base: CatalogState, state: CatalogState, common: CatalogState, at: _Cut
 ) -> tuple[CatalogState, list[str]]:
-    """``base`` without what lies above the cut, and the keys of objects nothing needs any more."""
+    """``base`` without the part above the cut, and the keys of unreferenced objects."""
     kept_rows = [
         row
         for row, (key, _) in enumerate(state.queues())
@@ -133,15 +133,15 @@ def _walked_back(
 
 
 def _ended(state: CatalogState, row: int) -> bool:
-    """Ended with an earlier line: its physical offsets mean nothing here."""
+    """Whether the queue ended with an earlier log history: its physical offsets do not compare."""
     return bool(state.table["flags"][row] & QUEUE_SUPERSEDED)
 
 
 def _above(runs: Table, phys: int, ended: Ints) -> Ints:
-    """Which runs lie above the cut; never those of queues that ``ended`` with an earlier line."""
+    """Which runs are above the cut; never those of queues that ``ended`` with an earlier log history."""
     straddling = ~ended & (runs["min_phys"] < phys) & (runs["end_phys"] > phys)
     if straddling.any():
-        raise CommitInvalidError(f"a run lies on both sides of {phys}")
+        raise CommitInvalidError(f"a run spans {phys}")
     above: Ints = ~ended & (runs["min_phys"] >= phys)
     return above
 
@@ -153,7 +153,7 @@ def _page_above(state: CatalogState, page: Page, phys: int) -> Ints:
 
 
 def _cut_pages(state: CatalogState, common_version: int, at: _Cut) -> tuple[list[PageRef], list[str]]:
-    """Page refs without superseded runs: pages that hold some are written anew."""
+    """Page refs without superseded runs: pages that contain some are rewritten."""
     refs: list[PageRef] = []
     lost: list[str] = []
     for ref in state.pages:
@@ -173,7 +173,7 @@ def _cut_pages(state: CatalogState, common_version: int, at: _Cut) -> tuple[list
 
 
 def _only_in(chunk: RunChunk, above: Ints) -> list[str]:
-    """Keys of objects that only runs in ``above`` need."""
+    """Keys of objects that only runs in ``above`` reference."""
     if not above.any():
         return []
     gone = set(referenced_keys(Page((), replace(chunk, runs=chunk.runs[above]))))
@@ -182,8 +182,8 @@ def _only_in(chunk: RunChunk, above: Ints) -> list[str]:
 
 @dataclass(frozen=True)
 class _Since:
-    """What happened after the common version, by queue row: consume-queue rows now taken out, and the end in bytes
-    of runs that stay although they came later (they filled gaps, or replaced older runs)."""
+    """Changes after the common version, by queue row: consume queue rows removed now, and the end in bytes of runs
+    that stay although they are newer (they filled gaps, or replaced older runs)."""
 
     rows_gone: dict[int, int]
     end_byte: dict[int, int]
@@ -215,7 +215,7 @@ def _count(since: _Since, rows: Sequence[int | None], runs: Table, above: Ints, 
 
 
 def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int], since: _Since) -> Table:
-    """Queue rows that end where they ended at the common version, with what maintenance has done since."""
+    """Queue rows that end as at the common version, with later maintenance applied."""
     table = state.table[kept_rows]
     for number, row in enumerate(kept_rows):
         key = state.key_of(row)

@@ -1,7 +1,6 @@
-"""Merging sequences of pages into one of the next level, streaming: as in a log-structured merge tree.
+"""Merges sequences of pages into one of the next level, streaming, as in a log-structured merge tree.
 
-Owns which sequences are due and the merge. The bytes of a page, spilling and finding runs are in pages.py; who merges
-when is decided in page_writer.py.
+Encoding, spilling and lookups are in pages.py; page_writer.py schedules merges.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from tiered.model.queue import QueueKey
 
 
 def sequence_to_merge(pages: Sequence[PageRef], merge_sequences: int) -> list[list[PageRef]]:
-    """The oldest ``merge_sequences`` sequences of the lowest level that holds so many, or nothing. Pure.
+    """The oldest ``merge_sequences`` sequences of the lowest level that has so many, or nothing. Pure.
 
-    Pages of one sequence stand in ``pages`` in their order.
+    Pages of one sequence are ordered in ``pages``.
     """
     levels: dict[int, dict[tuple[int, int], list[PageRef]]] = {}
     for page in pages:
@@ -35,7 +34,7 @@ def sequence_to_merge(pages: Sequence[PageRef], merge_sequences: int) -> list[li
 def merge(
     index: RunIndex, state: CatalogState, sequences: Sequence[Sequence[PageRef]], runs_max: int, put: PutPage
 ) -> list[PageRef]:
-    """Put one sequence of the next level that holds all living runs of ``sequences``.
+    """Put one sequence of the next level with all live runs of ``sequences``.
 
     Streams: at most one page of each sequence and one of the result are in memory.
     """
@@ -49,7 +48,7 @@ def merge(
 
 
 def sequences_of(pages: Sequence[PageRef]) -> list[list[PageRef]]:
-    """The sorted sequences that ``pages``, a state's, are. Pure."""
+    """The sorted sequences of a state's ``pages``. Pure."""
     found: dict[tuple[int, int, int], list[PageRef]] = {}
     for page in pages:
         found.setdefault((page.level, page.from_version, page.to_version), []).append(page)
@@ -57,7 +56,7 @@ def sequences_of(pages: Sequence[PageRef]) -> list[list[PageRef]]:
 
 
 def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[Page]:
-    """All runs of ``streams``, each in order, as one sequence in order, in pages of up to ``runs_max`` runs.
+    """All runs of ``streams``, each in order, as one sequence of pages of up to ``runs_max`` runs.
 
     Holds a page of each stream, and up to three of the result.
     """
@@ -70,7 +69,7 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
         full = [page for page in heads if page is not None]
         if not full:
             break
-        # Each round takes about one page in all, however alike the pages are.
+        # Each round consumes about one page in total.
         share = max(1, runs_max // len(full))
         limit = min(_at(page, min(share, len(page.chunk.runs)) - 1) for page in full)
         for number, head in enumerate(heads):
@@ -78,7 +77,7 @@ def merged_pages(streams: Sequence[Iterator[Page]], runs_max: int) -> Iterator[P
                 continue
             taken = _count_up_to(head, limit)
             if taken:
-                # With its own objects only: else each piece would carry along those of its whole page.
+                # With its own objects only: otherwise each piece would keep those of its whole page.
                 pending.append(Page(head.queues, selected(head.chunk, np.arange(taken))))
                 rest = _slice(head, taken, len(head.chunk.runs))
                 heads[number] = rest if len(rest.chunk.runs) else None
@@ -113,7 +112,7 @@ def _at(page: Page, index: int) -> tuple[QueueKey, int]:
 
 
 def _count_up_to(page: Page, limit: tuple[QueueKey, int]) -> int:
-    """How many leading runs lie at or below (queue, base offset)."""
+    """Number of leading runs at or below (queue, base offset)."""
     runs, (queue, base) = page.chunk.runs, limit
     below = bisect_left(page.queues, queue)
     at = below < len(page.queues) and page.queues[below] == queue

@@ -1,7 +1,6 @@
-"""Pages made for one change of the catalog, laid side by side: in the commit that names them, or in objects.
+"""Packs the pages of one catalog change: into the commit that names them, or into objects.
 
-Which it will be is known when all are made, so until then a page's name says where in which pack it lies. Owns that
-bookkeeping only; puts nothing but through ``put``.
+The choice is made when all pages exist; until then a page's name is its position in a pack.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from tiered.catalog.state import PageRef, RootRef
 from tiered.formats.keys import catalog_key, parse_part_key, part_key
 
 PutPack = Callable[[int, Sequence[bytes]], str]
-"""(version, pages) -> the key under which they now are one durable object; raises what the object store raises."""
+"""(version, pages) -> key of the durable object with them; raises what the object store raises."""
 
 
 class PagePacks:
-    """Pages in packs of up to ``bytes_max``. Only the last pack is in memory, the others are put when full."""
+    """Pages in packs of up to ``bytes_max``. Only the last pack is in memory, others are put when full."""
 
     def __init__(self, put: PutPack, bytes_max: int) -> None:
         self._put = put
@@ -30,7 +29,7 @@ class PagePacks:
         self._version = 0
 
     def add(self, version: int, data: bytes) -> str:
-        """Take a page made for ``version``; its name until ``placed`` or ``put`` gives the final one."""
+        """Add a page of ``version``; returns its name until ``placed`` or ``put`` gives the final one."""
         if self._pages and self._bytes + len(data) > self._bytes_max:
             self._close()
         name = part_key(str(len(self._keys)), self._bytes, len(data))
@@ -40,24 +39,24 @@ class PagePacks:
         return name
 
     def placed(self, change: PageChange, version: int, embedded_bytes_max: int) -> PageChange:
-        """``change`` with final names: inside the commit of ``version`` if all pages are at most so many bytes, else
+        """``change`` with final names: inside the commit of ``version`` if all pages fit ``embedded_bytes_max``, else
         in objects, which are put."""
         if self.fit(embedded_bytes_max):
             return _renamed(change, [catalog_key(version)], EMBEDDED_BEGIN, embedded=tuple(self._pages))
         return self.put(change)
 
     def put(self, change: PageChange) -> PageChange:
-        """``change`` with the names of objects, all of which are put."""
+        """``change`` with the names of objects, which are put."""
         if self._pages:
             self._close()
         return _renamed(change, self._keys, 0)
 
     def fit(self, bytes_max: int) -> bool:
-        """Whether all pages are in memory, and at most so many bytes."""
+        """Whether all pages are in memory, and at most ``bytes_max``."""
         return not self._keys and self._bytes <= bytes_max
 
     def copy(self) -> PagePacks:
-        """The same pages, to which others may be added."""
+        """A copy to which other pages may be added."""
         other = PagePacks(self._put, self._bytes_max)
         other._keys, other._pages = [*self._keys], [*self._pages]
         other._bytes, other._version = self._bytes, self._version

@@ -1,11 +1,11 @@
-"""When a writer of the catalog makes pages: runs that leave memory, roots, merges. A page never holds up a commit.
+"""Schedules the pages of a catalog writer: spills, roots, merges. A page never delays a commit.
 
-Pages travel in the commit that names them, so that a cycle is one PUT; many or large ones (a merge of a high level) are
-put before as an object of their own. Until a commit names such an object its key counts as given up, so that a crash
-leaves garbage that is known. One that cannot be written now is tried again some commits later.
+Pages are embedded in the commit that names them, so that a cycle is one PUT; large ones (a merge of a high level) are
+put before it as an object. Until a commit names such an object its key is recorded as garbage, so that a crash leaves
+only known garbage. A page that cannot be written is retried some commits later.
 
-Owns when, and the PUTs and keys of page objects. The bytes of pages are in pages.py and snapshot.py, where they come to
-lie in page_packs.py, merging in page_merge.py, commits in catalog_writer.py.
+Owns the schedule, and the PUTs and keys of page objects. Encoding is in pages.py and snapshot.py, placement in
+page_packs.py, merging in page_merge.py, commits in catalog_writer.py.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ PAGE_ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class _Merged:
-    """A merge that no commit has named yet; valid in its epoch as long as what it replaces is there."""
+    """An uncommitted merge; valid in its epoch while the pages it replaces exist."""
 
     epoch: int
     change: PageChange
     packs: PagePacks | None
-    """Its pages, to be embedded by a commit; None: they are objects already."""
+    """Its pages, to be embedded in a commit; None: they are objects."""
 
     def is_valid(self, state: CatalogState) -> bool:
         return state.epoch == self.epoch and set(self.change.removed) <= {page.key for page in state.pages}
 
 
 class PageWriter:
-    """One actor's pages. ``nonce`` makes their keys its own."""
+    """The pages of one actor. ``nonce`` makes their keys unique."""
 
     def __init__(self, store: ObjectStore, limits: CatalogLimits, nonce: str) -> None:
         self._store = store
@@ -57,11 +57,11 @@ class PageWriter:
         self._merged: _Merged | None = None
         self.index = RunIndex(store)
         self.garbage: list[str] = []
-        """Keys that no commit has named yet."""
+        """Keys that no commit references yet."""
 
     def with_pages(self, state: CatalogState, draft: CommitDraft) -> CommitDraft:
-        """``draft`` as the next version and, when due, a spill, a root or a merge. A page that cannot be written now
-        waits; the commit does not."""
+        """``draft`` as the next version with a spill, root or merge when due. If a page cannot be written, the commit
+        proceeds without it."""
         merged = self._valid_merge(state)
         wanted = (
             {object_of(page.key) for page in merged.change.added} if merged and not merged.packs else set()
@@ -79,8 +79,8 @@ class PageWriter:
         return draft if change is None else replace(draft, pages=change)
 
     def merge(self, state: CatalogState) -> None:
-        """Merge one level, if it is full; the next commit names the result. Postponed by a store that is away, and by
-        an older page that is damaged: what is new must not wait for what is lost."""
+        """Merge a full level; the next commit names the result. Postponed when the store is unavailable or an older
+        page is damaged: new data must not wait for lost data."""
         sequences = sequence_to_merge(state.pages, self._limits.merge_sequences)
         if not sequences or self._valid_merge(state) or state.version < self._after_version:
             return
@@ -94,17 +94,17 @@ class PageWriter:
                 change, packs = packs.put(change), None
         except (UnavailableError, CorruptionError, NotFoundError) as error:
             if not isinstance(error, UnavailableError):
-                logger.warning("older pages of the catalog not merged: %s", error)
+                logger.warning("older catalog pages not merged: %s", error)
             self.postpone(state)
             return
         self._merged = _Merged(state.epoch, change, packs)
 
     def postpone(self, state: CatalogState) -> None:
-        """No page for a while: one could not be written, or the commit that named it lost."""
+        """Postpone pages: one could not be written, or the commit that named it lost."""
         self._after_version = state.version + self._limits.page_retry_commits
 
     def settled(self, keys: Collection[str]) -> None:
-        """A commit has named these, or given them up."""
+        """A commit referenced these keys, or made them pending deletions."""
         self.garbage = [key for key in self.garbage if key not in keys]
 
     def put_runs(self, state: CatalogState) -> PutPage:
@@ -112,12 +112,12 @@ class PageWriter:
         return lambda version, data: self._put_pages(state.epoch, version, [data])
 
     def new_key(self, kind: str, version: int, epoch: int) -> str:
-        """A key that no other page has."""
+        """A unique page key."""
         self._made += 1
         return page_key(kind, version, epoch, f"{self._nonce}_{self._made}")
 
     def put(self, key: str, pages: Sequence[bytes]) -> None:
-        """One attempt; until a commit names ``key`` it counts as given up."""
+        """One attempt; ``key`` is garbage until a commit references it."""
         self.garbage.append(key)
         try:
             put_own(self._store, key, pages, timeout_s=self._limits.timeout_s(sum(map(len, pages))))
@@ -126,7 +126,7 @@ class PageWriter:
             raise
 
     def _due(self, state: CatalogState, merged: _Merged | None) -> PageChange | None:
-        """What the commit after ``state`` says of pages; those it does not carry are put."""
+        """The page change of the commit after ``state``; pages that are not embedded are put."""
         packs = merged.packs.copy() if merged and merged.packs else self._packs(state)
         change = merged.change if merged and merged.packs else NO_PAGES
         if state.memory_runs >= self._limits.spill_runs:
@@ -155,7 +155,7 @@ class PageWriter:
         return PagePacks(partial(self._put_pages, state.epoch), self._limits.pack_bytes_max)
 
     def _put_pages(self, epoch: int, version: int, pages: Sequence[bytes]) -> str:
-        """Pages as one object; a few attempts, each under a key of its own."""
+        """Pages as one object; a few attempts, each under its own key."""
         for attempts_left in reversed(range(PAGE_ATTEMPTS)):
             key = self.new_key("runs", version, epoch)
             try:

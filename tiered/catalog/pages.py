@@ -1,11 +1,10 @@
-"""Pages: older runs in immutable objects, loaded on demand, so that memory follows live queues and not history.
+"""Pages: older runs in immutable objects, loaded on demand, so that memory follows live queues, not history.
 
-Like the levels of a log-structured merge tree: runs in memory are *spilled* as one sequence sorted by (queue, base
-offset) and cut into pages; when a level holds ``merge_sequences`` such sequences they are merged into one of the next
-level. A queue's runs are found by reading, from each sequence, the one or two pages whose range covers the queue.
+As in a log-structured merge tree, runs in memory are *spilled* as one sequence sorted by (queue, base offset) and cut
+into pages; when a level has ``merge_sequences`` such sequences they are merged into one of the next level. A queue's
+runs are in the one or two pages of each sequence whose range covers the queue.
 
-Owns the bytes of a page, spilling and finding runs. Which pages count is said by the state; merging is in
-page_merge.py, who writes pages when is decided in page_writer.py.
+Owns the encoding of a page, spilling and lookups. Merging is in page_merge.py, the schedule in page_writer.py.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ CACHE_BYTES = 64 << 20
 BYTES_PER_NAME = 200
 
 PutPage = Callable[[int, bytes], str]
-"""(version, bytes) -> key of the page of runs, once durable; raises what the object store raises."""
+"""(version, bytes) -> key of the durable page; raises what the object store raises."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Page:
 
     @property
     def nbytes(self) -> int:
-        """Memory held, about."""
+        """Approximate memory size."""
         return (
             self.chunk.runs.nbytes
             + self.chunk.objects.nbytes
@@ -87,7 +86,7 @@ def decode_page(data: bytes, *, source: str) -> Page:
         (chunk.objects, "key", len(chunk.object_keys)),
     ):
         if len(table) and int(table[column].max()) >= size:
-            raise CorruptionError(f"{source}: {column} points outside its table of {size}")
+            raise CorruptionError(f"{source}: {column} is outside its table of {size}")
     return Page(queues, chunk)
 
 
@@ -112,12 +111,12 @@ def _order(queue: NDArray[Any], base: NDArray[Any]) -> NDArray[np.int64]:
     order: NDArray[np.int64] = np.argsort(queue, kind="stable")
     queue, base = queue[order], base[order]
     if bool(((queue[1:] > queue[:-1]) | (base[1:] >= base[:-1])).all()):
-        return order  # as is where each commit only went on where the one before had ended
+        return order  # already sorted if each commit continued the one before
     return order[np.lexsort((base, queue))]
 
 
 def cut(page: Page, runs_max: int) -> Iterator[Page]:
-    """Pieces of at most ``runs_max`` runs, each with only the queues and objects it needs."""
+    """Pieces of at most ``runs_max`` runs, each with only its queues and objects."""
     for begin in range(0, len(page.chunk.runs), runs_max):
         piece = selected(page.chunk, np.arange(begin, min(begin + runs_max, len(page.chunk.runs))))
         used, piece.runs["queue"] = renumbered(piece.runs["queue"], len(page.queues))
@@ -125,7 +124,7 @@ def cut(page: Page, runs_max: int) -> Iterator[Page]:
 
 
 def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], put: PutPage) -> list[PageRef]:
-    """Put pages of one sequence that covers ``versions`` (first, last)."""
+    """Put the pages of one sequence that covers ``versions`` (first, last)."""
     refs = []
     for page in pages:
         data = encode_page(page)
@@ -137,7 +136,7 @@ def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], pu
 
 
 def spill(state: CatalogState, runs_max: int, put: PutPage) -> list[PageRef]:
-    """Put all runs in memory; the refs for the commit that takes them out of memory."""
+    """Put all runs in memory; returns the refs for the commit that drops them from memory."""
     memory = state.memory
     versions = memory.runs["version"]
     page = sorted_page(state.directory.roster.first(len(state.table)), memory)
@@ -148,7 +147,7 @@ def spill(state: CatalogState, runs_max: int, put: PutPage) -> list[PageRef]:
 
 
 class RunIndex:
-    """Finds runs, in memory and in pages; keeps the pages last used, up to ``cache_bytes``. Thread-safe."""
+    """Finds runs in memory and in pages, with an LRU of pages up to ``cache_bytes``. Thread-safe."""
 
     def __init__(self, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._store = store
@@ -158,8 +157,7 @@ class RunIndex:
         self._held_bytes = 0
 
     def page(self, ref: PageRef) -> Page:
-        """One page; raises CorruptionError, NotFoundError (the state is older than the last removal) or what the
-        store raises."""
+        """One page; raises CorruptionError, NotFoundError (removed since the state) or what the store raises."""
         with self._lock:
             found = self._pages.get(ref.key)
             if found is not None:
@@ -175,15 +173,15 @@ class RunIndex:
         return page
 
     def read_page(self, ref: PageRef) -> Page:
-        """As ``page``, for one pass over many: not kept."""
+        """As ``page``, not cached: for one pass over many."""
         source = f"{self._store.url}/{ref.key}"
         page = decode_page(read_page_bytes(self._store, ref.key), source=source)
         if len(page.chunk.runs) != ref.runs:
-            raise CorruptionError(f"{source}: {len(page.chunk.runs)} runs, the catalog says {ref.runs}")
+            raise CorruptionError(f"{source}: {len(page.chunk.runs)} runs, expected {ref.runs}")
         return page
 
     def living(self, state: CatalogState, page: Page) -> Page:
-        """``page`` without the runs that a later commit removed."""
+        """``page`` without the runs that later commits removed."""
         if not len(state.tombstones):
             return page
         dead = {
@@ -207,7 +205,7 @@ class RunIndex:
         return Page(page.queues, replace(page.chunk, runs=np.delete(runs, gone)))
 
     def runs_of(self, state: CatalogState, key: QueueKey) -> RunChunk:
-        """All living runs of a queue by base offset, with their objects; ``runs["queue"]`` is 0 everywhere."""
+        """All live runs of a queue by base offset, with their objects; ``runs["queue"]`` is 0 everywhere."""
         row = state.row_of(key)
         if row is None:
             return EMPTY_CHUNK
@@ -227,7 +225,7 @@ class RunIndex:
         return replace(chunk, runs=runs)
 
     def all_runs(self, state: CatalogState) -> Iterator[Page]:
-        """Every living run, page by page, memory last. Pages are not kept in the cache."""
+        """All live runs, page by page, memory last. Not cached."""
         for ref in state.pages:
             yield self.living(state, self.read_page(ref))
         if state.memory_runs:
@@ -237,13 +235,13 @@ class RunIndex:
 def runs_of_queue(
     store: ObjectStore, state: CatalogState, key: QueueKey
 ) -> tuple[Table, Table, tuple[str, ...]]:
-    """(runs, objects, object keys) of a queue, for a single look; many looks share a RunIndex."""
+    """(runs, objects, object keys) of a queue, for a single lookup; for many, share a RunIndex."""
     chunk = RunIndex(store).runs_of(state, key)
     return chunk.runs, chunk.objects, chunk.object_keys
 
 
 def referenced_keys(page: Page) -> list[str]:
-    """Keys of the objects that the runs of ``page`` need."""
+    """Keys of the objects that the runs of ``page`` reference."""
     used: NDArray[Any] = np.unique(page.chunk.objects["key"][np.unique(page.chunk.runs["object"])])
     return [page.chunk.object_keys[index] for index in used.tolist()]
 

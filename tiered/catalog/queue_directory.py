@@ -1,8 +1,7 @@
-"""Which queues the catalog knows: name to row, shared by all versions of the state.
+"""Maps queue names to rows, shared by all versions of the state.
 
-Append-only. A state sees the first ``count`` rows only, so older states stay valid while newer ones add queues;
-whoever adds to a directory that another branch has already extended gets a copy of its own.
-Owns names and row numbers, not where the queues end (CatalogState.table).
+Append-only. A state sees only its first ``count`` rows, so older states stay valid while newer ones add queues; adding
+to a directory that another branch has extended makes a copy.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class QueueDirectory:
         self._rows: dict[QueueKey, int] = {}
         self._latest: dict[tuple[str, int], int] = {}
         self._rows_by_number: tuple[QueueRoster, NDArray[np.int64]] = (self.roster, np.empty(0, np.int64))
-        """Rows known of the roster that was asked about last, -1 where none is."""
+        """Rows of the last roster looked up, -1 if unknown."""
         self._append(keys)
 
     @property
@@ -70,7 +69,7 @@ class QueueDirectory:
         for at in np.flatnonzero(found < 0).tolist():
             found[at] = self._rows.get(roster.keys[numbers[at]], -1)
         known[numbers] = found
-        # A row never changes: whichever of two threads is last, what it leaves is true.
+        # Rows never change, so concurrent writes are equally valid.
         self._rows_by_number = roster, known
         return found
 
@@ -93,7 +92,7 @@ class QueueDirectory:
     def _append(self, keys: Sequence[QueueKey]) -> None:
         for key in keys:
             assert key not in self._rows, f"{key} has a row already"
-            # The name becomes findable last: a concurrent reader never sees a row without its key.
+            # Published last: a concurrent reader never sees a row without its key.
             row = self.roster.add(key)
             self._latest[key[:2]] = max(key.generation, self._latest.get(key[:2], -1))
             self._rows[key] = row

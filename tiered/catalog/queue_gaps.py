@@ -1,4 +1,4 @@
-"""The recorded gaps of one queue, to be asked again and again: a queue may have as many as it has records."""
+"""Recorded gaps of one queue, for repeated lookups: a queue may have as many as it has records."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tiered.model.tables import Table
 
 
 class QueueGaps:
-    """Offsets that no record carries. Made of GAP_DTYPE rows by offset (CatalogState.gaps_of)."""
+    """Offsets without a record, from GAP_DTYPE rows by offset (CatalogState.gaps_of)."""
 
     __slots__ = ("_begins", "_ends", "_is_empty")
 
     def __init__(self, table: Table) -> None:
         begins, ends = table["begin_queue_offset"], np.maximum.accumulate(table["end_queue_offset"])
-        apart = begins[1:] > ends[:-1]  # those that touch are one
+        apart = begins[1:] > ends[:-1]  # adjacent gaps are joined
         self._is_empty = len(table) == 0
         self._begins: NDArray[np.int64] = np.concatenate([begins[:1], begins[1:][apart]])
         self._ends: NDArray[np.int64] = np.concatenate([ends[:-1][apart], ends[-1:]])

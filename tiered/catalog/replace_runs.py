@@ -1,6 +1,6 @@
-"""What maintenance does to queues: runs replaced, expired, or filling a recorded gap. Pure.
+"""Applies maintenance to queues: runs replaced, expired, or filling a recorded gap. Pure.
 
-Owns the per-queue arithmetic. The chain and the objects are in apply.py, appends in append_runs.py.
+The chain and the objects are in apply.py, appends in append_runs.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Replacement:
-    """What changes when runs are replaced, expired, or fill a gap."""
+    """The changed parts of a state."""
 
     table: Table
     gaps: Table
@@ -48,7 +48,7 @@ def replace_runs(state: CatalogState, draft: CommitDraft, version: int) -> Repla
 
 
 def _take_out(state: CatalogState, removed: Table) -> tuple[tuple[RunChunk, ...], Table]:
-    """Remove runs from memory; those in pages get a tombstone. Each must be there exactly once."""
+    """Remove runs from memory; those in pages get a tombstone. Each must exist exactly once."""
     wanted = {_identity(run) for run in removed}
     if len(wanted) != len(removed):
         raise CommitInvalidError("a run is removed twice")
@@ -74,7 +74,7 @@ def _take_out(state: CatalogState, removed: Table) -> tuple[tuple[RunChunk, ...]
             page.from_version <= version <= page.to_version and page.first <= key <= page.last
             for page in state.pages
         ):
-            raise CommitInvalidError(f"{key}: the run at {run['base_queue_offset']} is not there any more")
+            raise CommitInvalidError(f"{key}: the run at {run['base_queue_offset']} no longer exists")
         in_pages[index] = True
     new = removed[in_pages].astype(REMOVED_DTYPE)
     return tuple(chunks), np.concatenate([state.tombstones, new]) if len(new) else state.tombstones
@@ -87,7 +87,7 @@ def _identity(run: np.void) -> tuple[int, int, int, int]:
 def _replace_in_queue(
     key: QueueKey, row: int, table: Table, gaps: Table, runs: Table, removed: Table
 ) -> Table:
-    """Check one queue's part, change its row of ``table`` (ours to change), and return the gaps."""
+    """Check one queue's part, change its row of ``table`` in place, and return the gaps."""
     added, gone = _intervals(key, runs), _intervals(key, removed)
     if added and gone:
         if added != gone or int(runs["rows"].sum()) != int(removed["rows"].sum()):
@@ -100,7 +100,7 @@ def _replace_in_queue(
         gaps = _fill(key, row, gaps, int(run["base_queue_offset"]), int(run["end_queue_offset"]))
     expected = table["end_byte"][row] + np.cumsum(runs["byte_count"]) - runs["byte_count"]
     if bool(((runs["base_byte"] != expected) & (runs["kind"] != RunKind.LMQ)).any()):
-        raise CommitInvalidError(f"{key}: bytes that fill a gap go to the end of the TieredCommitLog")
+        raise CommitInvalidError(f"{key}: bytes that fill a gap must be at the end of the TieredCommitLog")
     table["end_byte"][row] += runs["byte_count"].sum()
     table["row_count"][row] += runs["rows"].sum()
     table["max_store_timestamp"][row] = max(
@@ -125,7 +125,7 @@ def _intervals(key: QueueKey, runs: Table) -> list[Interval]:
 
 
 def _expire(key: QueueKey, row: int, table: Table, gaps: Table, gone: list[Interval]) -> Table:
-    """The oldest runs leave, with the gaps between and after them; the minimum moves up."""
+    """Remove the oldest runs with the gaps between and after them; the minimum moves up."""
     floor, end = int(table["min_queue_offset"][row]), int(table["end_queue_offset"][row])
     own = {int(gap["begin_queue_offset"]): index for index, gap in enumerate(gaps) if gap["queue"] == row}
     kept = np.ones(len(gaps), bool)
@@ -138,7 +138,7 @@ def _expire(key: QueueKey, row: int, table: Table, gaps: Table, gone: list[Inter
         else:
             break
     if gone:
-        raise CommitInvalidError(f"{key}: only the oldest runs can leave, not {gone} above {floor}")
+        raise CommitInvalidError(f"{key}: only the oldest runs can expire, not {gone} above {floor}")
     table["min_queue_offset"][row] = floor
     return gaps[kept]
 
@@ -149,7 +149,7 @@ def _fill(key: QueueKey, row: int, gaps: Table, begin: int, end: int) -> Table:
         (gaps["queue"] == row) & (gaps["begin_queue_offset"] <= begin) & (gaps["end_queue_offset"] >= end)
     )
     if not len(around):
-        raise CommitInvalidError(f"{key}: [{begin}, {end}) fits into no recorded gap")
+        raise CommitInvalidError(f"{key}: [{begin}, {end}) is in no recorded gap")
     gap = gaps[around[0]]
     rest = np.array([gap, gap], GAP_DTYPE)
     rest["end_queue_offset"][0], rest["begin_queue_offset"][1] = begin, end

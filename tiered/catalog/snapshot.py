@@ -1,6 +1,6 @@
 """Root pages: the whole state at one version as bytes, from which a reader starts.
 
-Owns the encoding only. The put id of a state that begins a log line is not in it: its commit names the page.
+The put id of a state that starts a log history is not included: its commit names the page.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT_KIND = b"RMQTROOT"
 
 
 def encode_root(state: CatalogState) -> bytes:
-    """All of ``state``; equal states give equal bytes."""
+    """``state`` as bytes; equal states give equal bytes."""
     keys = state.directory.keys[: state.queue_count]
     topics, queues = queue_table(keys)
     table = state.table.copy()
@@ -108,13 +108,13 @@ def decode_root(data: bytes, *, source: str) -> CatalogState:
 def _check_chunk(chunk: RunChunk, queues: int) -> None:
     runs, objects = chunk.runs, chunk.objects
     if len(runs) and (int(runs["queue"].max()) >= queues or int(runs["object"].max()) >= len(objects)):
-        raise ValueError("runs point outside the queues or objects")
+        raise ValueError("runs refer to missing queues or objects")
     if len(objects) and int(objects["key"].max()) >= len(chunk.object_keys):
-        raise ValueError("objects point outside the keys")
+        raise ValueError("objects refer to missing keys")
 
 
 def describe(state: CatalogState) -> dict[str, object]:
-    """Everything of a state as comparable plain values, runs in memory sorted; for tests and ``--json`` dumps."""
+    """A state as comparable plain values, runs in memory sorted; for tests and ``--json`` dumps."""
     memory = state.memory
     runs = sorted(
         (

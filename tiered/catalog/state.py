@@ -29,7 +29,7 @@ from tiered.model.tables import (
 )
 
 UNKNOWN_OFFSET = -1
-"""``end_queue_offset`` of a generation that will begin wherever its first record says."""
+"""``end_queue_offset`` of a generation that begins at the offset of its first record."""
 
 REMOVED_DTYPE = np.dtype([
     ("queue", "<u4"), ("rows", "<u4"),
@@ -37,11 +37,11 @@ REMOVED_DTYPE = np.dtype([
     ("version", "<i8"),              # catalog version that had added the run
     ("removed_version", "<i8"),      # catalog version that removed it
 ])  # fmt: skip
-"""A run that a commit took out. In the state: a tombstone over a run that still stands in a page."""
+"""A run that a commit removed. In the state: a tombstone over a run in a page."""
 
 
 class LogCheck(NamedTuple):
-    """CRC32C of commitlog bytes [begin_phys, end_phys), the last ones a commit covers; empty: nothing to check."""
+    """CRC32C of commitlog bytes [begin_phys, end_phys), the last ones of a commit; empty: no check."""
 
     begin_phys: int
     end_phys: int
@@ -53,7 +53,7 @@ NO_CHECK = LogCheck(0, 0, 0)
 
 @dataclass(frozen=True)
 class LogCursor:
-    """Everything below ``phys`` of log line ``line`` is committed: the dispatch offset."""
+    """Everything below ``phys`` of log history ``history`` is committed: the dispatch offset."""
 
     history: int
     phys: int
@@ -61,7 +61,7 @@ class LogCursor:
 
 
 class Owner(NamedTuple):
-    """Who won the epoch. ``kind``: "run" or "backfill"."""
+    """Owner of an epoch. ``kind``: "run" or "backfill"."""
 
     instance: str
     kind: str
@@ -73,7 +73,7 @@ class Owner(NamedTuple):
 class PageRef(NamedTuple):
     """One immutable page of runs, sorted by (queue, base offset).
 
-    Pages with equal level and versions are one sorted sequence cut into pieces. ``first`` and ``last`` are queues.
+    Pages with equal level and versions are one sorted sequence. ``first`` and ``last`` are queues.
     """
 
     key: str
@@ -86,12 +86,12 @@ class PageRef(NamedTuple):
     last: QueueKey
 
     def overlaps(self, first_version: int, last_version: int) -> bool:
-        """Whether it may hold runs that these versions added."""
+        """Whether it may contain runs that these versions added."""
         return self.from_version <= last_version and first_version <= self.to_version
 
 
 class RootRef(NamedTuple):
-    """The newest snapshot of the whole state: a reader starts there and applies the commits after ``version``."""
+    """The newest snapshot of the state: a reader starts there and applies the commits after ``version``."""
 
     key: str
     version: int
@@ -101,8 +101,8 @@ NO_ROOT = RootRef("", 0)
 
 
 class LogHistory(NamedTuple):
-    """One life of the commitlog. Commits in (common_version, version) belong to an older line and are superseded;
-    the commits themselves are kept, so their records can still be found. ``root`` is the state it began with."""
+    """One history of the commitlog. Commits in (common_version, version) belong to an earlier history and are
+    superseded; they are kept, so their records can be found. ``root`` is its first state."""
 
     number: int
     begin_phys: int
@@ -112,7 +112,7 @@ class LogHistory(NamedTuple):
 
 
 class PendingDeletion(NamedTuple):
-    """When and by which version an object was given up."""
+    """When and by which version an object became garbage."""
 
     since_ms: int
     version: int
@@ -120,7 +120,7 @@ class PendingDeletion(NamedTuple):
 
 @dataclass(frozen=True)
 class RunChunk:
-    """Runs with the objects that hold them. ``runs.queue`` is a row of the state, or of a page's own queue list."""
+    """Runs with their objects. ``runs.queue`` is a row of the state, or of a page's queue list."""
 
     runs: Table
     objects: Table
@@ -132,10 +132,10 @@ EMPTY_CHUNK = RunChunk(np.zeros(0, RUN_DTYPE), np.zeros(0, OBJECT_DTYPE), ())
 
 @dataclass(frozen=True)
 class CatalogState:
-    """The catalog at one version. Never changed in place; ``dataclasses.replace`` makes the next one.
+    """The catalog at one version. Immutable; ``dataclasses.replace`` makes the next one.
 
-    ``table`` holds one QUEUE_STATE_DTYPE row for each queue of ``directory``. ``chunks`` are the runs added since the
-    last spill, oldest first; ``pages`` hold all others. ``created_ms``: when the newest commit was made.
+    ``table`` has one QUEUE_STATE_DTYPE row for each queue of ``directory``. ``chunks`` are the runs added since the
+    last spill, oldest first; ``pages`` contain all others. ``created_ms``: time of the newest commit.
     """
 
     version: int = 0
@@ -146,9 +146,9 @@ class CatalogState:
     broker: str = ""
     cursor: LogCursor = LogCursor(1, 0, NO_CHECK)
     started: bool = False
-    """Whether any commit has moved the cursor; before, the first may begin anywhere."""
+    """Whether a commit has moved the cursor; the first may begin anywhere."""
     advanced_ms: int = 0
-    """When the owner last moved the cursor."""
+    """Time of the owner's last append."""
     created_ms: int = 0
     directory: QueueDirectory = field(default_factory=QueueDirectory)
     table: Table = field(default_factory=lambda: np.zeros(0, QUEUE_STATE_DTYPE))
@@ -162,9 +162,9 @@ class CatalogState:
     settings: Mapping[str, Any] = field(default_factory=dict)
     pending_deletions: Mapping[str, PendingDeletion] = field(default_factory=dict)
     indexes: tuple[IndexRef, ...] = ()
-    """Index files, by the versions they cover."""
+    """Index files, by version."""
     unread_root: RootRef = NO_ROOT
-    """The root that could not be read when this was loaded, and commits were read instead. Not stored."""
+    """The root that was unreadable when this was loaded from commits instead. Not stored."""
 
     @cached_property
     def oldest_pending_deletion_ms(self) -> int | None:
@@ -175,7 +175,7 @@ class CatalogState:
 
     @property
     def queue_count(self) -> int:
-        """Queues of all generations, hidden ones too."""
+        """Queues of all generations, including hidden ones."""
         return len(self.table)
 
     def row_of(self, key: QueueKey) -> int | None:
@@ -202,13 +202,13 @@ class CatalogState:
         return sorted(self.directory.keys[row] for row in shown)
 
     def current_generation(self, topic: str, queue_id: int) -> int | None:
-        """The newest life of a queue, or None if it was never archived."""
+        """The newest generation of a queue, or None if it was never archived."""
         return self.directory.latest_generation(topic, queue_id, len(self.table))
 
     def current_queues(self) -> Iterator[tuple[QueueKey, np.void]]:
-        """Where a writer goes on: the newest generation of every queue with its row.
+        """Where a writer continues: the newest generation of every queue with its row.
 
-        For a queue whose newest generation ended with its log line this is the next one, not yet there: its row is
+        If the newest generation ended with its log history, this is the next one, which does not exist yet: its row is
         hidden and its ``end_queue_offset`` is UNKNOWN_OFFSET.
         """
         for key, row in self.queues():
@@ -237,7 +237,7 @@ class CatalogState:
         return sum(len(chunk.runs) for chunk in self.chunks)
 
     def memory_runs_of(self, row: int) -> RunChunk:
-        """Runs of one queue since the last spill, by base offset; objects are shared with the whole memory."""
+        """Runs of one queue since the last spill, by base offset; objects are shared with all of memory."""
         merged, order, starts = self._memory_index
         return RunChunk(merged.runs[order[starts[row] : starts[row + 1]]], merged.objects, merged.object_keys)
 
@@ -257,29 +257,28 @@ class CatalogState:
 
     @property
     def indexed_version(self) -> int:
-        """Runs that versions up to this one added are covered by ``indexes``; a query scans the newer ones."""
+        """Runs that versions up to this one added are indexed; a query scans the newer ones."""
         return indexed_version(self.indexes)
 
     @cached_property
     def unindexed(self) -> Mapping[str, tuple[int, ...]]:
-        """Data objects that could not be read when they were indexed, and versions of their runs: a query scans these
-        too. Raises CorruptionError."""
+        """Unindexed data objects and versions of their runs, which a query scans. Raises CorruptionError."""
         return unindexed(self.settings)
 
     # -- roots ------------------------------------------------------------------------------------------------
 
     @property
     def needs_root(self) -> bool:
-        """Whether the newest root should be followed by another soon: it could not be read, or it began a log line,
-        of which no commits tell."""
+        """Whether the next root is due early: the newest was unreadable, or it starts a log history, of which no
+        commit has the state."""
         began_history = bool(self.log_histories) and self.log_histories[-1].root == self.root.key
         return began_history or bool(self.root.key and self.root == self.unread_root)
 
     # -- keys -------------------------------------------------------------------------------------------------
 
     def catalog_keys(self) -> set[str]:
-        """Objects with pages, index files and state objects this version needs, not counting what is inside the
-        pages. Commits, which may carry pages, are not among them: they are never given up."""
+        """Objects with pages, index files and state objects that this version references, without those inside the
+        pages. Commits, which may embed pages, are excluded: they are never garbage."""
         keys = {object_of(page.key) for page in self.pages} | {history.root for history in self.log_histories}
         keys |= set(self.state_objects.values()) | {index.key for index in self.indexes}
         if self.root.key:
@@ -288,7 +287,7 @@ class CatalogState:
 
 
 def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
-    """Several chunks as one; queue numbers must mean the same in all of them."""
+    """Several chunks as one; their queue numbers must have the same meaning."""
     if len(chunks) <= 1:
         return chunks[0] if chunks else EMPTY_CHUNK
     runs = np.concatenate([chunk.runs for chunk in chunks])
@@ -301,7 +300,7 @@ def joined(chunks: tuple[RunChunk, ...]) -> RunChunk:
 
 
 def selected(chunk: RunChunk, index: NDArray[Any]) -> RunChunk:
-    """The runs at ``index`` (integers, or a mask) with only the objects they need."""
+    """The runs at ``index`` (integers, or a mask) with only their objects."""
     runs = chunk.runs[index].copy()
     used, runs["object"] = renumbered(runs["object"], len(chunk.objects))
     objects = chunk.objects[used]
@@ -310,7 +309,7 @@ def selected(chunk: RunChunk, index: NDArray[Any]) -> RunChunk:
 
 
 def renumbered(numbers: NDArray[Any], count: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Which of ``count`` numbers occur, ascending, and for each of ``numbers`` its place among them."""
+    """The numbers below ``count`` that occur, ascending, and the place of each of ``numbers`` among them."""
     occurs = np.zeros(count, np.bool_)
     occurs[numbers] = True
     present = np.flatnonzero(occurs)

@@ -1,7 +1,6 @@
-"""Waiting out an object store that is away: the same question again, later and later, until told to give up.
+"""Retries requests while the object store is unavailable, with exponential backoff, until aborted.
 
-Owns the waits between tries, and that they are told: an object store may take data and no commits. What is asked, and
-what an unanswered PUT means, is the caller's.
+Reports the reason: a store may accept data but no commits. The caller handles unanswered PUTs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ T = TypeVar("T")
 
 
 class StoreRetry:
-    """One actor's. ``wait`` is for tests; ``random`` gives the jitter."""
+    """The retries of one actor. ``wait`` is for tests; ``random`` gives the jitter."""
 
     def __init__(
         self,
@@ -32,16 +31,16 @@ class StoreRetry:
         self._limits = limits
         self._random = random
         self.retry_reason = ""
-        """Why the last try was in vain; empty when nobody waits."""
+        """The last error; empty when nothing is retried."""
         self._aborted = threading.Event()
         self._wait = wait or self._aborted.wait
 
     def abort(self) -> None:
-        """Whoever waits gives up; safe from any thread, final."""
+        """Stop all retries; callable from any thread, final."""
         self._aborted.set()
 
     def call(self, request: Callable[[], T]) -> T:
-        """The answer of a question that may be asked again. Raises UnavailableError after ``abort``."""
+        """The result of ``request``, which must be idempotent. Raises UnavailableError after ``abort``."""
         failures = 0
         while True:
             try:
@@ -58,9 +57,7 @@ class StoreRetry:
         if self._aborted.is_set():
             raise cause
         self.retry_reason = str(cause)
-        logger.warning(
-            "the catalog waits for the object store", extra={"error": str(cause), "failures": failures}
-        )
+        logger.warning("catalog request failed, retrying", extra={"error": str(cause), "failures": failures})
         ceiling_s = min(self._limits.backoff_s_max, self._limits.backoff_s_first * 2 ** min(failures - 1, 16))
         self._wait(ceiling_s * (0.5 + self._random.random() / 2))
         if self._aborted.is_set():
