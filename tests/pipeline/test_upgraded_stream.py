@@ -15,7 +15,9 @@ from pipeline.options.source_options import parse_options
 from pipeline.options.spark_types import schema_of
 from pipeline.source.stream_offsets import from_json, to_json
 from pipeline.source.stream_reader import MessageStreamReader
-from tests.upgrade.left_behind import QUEUES
+from tests.upgrade.left_behind import QUEUES, left, packed
+
+__all__ = ["left", "packed"]
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
