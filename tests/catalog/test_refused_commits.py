@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiered.catalog.catalog_reader import head_version, load, read_commit, read_
 from tiered.catalog.commit import CommitDraft, CommitInvalidError, CommitKind
 from tiered.catalog.pages import RunIndex, runs_of_queue
 from tiered.catalog.state import REMOVED_DTYPE, CatalogState, LogCheck, Owner
+from tiered.object_store.interface import Body
 from tiered.object_store.memory import MemoryStore
 
 A, B = queue("a"), queue("b")
@@ -28,6 +30,13 @@ def started() -> CatalogState:
 def refused(state: CatalogState, draft: CommitDraft, match: str) -> None:
     with pytest.raises(CommitInvalidError, match=match):
         apply(state, at(state, draft))
+
+
+def test_a_claim_names_its_maker_as_an_owner_that_stays() -> None:
+    empty, owner = CatalogState(), Owner("w1", "run", "h", NOW_MS, False)
+    apply(empty, at(empty, CommitDraft(CommitKind.CLAIM, owner=owner)))
+    for other in (None, owner._replace(instance="w2"), owner._replace(released=True)):
+        refused(empty, CommitDraft(CommitKind.CLAIM, owner=other), "a claim names its maker")
 
 
 def test_a_commit_names_every_object_once(started: CatalogState) -> None:
@@ -138,3 +147,60 @@ def test_tombstones_and_gaps_of_the_first_queue_outlive_a_new_log_history() -> N
             == RunIndex(memory).runs_of(common, A).runs["base_queue_offset"].tolist()
         )
         assert int(living["base_queue_offset"][0]) > 0
+
+
+def test_tombstones_of_a_queue_that_a_new_log_history_drops_go_with_it() -> None:
+    memory = MemoryStore()
+    made = writer(memory, limits=small_limits(merge_sequences=50))
+    made.claim()
+    made.append(append_draft(made.state, {A: 2}))
+    common = made.state
+    made.append(append_draft(made.state, {A: 1, B: 2}))
+    made.append(append_draft(made.state, {B: 2}))
+    made.append(append_draft(made.state, {B: 2}, gap={B: 3}))
+    while not made.state.pages:
+        made.append(append_draft(made.state, {A: 1, B: 1}))
+    runs, _, _ = runs_of_queue(memory, made.state, B)
+    removed = np.zeros(1, REMOVED_DTYPE)
+    for name in ("rows", "base_queue_offset", "end_queue_offset", "version"):
+        removed[name] = runs[name][:1]
+    made.append(CommitDraft(CommitKind.MAINTENANCE, queues=[B], removed=removed, created_ms=NOW_MS))
+    assert len(made.state.tombstones) == len(made.state.gaps) == 1
+    state = made.append_history(common_version=common.version, phys=common.cursor.phys)
+    assert state.row_of(B) is None
+    assert (len(state.tombstones), len(state.gaps)) == (0, 0)
+
+
+class Overtaken(MemoryStore):
+    """Another actor commits right before the next commit of the one under test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_commit: Callable[[], object] | None = None
+
+    def put_if_absent(self, key: str, body: Body, *, timeout_s: float | None = None) -> None:
+        overtake, self.before_commit = (self.before_commit, None) if "catalog/" in key else (None, None)
+        if overtake is not None:
+            overtake()
+        super().put_if_absent(key, body, timeout_s=timeout_s)
+
+
+def test_after_a_lost_commit_pages_wait_for_some_commits() -> None:
+    """Another actor is busy: a page that is made for nothing costs more than one that comes later."""
+    store = Overtaken()
+    made = writer(store, limits=small_limits(root_every=1, page_retry_commits=2))
+    made.claim()
+    made.append(append_draft(made.state, {A: 1}))
+    other = writer(store, "gc", "maintenance", limits=small_limits(root_every=1))
+
+    def commit() -> None:
+        other.maintain(lambda state: CommitDraft(CommitKind.MAINTENANCE, hide=[A], created_ms=NOW_MS))
+
+    store.before_commit = commit
+    lost_to = made.state.version + 1
+    has_root = []
+    for _ in range(4):
+        made.append(append_draft(made.state, {A: 1}))
+        has_root.append(bool(read_commit(store, made.state.version).draft.pages.root.key))
+    assert read_commit(store, lost_to).place.actor == "gc"
+    assert has_root == [False, False, True, True]

@@ -46,6 +46,9 @@ def test_a_range_lost_in_the_middle_is_wanted_up_to_the_next_one() -> None:
     assert subject.wanted(PLENTY, PLENTY) == (250, 350)
     assert subject.ready(260) is None
     assert subject.ready(360) is ranges[2]
+    subject.position = subject.covered = 350
+    subject.size = 400
+    assert subject.wanted(PLENTY, PLENTY) == (450, 750), "what is in memory is not fetched twice"
 
 
 def test_two_ranges_lost_of_one_size_halve_once() -> None:
@@ -95,3 +98,14 @@ def test_a_range_of_before_a_jump_does_not_reach_behind_the_new_place() -> None:
     read(subject, 10, 2.0)
     subject.finished(far, 6_000, 10_000, 3.0)
     assert subject.fetched == 60
+
+
+def test_a_range_evicted_before_it_was_read_is_gone() -> None:
+    subject = sequential()
+    done = subject.started(150, 350, 0.0)
+    subject.finished(done, 350, 2_000, 1.0)
+    assert subject.waited(done, 200, 2.0)
+    assert (subject.size, subject.fetched, subject.unread_bytes) == (200, 150, 0)
+    assert subject.ready(160) is None
+    assert not subject.waited(done, 200, 3.0)
+    assert subject.wanted(PLENTY, PLENTY) == (150, 350)

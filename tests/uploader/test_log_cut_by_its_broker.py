@@ -26,15 +26,15 @@ from tiered.object_store.prefixed import PrefixedStore
 from uploader.follow_loop import BrokerRestartedError
 from uploader.offload import Offloader
 
-MESSAGES, KEPT, AFTER = 20_000, 9_001, 3_000
+MESSAGES, KEPT, AFTER = 8_000, 3_601, 1_200
 SPEC = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
 RECORD = SPEC.record_bytes
 
 
 @pytest.fixture
 def cut(tmp_path: Path) -> Iterator[tuple[Path, MemoryStore, LivingBroker]]:
-    """An archive of 20,000 messages, and the same store after its broker, started again as the slave of another
-    master, has cut its log to 9,001 of them; nothing is overwritten yet."""
+    """An archive of 8,000 messages, and the same store after its broker, started again as the slave of another
+    master, has cut its log to 3,601 of them; nothing is overwritten yet."""
     write_store(tmp_path / "store", SPEC, messages=MESSAGES)
     memory = MemoryStore("memory://cut")
     backfill(tmp_path / "store", memory)
@@ -45,7 +45,7 @@ def cut(tmp_path: Path) -> Iterator[tuple[Path, MemoryStore, LivingBroker]]:
 
 
 def overwrite(store: Path, broker: LivingBroker, tmp_path: Path) -> None:
-    """3,000 other messages come; behind them stale ones stand as before."""
+    """1,200 other messages come; behind them stale ones stand as before."""
     write_store(tmp_path / "other", replaced(SPEC, seed=2), messages=KEPT + AFTER)
     (old,), (new,) = (
         CommitLog([store / "commitlog"]).files,
