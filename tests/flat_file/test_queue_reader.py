@@ -179,7 +179,7 @@ def test_a_missing_object_is_looked_up_once_more_and_then_a_corruption() -> None
     builder = _small()
     reader = QueueReader(builder.store, builder.state, ONE)
     builder.store.delete([builder.keys[0]])
-    with pytest.raises(CorruptionError, match="names what is not there"):
+    with pytest.raises(CorruptionError, match="is missing"):
         reader.read(0, max_rows=1, max_bytes=100)
 
 

@@ -115,12 +115,13 @@ def _integers(stream: NDArray[np.uint8], count: int) -> NDArray[np.uint64] | Non
     if longest > VARINT_BYTES_MAX:
         return None
     padded = np.concatenate([stream, np.zeros(_WORD_BYTES, np.uint8)])
-    words: NDArray[np.uint64] = np.ndarray((len(stream),), "<u8", padded, strides=(1,))[first]
+    words: NDArray[np.uint64] = np.ndarray((len(stream),), "<u8", padded, strides=(1,)).take(first)
     words &= _LENGTH_MASKS[length]
     # Groups of 7 bits move together by twos.
     words = ((words & _ODD_1) >> _ONE) | (words & _EVEN_1)
     words = ((words & _ODD_2) >> _TWO) | (words & _EVEN_2)
-    words = ((words & _ODD_4) >> _FOUR) | (words & _EVEN_4)
+    if longest > _WORD_BYTES // 2:
+        words = ((words & _ODD_4) >> _FOUR) | (words & _EVEN_4)
     if longest > _WORD_BYTES:
         long = np.flatnonzero(length > _WORD_BYTES)
         for place in range(longest):
