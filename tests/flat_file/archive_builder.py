@@ -28,7 +28,7 @@ NOW_MS = 1_700_000_000_000
 
 @dataclass(frozen=True)
 class Sent:
-    """One message of a cycle. ``offset`` above the queue's end leaves a gap; ``light``: light queues it is also in;
+    """One message of a cycle. ``offset`` above the queue's end leaves a gap; ``lmq``: LMQs it is also in;
     ``stored_ms``: when the broker stored it."""
 
     queue: QueueKey

@@ -61,7 +61,7 @@ def cycles(draw: st.DrawFn) -> list[list[tuple[int, int, int, int, int]]]:
         st.integers(0, 900),  # body length
         st.sampled_from([0, 0, 0, 5]),  # offsets missing before
         st.integers(1, 4),  # inner count, of the batched queue
-        st.integers(0, 3),  # light queues, a bit each
+        st.integers(0, 3),  # LMQs, a bit each
     )
     return draw(st.lists(st.lists(message, min_size=1, max_size=25), min_size=1, max_size=5))
 

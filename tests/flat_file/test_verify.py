@@ -148,7 +148,7 @@ def test_page_damaged_or_missing_root() -> None:
 
 
 def test_page_an_older_root_that_is_damaged_is_no_anomaly() -> None:
-    """Nobody needs it any more: an archive that has healed is clean."""
+    """It is no longer needed: an archive with a newer root is clean."""
     builder = _archive()
     older = read_commit(builder.store, builder.state.root.version).root
     embedded = parse_part_key(older.key)

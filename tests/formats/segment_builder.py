@@ -25,7 +25,7 @@ META = SegmentMeta("cluster", "broker", 3, 7, 1, 41, 0, 1 << 40, 1_700_000_000_0
 
 @dataclass(frozen=True)
 class RowSpec:
-    """One row. ``content`` is the record's bytes; of a light-queue row only its length counts."""
+    """One row. ``content`` is the record's bytes; of an LMQ row only its length counts."""
 
     content: bytes
     tags_code: int = 0

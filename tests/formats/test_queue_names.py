@@ -1,4 +1,4 @@
-"""Queue names as a table and back: any topic a broker can have, every life of a queue, no number that does not fit."""
+"""Queue names as a table and back: any topic, every generation of a queue, no number that does not fit."""
 
 from __future__ import annotations
 

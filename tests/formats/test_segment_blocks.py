@@ -1,4 +1,4 @@
-"""Blocks packed on threads: the same bytes as on one, and nobody looks at the arena once packing has ended."""
+"""Blocks packed on threads: the same bytes as on one, and the arena is not read after packing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_record_outside_the_arena_is_refused_by_its_row() -> None:
 
 
 def test_nothing_reads_the_arena_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arena is filled anew for the next cycle as soon as this one is given up."""
+    """The arena is filled for the next cycle as soon as this one is cancelled."""
     reading, most = set[int](), [0]
     lock = threading.Lock()
 

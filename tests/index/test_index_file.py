@@ -1,4 +1,4 @@
-"""The index file: what goes in is found, in two reads; what is damaged is never believed."""
+"""Index files: every item is found in two reads; damage is detected."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_each_damaged_field_is_named(at: int, layout: str, value: int, detail: I
     assert (stop, columns.rows) == (ScanStop(StopReason.INVALID, 0, detail), 0)
 
 
-def test_the_largest_queue_offset_is_believed() -> None:
+def test_the_largest_queue_offset_is_valid() -> None:
     assert one_row(Message(queue_offset=(1 << 63) // 20)).queue_offset == (1 << 63) // 20
 
 
@@ -310,7 +310,7 @@ def test_lmq_references_follow_the_record() -> None:
 
 
 def sure(row: oracle.Row) -> list[tuple[str, int]]:
-    """(light queue, offset) of references that every broker makes which knows light queues."""
+    """(LMQ, offset) of entries that every broker with LMQs makes."""
     assert all(found.queue[1] == 0 for found in row.lmq_entries if not found.doubt)
     return [(found.queue[0], found.queue_offset) for found in row.lmq_entries if not found.doubt]
 

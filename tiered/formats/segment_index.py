@@ -161,9 +161,7 @@ class SegmentIndex:
             "unknown run kind": bool((runs["kind"] > RunKind.LMQ).any()),
             "queue index": int(runs["queue"].max(initial=0)) >= len(self.queues),
             "block count": int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
-            "bytes of light queues": bool(
-                (is_lmq & ((runs["byte_count"] != 0) | (runs["blocks"] != 0))).any()
-            ),
+            "bytes of LMQs": bool((is_lmq & ((runs["byte_count"] != 0) | (runs["blocks"] != 0))).any()),
             "bytes of runs": bool((~is_lmq & (runs["byte_count"] < 1)).any()),
             "rows of blocks": int(self._block_row[-1]) != int(self._run_row[-1]),
             "bytes of blocks": int(self._block_raw[-1]) != int(self._run_raw[-1]),
