@@ -1,1 +1,1 @@
-"""The process: command line, wiring, lifecycle, admin HTTP. The only package that knows all others."""
+"""The process: command line, wiring, lifecycle, admin HTTP server."""

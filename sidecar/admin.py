@@ -1,7 +1,4 @@
-"""The admin HTTP server: /metrics, /health, /ready, /status.json; GET only, 127.0.0.1 unless told otherwise.
-
-Owns the socket, the routes and their codes. Does not own what the answers say (an AdminSource does).
-"""
+"""The admin HTTP server: /metrics, /health, /ready, /status.json; GET only, by default on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -26,14 +23,14 @@ METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class AdminSource(Protocol):
-    """Where answers come from. Methods are called from the server's threads and must not block for long."""
+    """The content of the responses. Called from the server's threads; must not block for long."""
 
     def health(self) -> tuple[bool, str]:
-        """Whether the process works at all, and why (not)."""
+        """Whether the process works, and its state."""
         ...
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether it is the archive's writer and moving, and why (not)."""
+        """Whether it is the archive's writer, and its state."""
         ...
 
     def status_json(self) -> bytes:
@@ -68,7 +65,7 @@ class AdminServer:
 
     @property
     def url(self) -> str:
-        """``http://host:port`` really bound."""
+        """The bound ``http://host:port``."""
         host, port = self._server.server_address[:2]
         return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
@@ -83,43 +80,43 @@ class _BoundedServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 4 * CONNECTIONS_MAX
-    """Not yet accepted. Beyond it the kernel drops a client's first packet, which is sent again after a second."""
+    """Backlog. Beyond it the kernel drops a client's first packet, which the client repeats after a second."""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.places = _Places()
+        self.slots = _Slots()
         host, port = address
         host = host.strip("[]")
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), handler)
 
     def server_bind(self) -> None:
-        """Not HTTPServer's, which asks DNS for a name that nobody here needs: a dead one would hold up the start."""
+        """Unlike HTTPServer's, without a DNS request, which could delay the start."""
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self.places.take(request):
+        if not self.slots.take(request):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread can be started now; the caller hangs up
-            self.places.leave(request)
+        except BaseException:  # no thread started; the caller closes the connection
+            self.slots.leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.places.leave(request)
+            self.slots.leave(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away in mid-answer is not an event."""
+        """A client that disconnects during a response is not logged."""
 
 
-class _Places:
-    """Connections, CONNECTIONS_MAX at once. Where all are taken, a new one gets the place of the one that has waited
-    for its client for longest: clients that connect and say nothing, or a byte now and then, must not hide the health
-    of the process. None is taken from who waits for this process."""
+class _Slots:
+    """At most CONNECTIONS_MAX connections. A new one replaces the one that has waited longest for its client, so that
+    idle or slow clients cannot hide the health of the process. A connection that waits for a response is never
+    replaced."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -127,7 +124,7 @@ class _Places:
         self._answering: set[socket.socket] = set()
 
     def take(self, connection: socket.socket) -> bool:
-        """A place for ``connection``, or False."""
+        """Admit ``connection``; False without a slot."""
         with self._lock:
             if len(self._idle) + len(self._answering) >= CONNECTIONS_MAX:
                 if not self._idle:
@@ -140,7 +137,7 @@ class _Places:
             return True
 
     def begin_answer(self, connection: socket.socket) -> bool:
-        """It waits for this process now. False: it has no place any more."""
+        """The connection waits for a response from now on. False if it was replaced."""
         with self._lock:
             if connection not in self._idle:
                 return False
@@ -149,13 +146,13 @@ class _Places:
             return True
 
     def end_answer(self, connection: socket.socket) -> None:
-        """It waits for its client, who is to take the answer."""
+        """The connection waits for its client again."""
         with self._lock:
             self._answering.discard(connection)
             self._idle[connection] = None
 
     def leave(self, connection: socket.socket) -> None:
-        """It has ended."""
+        """Remove a closed connection."""
         with self._lock:
             self._idle.pop(connection, None)
             self._answering.discard(connection)
@@ -169,18 +166,18 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        places = self.server.places
-        if not places.begin_answer(self.connection):
+        slots = self.server.slots
+        if not slots.begin_answer(self.connection):
             return
         try:
             answer = self._answer_to(self.path.split("?", 1)[0])
         except TieredError as error:
             answer = 503, TEXT, f"{error}\n".encode()
         except Exception:
-            # Without an answer the process would look dead, and nobody would know why.
-            logger.critical("the admin server has no answer", exc_info=True, extra={"path": self.path})
-            answer = 500, TEXT, b"internal error, see the log\n"
-        places.end_answer(self.connection)
+            # Without a response the process would look dead without a reason.
+            logger.critical("admin request failed", exc_info=True, extra={"path": self.path})
+            answer = 500, TEXT, b"internal error: see the log\n"
+        slots.end_answer(self.connection)
         self._answer(*answer)
 
     def _answer_to(self, path: str) -> tuple[int, str, bytes]:
@@ -201,4 +198,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged: a scrape every few seconds would drown what matters."""
+        """Requests are not logged: scrapes come every few seconds."""

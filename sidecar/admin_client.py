@@ -1,4 +1,4 @@
-"""Asking a running instance for its status over its admin address."""
+"""Requests the status of a running instance at its admin address."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ def fetch_status(admin_url: str) -> dict[str, Any]:
         connection.request("GET", "/status.json")
         answer = connection.getresponse()
         if answer.status != 200:
-            raise UnavailableError(f"{admin_url} answers {answer.status}", hint="look at the instance's log")
+            raise UnavailableError(
+                f"{admin_url} returned HTTP {answer.status}", hint="check the instance's log"
+            )
         document: dict[str, Any] = orjson.loads(answer.read())
     except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
         raise UnavailableError(
-            f"no answer from {admin_url}: {error}", hint="is the instance stuck?"
+            f"{admin_url} does not answer: {error}", hint="check whether the instance is stuck"
         ) from None
     finally:
         connection.close()

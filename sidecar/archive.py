@@ -1,7 +1,4 @@
-"""Opening an archive for the commands that read it.
-
-Owns the choice of one archive among those below a URL. Does not own the catalog.
-"""
+"""Opens an archive for commands that read its catalog."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class Archive:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Names and URL, for messages."""
         return f"{self.cluster}/{self.broker} in {self.url}"
 
 

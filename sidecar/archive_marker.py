@@ -1,9 +1,7 @@
-"""That an archive was begun, remembered in the state directory: an archive that is empty then is none to begin.
+"""Marks in the state directory which archives have commits, so that an empty one is not started again.
 
-Below the mount point of a disk that is not mounted everything looks as on the first day, and so does a bucket that was
-emptied, or is another one by mistake. What were begun there would be a second archive, hidden when the disk is back.
-
-Owns one file for each archive. Does not own when it is looked at (uploader/archive_owner.py).
+An unmounted disk, an emptied bucket or a wrong one look like a new archive. A second archive started there would be
+hidden once the disk is back. One file for each archive.
 """
 
 from __future__ import annotations
@@ -19,23 +17,23 @@ logger = logging.getLogger(__name__)
 
 
 class ArchiveMarker:
-    """The archive at ``url``, which names cluster and broker too."""
+    """The marker of the archive at ``url``, which includes cluster and broker."""
 
     def __init__(self, state_dir: Path, url: str) -> None:
         self._url = url
         self.path = state_dir / f"begun-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
     def create(self) -> None:
-        """It has commits."""
+        """Mark the archive: it has commits."""
         try:
             if not self.path.exists():
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 replace_whole(self.path, f"{self._url}\n".encode())
         except OSError as error:  # archiving does not wait for that
-            logger.warning("not remembered that the archive was begun", extra={"problem": str(error)})
+            logger.warning("archive marker not written", extra={"problem": str(error)})
 
     def refuse_empty(self) -> None:
-        """It has no commits. Raises UnavailableError when it had."""
+        """The archive has no commits. Raises UnavailableError if it is marked."""
         try:
             self.path.stat()
         except FileNotFoundError:
@@ -43,7 +41,6 @@ class ArchiveMarker:
         except OSError as error:
             raise UnavailableError(f"{self.path}: {error.strerror or error}") from error
         raise UnavailableError(
-            f"{self._url} is empty, but this sidecar has archived there before",
-            hint="is its disk mounted, or its bucket another one? "
-            f"To begin a new archive there all the same, remove {self.path}",
+            f"{self._url} is empty, but this sidecar has archived to it before",
+            hint=f"check the disk's mount or the bucket's name; to start a new archive there, remove {self.path}",
         )

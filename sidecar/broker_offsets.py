@@ -1,6 +1,6 @@
-"""The broker's own offsets about its log, asked over the wire when somebody says where the broker is.
+"""Reads the broker's offsets (confirm offset, end of log) over the remoting protocol.
 
-Owns the connection and the log line when the broker stops or starts answering. Does not decide the bound.
+Owns the connection, and logs when the broker stops and starts answering.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ Connect = Callable[[str, float, Credentials | None, ClientTls | None], BrokerCli
 
 
 class BrokerOffsetsClient:
-    """Asks one broker. ``address`` empty: there is nobody to ask. ``name``: what it must call itself to be believed,
-    empty: anything. Another broker's offsets would be a wrong bound, or make the log look cut. Not thread-safe.
+    """Reads the offsets of one broker; of none if ``address`` is empty. Not thread-safe.
+
+    ``name``: the expected broker name, or empty. Another broker's offsets would be a wrong bound, or make the log look
+    truncated.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class BrokerOffsetsClient:
         self._config: Mapping[str, str] = {}
 
     def ask(self) -> BrokerOffsets | None:
-        """What the broker says now; None when it does not answer, said once in the log."""
+        """The broker's present offsets; None if it does not answer, which is logged once."""
         if not self._address:
             return None
         try:
@@ -67,12 +69,12 @@ class BrokerOffsetsClient:
             self._client = self._connect(self._address, self._timeout_s, self._credentials, self._tls)
             self._config = self._client.broker_config() or {}
             self._refuse_another(self._config)
-        # Asked first: where nobody answers, this is the only time limit that is waited for.
+        # First, so that a dead broker costs one timeout.
         confirm_phys = self._client.confirm_offset()
         try:
             info = self._client.runtime_info()
         except UnavailableError:
-            # Some brokers fail to put it together (an IPv6 one does), and still say how far their log goes.
+            # Some brokers, such as one on IPv6, fail to answer this but report the confirm offset.
             if confirm_phys is None:
                 raise
             info = {}
@@ -85,26 +87,26 @@ class BrokerOffsetsClient:
         )
 
     def _refuse_another(self, config: Mapping[str, str]) -> None:
-        """Who may not ask for the configuration is not told, and goes on."""
-        said = config.get("brokerName", "") if self._name else ""
-        if said not in ("", self._name):
+        """Without the right to read the configuration the name is not checked."""
+        name = config.get("brokerName", "") if self._name else ""
+        if name not in ("", self._name):
             raise UnavailableError(
-                f"{self._address} is broker {said}, not {self._name} whose store this is",
+                f"{self._address} is broker {name}, but the store is broker {self._name}'s",
                 hint="set broker.address, or brokerIP1 and listenPort of broker.conf",
             )
 
     def close(self) -> None:
-        """Hang up; the next question connects again."""
+        """Disconnect; the next request connects again."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
 
 def _is_confirm_certain(config: Mapping[str, str], info: Mapping[str, str], confirm_phys: int | None) -> bool:
-    """Whether the broker's confirm offset is what it says of its log and replicas. 5.x counts what is not dispatched
-    from its own one (DefaultMessageStore.behind), which these keep to themselves."""
+    """Whether the confirm offset bounds log and replicas exactly. 5.x counts undispatched bytes from an internal offset
+    (DefaultMessageStore.behind), which some configurations do not report."""
     if not config:
-        return confirm_phys is None  # who may not know its configuration knows by this that it is a 5.x
+        return confirm_phys is None  # only a 5.x reports one
     if "enableControllerMode" not in config:
         return True  # 4.9 counts from the end of the log
     if "true" in (config["enableControllerMode"], config.get("duplicationEnable")):

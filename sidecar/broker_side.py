@@ -1,7 +1,6 @@
-"""Opening the broker's side from settings: its configuration, store, names, and where it can be asked.
+"""Opens the broker's configuration and store, and finds its names and address.
 
-Owns the order of precedence (settings, then broker.conf, then the store itself). Does not own reading any
-of them.
+Precedence: settings, then broker.conf, then the store itself.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def store_path(settings: Settings, conf: BrokerConf | None) -> Path:
     if conf is not None and conf.store_path is not None:
         return conf.store_path
     raise UsageError(
-        "which store? neither broker.store_path nor a broker.conf with storePathRootDir is given",
+        "broker.store_path is not set, and no broker.conf has storePathRootDir",
         hint="give --store DIRECTORY or --broker-conf FILE",
     )
 
@@ -55,7 +54,7 @@ def open_store_of(
 
 
 def names_of(settings: Settings, store: BrokerStore) -> BrokerNames:
-    """Cluster and broker name: by the settings, else by the store. UsageError asks for what is missing."""
+    """Cluster and broker name, by the settings or by the store. Raises UsageError for missing ones."""
     chosen = BrokerNames(settings.archive.cluster, settings.archive.broker)
     if not (chosen.cluster and chosen.broker):
         found = store.names()
@@ -66,19 +65,18 @@ def names_of(settings: Settings, store: BrokerStore) -> BrokerNames:
 
 
 def credentials_of(settings: Settings) -> Credentials | None:
-    """The account by which the broker is asked, if one is named. Raises UsageError when its file cannot be used."""
+    """The account for requests to the broker, if configured. Raises UsageError for an unusable file."""
     path = settings.broker.credentials_file
     return read_credentials(Path(path)) if path else None
 
 
 def tls_of(settings: Settings) -> ClientTls | None:
-    """How the broker and its name servers are dialled; None: plain. Raises UsageError for files that do not load."""
+    """TLS for the broker and its name servers; None: plain. Raises UsageError for files that do not load."""
     return TlsCache().of(settings)
 
 
 class TlsCache:
-    """How one process dials, from job to job: what was loaded once stays in use when a later job finds its files
-    unusable."""
+    """TLS of one process. Loaded certificates stay in use if a later job finds their files unusable."""
 
     def __init__(self) -> None:
         self._kept: ClientTls | None = None
@@ -101,15 +99,15 @@ class TlsCache:
 
 
 def address_of(settings: Settings, conf: BrokerConf | None) -> str:
-    """``host:port`` of the broker's remoting port; empty when nobody says. UsageError for anything else."""
+    """``host:port`` of the broker's remoting port; empty if unknown. Raises UsageError for an invalid one."""
     address = settings.broker.address or (conf.address if conf is not None else "")
     if address and host_and_port(address) is None:
         raise UsageError(
-            f"broker.address = {address!r} is no address", hint="write host:port, such as 127.0.0.1:10911"
+            f"broker.address = {address} is not an address", hint="use host:port, such as 127.0.0.1:10911"
         )
     return address
 
 
 def topic_filter_of(settings: Settings, conf: BrokerConf | None, cluster: str, broker: str) -> TopicFilter:
-    """Which topics of this broker are archived, and which are its own."""
+    """The topics of this broker to archive; its system topics are known by name."""
     return settings.topics.topic_filter(cluster, broker, "" if conf is None else conf.trace_topic)

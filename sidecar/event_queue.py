@@ -1,8 +1,8 @@
-"""Events for a main thread that waits: from other threads and from signal handlers, without polling.
+"""A queue of events from threads and signal handlers to the main thread, without polling.
 
-A signal may be delivered to any thread of the process, and Python runs its handler only once the main
-thread wakes up; a main thread waiting on a lock or a queue would sleep on. So it waits on a pipe, into
-which Python itself writes a byte for each signal (signal.set_wakeup_fd).
+A signal may be delivered to any thread, and Python runs its handler only once the main thread wakes up; a main thread
+waiting on a lock or a queue would sleep on. So it waits on a pipe, to which Python writes a byte for each signal
+(signal.set_wakeup_fd).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class EventQueue(Generic[T]):
     """Many senders, one receiver: the main thread."""
 
     def __init__(self) -> None:
-        self._letters: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakes_on_signals = False
 
@@ -30,17 +30,17 @@ class EventQueue(Generic[T]):
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         self._wakes_on_signals = True
 
-    def put(self, letter: T) -> None:
+    def put(self, event: T) -> None:
         """Send; from any thread or signal handler. Never waits."""
-        self._letters.put(letter)
+        self._events.put(event)
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes the receiver as well
             os.write(self._write_fd, b"\0")
 
     def get(self, timeout_s: float | None = None) -> T | None:
-        """The next letter, or None when none came in time."""
+        """The next event, or None when none came in time."""
         while True:
             with contextlib.suppress(queue.Empty):
-                return self._letters.get_nowait()
+                return self._events.get_nowait()
             readable, _, _ = select.select([self._read_fd], [], [], timeout_s)
             if not readable:
                 return None

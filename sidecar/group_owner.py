@@ -1,4 +1,4 @@
-"""How a process that owns an archive's consumer groups calls itself, and whether one of that name still runs."""
+"""The name of a process that owns an archive's consumer groups, and whether such a process still runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 
 def own_name() -> str:
-    """``host/boot.namespace:pid`` of this process. Machines may have the same name, containers their host's, and each
-    has numbers of its own."""
+    """``host/boot.namespace:pid`` of this process. Host names may repeat; process ids are per namespace."""
     return f"{_own_place()}:{os.getpid()}"
 
 
@@ -18,13 +17,12 @@ def _own_place() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         numbers = f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        numbers = secrets.token_hex(8)  # nobody can tell
+        numbers = secrets.token_hex(8)  # unknown: unique
     return f"{os.uname().nodename}/{numbers}"
 
 
 def is_gone(owner_name: str) -> bool:
-    """Whether it was a process of this machine, among whose numbers it would be seen, that does not run any more: no
-    need to wait for its lease."""
+    """Whether it was a process of this machine and namespace that no longer runs: its lease need not expire."""
     place, _, pid = owner_name.rpartition(":")
     if place != _own_place() or not pid.isdecimal():
         return False

@@ -1,8 +1,7 @@
-"""One running instance per state directory: its lock, its identity, and where it can be asked.
+"""The state directory of one running instance: its lock, its identity, its admin address.
 
-Owns the files `lock`, `instance.id` and `instance.json`. All of them, and what others keep there (pins, which archives
-were begun), are conveniences: deleting the directory loses nothing of the archive (a new identity then has to take the
-archive over).
+Owns the files `lock`, `instance.id` and `instance.json`. Deleting the directory, which also holds pins and archive
+markers, loses nothing of the archive; the new identity must take the archive over.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ DESCRIPTION_FILE = "instance.json"
 
 @dataclass(frozen=True)
 class InstanceDescription:
-    """What a running instance tells about itself."""
+    """The description of a running instance."""
 
     pid: int
     admin_url: str
@@ -42,7 +41,7 @@ class InstanceDescription:
 
 
 class StateDirectory:
-    """A locked state directory. Use as a context manager; the lock goes with the process at the latest."""
+    """A locked state directory, as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +53,7 @@ class StateDirectory:
             self._lock_fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise AccessDeniedError(
-                f"cannot use state directory {self.path}: {error.strerror}", hint="set process.state_dir"
+                f"cannot create state directory {self.path}: {error.strerror}", hint="set process.state_dir"
             ) from None
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +61,7 @@ class StateDirectory:
             os.close(self._lock_fd)
             self._lock_fd = -1
             raise UsageError(
-                f"another instance runs with state directory {self.path}",
+                f"another instance uses state directory {self.path}",
                 hint="stop it, or set process.state_dir",
             ) from None
         except OSError as error:  # a network file system without locks
@@ -78,13 +77,13 @@ class StateDirectory:
     ) -> None:
         try:
             (self.path / DESCRIPTION_FILE).unlink(missing_ok=True)
-        except OSError as failure:  # a disk that became read-only; without our lock nobody believes the file
-            logger.warning("the description of this instance stays: %s", failure)
+        except OSError as failure:  # a disk that became read-only; without the lock the file is ignored
+            logger.warning("instance description not removed: %s", failure)
         finally:
             os.close(self._lock_fd)
 
     def identity(self) -> str:
-        """This instance's id, stable over restarts as long as the directory lives."""
+        """This instance's id, stable over restarts."""
         path = self.path / IDENTITY_FILE
         try:
             known = path.read_bytes().decode("ascii").strip()
@@ -99,7 +98,7 @@ class StateDirectory:
         return fresh
 
     def describe(self, description: InstanceDescription) -> None:
-        """Publish where this instance can be asked."""
+        """Publish the description of this instance."""
         _write_whole(self.path / DESCRIPTION_FILE, orjson.dumps(asdict(description)))
 
 
@@ -115,10 +114,8 @@ def state_root(environment: Mapping[str, str]) -> Path:
 
 
 def running_instance(path: Path) -> InstanceDescription:
-    """The description left by the instance that holds ``path``. NotFoundError when none runs there."""
-    none_runs = NotFoundError(
-        f"no instance runs with state directory {path}", hint="start one with tiered run"
-    )
+    """The description of the instance that holds ``path``. Raises NotFoundError when none runs."""
+    none_runs = NotFoundError(f"no instance uses state directory {path}", hint="start one with tiered run")
     try:
         with (path / LOCK_FILE).open("rb") as lock:
             if _can_lock(lock.fileno()):

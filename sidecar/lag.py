@@ -1,8 +1,7 @@
-"""How far each queue's archive is behind: messages, bytes and the age of the oldest message not archived.
+"""Measures the lag of each queue: messages, bytes and the age of the oldest message that is not archived.
 
-Counts what lies between the dispatch offset and a physical end: from the consume queues as far as they
-reach, and by scanning the commitlog above them (a live RocksDB store shows no consume queue at all). The
-scan is bounded; where it ends early, totals say so by being None. Reads only.
+Counts from the dispatch offset to a physical end: by the consume queues as far as they reach, then by scanning the
+commitlog (a live RocksDB store has no visible consume queue). The scan is bounded; if it ends early, totals are None.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ _BORN_HOST_AT = 48
 
 @dataclass
 class QueueLag:
-    """One queue's part of the lag. ``oldest_ms``: store timestamp of its first message that is not
-    archived."""
+    """The lag of one queue. ``oldest_ms``: store timestamp of its first message that is not archived."""
 
     messages: int = 0
     bytes: int = 0
@@ -49,8 +47,7 @@ class QueueLag:
 
 @dataclass
 class Lag:
-    """The lag of all queues. ``is_complete`` is False when the scan ended before the physical end asked
-    for."""
+    """The lag of all queues. ``is_complete`` is False if the scan ended early."""
 
     queues: dict[tuple[str, int], QueueLag] = field(default_factory=dict)
     is_complete: bool = True
@@ -59,22 +56,22 @@ class Lag:
 
     @property
     def messages(self) -> int | None:
-        """All queues together; None when not everything was counted."""
+        """The sum of all queues; None if incomplete."""
         return sum(queue.messages for queue in self.queues.values()) if self.is_complete else None
 
     def oldest_ms(self) -> int | None:
-        """Store timestamp of the oldest message that is not archived; None when nothing is behind."""
+        """Store timestamp of the oldest message that is not archived; None without lag."""
         return min((queue.oldest_ms for queue in self.queues.values() if queue.oldest_ms), default=None)
 
     def reports(self, now_ms: int) -> tuple[QueueReport, ...]:
-        """One report a queue that is behind, by name."""
+        """One report per queue with lag, by name."""
         return tuple(
             QueueReport(topic, queue_id, lag.messages, lag.bytes, max(0.0, (now_ms - lag.oldest_ms) / 1000))
             for (topic, queue_id), lag in sorted(self.queues.items())
         )
 
     def add(self, topic: str, queue_id: int, counted: QueueLag) -> None:
-        """Count ``counted`` for one queue; earlier calls are for earlier records."""
+        """Add to the lag of one queue; earlier calls are for earlier records."""
         lag = self.queues.setdefault((topic, queue_id), QueueLag())
         lag.messages += counted.messages
         lag.bytes += counted.bytes
@@ -88,7 +85,7 @@ def measure_lag(
     committed_phys: int,
     end_phys: int,
 ) -> Lag:
-    """Count what is in [committed_phys, end_phys) per queue. ``index`` None: no consume queue is visible."""
+    """Count [committed_phys, end_phys) per queue. ``index`` None: no consume queue is visible."""
     lag = Lag(end_phys=committed_phys)
     if committed_phys >= end_phys:
         return lag
@@ -101,7 +98,7 @@ def measure_lag(
             _count_units(lag, index.units_between(committed_phys, reach), log, topic_filter)
             shown_phys = lag.end_phys = reach
         except (UnreadableError, AccessDeniedError):
-            lag = Lag(end_phys=committed_phys)  # one queue cannot be read: the log tells as well
+            lag = Lag(end_phys=committed_phys)  # unreadable queue: scan the log instead
     _count_scanned(lag, log, topic_filter, shown_phys, end_phys)
     return lag
 
@@ -123,7 +120,7 @@ def _count_scanned(
     lag: Lag, log: CommitLog, topic_filter: TopicFilter, begin_phys: int, end_phys: int
 ) -> None:
     table = QueueTable()
-    # A checksum that came with a copied message is looked past; any other damage ends the count, unsearched.
+    # A stale checksum of a copied message is accepted; other damage ends the count without a search.
     feed = LogFeed(
         log, table, topic_filter, delay_levels_ms=None,
         next_record=lambda _phys, _limit: None, accepted_size=partial(stored_size, log),
@@ -172,7 +169,7 @@ def _totals(group: NDArray[Any], values: NDArray[Any], groups: int) -> NDArray[A
 
 
 def store_timestamp_at(log: CommitLog, phys: int) -> int | None:
-    """Store timestamp (ms) of the record whose header stands at ``phys``; None when there is none."""
+    """Store timestamp (ms) of the record at ``phys``; None without one."""
     if log.record_size_at(phys) is None:
         return None
     header = log.read(phys, _BORN_HOST_AT + 20 + _TIMESTAMP.size)

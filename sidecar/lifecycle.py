@@ -1,7 +1,7 @@
-"""The life of `tiered run`: start the uploader, restart it after an outage, reload, drain, stop.
+"""The lifecycle of `tiered run`: start the uploader, restart it after an outage, reload, drain, stop.
 
-Owns the main loop, signals, and what each kind of failure means for the process. Does not own how the
-uploader is built (a factory does) nor what it does. All waiting is on one event queue: idle costs nothing.
+Owns the main loop, signals, and the reaction to each kind of failure. All waiting is on one event queue: an idle
+process costs nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ EXIT_INTERNAL = 70
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
 SETTLED_S = 60.0
-"""A job that ran this long was well: the next outage starts again with the shortest wait."""
+"""After a job ran this long, the next outage starts with the shortest wait."""
 
 
 class Job(Protocol):
-    """What the service runs; the uploader."""
+    """A job of the service: the uploader."""
 
     def run(self, stop: threading.Event) -> None:
-        """Work until ``stop`` is set (then drain) or something raises."""
+        """Work until ``stop`` is set, then drain; raises failures."""
         ...
 
     def report(self) -> StatusReport:
@@ -49,7 +49,7 @@ JobFactory = Callable[[Settings], Job]
 
 
 class State(Enum):
-    """Where the service is in its life."""
+    """The state of the service."""
 
     STARTING = "starting"
     FOLLOWING = "following"
@@ -60,7 +60,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What wakes the main loop."""
+    """Events of the main loop."""
 
     STOP = "stop"
     RELOAD = "reload"
@@ -70,7 +70,7 @@ class Event(Enum):
 
 @dataclass(frozen=True)
 class RetryPlan:
-    """What to do after a job failed: wait ``delay_s`` in ``state``, or end with ``exit_code``."""
+    """The reaction to a failed job: wait ``delay_s`` in ``state``, or end with ``exit_code``."""
 
     state: State
     delay_s: float
@@ -78,7 +78,7 @@ class RetryPlan:
 
 
 def after_failure(error: BaseException, settings: Settings, failures: int, jitter: float) -> RetryPlan:
-    """The plan after the ``failures``-th failure in a row (from 1); ``jitter`` in [0, 1). Pure."""
+    """The reaction to the ``failures``-th failure in a row (from 1); ``jitter`` in [0, 1). Pure."""
     if isinstance(error, FencedError):
         if settings.process.when_fenced == "exit":
             return RetryPlan(State.STOPPED, 0, error.exit_code)
@@ -92,7 +92,7 @@ def after_failure(error: BaseException, settings: Settings, failures: int, jitte
 
 
 def with_values_of(before: Settings, after: Settings, keys: Sequence[str]) -> Settings:
-    """``after``, but for ``keys``, which stay as they were in ``before``. Pure."""
+    """``after`` with the values of ``keys`` from ``before``. Pure."""
     for key in keys:
         section, _, name = key.partition(".")
         kept = replace(getattr(after, section), **{name: value_of(before, key)})
@@ -101,7 +101,7 @@ def with_values_of(before: Settings, after: Settings, keys: Sequence[str]) -> Se
 
 
 class Service:
-    """Runs jobs built by ``factory`` until told to stop."""
+    """Runs jobs built by ``factory`` until a stop."""
 
     def __init__(
         self,
@@ -132,19 +132,19 @@ class Service:
         self._jobs_started = 0
         self._restart_when_ended = False
         self._late_at_s: float | None = None
-        """When a job that drains for a reload has taken too long, until that is told."""
+        """When a job that drains for a reload will be late; None once logged."""
         self._is_built = False
-        """Whether the present job came to be."""
+        """Whether the current job was built."""
         self._proven: Settings | None = None
-        """What the last job that came to be was built with."""
+        """The settings of the last job that was built."""
 
     @property
     def state(self) -> State:
-        """Where the service is in its life."""
+        """The state of the service."""
         return self._state
 
     def handle_signals(self) -> None:
-        """SIGTERM and SIGINT drain, SIGHUP reloads, also one that came before. Main thread only."""
+        """SIGTERM and SIGINT drain; SIGHUP reloads, also one received before. Main thread only."""
         self._events.wake_on_signals()
         signal.signal(signal.SIGTERM, lambda *_: self.post(Event.STOP))
         signal.signal(signal.SIGINT, lambda *_: self.post(Event.STOP))
@@ -175,7 +175,7 @@ class Service:
         self._events.close()
 
     def report(self) -> StatusReport | None:
-        """The uploader's report under the service's own state; None before there is an uploader."""
+        """The uploader's report with the service's state; None before the first uploader."""
         job = self._job
         if job is None:
             return None
@@ -201,7 +201,7 @@ class Service:
             self._start_job()
         else:
             self._late_at_s = None
-            logger.error("the uploader did not drain in time; the new settings apply when it ends")
+            logger.error("the uploader has not drained in time: new settings apply once it has")
 
     def _start_job(self) -> None:
         self._retry_at_s = self._late_at_s = None
@@ -211,7 +211,7 @@ class Service:
         self._job_stop = threading.Event()
         self._restart_when_ended = False
         self._jobs_started += 1
-        self._enter(State.FOLLOWING, "the uploader runs")
+        self._enter(State.FOLLOWING, "the uploader is running")
         self._thread = threading.Thread(
             target=self._run_job,
             args=(self._settings, self._job_stop, self._jobs_started),
@@ -225,7 +225,7 @@ class Service:
             job = self._factory(settings)
             self._job, self._proven, self._is_built = job, settings, True
             job.run(stop)
-        except BaseException as error:  # handed to the main loop, which decides and logs
+        except BaseException as error:  # the main loop decides and logs
             self._job_error = error
         self._events.put((Event.JOB_ENDED, number))
 
@@ -241,7 +241,7 @@ class Service:
         if error is None:
             self._enter(State.STOPPED, "the uploader has ended")
             return 0
-        if self._goes_back(error):
+        if self._rolls_back(error):
             return None
         if self._monotonic_s() - self._started_s >= SETTLED_S:
             self._failures = 0
@@ -254,20 +254,20 @@ class Service:
         self._retry_at_s = self._monotonic_s() + plan.delay_s
         return None
 
-    def _goes_back(self, error: BaseException) -> bool:
-        """Whether the settings of before are in force again: no job can be built with those that were reloaded. What
-        may pass by itself is tried again with the new ones."""
+    def _rolls_back(self, error: BaseException) -> bool:
+        """Whether the previous settings were restored, because no job can be built with the reloaded ones. Failures
+        that may pass are retried with the reloaded ones."""
         before = self._proven
         if self._is_built or before is None or before is self._settings:
             return False
         if after_failure(error, before, 1, 0.0).exit_code is None:
             return False
-        logger.error("the settings reloaded cannot be used: the old ones are back", exc_info=error)
-        self._put_in_force(before)
+        logger.error("reloaded settings are unusable: previous settings restored", exc_info=error)
+        self._apply(before)
         self._start_job()
         return True
 
-    def _put_in_force(self, settings: Settings) -> None:
+    def _apply(self, settings: Settings) -> None:
         logging.getLogger().setLevel(settings.process.log_level.upper())
         self._settings = settings
         self._on_reload(settings)
@@ -283,27 +283,27 @@ class Service:
         try:
             after = self._load().settings
         except TieredError as error:
-            logger.error("settings not reloaded, the old ones stay", exc_info=error)
+            logger.error("settings not reloaded: previous settings stay", exc_info=error)
             return
         changed = changed_keys(self._settings, after)
         late = [key for key in changed if FIELDS[key].rule.restart]
         if late:
-            logger.warning("these settings need a restart", extra={"keys": late})
+            logger.warning("restart needed to apply settings", extra={"keys": late})
         if len(changed) == len(late):
-            logger.info("settings reloaded, nothing to apply")
+            logger.info("settings reloaded: nothing to apply")
             return
         after = with_values_of(self._settings, after, late)
         logger.info("settings reloaded", extra={"keys": [key for key in changed if key not in late]})
         if all(key in late or FIELDS[key].rule.live for key in changed):
             if self._proven is self._settings:
                 self._proven = after
-            self._put_in_force(after)
+            self._apply(after)
             return
-        self._put_in_force(after)
+        self._apply(after)
         self._restart_job()
 
     def _restart_job(self) -> None:
-        """A new job as soon as this one has drained. Nobody waits for that: SIGTERM may come meanwhile."""
+        """Start a new job once this one has drained. The main loop does not wait: SIGTERM may arrive."""
         if self._thread is None:
             self._start_job()
             return
@@ -313,11 +313,11 @@ class Service:
             self._late_at_s = self._monotonic_s() + self._settings.process.drain_timeout_ms / 1000
 
     def _drain(self) -> int:
-        self._enter(State.DRAINING, "finishing what is in flight")
+        self._enter(State.DRAINING, "finishing uploads in flight")
         was_running = self._thread is not None
         drained = self._stop_job()
         self._enter(
-            State.STOPPED, "drained" if drained else "stopped before everything in flight was finished"
+            State.STOPPED, "drained" if drained else "stopped before all uploads in flight were finished"
         )
         if drained and was_running and isinstance(self._job_error, TieredError):
             logger.error("the uploader failed while draining", exc_info=self._job_error)
@@ -325,7 +325,7 @@ class Service:
         return 0 if drained else EXIT_NOT_DRAINED
 
     def _stop_job(self) -> bool:
-        """Ask the job to drain and wait for it; False when it takes too long."""
+        """Let the job drain; False if it takes too long."""
         if self._thread is None:
             return True
         self._job_stop.set()

@@ -1,7 +1,4 @@
-"""Logging: one JSON object a line for the service, one plain line a record for one-shot commands.
-
-Owns the handler and the formats. Nothing else configures logging.
-"""
+"""Configures logging: JSON lines for services, plain lines for one-shot commands."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line. Attributes passed as ``extra`` become members; a trace is one escaped member."""
+    """A record as one JSON line. ``extra`` attributes become members; a trace is one escaped member."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line without line breaks."""
@@ -38,7 +35,7 @@ class JsonFormatter(logging.Formatter):
         try:
             return orjson.dumps(document, default=str).decode()
         except TypeError:
-            # A path that is no UTF-8, a number of more than 64 bits: orjson refuses the whole line.
+            # orjson refuses paths that are not UTF-8 and numbers of more than 64 bits.
             return json.dumps(document, default=str)
 
 
@@ -49,7 +46,7 @@ class PlainFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        """The line with what was passed as ``extra`` behind it."""
+        """The line, followed by the ``extra`` attributes."""
         line = super().formatMessage(record)
         extra = ", ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _STANDARD)
         return " ".join((f"{line} ({extra})" if extra else line).split("\n"))
@@ -73,6 +70,6 @@ def _install(formatter: logging.Formatter, level: str) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # The SDK's own lines may hold signed addresses; its failures reach us as typed errors anyway.
+    # The SDK's lines may contain signed URLs; its failures are raised as typed errors.
     for name in ("botocore", "boto3", "aiobotocore", "urllib3", "s3transfer"):
         logging.getLogger(name).setLevel(logging.ERROR)

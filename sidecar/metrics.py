@@ -1,8 +1,7 @@
-"""The Prometheus metrics: RocketMQ's own names where they exist, ours beside them.
+"""Prometheus metrics of a StatusReport and of StoreMetrics.
 
-`rocketmq_tiered_store_dispatch_behind`, `_dispatch_latency`, `_messages_dispatch_total` mean what they mean
-in RocketMQ's tiered store (whose latency is declared in seconds but recorded in milliseconds; here it is
-seconds). Owns names and labels; values come from a StatusReport and StoreMetrics.
+`rocketmq_tiered_store_dispatch_behind`, `_dispatch_latency` and `_messages_dispatch_total` have the meaning of
+RocketMQ's tiered store, whose latency is declared in seconds but recorded in milliseconds; here it is in seconds.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from tiered.object_store.request_metrics import LATENCY_BOUNDS_S, OperationStats
 
 PREFIX = "rocketmq_tiered_store"
 QUEUES_MAX = 1000
-"""Per-queue series are bounded: the queues furthest behind are shown, the total always."""
+"""Bound of per-queue series: the queues with the largest lag have them; totals count all."""
 
 _MEDIUM = {"storage_type": "tiered", "storage_medium": "blob"}
 _QUEUE_LABELS = [*_MEDIUM, "topic", "queue_id", "file_type"]
 
 
 class StatusCollector(Collector):
-    """Turns the current report into metrics at each scrape."""
+    """Metrics of the current report."""
 
     def __init__(self, report: Callable[[], StatusReport | None]) -> None:
         self._report = report
@@ -38,7 +37,7 @@ class StatusCollector(Collector):
         """All families of one scrape."""
         report = self._report()
         up = GaugeMetricFamily(
-            f"{PREFIX}_up", "1 while an uploader has its archive, or stands by", labels=list(_MEDIUM)
+            f"{PREFIX}_up", "1 while an uploader owns its archive or stands by.", labels=list(_MEDIUM)
         )
         up.add_metric(list(_MEDIUM.values()), int(report is not None and report.is_up))
         yield up
@@ -50,15 +49,15 @@ class StatusCollector(Collector):
 def _queue_families(report: StatusReport) -> Iterator[Metric]:
     worst = sorted(report.queues, key=lambda queue: queue.lag_messages, reverse=True)[:QUEUES_MAX]
     behind = GaugeMetricFamily(
-        f"{PREFIX}_dispatch_behind", "messages of a queue that are not archived yet", labels=_QUEUE_LABELS
+        f"{PREFIX}_dispatch_behind", "Messages of a queue not archived yet.", labels=_QUEUE_LABELS
     )
     latency = GaugeMetricFamily(
         f"{PREFIX}_dispatch_latency",
-        "age in seconds of a queue's oldest message not archived",
+        "Age in seconds of a queue's oldest message not archived yet.",
         labels=_QUEUE_LABELS,
     )
     behind_bytes = GaugeMetricFamily(
-        f"{PREFIX}_dispatch_behind_bytes", "bytes of a queue that are not archived yet", labels=_QUEUE_LABELS
+        f"{PREFIX}_dispatch_behind_bytes", "Bytes of a queue not archived yet.", labels=_QUEUE_LABELS
     )
     for queue in worst:
         labels = _queue_labels(queue)
@@ -74,35 +73,43 @@ def _queue_labels(queue: QueueReport) -> list[str]:
 
 def _total_families(report: StatusReport) -> Iterator[Metric]:
     gauges: list[tuple[str, str, float | None]] = [
-        ("behind_messages", "messages not archived yet, all queues", report.lag_messages),
-        ("behind_bytes", "bytes not archived yet, all queues", report.lag_bytes),
-        ("behind_seconds", "age of the oldest message not archived", report.lag_seconds),
+        ("behind_messages", "Messages not archived yet, all queues.", report.lag_messages),
+        ("behind_bytes", "Bytes not archived yet, all queues.", report.lag_bytes),
+        ("behind_seconds", "Age in seconds of the oldest message not archived yet.", report.lag_seconds),
         (
             "retention_margin_seconds",
-            "time left until the broker deletes what is not archived",
+            "Seconds until the broker deletes messages not archived yet.",
             report.retention_margin_seconds,
         ),
         (
             "dispatch_offset",
-            "physical commitlog offset up to which everything is archived",
+            "Physical commitlog offset up to which everything is archived.",
             report.committed_phys,
         ),
-        ("bound_offset", "physical commitlog offset up to which uploading is allowed", report.bound_phys),
-        ("gaps", "gaps in the archive that this process recorded", report.gaps),
-        ("fenced", "1 when another writer owns the archive", int(report.fenced)),
-        ("epoch", "epoch of this writer", report.epoch),
-        ("memory_budget_used_bytes", "buffers in use", report.budget_used_bytes),
-        ("memory_budget_limit_bytes", "buffers allowed", report.budget_limit_bytes),
-        ("pins", "commitlog files held by hard links", report.pins),
+        (
+            "bound_offset",
+            "Physical commitlog offset up to which the broker allows uploads.",
+            report.bound_phys,
+        ),
+        ("gaps", "Gaps recorded by this process.", report.gaps),
+        ("fenced", "1 while another writer owns the archive.", int(report.fenced)),
+        ("epoch", "Epoch of this writer.", report.epoch),
+        ("memory_budget_used_bytes", "Bytes of buffers in use.", report.budget_used_bytes),
+        ("memory_budget_limit_bytes", "Limit of buffers in bytes.", report.budget_limit_bytes),
+        ("pins", "Commitlog files pinned by hard links.", report.pins),
         (
             "unindexed_objects",
-            "damaged data objects that the message index leaves out",
+            "Damaged data objects excluded from the message index.",
             report.unindexed_objects,
         ),
-        ("pending_deletions", "objects that were given up and wait for gc", report.pending_deletions),
+        (
+            "pending_deletions",
+            "Objects that garbage collection has still to delete.",
+            report.pending_deletions,
+        ),
         (
             "oldest_pending_deletion_seconds",
-            "how long ago the first of them was given up",
+            "Age in seconds of the oldest pending deletion.",
             report.oldest_pending_deletion_seconds,
         ),
     ]
@@ -112,10 +119,10 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
             family.add_metric(list(_MEDIUM.values()), value)
             yield family
     counters = [
-        ("messages_dispatch", "messages archived by this process", report.messages),
-        ("upload_message_bytes", "message bytes archived by this process", report.bytes),
-        ("errors", "failures since the start", report.errors),
-        ("index_files_rebuilt", "damaged index files made anew by this process", report.index_files_rebuilt),
+        ("messages_dispatch", "Messages archived by this process.", report.messages),
+        ("upload_message_bytes", "Message bytes archived by this process.", report.bytes),
+        ("errors", "Upload attempts abandoned since the start.", report.errors),
+        ("index_files_rebuilt", "Damaged index files rebuilt by this process.", report.index_files_rebuilt),
     ]
     for name, meaning, value in counters:
         counter = CounterMetricFamily(f"{PREFIX}_{name}", meaning, labels=list(_MEDIUM))
@@ -124,7 +131,7 @@ def _total_families(report: StatusReport) -> Iterator[Metric]:
 
 
 class ObjectStoreCollector(Collector):
-    """Requests to the object store. Bytes are histograms as in RocketMQ, but only sum and count are known."""
+    """Metrics of object store requests. Bytes are histograms as in RocketMQ, with sum and count only."""
 
     def __init__(self, metrics: StoreMetrics) -> None:
         self._metrics = metrics
@@ -138,19 +145,19 @@ class ObjectStoreCollector(Collector):
         snapshot = self._metrics.snapshot()
         latency = HistogramMetricFamily(
             f"{PREFIX}_provider_rpc_latency",
-            "milliseconds of a request",
+            "Latency of a request in milliseconds.",
             labels=[*_MEDIUM, "operation", "request"],
         )
         failures = CounterMetricFamily(
             f"{PREFIX}_provider_failures",
-            "requests that failed, by error",
+            "Failed requests by error.",
             labels=[*_MEDIUM, "request", "error"],
         )
         uploaded = HistogramMetricFamily(
-            f"{PREFIX}_provider_upload_bytes", "bytes written to the object store", labels=list(_MEDIUM)
+            f"{PREFIX}_provider_upload_bytes", "Bytes written to the object store.", labels=list(_MEDIUM)
         )
         downloaded = HistogramMetricFamily(
-            f"{PREFIX}_provider_download_bytes", "bytes read from the object store", labels=list(_MEDIUM)
+            f"{PREFIX}_provider_download_bytes", "Bytes read from the object store.", labels=list(_MEDIUM)
         )
         for request, stats in sorted(snapshot.items()):
             labels = [*_MEDIUM.values(), "write" if request in _WRITES else "read", request]

@@ -1,7 +1,4 @@
-"""Progress of a long command: a bar with rate and ETA on a terminal, a log line now and then otherwise.
-
-Writes to stderr only.
-"""
+"""Progress of a long command on stderr: a bar with rate and ETA on a terminal, else a log line every ten seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ LINE_INTERVAL_S = 10.0
 
 
 class Progress:
-    """Counts bytes towards a total that may still grow."""
+    """Progress in bytes towards a total that may grow."""
 
     def __init__(
         self,
@@ -52,7 +49,7 @@ class Progress:
             self._bar.close()
 
     def update(self, done_bytes: int, total_bytes: int) -> None:
-        """``done_bytes`` of ``total_bytes`` are finished."""
+        """Set the progress to ``done_bytes`` of ``total_bytes``."""
         advanced = done_bytes - self._done_bytes
         self._done_bytes, self._total_bytes = done_bytes, total_bytes
         if self._bar is not None:

@@ -1,7 +1,4 @@
-"""The status document: one shape for /status.json, `tiered status` and the metrics, whoever computed it.
-
-Owns the names a user sees. Pure.
-"""
+"""The status report behind /status.json, `tiered status` and the metrics. JSON names are camelCase. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from tiered.console import camel_name, camel_names
 
 @dataclass(frozen=True)
 class QueueReport:
-    """How far one queue's archive is behind the broker; queues that are not behind have none."""
+    """The lag of one queue; queues without lag have no report."""
 
     topic: str
     queue_id: int
@@ -27,8 +24,13 @@ class QueueReport:
 
 @dataclass(frozen=True)
 class GroupReport:
+<<<<<<< HEAD
     """A consumer group with members here: pulls that found messages, and its lag behind the end that its last replies
     named (for archived messages the archive's end)."""
+=======
+    """One consumer group with connected clients: pulls that returned messages, and its lag behind the maximum offsets
+    of its last responses (of archived messages: the archive's)."""
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
 
     name: str
     members: int
@@ -50,7 +52,11 @@ class ProxyReport:
 
 @dataclass(frozen=True)
 class SlaveReport:
+<<<<<<< HEAD
     """Slave mode. ``redirects``: whether the master redirects slow consumers (slaveReadEnable), None: unknown;
+=======
+    """Slave mode. ``redirects``: whether the master redirects slow consumers here (slaveReadEnable), None if unknown;
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
     ``name_servers``: (address, registration state); ``master_failure``: why the master does not answer."""
 
     address: str
@@ -66,10 +72,10 @@ class SlaveReport:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """How far an archive is behind its broker, and whether anything is wrong."""
+    """The lag of an archive behind its broker, and its problems."""
 
     source: str
-    """``instance``: told by a running instance; ``catalog``: computed from the archive (and the store)."""
+    """``instance``: from a running instance; ``catalog``: from the archive (and the store)."""
     state: str
     archive_url: str
     cluster: str
@@ -80,15 +86,15 @@ class StatusReport:
     committed_phys: int
     """The dispatch offset: physical commitlog offset up to which everything is archived."""
     bound_phys: int | None
-    """Physical offset up to which uploading is allowed; None when unknown."""
+    """Physical offset up to which the broker allows uploads; None if unknown."""
     bound_reason: str
     lag_messages: int | None
     lag_bytes: int | None
     lag_seconds: float | None
     retention_margin_seconds: float | None
-    """Time left until the broker deletes what is not archived; None when nothing is at risk."""
+    """Time until the broker deletes messages not archived yet; None without risk."""
     gaps: int
-    """Gaps recorded: by this process (instance), or in the archive (catalog)."""
+    """Gaps recorded by this process (instance) or in the archive (catalog)."""
     errors: int
     last_error: str
     budget_used_bytes: int
@@ -96,26 +102,33 @@ class StatusReport:
     pins: int
     pin_note: str
     messages: int
-    """Messages archived by this process (instance), or held by the archive (catalog)."""
+    """Messages archived by this process (instance) or in the archive (catalog)."""
     bytes: int
     queues: tuple[QueueReport, ...]
     unindexed_objects: int = 0
-    """Data objects that the message index leaves out because they are damaged: queries by key read them themselves."""
+    """Damaged data objects excluded from the message index: queries by key read them directly."""
     index_files_rebuilt: int = 0
-    """Damaged index files that this process made anew."""
+    """Damaged index files rebuilt by this process."""
     pending_deletions: int = 0
-    """Objects that were given up and that `gc` has not deleted."""
+    """Objects that `gc` has still to delete."""
     oldest_pending_deletion_seconds: float = 0.0
+<<<<<<< HEAD
     """How long ago the first of them was given up; 0 where there is none."""
     proxy: ProxyReport | None = None
     """None if proxy mode is off."""
     slave: SlaveReport | None = None
     """None if slave mode is off."""
+=======
+    """Age of the oldest pending deletion; 0 without one."""
+    serving: ProxyReport | None = None
+    """None unless proxy mode is on."""
+    slave: SlaveReport | None = None
+    """None unless slave mode is on."""
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
 
     @property
     def is_up(self) -> bool:
-        """Whether an instance archives, or stands by for another one. One that does not get at its archive is not up,
-        however often it tries."""
+        """Whether an instance archives or stands by. One that cannot reach its archive is not up."""
         return self.fenced or (self.epoch > 0 and self.state in ("following", "draining"))
 
     def to_json(self) -> dict[str, Any]:
@@ -125,7 +138,7 @@ class StatusReport:
 
 
 def seconds_since(then_ms: int | None, now_ms: int) -> float:
-    """How long ago ``then_ms`` was; 0 where there is none, or by a clock that went back."""
+    """Seconds since ``then_ms``; 0 for None, or after the clock was set back."""
     return 0.0 if then_ms is None else max(0, now_ms - then_ms) / 1000
 
 
@@ -135,7 +148,7 @@ def encode_report(report: StatusReport) -> bytes:
 
 
 def decode_report(document: dict[str, Any]) -> StatusReport:
-    """The report of a /status.json body; members that this version does not have are dropped."""
+    """The report of a /status.json body; unknown members are dropped."""
     known = _members(StatusReport, document)
     known["queues"] = tuple(QueueReport(**_members(QueueReport, queue)) for queue in known["queues"])
     if known.get("proxy") is not None:

@@ -1,8 +1,7 @@
-"""Turns the uploader's status into the report a user sees, adding what only the broker's files tell: lag
-and margin.
+"""Makes the status report of an uploader: its status, plus lag and retention margin from the broker's files.
 
-Reads through a store of its own, because the uploader's is not for other threads. Reports at most
-REPORT_EVERY_S old are given again: each one reads consume queues.
+Reads its own BrokerStore, because the uploader's is not thread-safe. A report is reused for REPORT_EVERY_S: each one
+reads consume queues.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ REPORT_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class ReportHead:
-    """What does not change while a job lives."""
+    """Constant members of a job's reports."""
 
     archive_url: str
     cluster: str
@@ -35,7 +34,7 @@ class ReportHead:
     writer: str
 
     def empty(self) -> StatusReport:
-        """The report while nothing is known yet."""
+        """The report before the uploader has a status."""
         return StatusReport(
             source="instance", state="", archive_url=self.archive_url, cluster=self.cluster,
             broker=self.broker, writer=self.writer, epoch=0, fenced=False, committed_phys=0,
@@ -46,7 +45,7 @@ class ReportHead:
 
 
 class Reporter:
-    """Makes reports for one uploader. Thread-safe. Owns ``view`` and closes it."""
+    """Makes reports of one uploader. Thread-safe. Closes ``view``."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Reporter:
         self._is_closed = False
 
     def report(self, status: Callable[[], OffloadStatus | None]) -> StatusReport:
-        """A report made from ``status()``, or the last one when that is young enough or this is closed."""
+        """A report of ``status()``, or the last one if it is recent or the reporter is closed."""
         with self._lock:
             now_s = self._monotonic_s()
             if self._is_closed or (self._made_s is not None and now_s - self._made_s < REPORT_EVERY_S):
@@ -110,11 +109,11 @@ class Reporter:
             oldest_pending_deletion_seconds=seconds_since(status.oldest_pending_deletion_ms, self._wall_ms()),
         )
         if not status.bound_reason:
-            return replace(report, bound_phys=None)  # the broker has not been asked yet
+            return replace(report, bound_phys=None)  # no bound yet
         try:
             return self._with_lag(report, status)
         except (TieredError, OSError) as error:
-            # A store that cannot be read now makes the lag unknown, not the report impossible.
+            # Without a readable store the lag is unknown.
             return replace(report, last_error=str(error))
 
     def _with_lag(self, report: StatusReport, status: OffloadStatus) -> StatusReport:
@@ -123,7 +122,7 @@ class Reporter:
             index.refresh()
         log = self._view.commit_log
         log.refresh()
-        # Not to the bound: what a silent broker's keeps out is not archived either.
+        # Beyond the bound too: what a silent broker excludes is lag as well.
         lag = measure_lag(log, index, self._filter, status.committed_phys, status.written_phys)
         end_phys = lag.end_phys if lag.is_complete else max(lag.end_phys, status.bound_phys)
         bound_phys = report.bound_phys
@@ -143,6 +142,6 @@ class Reporter:
 
 
 def age_s(lag: Lag, now_ms: int) -> float:
-    """Age of the oldest message that is not archived; 0 when nothing is behind."""
+    """Age of the oldest message that is not archived; 0 without lag."""
     oldest_ms = lag.oldest_ms()
     return 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000)

@@ -1,6 +1,6 @@
-"""The margin of a store on disk: how long until the broker deletes commitlog that is not archived.
+"""Measures the retention margin: the time until the broker deletes commitlog that is not archived.
 
-Gathers what the estimate needs; the estimate itself is tiered.broker_store.retention.
+Gathers the inputs of the estimate, which is tiered.broker_store.retention.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ GROWTH_WINDOW_S = 10.0
 def retention_margin_s(
     store: BrokerStore, committed_phys: int, end_phys: int, growth_bytes_per_s: float
 ) -> float | None:
-    """Seconds until the broker deletes unarchived log; None when nothing is at risk or nothing can be told.
+    """Seconds until the broker deletes unarchived log; None without risk, or if unknown.
 
-    ``end_phys``: end of the log as far as it is written. Without a broker.conf RocketMQ's defaults count; the
-    broker is taken to run in this host's time zone.
+    ``end_phys``: end of the written log. Without a broker.conf, RocketMQ's defaults apply; the broker is assumed to run
+    in this host's time zone.
     """
     if committed_phys >= end_phys:
         return None
@@ -50,14 +50,14 @@ def retention_margin_s(
 
 
 class LogGrowth:
-    """How fast the commitlog grows, measured between looks at least GROWTH_WINDOW_S apart."""
+    """Growth rate of the commitlog, measured at least GROWTH_WINDOW_S apart."""
 
     def __init__(self) -> None:
         self._since: tuple[float, int] | None = None
         self._bytes_per_s = 0.0
 
     def bytes_per_s(self, now_s: float, end_phys: int) -> float:
-        """The rate now that the log ends at ``end_phys``; 0 until it is known."""
+        """The rate, given the present end of the log; 0 until known."""
         if self._since is None:
             self._since = (now_s, end_phys)
         elif now_s - self._since[0] >= GROWTH_WINDOW_S:

@@ -1,7 +1,6 @@
-"""SIGHUP before a service listens for it: noted, and told to the service once it does.
+"""Catches SIGHUP between the start of a process and the service's own handler.
 
-Its default action ends the process; the settings may have been read already, so that what is to be reloaded is not in
-force. Owns what came until then. Does not own what a service does about it.
+The default action ends the process. The settings may have been read already, so an early SIGHUP must still reload them.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ import signal
 
 
 class EarlySighup:
-    """The handler until there is another one."""
+    """The handler before the service's own; counts as received once called."""
 
     def __init__(self) -> None:
-        self.came = False
+        self.received = False
 
     def __call__(self, *_: object) -> None:
-        """SIGHUP."""
-        self.came = True
+        """Note the signal."""
+        self.received = True
 
 
 def catch_sighup() -> None:
-    """From now on SIGHUP does not end the process. Main thread only."""
+    """Install the early handler. Main thread only."""
     signal.signal(signal.SIGHUP, EarlySighup())
 
 
 def was_received(replaced: object) -> bool:
-    """Whether SIGHUP came to the handler that was replaced."""
-    return isinstance(replaced, EarlySighup) and replaced.came
+    """Whether the handler that was replaced has received SIGHUP."""
+    return isinstance(replaced, EarlySighup) and replaced.received

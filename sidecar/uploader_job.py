@@ -1,7 +1,4 @@
-"""One uploader as the process runs it: built from settings, run once, and closed again.
-
-Owns the wiring of the write path. Does not own what the uploader does, nor when it is started (lifecycle.py).
-"""
+"""One uploader of the process: built from settings, run once, then closed. The process starts it in lifecycle.py."""
 
 from __future__ import annotations
 
@@ -45,14 +42,14 @@ logger = logging.getLogger(__name__)
 
 
 class ProcessPins:
-    """The pins of one process, from job to job: descriptors are to keep files as long as the process lives."""
+    """The pins of one process, passed from job to job: their descriptors keep files open."""
 
     def __init__(self) -> None:
         self.keeper: PinKeeper | None = None
-        """Of the present job."""
+        """The pins of the current job."""
 
     def hand_over(self, keeper: PinKeeper | None) -> PinKeeper | None:
-        """``keeper``, of a job that begins, with what the one before held; None: pins are not wanted any more."""
+        """``keeper`` of a new job, with the pins of the previous one; None: pins are disabled."""
         if self.keeper is not None and keeper is not None:
             keeper.inherit(self.keeper)
         elif self.keeper is not None:
@@ -61,14 +58,13 @@ class ProcessPins:
         return keeper
 
     def close(self) -> None:
-        """The process ends."""
+        """Release descriptors at the end of the process."""
         self.hand_over(None)
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes: a stable instance id, and "run" or "backfill". ``state_dir`` None: nothing is kept, pinned or
-    remembered."""
+    """The writer: a stable instance id, and "run" or "backfill". ``state_dir`` None: no pins and no archive marker."""
 
     instance: str
     kind: str
@@ -81,11 +77,11 @@ class Writer:
 
 
 class UploaderJob:
-    """Builds everything at once (raising what that raises), then runs once and closes everything."""
+    """Builds an uploader and its stores, runs it once, and closes them."""
 
     def __init__(self, settings: Settings, writer: Writer, metrics: StoreMetrics) -> None:
         if not settings.archive.url:
-            raise UsageError("which archive? archive.url is not set", hint="--url file:///… or s3://…")
+            raise UsageError("archive.url is not set", hint="give --url file:///… or s3://…")
         with ExitStack() as opened:
             self._build(settings, writer, metrics, opened)
             self._opened = opened.pop_all()
@@ -133,7 +129,7 @@ class UploaderJob:
         self.offload(stop, follow=True)
 
     def offload(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
-        """Run the uploader and close everything. Raises what Offloader.run raises."""
+        """Run the uploader, then close all stores. Raises what Offloader.run raises."""
         with self._opened:
             return self._offloader.run(stop, follow=follow)
 
@@ -148,19 +144,19 @@ class UploaderJob:
         return self._offloader.retry_reason
 
     def expected_end_phys(self, status: OffloadStatus) -> int:
-        """About where a back-fill will end: not with files that the broker made in advance."""
+        """The estimated end of a backfill, without preallocated files."""
         return max(status.committed_phys, min(status.bound_phys, self._log.data_end_phys()))
 
     def close(self) -> None:
-        """Close everything without having run."""
+        """Close without a run."""
         self._opened.close()
 
     def status(self) -> OffloadStatus | None:
-        """The uploader's own, cheap view; None until it has loaded the catalog."""
+        """The uploader's status; None until it has loaded the catalog."""
         return self._offloader.status()
 
     def report(self) -> StatusReport:
-        """The whole status; from any thread, also before and after the run."""
+        """The full report; from any thread, also before and after the run."""
         return self._reporter.report(self._offloader.status)
 
 
@@ -174,7 +170,7 @@ def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> En
 
 
 def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> PinKeeper | None:
-    """None: pins are not wanted. Links of a time when they were would keep the broker's disk from it for ever."""
+    """None if pins are disabled. Links of an earlier process are released: they occupy the broker's disk."""
     if writer.state_dir is None:
         return None
     limits = PinLimits(settings.pins.create_below_ratio, settings.pins.release_above_ratio)
@@ -185,7 +181,7 @@ def _pin_keeper(settings: Settings, conf: BrokerConf | None, writer: Writer) -> 
     owner = f"{broker} in {os.path.realpath(store)}"
     keeper = PinKeeper(places, limits.below_broker(conf or BrokerConf()), owner=owner, former=former)
     if keeper.problem:
-        logger.warning("going on without pins of before", extra={"problem": keeper.problem})
+        logger.warning("continuing without the pins of an earlier process", extra={"problem": keeper.problem})
     if settings.pins.enabled:
         return keeper
     try:

@@ -1,7 +1,6 @@
-"""The `tiered` command: picks the verb's module, runs it, turns errors into one line and an exit code.
+"""The `tiered` command: runs the verb's module and turns errors into one line and an exit code.
 
-Owns dispatch and the shape of an error. Does not own any verb (one module each in this package). Only the
-chosen verb is imported, so that a one-shot command starts fast.
+Only the chosen verb is imported, so that a one-shot command starts fast.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ INTERRUPTED = "interrupted"
 
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("sidecar.cli.run", "follow a broker and archive its messages until stopped"),
-    "backfill": ("sidecar.cli.backfill", "archive what a store directory holds, once"),
-    "status": ("sidecar.cli.status", "how far the archive is behind the broker"),
-    "ls": ("sidecar.cli.ls", "list what an archive holds"),
+    "backfill": ("sidecar.cli.backfill", "archive a store directory once"),
+    "status": ("sidecar.cli.status", "show how far the archive is behind the broker"),
+    "ls": ("sidecar.cli.ls", "list the queues of an archive"),
     "cat": ("sidecar.cli.cat", "print archived messages"),
-    "offset": ("sidecar.cli.offset", "which queue offset is a point in time"),
+    "offset": ("sidecar.cli.offset", "find the queue offset of a point in time"),
     "query": ("sidecar.cli.query", "find messages by key, unique key or offsetMsgId"),
-    "index": ("sidecar.cli.index_export", "export index files a broker answers from"),
+    "index": ("sidecar.cli.index_export", "export RocketMQ index files for a broker"),
     "serve": ("sidecar.cli.serve", "serve an archive to RocketMQ clients and mqadmin"),
     "reset-offset": ("sidecar.cli.reset_offset", "reset a consumer group's offsets"),
-    "verify": ("sidecar.cli.verify", "check an archive"),
-    "gc": ("sidecar.cli.gc", "remove garbage from an archive (dry-run by default)"),
-    "config": ("sidecar.cli.config_check", "check settings and print what is in force"),
+    "verify": ("sidecar.cli.verify", "check an archive for damage"),
+    "gc": ("sidecar.cli.gc", "delete garbage from an archive (dry run by default)"),
+    "config": ("sidecar.cli.config_check", "check settings and print the effective values"),
 }
 """Verb -> (module with `add_arguments` and `execute`, one-line help)."""
 
 SERVICES = ("run", "serve")
-"""Verbs that go on until SIGTERM or SIGINT."""
+"""Verbs that run until SIGTERM or SIGINT."""
 
 COLLECT_EVERY = 50_000
-"""New objects between two looks of the garbage collector; at Python's 700 it looks at imported modules again and again
-while a short command runs."""
+"""New objects between two runs of Python's garbage collector; at the default of 700 it scans imported modules
+repeatedly during a short command."""
 
 _REFUSED_OUTPUT = FULL_ERRNOS | {errno.EIO}
 
@@ -59,7 +58,7 @@ EXIT_CODES = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as every other error is said; the usage is many lines and has --help."""
+    """Reports errors in one line, like all other errors; --help prints the usage."""
 
     def error(self, message: str) -> NoReturn:
         print(f"tiered: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
@@ -68,20 +67,20 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
-    _stand_in_for_closed_streams()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    verb, rest = _split_verb(given)
+    _replace_closed_streams()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb, rest = _split_verb(words)
     if verb is None:
         return 2
     if verb in SERVICES:
-        catch_sighup()  # their modules take a second to import, in which a manager may have them reload
+        catch_sighup()  # a service manager may send SIGHUP while their modules load
     module_name, help_text = VERBS[verb]
     set_threshold(COLLECT_EVERY)
-    atexit.register(freeze)  # the interpreter's last look for garbage takes 0.2 s and finds nothing
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads that nothing here uses
+    atexit.register(freeze)  # saves the last garbage collection, 0.2 s
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start unused threads
     try:
         module = importlib.import_module(module_name)
-    except KeyboardInterrupt:  # most of a short command's time
+    except KeyboardInterrupt:  # most of a short command's time is spent here
         print(f"tiered: {INTERRUPTED}", file=sys.stderr)
         return EXIT_INTERRUPTED
     parser = _Parser(prog=f"tiered {verb}", description=help_text, epilog=EXIT_CODES, allow_abbrev=False)
@@ -90,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _execute(module, parser.parse_args(rest))
 
 
-def _split_verb(given: list[str]) -> tuple[str | None, list[str]]:
-    """The verb and what follows it. Help and version end the process as argparse does."""
+def _split_verb(words: list[str]) -> tuple[str | None, list[str]]:
+    """The verb and its arguments. Help and version end the process."""
     parser = _Parser(
         prog="tiered",
         description="Tiered storage for Apache RocketMQ: archive a broker's messages and read them back.",
@@ -100,13 +99,13 @@ def _split_verb(given: list[str]) -> tuple[str | None, list[str]]:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=_version())
-    parser.add_argument("verb", choices=list(VERBS), metavar="VERB", help="what to do; see below")
-    if not given:
+    parser.add_argument("verb", choices=list(VERBS), metavar="VERB", help="see below")
+    if not words:
         parser.print_help(sys.stderr)
         return None, []
-    if given[0] in VERBS:
-        return given[0], given[1:]
-    return str(parser.parse_args(given[:1]).verb), given[1:]
+    if words[0] in VERBS:
+        return words[0], words[1:]
+    return str(parser.parse_args(words[:1]).verb), words[1:]
 
 
 def _verb_table() -> str:
@@ -129,32 +128,30 @@ def _execute(module: ModuleType, options: argparse.Namespace) -> int:
     except TieredError as error:
         return _report(options, " ".join(str(error).split()), error.exit_code)
     except BrokenPipeError:
-        _give_up_output()  # its reader has gone (`tiered cat … | head`): no complaint
+        _discard_output()  # the reader closed the pipe (`tiered cat … | head`)
         return 0
     except KeyboardInterrupt:
         return _report(options, INTERRUPTED, EXIT_INTERRUPTED)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _REFUSED_OUTPUT and error.filename is None:
-            # Everything else that is written has a name, or an error of its own.
-            _give_up_output()
-            return _report(
-                options, f"the output cannot be written: {error.strerror}", StoreFullError.exit_code
-            )
+            # Other files have a name, or an error of their own.
+            _discard_output()
+            return _report(options, f"cannot write the output: {error.strerror}", StoreFullError.exit_code)
         message = f"internal error, {type(error).__name__}: {' '.join(str(error).split())}"
-        return _report(options, f"{message}; please report it with the output of --debug", EXIT_INTERNAL)
+        return _report(options, f"{message}; report it with the output of --debug", EXIT_INTERNAL)
     return code
 
 
-def _stand_in_for_closed_streams() -> None:
-    """What a parent closed (`>&-`) is None here: nothing could be printed, and errors would go to stdout."""
+def _replace_closed_streams() -> None:
+    """Streams that the parent closed (`>&-`) are None: nothing could be printed."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _give_up_output() -> None:
-    """What is not written yet goes nowhere, also at exit."""
+def _discard_output() -> None:
+    """Discard unwritten output, also at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,8 +1,4 @@
-"""Arguments that several verbs share, and turning them into settings.
-
-Owns the flags that are spelled like settings. Does not own verbs' own arguments nor the merge order
-(tiered.settings).
-"""
+"""Arguments shared by verbs, most of which set a setting."""
 
 from __future__ import annotations
 
@@ -22,11 +18,11 @@ class SettingFlag(NamedTuple):
 
 
 NAME_FLAGS = (
-    SettingFlag("--cluster", "archive.cluster", "cluster name (default: when unique)"),
-    SettingFlag("--broker", "archive.broker", "broker name (default: when unique)"),
+    SettingFlag("--cluster", "archive.cluster", "cluster name (default: the only one)"),
+    SettingFlag("--broker", "archive.broker", "broker name (default: the only one)"),
 )
 STORE_FLAGS = (
-    SettingFlag("--endpoint-url", "object_store.endpoint_url", "S3 endpoint when it is not AWS"),
+    SettingFlag("--endpoint-url", "object_store.endpoint_url", "S3 endpoint of a store other than AWS"),
     SettingFlag("--region", "object_store.region", "S3 region"),
 )
 BROKER_FLAGS = (
@@ -42,7 +38,7 @@ SERVE_FLAGS = (
     SettingFlag(
         "--advertise",
         "serve.advertise",
-        "host:port that clients dial (default: the address bound, or this machine's)",
+        "host:port that clients connect to (default: the bound address, or this host's)",
     ),
 )
 _FLAGS = (*NAME_FLAGS, *STORE_FLAGS, *BROKER_FLAGS, *TOPIC_FLAGS, *SERVE_FLAGS)
@@ -69,29 +65,36 @@ def add_setting_flags(parser: argparse.ArgumentParser, *groups: tuple[SettingFla
 
 
 def add_archive(parser: argparse.ArgumentParser, *groups: tuple[SettingFlag, ...]) -> None:
-    """The positional ARCHIVE_URL, the flags that choose an archive in it, and those of ``groups``."""
+    """ARCHIVE_URL, the flags that choose an archive in it, and those of ``groups``."""
     parser.add_argument("url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, *groups)
 
 
 def add_places(parser: argparse.ArgumentParser) -> None:
-    """Where `tiered run` finds and keeps things: settings to all other verbs, or arguments."""
-    parser.add_argument("--store", dest="broker.store_path", metavar="DIRECTORY", help="the broker's store")
-    parser.add_argument("--url", dest="archive.url", metavar="ARCHIVE_URL", help="where to archive")
+    """Store, archive and state directory of `tiered run`."""
     parser.add_argument(
-        "--state-dir", dest="process.state_dir", metavar="DIRECTORY", help="lock and identity"
+        "--store", dest="broker.store_path", metavar="DIRECTORY", help="the broker's store directory"
+    )
+    parser.add_argument(
+        "--url", dest="archive.url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix"
+    )
+    parser.add_argument(
+        "--state-dir",
+        dest="process.state_dir",
+        metavar="DIRECTORY",
+        help="directory of the instance's lock and identity",
     )
 
 
 def add_writer_flags(parser: argparse.ArgumentParser) -> None:
-    """Switches of the verbs that write an archive."""
+    """Switches of verbs that write an archive."""
     parser.add_argument(
         "--include-system", dest="topics.include_system", action="store_const", const="true", default=None,
-        help="archive RocketMQ's own topics too",
+        help="also archive RocketMQ's system topics",
     )  # fmt: skip
     parser.add_argument(
         "--take-over", dest="archive.take_over", action="store_const", const="true", default=None,
-        help="become the archive's writer although another instance is (that one is fenced)",
+        help="become the archive's writer even if another instance is, which is then fenced",
     )  # fmt: skip
 
 
@@ -101,7 +104,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> LoadedSettings:
-    """The settings this command line means, environment and file included."""
+    """The settings of this command line, with environment and file."""
     flags: dict[str, tuple[str, Any]] = flag_assignments(options.assignments)
     for key, value in vars(options).items():
         if "." in key and value is not None:

@@ -1,4 +1,4 @@
-"""`tiered backfill`: archive what a store directory holds, once, with progress; resumable."""
+"""`tiered backfill`: archive a store directory once; resumable."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """STORE, ARCHIVE_URL and what a writer may choose."""
+    """STORE, ARCHIVE_URL and writer flags."""
     parser.add_argument("broker.store_path", metavar="STORE", help="the broker's store directory")
     parser.add_argument("archive.url", metavar="ARCHIVE_URL", help="file:///directory or s3://bucket/prefix")
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS)
     add_writer_flags(parser)
     parser.add_argument(
         "--replace-log", dest="archive.replace_log", action="store_const", const="true", default=None,
-        help="go on although the store's log lacks what is archived under its name: all or the end; it is hidden",
+        help="continue even if archived messages are missing from the store's log; they are hidden",
     )  # fmt: skip
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Archive until the end of the log; what is there already is not sent again. Damage is exit code 1."""
+    """Archive to the end of the log, from where the archive ends. Damage is exit code 1."""
     return_freed_memory()
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
@@ -88,7 +88,7 @@ def _run(
     def work() -> None:
         try:
             outcome.append(job.offload(stop, follow=False))
-        except BaseException as error:  # raised again in the main thread
+        except BaseException as error:  # raised in the main thread
             failure.append(error)
         finally:
             ended.set()
@@ -111,8 +111,8 @@ def _run(
 
 @contextmanager
 def _set_by_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and the first Ctrl-C set ``stop``. The second ends the process where it is: threads run compiled code
-    that an interpreter must not take down under them, and what is not committed is still in the log."""
+    """SIGTERM and the first Ctrl-C set ``stop``. The second ends the process at once, without interpreter shutdown
+    under threads in compiled code; uncommitted messages are still in the log."""
 
     def interrupted(*_: object) -> None:
         if stop.is_set():
@@ -129,6 +129,6 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
 
 
 def _instance(store: str) -> str:
-    """Stable for one store on one host, so that a killed back-fill can be repeated at once."""
+    """Stable per store and host, so that a killed backfill can be repeated at once."""
     place = f"{os.uname().nodename}\0{Path(store).absolute()}"
     return f"backfill-{hashlib.sha256(place.encode()).hexdigest()[:16]}"

@@ -33,14 +33,12 @@ POLL_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, which queues, which messages, which form."""
+    """ARCHIVE_URL, queues, messages, form."""
     add_archive(parser)
     parser.add_argument("topic", metavar="TOPIC", nargs="?", help="the topic to print")
     parser.add_argument("--all", action="store_true", help="every topic")
-    parser.add_argument("--queue", type=int, metavar="N", help="only this queue id")
-    parser.add_argument(
-        "--from", dest="start", type=int, metavar="OFFSET", help="first queue offset of a queue"
-    )
+    parser.add_argument("--queue", type=int, metavar="N", help="only this queue")
+    parser.add_argument("--from", dest="start", type=int, metavar="OFFSET", help="first queue offset")
     parser.add_argument(
         "--since", type=instant, metavar="TIME",
         help="from the first message stored at or after this time (ms since 1970, or ISO 8601, by default in UTC)",
@@ -49,22 +47,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--until", type=instant, metavar="TIME", help="up to the last message stored at or before this time"
     )
     parser.add_argument("--limit", type=int, metavar="N", help="at most N records of each queue")
-    parser.add_argument("--tag", metavar="EXPRESSION", help="only these tags: TagA, or 'TagA || TagB'")
     parser.add_argument(
-        "--where", metavar="SQL92", help="only messages whose properties fit, as in \"a > 5 AND b = 'x'\""
+        "--tag", metavar="EXPRESSION", help="only messages with these tags: TagA, or 'TagA || TagB'"
+    )
+    parser.add_argument(
+        "--where", metavar="SQL92", help="only messages whose properties match, such as \"a > 5 AND b = 'x'\""
     )
     parser.add_argument("--format", choices=("jsonl", "raw"), default="jsonl", help="default: jsonl")
     parser.add_argument(
         "--body",
         choices=BODY_FORMS,
-        help="jsonl: show bodies in this form (default: length and checksum only)",
+        help="jsonl: add bodies in this form (default: length and checksum only)",
     )
-    parser.add_argument("--generation", type=int, metavar="N", help="an earlier life of a recreated topic")
-    parser.add_argument("--follow", action="store_true", help="go on as the archive grows, until Ctrl-C")
+    parser.add_argument(
+        "--generation", type=int, metavar="N", help="an earlier generation of a recreated topic"
+    )
+    parser.add_argument("--follow", action="store_true", help="continue as the archive grows, until Ctrl-C")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the chosen queues one after another, each in offset order; following, what came of each in turn."""
+    """Print the chosen queues one after another, each in offset order; with --follow, new messages of each in turn."""
     message_filter = _checked(options)
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
@@ -79,9 +81,9 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace) -> MessageFilter | None:
-    """The filter asked for. Raises UsageError for options that do not go together."""
+    """The requested filter. Raises UsageError for options that exclude each other."""
     if options.all == (options.topic is not None):
-        raise UsageError("name one TOPIC, or use --all", hint="tiered ls shows the topics")
+        raise UsageError("give one TOPIC or --all", hint="tiered ls lists the topics")
     for name in ("start", "limit", "queue"):
         value = getattr(options, name)
         if value is not None and value < 0:
@@ -93,9 +95,9 @@ def _checked(options: argparse.Namespace) -> MessageFilter | None:
     if options.follow and options.until is not None:
         raise UsageError("--follow and --until exclude each other", hint="give one of them")
     if options.tag is not None and options.where is not None:
-        raise UsageError("--tag and --where do not go together", hint="write TAGS = 'a' AND … in --where")
+        raise UsageError("--tag and --where exclude each other", hint="write TAGS = 'a' AND … in --where")
     if options.format == "raw" and options.body is not None:
-        raise UsageError("--body is for --format jsonl", hint="raw records hold their bodies as stored")
+        raise UsageError("--body requires --format jsonl", hint="raw records contain their bodies as stored")
     if options.where is not None:
         return Sql92Filter(options.where)
     return None if options.tag is None else tag_filter(options.tag)
@@ -110,24 +112,25 @@ def _chosen(archive: Archive, options: argparse.Namespace) -> list[QueueListing]
     if not found and (options.topic, options.queue, options.generation) != (None, None, None):
         hidden = "" if options.generation is None else " --hidden"
         raise NotFoundError(
-            f"{archive.title} has no {_wanted(options)}", hint=f"tiered ls{hidden} shows what there is"
+            f"{archive.title} has no {_wanted(options)}", hint=f"tiered ls{hidden} lists the queues"
         )
     return found
 
 
 def _wanted(options: argparse.Namespace) -> str:
-    """``orders queue 3 in generation 1``, as far as it was asked for."""
+    """The requested queues, such as ``orders queue 3 in generation 1``."""
     queue = "" if options.queue is None else f"queue {options.queue}"
-    life = "" if options.generation is None else f"in generation {options.generation}"
-    return " ".join(filter(None, (options.topic, queue, life if options.topic or queue else f"queue {life}")))
+    generation = "" if options.generation is None else f"in generation {options.generation}"
+    return " ".join(
+        filter(None, (options.topic, queue, generation if options.topic or queue else f"queue {generation}"))
+    )
 
 
 def _follow(
     archive: Archive, options: argparse.Namespace, printer: _Printer, chosen: list[QueueListing]
 ) -> None:
-    """Print what comes until interrupted; a store that is away for a while is waited for, and so is a topic that was
-    deleted: said once, not at every look."""
-    said = ""
+    """Print new messages until interrupted. An unavailable store and a deleted topic are logged once, then retried."""
+    logged = ""
     try:
         printer.print_queues(chosen)
         while True:
@@ -137,17 +140,17 @@ def _follow(
                 archive.refresh()
                 printer.print_queues(printer.hidden_since(options.topic))
                 printer.print_queues(_chosen(archive, options))
-                said = ""
+                logged = ""
             except (UnavailableError, NotFoundError) as error:
-                if str(error) != said:
+                if str(error) != logged:
                     logger.warning("%s", error)
-                said = str(error)
+                logged = str(error)
     except KeyboardInterrupt:
         return
 
 
 class _Printer:
-    """Prints queues of one archive, each from where it left off."""
+    """Prints queues of one archive, each from its last printed message."""
 
     def __init__(
         self, archive: Archive, options: argparse.Namespace, message_filter: MessageFilter | None
@@ -158,13 +161,12 @@ class _Printer:
         self._walks: dict[QueueKey, Walk] = {}
 
     def hidden_since(self, topic: str | None) -> list[QueueListing]:
-        """Queues that were begun and are not shown any more, as their topic was deleted or made anew: they may have a
-        rest."""
+        """Printed queues that are hidden since their topic was deleted or recreated: they may have more messages."""
         known = self._archive.queues(topic, hidden=True)
         return [queue for queue in known if queue.hidden and queue.key in self._walks]
 
     def print_queues(self, listings: list[QueueListing]) -> None:
-        """What there is, or is new, of each."""
+        """Print the new messages of each queue."""
         for listing in listings:
             walk = self._walks.get(listing.key) or self._begin(listing.key)
             is_late = False
@@ -182,9 +184,9 @@ class _Printer:
 
     def _begin(self, queue: QueueKey) -> Walk:
         options = self._options
-        # Offsets of a life that began meanwhile start anew: what was asked for is all that comes.
-        is_later_life = any(known[:2] == queue[:2] for known in self._walks)
-        start = None if is_later_life else options.start
+        # A generation that began since starts at offset 0: print all of it.
+        is_later_generation = any(known[:2] == queue[:2] for known in self._walks)
+        start = None if is_later_generation else options.start
         span = Span(start, options.since, options.limit, READ_ROWS, READ_BYTES)
         handle = self._archive.queue(queue.topic, queue.queue_id, generation=queue.generation)
         walk = self._walks[queue] = handle.walk(span, self._filter)

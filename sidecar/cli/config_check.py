@@ -1,4 +1,4 @@
-"""`tiered config check`: are the settings right, what is in force, and where did each value come from?"""
+"""`tiered config check`: check the settings, print each value and its origin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiered.settings.load import FIELDS, value_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The word `check` and the flags of every other verb, so that a command line can be tried."""
+    """`check` and the flags of every other verb."""
     parser.add_argument("action", choices=["check"], help="the only action")
     add_places(parser)
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS, SERVE_FLAGS)
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print every setting; a wrong one is an error of the loader."""
+    """Print every setting; the loader raises for a wrong one."""
     loaded = settings_of(options)
     archive, endpoint_url = loaded.settings.archive, loaded.settings.object_store.endpoint_url
     check_addresses(archive.url or "file:///", endpoint_url)

@@ -1,4 +1,4 @@
-"""`tiered gc`: which objects of an archive are garbage, and (with --apply) their removal."""
+"""`tiered gc`: list the garbage of an archive, or delete it with --apply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiered.console import print_json, size_text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """ARCHIVE_URL, --apply and the grace period."""
     add_archive(parser)
-    parser.add_argument("--apply", action="store_true", help="really delete (default: only list)")
+    parser.add_argument("--apply", action="store_true", help="delete (default: list only)")
     parser.add_argument(
         "--grace",
         dest="gc.grace_ms",
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print what is, or was, deleted."""
+    """Print what is or would be deleted."""
     settings = settings_of(options).settings
     with open_for_reading(options.url, settings) as archive:
         plan = run_gc(
@@ -43,7 +43,7 @@ def execute(options: argparse.Namespace) -> int:
         return 0
     for key in document["delete"]:
         print(key)
-    verb = "deleted" if options.apply else "would delete (nothing was; add --apply)"
+    verb = "deleted" if options.apply else "dry run, add --apply to delete:"
     kept = ", ".join(f"{count:,} {reason}" for reason, count in sorted(plan.kept.items())) or "none"
     size = size_text(plan.delete_bytes)
     print(f"{archive.title}: {verb} {len(plan.delete)} objects, {size}; kept: {kept}")

@@ -1,4 +1,4 @@
-"""`tiered index export`: write RocketMQ index files of an archive, from which a real broker answers queryMessage."""
+"""`tiered index export`: write RocketMQ index files of an archive, with which a broker answers queryMessage."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tiered.index.rocketmq_index_file import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to do, ARCHIVE_URL, DIRECTORY and the broker's settings."""
-    parser.add_argument("action", choices=("export",), help="what to do")
+    """`export`, ARCHIVE_URL, DIRECTORY and the broker's settings."""
+    parser.add_argument("action", choices=("export",), help="the only action")
     add_archive(parser)
     parser.add_argument("directory", metavar="DIRECTORY", help="an empty or new directory for the files")
     parser.add_argument(
@@ -44,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maxIndexNum of the broker (%(default)s)",
     )
-    parser.add_argument("--with-tags", action="store_true", help="index tags too, as a 5.5 broker does")
+    parser.add_argument("--with-tags", action="store_true", help="also index tags, as a 5.5 broker does")
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Read every record in log order and write the files. They hold physical offsets: only a broker whose commitlog
-    has the records at these offsets answers from them."""
+    """Read every record in log order and write the files. They contain physical offsets: only a broker whose commitlog
+    has the records at these offsets can use them."""
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     check_sizes(options.slots, options.items)
@@ -61,7 +61,7 @@ def execute(options: argparse.Namespace) -> int:
     except OSError as error:
         raise file_error(error, directory) from error
     if not is_empty:
-        raise UsageError(f"{directory} is not empty", hint="name a new directory: nothing is overwritten")
+        raise UsageError(f"{directory} is not empty", hint="give a new directory")
     with (
         open_for_reading(options.url, settings) as archive,
         Progress("export", 0, quiet=options.json) as progress,
@@ -74,20 +74,20 @@ def execute(options: argparse.Namespace) -> int:
     size = sum(path.stat().st_blocks * 512 for path in paths)
     print(
         f"{archive.title}: {count.keys:,} keys of {count.done:,} messages in {len(paths)} files, {size_text(size)} on "
-        f"disk, in {directory}; put them into a broker's index directory while it is stopped"
+        f"disk, in {directory}; copy them to the index directory of a stopped broker"
     )
     return 0
 
 
 class _Count:
-    """Messages of an archive in log order, counted as they pass."""
+    """Messages of an archive in log order, counted."""
 
     def __init__(self, archive: Archive, progress: Progress, *, with_tags: bool) -> None:
         self._archive, self._progress, self._with_tags = archive, progress, with_tags
         self.done = self.keys = 0
 
     def messages(self) -> Iterator[IndexedMessage]:
-        """One after another, by physical offset."""
+        """All messages by physical offset."""
         total_bytes = self._archive.state.cursor.phys
         for data in records_in_log_order(self._archive.store, self._archive.state):
             message = indexed_message(decode_record(data), with_tags=self._with_tags)

@@ -1,4 +1,4 @@
-"""Points in time as arguments. Owns how argparse says that one is wrong; reading them is in tiered/timestamps.py."""
+"""Points in time as arguments of argparse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiered.timestamps import parse_instant
 
 
 def instant(text: str) -> int:
-    """Milliseconds since the epoch. Raises ArgumentTypeError, which argparse turns into wrong usage."""
+    """Milliseconds since the epoch. Raises ArgumentTypeError, which argparse reports as wrong usage."""
     try:
         return parse_instant(text)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""`tiered ls`: which queues does an archive hold, and how much of each?"""
+"""`tiered ls`: list the queues of an archive."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tiered.errors import NotFoundError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, a pattern, and whether hidden queues count."""
+    """ARCHIVE_URL, a topic pattern, hidden queues."""
     add_archive(parser)
-    parser.add_argument("--topic", metavar="PATTERN", default="*", help="only topics that match")
+    parser.add_argument("--topic", metavar="PATTERN", default="*", help="only matching topics")
     parser.add_argument(
-        "--hidden", action="store_true", help="also queues of deleted topics and earlier generations"
+        "--hidden", action="store_true", help="also list queues of deleted topics and earlier generations"
     )
     add_json(parser)
 
@@ -32,7 +32,7 @@ def execute(options: argparse.Namespace) -> int:
         ]
         if not found and options.topic != "*":
             raise NotFoundError(
-                f"no topic matches {options.topic}", hint="tiered ls without --topic shows all"
+                f"no topic matches {options.topic}", hint="tiered ls without --topic lists all"
             )
         if options.json:
             print_json({

@@ -1,4 +1,4 @@
-"""`tiered offset`: which queue offset is a point in time?"""
+"""`tiered offset`: find the queue offset of a point in time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tiered.errors import NotFoundError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, which queue, which time, which end of it."""
+    """ARCHIVE_URL, queue, time, boundary."""
     add_archive(parser)
     parser.add_argument("topic", metavar="TOPIC", help="the topic")
+    parser.add_argument("--queue", type=int, metavar="N", help="only this queue: prints its offset alone")
     parser.add_argument(
-        "--queue", type=int, metavar="N", help="only this queue id, and only its offset is printed"
-    )
-    parser.add_argument(
-        "--time", type=instant, metavar="MS_OR_ISO", required=True,
-        help="milliseconds since 1970, or ISO 8601 such as 2026-11-21T07:00:00Z (UTC unless it says otherwise)",
+        "--time", type=instant, metavar="TIME", required=True,
+        help="ms since 1970, or ISO 8601, by default in UTC: 2026-11-21T07:00:00Z",
     )  # fmt: skip
     parser.add_argument(
         "--boundary", choices=[str(boundary) for boundary in Boundary], default=str(Boundary.LOWER),
         help="lower: the first message at or after the time (default); upper: the last one at or before it",
     )  # fmt: skip
-    parser.add_argument("--generation", type=int, metavar="N", help="an earlier life of a recreated topic")
+    parser.add_argument(
+        "--generation", type=int, metavar="N", help="an earlier generation of a recreated topic"
+    )
     add_json(parser)
 
 
@@ -44,9 +44,10 @@ def execute(options: argparse.Namespace) -> int:
                 if options.generation in (None, listing.generation)
             ]
         if not queues:
-            life = "" if options.generation is None else f" in generation {options.generation}"
+            generation = "" if options.generation is None else f" in generation {options.generation}"
             raise NotFoundError(
-                f"{archive.title} has no {options.topic}{life}", hint="tiered ls --hidden shows what there is"
+                f"{archive.title} has no {options.topic}{generation}",
+                hint="tiered ls --hidden lists the queues",
             )
         boundary = Boundary(options.boundary)
         offsets = [queue.offset_by_time(options.time, boundary) for queue in queues]
@@ -74,7 +75,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _document(queue: Queue, offset: int) -> dict[str, int | None]:
-    """``storeTimestamp`` is that of the message at ``offset``: null where there is none, as at the queue's end."""
+    """``storeTimestamp``: of the message at ``offset``, null without one, as at the queue's end."""
     return {
         "queueId": queue.queue_id,
         "generation": queue.generation,

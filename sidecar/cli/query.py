@@ -1,5 +1,5 @@
-"""`tiered query`: find single messages of an archive by key, by the client's unique key, or by offsetMsgId; with
-``--store`` also in the broker's own files."""
+"""`tiered query`: find messages of an archive by key, unique key or offsetMsgId; with --store also in the broker's
+files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sidecar.archive import Archive, open_for_reading
 from sidecar.broker_side import open_store_of, read_conf
 from sidecar.cli.arguments import BROKER_FLAGS, add_archive, add_json, settings_of
 from sidecar.cli.instant import instant
-from sidecar.cli.rendering import complain_of_body
+from sidecar.cli.rendering import warn_of_body
 from sidecar.logs import log_plain
 from tiered.catalog.state import CatalogState
 from tiered.console import print_json, time_text
@@ -38,17 +38,15 @@ DEFAULT_LIMIT = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, what to look for, in which range."""
+    """ARCHIVE_URL, key or id, time range."""
     add_archive(parser, BROKER_FLAGS[:1])
     parser.add_argument(
-        "--topic", metavar="TOPIC", help="the topic; needed with --key, else all topics are asked"
+        "--topic", metavar="TOPIC", help="the topic (default: all topics); required with --key"
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--key", metavar="KEY", help="one of a message's KEYS")
-    what.add_argument("--unique-key", metavar="ID", help="the id a client gave the message (UNIQ_KEY)")
-    what.add_argument(
-        "--id", metavar="OFFSETMSGID", help="the id the broker gave it: address and physical offset"
-    )
+    what.add_argument("--key", metavar="KEY", help="one of the message's KEYS")
+    what.add_argument("--unique-key", metavar="ID", help="the id assigned by the client (UNIQ_KEY)")
+    what.add_argument("--id", metavar="OFFSETMSGID", help="the id assigned by the broker (offsetMsgId)")
     parser.add_argument(
         "--since", type=instant, metavar="TIME",
         help="stored at or after this time (default: 7 days before the archive's newest message)",
@@ -68,14 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--store", metavar="STORE_DIR", type=Path,
-        help="the broker's store directory: finds messages that are not archived yet, too",
+        help="the broker's store directory, to find messages that are not archived yet",
     )  # fmt: skip
-    parser.add_argument("--hidden", action="store_true", help="messages of deleted topics too")
+    parser.add_argument("--hidden", action="store_true", help="also search deleted topics")
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print what is found, newest first. Nothing found is exit code 3, a store that is away 4."""
+    """Print the messages found, newest first. Exit code 3 if none is found, 4 if a store is unavailable."""
     _check(options)
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
@@ -97,7 +95,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     if options.key is not None and options.topic is None:
-        raise UsageError("--key needs a --topic", hint="keys are looked up within a topic")
+        raise UsageError("--key requires --topic", hint="keys are indexed per topic")
     if options.limit < 1:
         raise UsageError(f"--limit {options.limit} is less than 1", hint="request at least one message")
     if options.all_time and (options.since is not None or options.until is not None):
@@ -108,7 +106,7 @@ def _check(options: argparse.Namespace) -> None:
 
 @contextmanager
 def _broker_files(store: Path | None, settings: Settings) -> Iterator[BrokerSideQueries | None]:
-    """The broker's files, if the user names them."""
+    """The broker's files, with --store."""
     if store is None:
         yield None
         return
@@ -152,8 +150,8 @@ def _announce(queries: ArchiveQueries, wanted: list[KeyQuery]) -> None:
     segments = max((cost.segments for cost in costs), default=0)
     topics = "" if len(wanted) == 1 else f", for each of {len(wanted):,} topics"
     print(
-        f"all time: {files:,} index files and {segments:,} segments not indexed yet{topics}: "
-        f"about {requests:,} requests, and two for each message found",
+        f"--all-time: {files:,} index files and {segments:,} unindexed segments{topics}: "
+        f"about {requests:,} requests, and two per message found",
         file=sys.stderr,
     )
 
@@ -168,7 +166,7 @@ def _range(state: CatalogState, options: argparse.Namespace) -> tuple[int, int]:
     if options.all_time:
         begin_ms = ALWAYS_MS[0]
     elif begin_ms is None:
-        # A message from the future, by a flipped bit or a wrong clock, must not hide all others.
+        # A message from the future (flipped bit, wrong clock) must not hide all others.
         newest = min(newest_ms(state), time.time_ns() // 1_000_000)
         begin_ms = max(0, (newest if end_ms is None else min(newest, end_ms)) - DEFAULT_RANGE_MS)
     return begin_ms, ALWAYS_MS[1] if end_ms is None else end_ms
@@ -188,9 +186,9 @@ def _is_known(state: CatalogState, topic: str | None) -> bool:
 
 def _hint(options: argparse.Namespace, *, is_topic_known: bool) -> str:
     if not is_topic_known:
-        return "nor anything else of that topic: tiered ls shows the topics"
+        return "the archive does not have this topic: tiered ls lists the topics"
     if options.id is not None:
-        return "an id names one broker's physical offset: is this that broker's archive?"
+        return "an id is a physical offset of one broker: check that this is its archive"
     if options.all_time:
         return "the whole archive was searched"
     return f"{_searched(options.since, options.until)}: --all-time searches everything"
@@ -213,7 +211,7 @@ def _shown(time_ms: int) -> str:
 def _print(found: list[FoundMessage], *, as_document: bool) -> None:
     documents = [message.to_json() for message in found]
     for document in documents:
-        complain_of_body(document)
+        warn_of_body(document)
     if as_document:
         print_json({"messages": documents})
         return

@@ -1,6 +1,6 @@
-"""Messages as lines: what `tiered cat` and `tiered query` print of one.
+"""Formats messages as JSON lines for `tiered cat` and `tiered query`.
 
-Owns the forms. Field names are those of tiered.formats.fields; `body` (and `inner[].body`) is there on request only.
+Field names are those of tiered.formats.fields; `body` and `inner[].body` are optional.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def jsonl_line(
     is_own_offset: bool = False,
     body_form: str | None = None,
 ) -> bytes:
-    """One message as one line. Raises CorruptionError for a record that does not decode. A body that does not is null:
-    its producer may have made it so, and it must not hide the messages behind it."""
+    """One message as one line. Raises CorruptionError for an undecodable record. An undecodable body, which its
+    producer may have sent, is null: it must not hide later messages."""
     record = decode_record(data)
     document = record_to_json(
         record, queue=queue, queue_offset=queue_offset, is_own_offset=is_own_offset, must_decode=False
     )
-    complain_of_body(document)
+    warn_of_body(document)
     if body_form is not None:
         form = _FORMS[body_form]
         document["body"] = None if document["bodyLen"] is None else form(record.body())
@@ -41,11 +41,11 @@ def jsonl_line(
     return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def complain_of_body(document: Mapping[str, Any]) -> None:
-    """Say so where the body, or the inner batch in it, is shown as null."""
+def warn_of_body(document: Mapping[str, Any]) -> None:
+    """Log a warning if the body, or its inner batch, is null."""
     if document["bodyLen"] is None or document.get("inner", ()) is None:
         logger.warning(
-            "%s queue %d offset %d: the body does not decode as its sysFlag %d says",
+            "%s queue %d offset %d: body does not match its sysFlag %d, shown as null",
             document["topic"], document["queueId"], document["queueOffset"], document["sysFlag"],
         )  # fmt: skip
 
@@ -59,12 +59,12 @@ def _json(body: bytes) -> Any:
         orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    # As it was written: a number of twenty digits would come out of a float as another one. Line breaks, which are
-    # never inside of strings, would end the line.
+    # The original text: a float would change a number of twenty digits. Line breaks, never inside strings, would end
+    # the line.
     return orjson.Fragment(body.replace(b"\n", b" ").replace(b"\r", b" "))
 
 
 _FORMS: Mapping[str, Callable[[bytes], Any]] = {"text": _text, "hex": bytes.hex, "json": _json}
 
 BODY_FORMS = tuple(_FORMS)
-"""``text``: UTF-8, what is none as U+FFFD. ``hex``: every byte. ``json``: the value as written, null for no JSON."""
+"""``text``: UTF-8, invalid bytes as U+FFFD. ``hex``: all bytes. ``json``: the value as written, null if invalid."""

@@ -18,38 +18,38 @@ from tiered.model.address import host_and_port
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the group's offsets are, which group and topic, from where."""
+    """Archive or server, group, topic, new offsets."""
     parser.add_argument(
         "url", metavar="ARCHIVE_URL", nargs="?",
-        help="an archive that no server serves now: file:///directory or s3://bucket/prefix",
+        help="an archive without a running server: file:///directory or s3://bucket/prefix",
     )  # fmt: skip
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS)
     parser.add_argument(
         "--serve",
         metavar="HOST:PORT",
-        help="a running tiered serve, tiered run or name server: consumers may go on",
+        help="a running tiered serve, tiered run or name server; consumers may keep running",
     )
     parser.add_argument("--group", required=True, metavar="NAME", help="the consumer group")
     parser.add_argument("--topic", required=True, metavar="NAME", help="the topic")
     start = parser.add_mutually_exclusive_group(required=True)
-    start.add_argument("--earliest", action="store_true", help="from the first message there is")
+    start.add_argument("--earliest", action="store_true", help="to the first message")
     start.add_argument(
         "--time",
         type=instant,
-        metavar="MS_OR_ISO",
-        help="from the first message stored at or after a time",
+        metavar="TIME",
+        help="to the first message stored at or after this time",
     )
     start.add_argument(
-        "--offset", type=int, metavar="N", help="from this offset of each queue, or its nearest"
+        "--offset", type=int, metavar="N", help="to this offset of each queue, within its bounds"
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="print the new offsets only")
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Move the group, or show how."""
+    """Reset the group, or print the new offsets."""
     if (options.url is None) == (options.serve is None):
-        raise UsageError("name an ARCHIVE_URL or a server", hint="tiered reset-offset --serve HOST:PORT …")
+        raise UsageError("give either ARCHIVE_URL or --serve", hint="tiered reset-offset --serve HOST:PORT …")
     start = _start(options)
     moves = _at_server(options, start) if options.serve is not None else _in_archive(options, start)
     if options.json:
@@ -84,7 +84,7 @@ def _start(options: argparse.Namespace) -> Start:
 
 def _at_server(options: argparse.Namespace, start: Start) -> list[QueueMove]:
     if host_and_port(options.serve) is None:
-        raise UsageError(f"--serve {options.serve!r} is no host:port")
+        raise UsageError(f"--serve {options.serve} is not host:port")
     settings = settings_of(options).settings
     server = ServerGroups(options.serve, credentials=credentials_of(settings), tls=tls_of(settings))
     try:

@@ -50,21 +50,21 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings that are usually given by hand."""
+    """Settings that are usually given on the command line."""
     add_places(parser)
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS, TOPIC_FLAGS)
     add_writer_flags(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Serve until a signal, or until something that retrying cannot cure."""
+    """Run until a signal, or a failure that a retry cannot cure."""
     return_freed_memory()
     loaded = settings_of(options)
     settings = loaded.settings
     log_json(settings.process.log_level)
     if not settings.archive.url:
-        raise UsageError("which archive? archive.url is not set", hint="give --url file:///… or s3://…")
-    check_addresses(settings.archive.url, settings.object_store.endpoint_url)  # before the log has them
+        raise UsageError("archive.url is not set", hint="give --url file:///… or s3://…")
+    check_addresses(settings.archive.url, settings.object_store.endpoint_url)  # before they are logged
     conf = read_conf(settings)
     names, store_path = _names(settings, conf)
     directory = settings.process.state_dir or default_state_dir(os.environ, names.cluster, names.broker)
@@ -92,8 +92,8 @@ def execute(options: argparse.Namespace) -> int:
         try:
             state.describe(description)
         except StoreFullError as error:
-            # Other commands do not find this one; archiving does not wait for that.
-            logger.warning("not described: %s", error)
+            # Other commands do not find this instance; archiving works.
+            logger.warning("instance description not written: %s", error)
         logger.info(
             "started", extra={"admin": admin.url, "archive": settings.archive.url, "store": store_path}
         )
@@ -107,8 +107,7 @@ def execute(options: argparse.Namespace) -> int:
         admin.close()
     logger.info("ended", extra={"exit_code": code})
     if code == EXIT_NOT_DRAINED:
-        # Threads still wait for the object store; the interpreter would wait for them. Nothing is lost:
-        # what is not committed is in the commitlog.
+        # The interpreter would wait for threads that wait for the object store. Uncommitted messages are in the log.
         sys.stderr.flush()
         os._exit(code)
     service.close()
@@ -121,13 +120,49 @@ def _names(settings: Settings, conf: BrokerConf | None) -> tuple[BrokerNames, st
         return names_of(settings, store), str(store.path)
 
 
+<<<<<<< HEAD
 def _nothing(settings: Settings) -> None:
     """No client server to update."""
+=======
+@dataclass(frozen=True)
+class _Served:
+    """The servers for clients, not started yet. ``thread`` is None without an advertised address."""
+
+    proxy: ProxyService | None = None
+    slave: SlaveService | None = None
+    thread: ServingThread | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> _Served:
+        """The servers by the settings. Raises UsageError for invalid addresses."""
+        proxy, slave = None, None
+        ports: list[Port] = []
+        if settings.serve.advertise:
+
+            async def answers(access: ArchiveAccess, service: ProxyService) -> MergedAnswers:
+                return await MergedAnswers.opened(access, service.clients, settings, conf)
+
+            order = ProxyOrder(proxy_config(settings, conf, names.broker), answers)
+            proxy, port = proxy_port(order, settings)
+            ports.append(port)
+        if settings.slave.advertise:
+            slave, port = slave_port(settings, conf, names)
+            ports.append(port)
+        if ports and settings.broker.tls and not settings.serve.tls_certificate:
+            logger.warning(
+                "clients connect without TLS although the broker uses TLS: serve.tls_certificate is not set"
+            )
+        return cls(proxy, slave, ServingThread(names, settings, ports) if ports else None)
+
+
+def _nothing(settings: Settings) -> None:
+    """No server applies settings."""
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
 
 
 class _Factory:
-    """Builds jobs. A take-over is asked for once for each (re)load of the settings, until it is answered: fenced
-    again means fenced, a store that was away does not."""
+    """Builds jobs. A take-over is requested once per (re)load of the settings, until a claim is won or refused: a
+    writer that is fenced later stays fenced."""
 
     def __init__(
         self, state: StateDirectory, metrics: StoreMetrics, committed: Callable[[CatalogState], None] | None
@@ -136,12 +171,12 @@ class _Factory:
         self._metrics = metrics
         self._committed = committed
         self._took_over_for: Settings | None = None
-        self._asking: tuple[UploaderJob, Settings] | None = None
+        self._claiming: tuple[UploaderJob, Settings] | None = None
         self._pins, self._tls = ProcessPins(), TlsCache()
 
     def __call__(self, settings: Settings) -> UploaderJob:
-        if self._asking is not None and self._asking[0].is_claim_settled:
-            self._took_over_for = self._asking[1]
+        if self._claiming is not None and self._claiming[0].is_claim_settled:
+            self._took_over_for = self._claiming[1]
         take_over = settings.archive.take_over and settings is not self._took_over_for
         writer = Writer(
             self._state.identity(), "run", take_over, self._state.path, pins=self._pins, tls=self._tls
@@ -149,16 +184,20 @@ class _Factory:
         if self._committed is not None:
             writer = replace(writer, committed=self._committed)
         job = UploaderJob(settings, writer, self._metrics)
-        self._asking = job, settings
+        self._claiming = job, settings
         return job
 
     def close(self) -> None:
-        """No job comes any more."""
+        """Release the pins' descriptors."""
         self._pins.close()
 
 
 class _Source:
+<<<<<<< HEAD
     """Contents of the admin server's pages."""
+=======
+    """The content of the admin server."""
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
 
     def __init__(
         self,
@@ -178,7 +217,12 @@ class _Source:
 
     def health(self) -> tuple[bool, str]:
         """See AdminSource."""
+<<<<<<< HEAD
         if self._thread is not None and not self._thread.is_alive:
+=======
+        thread = self._served.thread
+        if thread is not None and not thread.is_alive:
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
             return False, "client server stopped"
         return self._service.health()
 
@@ -201,3 +245,17 @@ class _Source:
     def metrics(self) -> bytes:
         """See AdminSource."""
         return generate_latest(self._registry)
+<<<<<<< HEAD
+=======
+
+    def _report(self) -> StatusReport:
+        report = self._service.report()
+        if report is None:
+            raise UnavailableError("the uploader has not started yet", hint="retry")
+        proxy, slave = self._served.proxy, self._served.slave
+        return replace(
+            report,
+            serving=None if proxy is None else serving_report(proxy.status()),
+            slave=None if slave is None else slave_report(slave.status()),
+        )
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)

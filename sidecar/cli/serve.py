@@ -1,4 +1,4 @@
-"""`tiered serve`: serve an archive to RocketMQ clients and tools, without a broker."""
+"""`tiered serve`: serve an archive to RocketMQ clients and mqadmin, without a broker."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL and where to listen."""
+    """ARCHIVE_URL and addresses."""
     add_archive(parser, SERVE_FLAGS)
     parser.add_argument(
         "--take-over-groups", action="store_true",
-        help="own the consumer groups' offsets although another server seems to",
+        help="take over the consumer groups' offsets even if another server holds the lease",
     )  # fmt: skip
 
 
@@ -67,16 +67,26 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     early = signal.getsignal(signal.SIGHUP)
+<<<<<<< HEAD
     loop.add_signal_handler(signal.SIGHUP, _log_sighup)
     if was_received(early):
         _log_sighup()
+=======
+    loop.add_signal_handler(signal.SIGHUP, _ignore_sighup)
+    if was_received(early):
+        _ignore_sighup()
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
     try:
         address = await service.start()
     except OSError as error:
         raise UsageError(
             f"cannot listen on {settings.serve.bind}: {error}", hint="choose another --bind"
         ) from error
+<<<<<<< HEAD
     # Objects made so far stay: a full collection over them would delay pulls by 0.05 s.
+=======
+    # Objects up to here live on: without this, each full collection scans them and delays pulls by 0.05 s.
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
     gc.collect()
     gc.freeze()
     watching = asyncio.create_task(archive.watch(settings.serve.refresh_ms / 1000))
@@ -91,8 +101,13 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     logger.info("ended")
 
 
+<<<<<<< HEAD
 def _log_sighup() -> None:
     logger.warning("SIGHUP has no effect: tiered serve reads its settings at the start")
+=======
+def _ignore_sighup() -> None:
+    logger.warning("SIGHUP ignored: restart needed to apply settings")
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
 
 
 def _now_ms() -> int:

@@ -1,4 +1,4 @@
-"""`tiered status`: how far is the archive behind the broker, and is anything wrong?"""
+"""`tiered status`: show how far the archive is behind the broker, and its problems."""
 
 from __future__ import annotations
 
@@ -45,40 +45,48 @@ QUEUES_SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whom to ask: the running instance, or the archive (and the store)."""
+    """The running instance, or the archive (and the store)."""
     parser.add_argument(
-        "archive.url", metavar="ARCHIVE_URL", nargs="?", help="compute from the archive itself"
+        "archive.url",
+        metavar="ARCHIVE_URL",
+        nargs="?",
+        help="read the archive instead of the running instance",
     )
     parser.add_argument(
-        "--store", dest="broker.store_path", metavar="DIRECTORY", help="and from the broker's store"
+        "--store", dest="broker.store_path", metavar="DIRECTORY", help="also read the broker's store"
     )
     parser.add_argument(
-        "--state-dir", dest="process.state_dir", metavar="DIRECTORY", help="of the instance to ask"
+        "--state-dir",
+        dest="process.state_dir",
+        metavar="DIRECTORY",
+        help="state directory of the running instance",
     )
     add_setting_flags(parser, NAME_FLAGS, STORE_FLAGS, BROKER_FLAGS)
-    parser.add_argument("--watch", action="store_true", help=f"again every {WATCH_S:.0f} s until interrupted")
+    parser.add_argument(
+        "--watch", action="store_true", help=f"repeat every {WATCH_S:.0f} s until interrupted"
+    )
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the status once, or again and again."""
+    """Print the status once, or repeatedly."""
     settings = settings_of(options).settings
-    asks_archive = getattr(options, "archive.url") is not None
-    ask = partial(_from_archive if asks_archive else _from_instance, settings)
-    _show(ask(), options)
+    is_of_archive = getattr(options, "archive.url") is not None
+    read = partial(_from_archive if is_of_archive else _from_instance, settings)
+    _show(read(), options)
     if options.watch:
         with suppress(KeyboardInterrupt):
-            _watch(ask, options)
+            _watch(read, options)
     return 0
 
 
-def _watch(ask: Callable[[], StatusReport], options: argparse.Namespace) -> None:
-    """Go on until interrupted, also while there is nobody to ask: a restart, or an outage, is what is watched for."""
+def _watch(read: Callable[[], StatusReport], options: argparse.Namespace) -> None:
+    """Repeat until interrupted, also during a restart or an outage."""
     while True:
         sys.stdout.flush()
         time.sleep(WATCH_S)
         try:
-            _show(ask(), options)
+            _show(read(), options)
         except (UnavailableError, NotFoundError) as error:
             print(f"tiered: {error}", file=sys.stderr)
 
@@ -108,11 +116,13 @@ def _instance(settings: Settings) -> InstanceDescription:
     if not found:
         raise NotFoundError(
             "no instance runs on this host with a default state directory",
-            hint="give ARCHIVE_URL to ask the archive, or --state-dir",
+            hint="give ARCHIVE_URL to read the archive, or --state-dir",
         )
     if len(found) > 1:
         names = ", ".join(f"{instance.cluster}/{instance.broker}" for instance in found)
-        raise UsageError(f"several instances run here: {names}", hint="choose with --cluster and --broker")
+        raise UsageError(
+            f"several instances run here: {names}", hint="choose one with --cluster and --broker"
+        )
     return found[0]
 
 
@@ -150,7 +160,7 @@ def _report(
         fenced=False,
         committed_phys=state.cursor.phys,
         bound_phys=end_phys,
-        bound_reason="end of the broker's log" if lag is not None else "the store was not looked at",
+        bound_reason="end of the broker's log" if lag is not None else "store not read",
         lag_messages=None if lag is None else lag.messages,
         lag_bytes=None if end_phys is None else max(0, end_phys - state.cursor.phys),
         lag_seconds=None if lag is None else age_s(lag, now_ms),
@@ -172,10 +182,10 @@ def _report(
 
 
 def _print(report: StatusReport) -> None:
-    def known(value: int | None, unit: str = "") -> str:
+    def number(value: int | None, unit: str = "") -> str:
         return "unknown" if value is None else f"{value:,}{unit}"
 
-    bound = known(report.bound_phys)
+    bound = number(report.bound_phys)
     lag_bytes = "unknown" if report.lag_bytes is None else size_text(report.lag_bytes)
     fenced = ", FENCED: another writer owns the archive" if report.fenced else ""
     title = f"{report.cluster}/{report.broker} in {report.archive_url}"
@@ -183,16 +193,16 @@ def _print(report: StatusReport) -> None:
     print(f"writer      {report.writer or 'none'}")
     print(f"archived    to {report.committed_phys:,} of {bound} ({report.bound_reason or 'bound unknown'})")
     print(
-        f"behind      {known(report.lag_messages)} messages, {lag_bytes}, {duration_text(report.lag_seconds)}"
+        f"behind      {number(report.lag_messages)} messages, {lag_bytes}, {duration_text(report.lag_seconds)}"
     )
-    print(f"margin      {_margin(report)}")
+    print(f"retention   {_margin(report)}")
     print(f"gaps        {report.gaps:,}")
     if report.unindexed_objects:
-        print(f"index       leaves out {report.unindexed_objects:,} damaged objects (see verify)")
+        print(f"index       {report.unindexed_objects:,} damaged objects excluded (see tiered verify)")
     if report.pending_deletions:
         age = duration_text(report.oldest_pending_deletion_seconds)
         print(
-            f"garbage     {report.pending_deletions:,} objects, the first given up {age} ago (tiered gc deletes them)"
+            f"garbage     {report.pending_deletions:,} objects, the oldest {age} old (tiered gc deletes them)"
         )
     if report.source == "instance":
         limit = size_text(report.budget_limit_bytes)
@@ -214,6 +224,7 @@ def _print(report: StatusReport) -> None:
         _print_slave(report.slave)
 
 
+<<<<<<< HEAD
 def _print_proxy(proxy: ProxyReport) -> None:
     archive = "" if proxy.is_archive_open else "; the archive is not open yet"
     print(f"\nclients     {proxy.connections:,} connected to {proxy.address}{archive}")
@@ -228,6 +239,22 @@ def _print_slave(slave: SlaveReport) -> None:
     }
     silent = f"does not answer: {slave.master_failure}" if slave.master_failure else "does not answer"
     master = states[slave.redirects] if slave.is_master_available else silent
+=======
+def _print_serving(serving: ProxyReport) -> None:
+    archive = "" if serving.is_archive_open else "; archive not open yet"
+    print(f"\nclients     {serving.connections:,} connected to {serving.address}{archive}")
+    _print_groups(serving.groups)
+
+
+def _print_slave(slave: SlaveReport) -> None:
+    redirects = {
+        True: "redirects slow consumers here",
+        False: "does not redirect (slaveReadEnable)",
+        None: "answers",
+    }
+    silent = f"does not answer: {slave.master_failure}" if slave.master_failure else "does not answer"
+    master = redirects[slave.redirects] if slave.is_master_well else silent
+>>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
     print(
         f"\nslave       id {slave.broker_id} at {slave.address}, {slave.connections:,} connected; the master {master}"
     )
@@ -251,8 +278,8 @@ def _margin(report: StatusReport) -> str:
     if report.retention_margin_seconds is None and report.lag_bytes is None:
         return "unknown"
     if report.retention_margin_seconds is None:
-        return "nothing unarchived is about to be deleted"
-    return f"{duration_text(report.retention_margin_seconds)} until the broker deletes what is not archived"
+        return "no unarchived message is about to be deleted"
+    return f"{duration_text(report.retention_margin_seconds)} until the broker deletes unarchived messages"
 
 
 def _row(queue: QueueReport) -> list[object]:

@@ -1,4 +1,4 @@
-"""`tiered verify`: is everything the catalog names there, whole, and in order?"""
+"""`tiered verify`: check that everything the catalog names exists, is intact and in order."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ EXIT_ANOMALIES = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """ARCHIVE_URL, how deep, how strict."""
+    """ARCHIVE_URL, depth, strictness."""
     add_archive(parser)
-    parser.add_argument("--full", action="store_true", help="read all data: every checksum, every record")
-    parser.add_argument("--strict", action="store_true", help="objects nobody refers to are anomalies too")
+    parser.add_argument(
+        "--full", action="store_true", help="read all data and check every checksum and record"
+    )
+    parser.add_argument("--strict", action="store_true", help="report unreferenced objects as anomalies")
     add_json(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print anomalies and leftovers; exit 1 when there is something wrong."""
+    """Print anomalies and leftovers. Exit code 1 for anomalies."""
     settings = settings_of(options).settings
     log_plain(settings.process.log_level)
     with (

@@ -145,7 +145,7 @@ def test_as_its_slave_it_is_listed_and_serves(
         sidecar.settings = begun | as_environment(wrong)
         sidecar.start()
         until(lambda: "broker.tls_ca" in sidecar.log.read_text(), "nobody says what is wrong")
-        assert "clients are served without TLS" in sidecar.log.read_text()
+        assert "clients connect without TLS" in sidecar.log.read_text()
         assert sidecar.stop() == 0
         assert "7" not in slave.listed()
         sidecar.settings = begun | as_environment(cluster.dialling() | cluster.serving())

@@ -90,7 +90,7 @@ def host(real_store: Callable[[str], Path], tmp_path: Path) -> Host:
 def test_no_second_archive_is_begun_below_the_mount_point_of_a_disk_that_is_away(host: Host) -> None:
     first = host.run()
     host.unmount()
-    with pytest.raises(UnavailableError, match=r"archived there before.*is its disk mounted"):
+    with pytest.raises(UnavailableError, match=r"archived to it before.*check the disk's mount"):
         host.run()
     assert list(host.mount.iterdir()) == []
     host.mount_again()
@@ -111,7 +111,7 @@ def test_an_emptied_bucket_is_no_archive_to_begin(
     assert host.run().started
     with closing(open_store(url, options)) as store:
         store.delete([info.key for info in store.list("")])
-        with pytest.raises(UnavailableError, match="archived there before"):
+        with pytest.raises(UnavailableError, match="archived to it before"):
             host.run()
         assert list(store.list("")) == []
 
@@ -133,7 +133,7 @@ def test_an_archive_of_an_older_release_is_remembered_too(host: Host) -> None:
     remembered.unlink()
     host.run()
     host.unmount()
-    with pytest.raises(UnavailableError, match="archived there before"):
+    with pytest.raises(UnavailableError, match="archived to it before"):
         host.run()
 
 
@@ -156,4 +156,4 @@ def test_a_state_directory_that_is_full_keeps_nothing_from_being_archived(
     (tmp_path / "state").touch()
     marker = ArchiveMarker(tmp_path / "state", "s3://bucket/c/b")
     marker.create()
-    assert "not remembered" in caplog.text
+    assert "archive marker not written" in caplog.text

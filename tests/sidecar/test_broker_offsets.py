@@ -126,7 +126,9 @@ def test_another_broker_at_the_address_is_not_believed(caplog: pytest.LogCapture
     voice.close()
     client.config = {"brokerName": "broker-b"}
     assert voice.ask() is None
-    assert "is broker broker-b, not broker-a" in str(caplog.records[-1].__dict__["cause"])
+    assert "is broker broker-b, but the store is broker broker-a's" in str(
+        caplog.records[-1].__dict__["cause"]
+    )
     client.config = {"brokerName": "broker-a"}
     assert voice.ask() is not None
 

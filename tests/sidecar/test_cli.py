@@ -99,7 +99,7 @@ def test_output_that_nobody_takes_is_no_defect_of_this_program(target: str, form
     done = subprocess.run(
         f"{command} >{target}", shell=True, capture_output=True, text=True, check=False, cwd=ROOT
     )
-    full = (4, "tiered: the output cannot be written: No space left on device\n")
+    full = (4, "tiered: cannot write the output: No space left on device\n")
     assert (done.returncode, done.stderr) == (full if target == "/dev/full" else (0, ""))
 
 

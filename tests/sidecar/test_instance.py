@@ -31,7 +31,7 @@ DESCRIPTION = InstanceDescription(1, "http://127.0.0.1:1", "file:///a", "C", "b"
 def test_a_second_instance_is_refused(tmp_path: Path) -> None:
     with StateDirectory(tmp_path / "state") as first:
         first.describe(DESCRIPTION)
-        with pytest.raises(UsageError, match="another instance runs"), StateDirectory(tmp_path / "state"):
+        with pytest.raises(UsageError, match="another instance uses"), StateDirectory(tmp_path / "state"):
             pass
         assert running_instance(tmp_path / "state") == DESCRIPTION
     with StateDirectory(tmp_path / "state"):
@@ -61,7 +61,7 @@ def test_what_a_killed_instance_left_is_not_running(tmp_path: Path) -> None:
     with StateDirectory(tmp_path):
         pass
     (tmp_path / DESCRIPTION_FILE).write_text("{}")
-    with pytest.raises(NotFoundError, match="no instance runs"):
+    with pytest.raises(NotFoundError, match="no instance uses"):
         running_instance(tmp_path)
     with pytest.raises(NotFoundError):
         running_instance(tmp_path / "never")

@@ -257,12 +257,12 @@ def test_a_reload_that_drains_late_is_told_and_applies_then(caplog: pytest.LogCa
     harness.next_loaded = _loaded(topics__exclude="noise-*", process__drain_timeout_ms=50)
     harness.service.post(Event.RELOAD)
     harness.service.post(Event.RELOAD)
-    harness.wait_for(lambda: "did not drain in time" in caplog.text)
+    harness.wait_for(lambda: "has not drained in time" in caplog.text)
     assert len(harness.seen) == 1
     drained.set()
     harness.wait_for(lambda: len(harness.seen) == 2)
     assert harness.seen[1].topics.exclude == ("noise-*",)
-    assert harness.stop() == 0 and caplog.text.count("did not drain in time") == 1
+    assert harness.stop() == 0 and caplog.text.count("has not drained in time") == 1
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_follow_answer_drain_and_go_on(home: Path) -> None:
 
         second = Sidecar(home)
         assert second.process.wait(TIMEOUT_S) == 2
-        assert "another instance runs" in sidecar.log.read_text()
+        assert "another instance uses" in sidecar.log.read_text()
 
         assert sidecar.end(signal.SIGTERM) == 0
     assert _archived_messages(home) == MESSAGES
@@ -193,7 +193,9 @@ def test_a_reload_with_a_wrong_file_changes_nothing_and_a_right_one_applies(home
         sidecar.wait_until(lambda: sidecar.report().get("epoch", 0) == 2)
         assert sidecar.end(signal.SIGTERM) == 0
         refused = [
-            line for line in sidecar.lines() if line["message"] == "settings not reloaded, the old ones stay"
+            line
+            for line in sidecar.lines()
+            if line["message"] == "settings not reloaded: previous settings stay"
         ]
         assert "offload.batch_byte" in refused[0]["cause"] and refused[0]["error"] == "UsageError"
 

@@ -99,8 +99,8 @@ def command(request: Any, tmp_path: Path) -> tuple[str, ...]:
 
 STARTED = {"run": "started", "serve": "serving"}
 ANSWERED = {
-    "run": "settings reloaded, nothing to apply",
-    "serve": "SIGHUP changes nothing here: settings are read at the start",
+    "run": "settings reloaded: nothing to apply",
+    "serve": "SIGHUP ignored: restart needed to apply settings",
 }
 
 
