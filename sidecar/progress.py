@@ -1,4 +1,4 @@
-"""Progress of a long command on stderr: a bar with rate and ETA on a terminal, else a log line every ten seconds."""
+"""Progress of a long command on stderr: a bar on a terminal, else a line in the log every ten seconds."""
 
 from __future__ import annotations
 

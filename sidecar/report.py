@@ -24,13 +24,8 @@ class QueueReport:
 
 @dataclass(frozen=True)
 class GroupReport:
-<<<<<<< HEAD
     """A consumer group with members here: pulls that found messages, and its lag behind the end that its last replies
     named (for archived messages the archive's end)."""
-=======
-    """One consumer group with connected clients: pulls that returned messages, and its lag behind the maximum offsets
-    of its last responses (of archived messages: the archive's)."""
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
 
     name: str
     members: int
@@ -52,11 +47,7 @@ class ProxyReport:
 
 @dataclass(frozen=True)
 class SlaveReport:
-<<<<<<< HEAD
     """Slave mode. ``redirects``: whether the master redirects slow consumers (slaveReadEnable), None: unknown;
-=======
-    """Slave mode. ``redirects``: whether the master redirects slow consumers here (slaveReadEnable), None if unknown;
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
     ``name_servers``: (address, registration state); ``master_failure``: why the master does not answer."""
 
     address: str
@@ -74,37 +65,37 @@ class SlaveReport:
 class StatusReport:
     """The lag of an archive behind its broker, and its problems."""
 
-    source: str
+    source: str = "instance"
     """``instance``: from a running instance; ``catalog``: from the archive (and the store)."""
-    state: str
-    archive_url: str
-    cluster: str
-    broker: str
-    writer: str
-    epoch: int
-    fenced: bool
-    committed_phys: int
+    state: str = ""
+    archive_url: str = ""
+    cluster: str = ""
+    broker: str = ""
+    writer: str = ""
+    epoch: int = 0
+    fenced: bool = False
+    committed_phys: int = 0
     """The dispatch offset: physical commitlog offset up to which everything is archived."""
-    bound_phys: int | None
+    bound_phys: int | None = None
     """Physical offset up to which the broker allows uploads; None if unknown."""
-    bound_reason: str
-    lag_messages: int | None
-    lag_bytes: int | None
-    lag_seconds: float | None
-    retention_margin_seconds: float | None
+    bound_reason: str = ""
+    lag_messages: int | None = None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+    retention_margin_seconds: float | None = None
     """Time until the broker deletes messages not archived yet; None without risk."""
-    gaps: int
+    gaps: int = 0
     """Gaps recorded by this process (instance) or in the archive (catalog)."""
-    errors: int
-    last_error: str
-    budget_used_bytes: int
-    budget_limit_bytes: int
-    pins: int
-    pin_note: str
-    messages: int
+    errors: int = 0
+    last_error: str = ""
+    budget_used_bytes: int = 0
+    budget_limit_bytes: int = 0
+    pins: int = 0
+    pin_note: str = ""
+    messages: int = 0
     """Messages archived by this process (instance) or in the archive (catalog)."""
-    bytes: int
-    queues: tuple[QueueReport, ...]
+    bytes: int = 0
+    queues: tuple[QueueReport, ...] = ()
     unindexed_objects: int = 0
     """Damaged data objects excluded from the message index: queries by key read them directly."""
     index_files_rebuilt: int = 0
@@ -112,19 +103,11 @@ class StatusReport:
     pending_deletions: int = 0
     """Objects that `gc` has still to delete."""
     oldest_pending_deletion_seconds: float = 0.0
-<<<<<<< HEAD
-    """How long ago the first of them was given up; 0 where there is none."""
+    """Age of the oldest pending deletion; 0 without one."""
     proxy: ProxyReport | None = None
     """None if proxy mode is off."""
     slave: SlaveReport | None = None
     """None if slave mode is off."""
-=======
-    """Age of the oldest pending deletion; 0 without one."""
-    serving: ProxyReport | None = None
-    """None unless proxy mode is on."""
-    slave: SlaveReport | None = None
-    """None unless slave mode is on."""
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
 
     @property
     def is_up(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sidecar.lag import Lag, measure_lag
 from sidecar.report import StatusReport, seconds_since
@@ -24,32 +24,12 @@ from uploader.offload import OffloadStatus
 REPORT_EVERY_S = 1.0
 
 
-@dataclass(frozen=True)
-class ReportHead:
-    """Constant members of a job's reports."""
-
-    archive_url: str
-    cluster: str
-    broker: str
-    writer: str
-
-    def empty(self) -> StatusReport:
-        """The report before the uploader has a status."""
-        return StatusReport(
-            source="instance", state="", archive_url=self.archive_url, cluster=self.cluster,
-            broker=self.broker, writer=self.writer, epoch=0, fenced=False, committed_phys=0,
-            bound_phys=None, bound_reason="", lag_messages=None, lag_bytes=None, lag_seconds=None,
-            retention_margin_seconds=None, gaps=0, errors=0, last_error="", budget_used_bytes=0, budget_limit_bytes=0,
-            pins=0, pin_note="", messages=0, bytes=0, queues=(),
-        )  # fmt: skip
-
-
 class Reporter:
-    """Makes reports of one uploader. Thread-safe. Closes ``view``."""
+    """Makes reports of one uploader. Thread-safe. Closes ``view``. ``head``: the report before there is a status."""
 
     def __init__(
         self,
-        head: ReportHead,
+        head: StatusReport,
         view: BrokerStore,
         topic_filter: TopicFilter,
         *,
@@ -62,7 +42,7 @@ class Reporter:
         self._monotonic_s = monotonic_s
         self._wall_ms = wall_ms
         self._lock = threading.Lock()
-        self._last = head.empty()
+        self._last = head
         self._made_s: float | None = None
         self._growth = LogGrowth()
         self._is_closed = False
@@ -88,7 +68,7 @@ class Reporter:
     def _fresh(self, status: OffloadStatus) -> StatusReport:
         pins = status.pins if status.pins is not None else PinStatus()
         report = replace(
-            self._head.empty(),
+            self._head,
             epoch=status.epoch,
             fenced=status.fenced,
             committed_phys=status.committed_phys,

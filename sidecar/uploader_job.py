@@ -23,7 +23,7 @@ from sidecar.broker_side import (
     topic_filter_of,
 )
 from sidecar.report import StatusReport
-from sidecar.reporter import Reporter, ReportHead
+from sidecar.reporter import Reporter
 from tiered.broker_store.conf import BrokerConf
 from tiered.broker_store.names import BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
@@ -107,7 +107,7 @@ class UploaderJob:
         opened.callback(archive.close)
         self.names = names
         self._log = store.commit_log
-        self._offloader = Offloader(
+        self.offloader = Offloader(
             store,
             archive,
             OffloadIdentity(names.cluster, names.broker, writer.instance, writer.kind),
@@ -120,7 +120,12 @@ class UploaderJob:
             environment=_environment(writer, archive, names),
             index_settings=settings.index,
         )
-        head = ReportHead(settings.archive.url, names.cluster, names.broker, writer.instance)
+        head = StatusReport(
+            archive_url=settings.archive.url,
+            cluster=names.cluster,
+            broker=names.broker,
+            writer=writer.instance,
+        )
         self._reporter = Reporter(head, open_store_of(settings, conf, pinned), topic_filter)
         opened.callback(self._reporter.close)
 
@@ -131,17 +136,7 @@ class UploaderJob:
     def offload(self, stop: threading.Event, *, follow: bool) -> OffloadResult:
         """Run the uploader, then close all stores. Raises what Offloader.run raises."""
         with self._opened:
-            return self._offloader.run(stop, follow=follow)
-
-    @property
-    def is_claim_settled(self) -> bool:
-        """Whether its claim of the archive was won or refused."""
-        return self._offloader.is_claim_settled
-
-    @property
-    def retry_reason(self) -> str:
-        """Why a commit is tried again; empty when none is."""
-        return self._offloader.retry_reason
+            return self.offloader.run(stop, follow=follow)
 
     def expected_end_phys(self, status: OffloadStatus) -> int:
         """The estimated end of a backfill, without preallocated files."""
@@ -151,13 +146,9 @@ class UploaderJob:
         """Close without a run."""
         self._opened.close()
 
-    def status(self) -> OffloadStatus | None:
-        """The uploader's status; None until it has loaded the catalog."""
-        return self._offloader.status()
-
     def report(self) -> StatusReport:
         """The full report; from any thread, also before and after the run."""
-        return self._reporter.report(self._offloader.status)
+        return self._reporter.report(self.offloader.status)
 
 
 def _environment(writer: Writer, archive: ObjectStore, names: BrokerNames) -> Environment:

@@ -96,7 +96,7 @@ class BoundSource:
             if not now.is_dead:
                 raise UnavailableError(
                     f"a broker was started on {self._store.path} during the backfill: {now.why}",
-                    hint="the archive keeps what it has; use tiered run beside a live broker",
+                    hint="the archive keeps what it has; use tiered run for a running broker",
                 )
 
     def proven_phys(self) -> int:

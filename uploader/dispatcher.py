@@ -133,13 +133,6 @@ class TieredDispatcher:
             self._cursor = batch.to_phys
             return True
 
-    def rewind(self, phys: int) -> None:
-        """Start again at ``phys``; the open batch is dropped."""
-        with self._lock:
-            self._release_open()
-            self._cursor = phys
-            self._closed_check = None
-
     def _advance(self, bound: FeedBound, max_bytes: int) -> StepResult:
         batch = self._open or self._open_batch()
         if batch is None:

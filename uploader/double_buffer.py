@@ -21,15 +21,14 @@ class DoubleBuffer(Generic[T]):
         self._write: deque[T] = deque()
         self._read: deque[T] = deque()
         self._not_empty = threading.Condition()
-        self._closed = False
 
     def __len__(self) -> int:
         return len(self._write) + len(self._read)
 
     def try_put(self, request: T) -> bool:
-        """Append unless the write side is full or closed; never waits for the consumer."""
+        """Append unless the write side is full; never waits for the consumer."""
         with self._not_empty:
-            if self._closed or len(self._write) >= self._capacity:
+            if len(self._write) >= self._capacity:
                 return False
             self._write.append(request)
             self._not_empty.notify()
@@ -40,7 +39,7 @@ class DoubleBuffer(Generic[T]):
         if self._read:
             return True
         with self._not_empty:
-            if not self._write and not self._closed:
+            if not self._write:
                 self._not_empty.wait(timeout_s)
             return bool(self._write)
 
@@ -50,9 +49,3 @@ class DoubleBuffer(Generic[T]):
             with self._not_empty:
                 self._write, self._read = self._read, self._write
         return self._read.popleft() if self._read else None
-
-    def close(self) -> None:
-        """Refuse further puts; ``get`` returns the rest."""
-        with self._not_empty:
-            self._closed = True
-            self._not_empty.notify_all()

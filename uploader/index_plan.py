@@ -145,7 +145,7 @@ def mergeable(refs: Sequence[IndexRef], apart: Set[str]) -> list[list[IndexRef]]
 
 
 def plan_merge(refs: Sequence[IndexRef], merge_files: int, *, is_final: bool = False) -> list[IndexRef]:
-    """Neighbouring files to merge into one, or none. ``is_final``: no more files follow soon."""
+    """Neighbouring files to merge into one, or none. ``is_final``: the backfill has ended."""
     groups = _same_day(refs)
     for group in groups:
         if len(group) < 2:

@@ -102,7 +102,7 @@ class MetadataCommits:
     def _are_tables_outdated(self, state: CatalogState) -> bool:
         """Whether an earlier backfill ended between the last messages and the tables, or the tables changed since.
 
-        Not after a writer that follows: beside a live broker they change all the time.
+        Not after a writer that follows: the tables of a running broker change all the time.
         """
         owner = state.owner
         if not state_fingerprint(self._store.path):

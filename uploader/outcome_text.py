@@ -1,4 +1,4 @@
-"""What came of an offload, in one line for people; a back-fill of one store and a bulk one say it alike."""
+"""The result of a backfill in one line, shared by `tiered` and `tiered-spark`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tiered.console import duration_text, size_text
 
 
 class Outcome(Protocol):
-    """Counts of one run over one store; sizes in bytes, offsets in the commitlog."""
+    """Counts of one run; sizes in bytes, physical offsets."""
 
     @property
     def messages(self) -> int: ...
@@ -35,7 +35,7 @@ class Outcome(Protocol):
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """``1,000 messages, 1.0 MiB as 200.0 KiB in 3 objects, 1.2s (850.0 KiB/s)``, and what a user must know besides."""
+    """``1,000 messages, 1.0 MiB as 200.0 KiB in 3 objects, 1.2s (850.0 KiB/s)``, and warnings."""
     rate = outcome.raw_bytes / outcome.duration_s if outcome.duration_s > 0 else 0.0
     parts = [
         f"{outcome.messages:,} messages, {size_text(outcome.raw_bytes)} as {size_text(outcome.stored_bytes)}"
@@ -46,7 +46,7 @@ def outcome_text(outcome: Outcome) -> str:
     for count, what in (
         (outcome.hidden, "queues hidden (deleted at the broker)"),
         (outcome.gaps, "gaps recorded"),
-        (outcome.damaged, "DAMAGED ranges of the commitlog left out"),
+        (outcome.damaged, "DAMAGED ranges of the commitlog skipped"),
         (outcome.lost, "ranges of the commitlog MISSING"),
     ):
         if count:

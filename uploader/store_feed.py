@@ -41,12 +41,12 @@ def header_check_of(
     return HeaderCheck(table, store.consume_queues, store.commit_log, lmq_rules=rules)
 
 
-def lmq_rules(store: BrokerStore, said: Mapping[str, str]) -> LmqRules:
-    """By what the broker ``said`` is its configuration, or by broker.conf; of neither, it may dispatch to light queues.
+def lmq_rules(store: BrokerStore, reported: Mapping[str, str]) -> LmqRules:
+    """The rules by the reported configuration, else by broker.conf; without either, the broker may dispatch to LMQs.
 
-    Files take them with ``enableMultiDispatch``, RocksDB with ``enableLmq``.
+    Stores in files dispatch with ``enableMultiDispatch``, RocksDB with ``enableLmq``.
     """
     in_rocksdb = store.has_rocksdb_lmqs
-    known = said or (store.conf.properties if store.conf is not None else None)
+    known = reported or (store.conf.properties if store.conf is not None else None)
     is_off = known is not None and not is_true(known, "enableLmq" if in_rocksdb else "enableMultiDispatch")
     return LmqRules(in_rocksdb, is_off)

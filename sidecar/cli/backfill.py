@@ -96,9 +96,11 @@ def _run(
     threading.Thread(target=work, name="uploader", daemon=True).start()
     first_phys: int | None = None
     while not ended.wait(POLL_S):
-        status = job.status()
+        status = job.offloader.status()
         now_s = time.monotonic()
-        outage_limit.check(status, is_stopping=stop.is_set(), now_s=now_s, retry_reason=job.retry_reason)
+        outage_limit.check(
+            status, is_stopping=stop.is_set(), now_s=now_s, retry_reason=job.offloader.retry_reason
+        )
         if status is not None:
             first_phys = status.committed_phys if first_phys is None else first_phys
             progress.update(status.committed_phys - first_phys, job.expected_end_phys(status) - first_phys)

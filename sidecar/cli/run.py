@@ -120,44 +120,8 @@ def _names(settings: Settings, conf: BrokerConf | None) -> tuple[BrokerNames, st
         return names_of(settings, store), str(store.path)
 
 
-<<<<<<< HEAD
 def _nothing(settings: Settings) -> None:
     """No client server to update."""
-=======
-@dataclass(frozen=True)
-class _Served:
-    """The servers for clients, not started yet. ``thread`` is None without an advertised address."""
-
-    proxy: ProxyService | None = None
-    slave: SlaveService | None = None
-    thread: ServingThread | None = None
-
-    @classmethod
-    def of(cls, settings: Settings, conf: BrokerConf | None, names: BrokerNames) -> _Served:
-        """The servers by the settings. Raises UsageError for invalid addresses."""
-        proxy, slave = None, None
-        ports: list[Port] = []
-        if settings.serve.advertise:
-
-            async def answers(access: ArchiveAccess, service: ProxyService) -> MergedAnswers:
-                return await MergedAnswers.opened(access, service.clients, settings, conf)
-
-            order = ProxyOrder(proxy_config(settings, conf, names.broker), answers)
-            proxy, port = proxy_port(order, settings)
-            ports.append(port)
-        if settings.slave.advertise:
-            slave, port = slave_port(settings, conf, names)
-            ports.append(port)
-        if ports and settings.broker.tls and not settings.serve.tls_certificate:
-            logger.warning(
-                "clients connect without TLS although the broker uses TLS: serve.tls_certificate is not set"
-            )
-        return cls(proxy, slave, ServingThread(names, settings, ports) if ports else None)
-
-
-def _nothing(settings: Settings) -> None:
-    """No server applies settings."""
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
 
 
 class _Factory:
@@ -175,7 +139,7 @@ class _Factory:
         self._pins, self._tls = ProcessPins(), TlsCache()
 
     def __call__(self, settings: Settings) -> UploaderJob:
-        if self._claiming is not None and self._claiming[0].is_claim_settled:
+        if self._claiming is not None and self._claiming[0].offloader.is_claim_settled:
             self._took_over_for = self._claiming[1]
         take_over = settings.archive.take_over and settings is not self._took_over_for
         writer = Writer(
@@ -193,11 +157,7 @@ class _Factory:
 
 
 class _Source:
-<<<<<<< HEAD
     """Contents of the admin server's pages."""
-=======
-    """The content of the admin server."""
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
 
     def __init__(
         self,
@@ -217,12 +177,7 @@ class _Source:
 
     def health(self) -> tuple[bool, str]:
         """See AdminSource."""
-<<<<<<< HEAD
         if self._thread is not None and not self._thread.is_alive:
-=======
-        thread = self._served.thread
-        if thread is not None and not thread.is_alive:
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
             return False, "client server stopped"
         return self._service.health()
 
@@ -245,17 +200,3 @@ class _Source:
     def metrics(self) -> bytes:
         """See AdminSource."""
         return generate_latest(self._registry)
-<<<<<<< HEAD
-=======
-
-    def _report(self) -> StatusReport:
-        report = self._service.report()
-        if report is None:
-            raise UnavailableError("the uploader has not started yet", hint="retry")
-        proxy, slave = self._served.proxy, self._served.slave
-        return replace(
-            report,
-            serving=None if proxy is None else serving_report(proxy.status()),
-            slave=None if slave is None else slave_report(slave.status()),
-        )
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)

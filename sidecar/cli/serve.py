@@ -67,26 +67,16 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     early = signal.getsignal(signal.SIGHUP)
-<<<<<<< HEAD
     loop.add_signal_handler(signal.SIGHUP, _log_sighup)
     if was_received(early):
         _log_sighup()
-=======
-    loop.add_signal_handler(signal.SIGHUP, _ignore_sighup)
-    if was_received(early):
-        _ignore_sighup()
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
     try:
         address = await service.start()
     except OSError as error:
         raise UsageError(
             f"cannot listen on {settings.serve.bind}: {error}", hint="choose another --bind"
         ) from error
-<<<<<<< HEAD
     # Objects made so far stay: a full collection over them would delay pulls by 0.05 s.
-=======
-    # Objects up to here live on: without this, each full collection scans them and delays pulls by 0.05 s.
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
     gc.collect()
     gc.freeze()
     watching = asyncio.create_task(archive.watch(settings.serve.refresh_ms / 1000))
@@ -101,13 +91,8 @@ async def _serve(access: ArchiveAccess, settings: Settings, *, take_over: bool) 
     logger.info("ended")
 
 
-<<<<<<< HEAD
 def _log_sighup() -> None:
     logger.warning("SIGHUP has no effect: tiered serve reads its settings at the start")
-=======
-def _ignore_sighup() -> None:
-    logger.warning("SIGHUP ignored: restart needed to apply settings")
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
 
 
 def _now_ms() -> int:

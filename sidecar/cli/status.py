@@ -141,9 +141,7 @@ def _from_archive(settings: Settings) -> StatusReport:
             )
 
 
-def _report(
-    archive: Archive, lag: Lag | None, end_phys: int | None, margin_seconds: float | None
-) -> StatusReport:
+def _report(archive: Archive, lag: Lag | None, end_phys: int | None, margin_s: float | None) -> StatusReport:
     state, owner = archive.state, archive.state.owner
     now_ms = time.time_ns() // 1_000_000
     queues = list_queues(state, hidden=True)
@@ -157,21 +155,14 @@ def _report(
         if owner is None
         else " ".join(part for part in (owner.kind, owner.instance, owner.host) if part),
         epoch=state.epoch,
-        fenced=False,
         committed_phys=state.cursor.phys,
         bound_phys=end_phys,
         bound_reason="end of the broker's log" if lag is not None else "store not read",
         lag_messages=None if lag is None else lag.messages,
         lag_bytes=None if end_phys is None else max(0, end_phys - state.cursor.phys),
         lag_seconds=None if lag is None else age_s(lag, now_ms),
-        retention_margin_seconds=margin_seconds,
+        retention_margin_seconds=margin_s,
         gaps=len(state.gaps),
-        errors=0,
-        last_error="",
-        budget_used_bytes=0,
-        budget_limit_bytes=0,
-        pins=0,
-        pin_note="",
         messages=sum(queue.messages for queue in queues),
         bytes=sum(queue.bytes for queue in queues),
         queues=() if lag is None else lag.reports(now_ms),
@@ -224,7 +215,6 @@ def _print(report: StatusReport) -> None:
         _print_slave(report.slave)
 
 
-<<<<<<< HEAD
 def _print_proxy(proxy: ProxyReport) -> None:
     archive = "" if proxy.is_archive_open else "; the archive is not open yet"
     print(f"\nclients     {proxy.connections:,} connected to {proxy.address}{archive}")
@@ -239,22 +229,6 @@ def _print_slave(slave: SlaveReport) -> None:
     }
     silent = f"does not answer: {slave.master_failure}" if slave.master_failure else "does not answer"
     master = states[slave.redirects] if slave.is_master_available else silent
-=======
-def _print_serving(serving: ProxyReport) -> None:
-    archive = "" if serving.is_archive_open else "; archive not open yet"
-    print(f"\nclients     {serving.connections:,} connected to {serving.address}{archive}")
-    _print_groups(serving.groups)
-
-
-def _print_slave(slave: SlaveReport) -> None:
-    redirects = {
-        True: "redirects slow consumers here",
-        False: "does not redirect (slaveReadEnable)",
-        None: "answers",
-    }
-    silent = f"does not answer: {slave.master_failure}" if slave.master_failure else "does not answer"
-    master = redirects[slave.redirects] if slave.is_master_well else silent
->>>>>>> e6fc6e8 (sidecar, cli: help, errors, logs, metric help and status in plain language)
     print(
         f"\nslave       id {slave.broker_id} at {slave.address}, {slave.connections:,} connected; the master {master}"
     )

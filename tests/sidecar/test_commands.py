@@ -177,7 +177,7 @@ def test_cat_raw_is_the_brokers_bytes(run: Run, archive: str, killed: Path, caps
         (("cat", "ARCHIVE", "--all", "--queue", "99"), 3, "no queue 99"),
         (("cat", "ARCHIVE", "--all", "--generation", "4"), 3, "no queue in generation 4"),
         (("offset", "ARCHIVE", "t_k_one", "--time", "0", "--generation", "4"), 3, "generation 4"),
-        (("query", "ARCHIVE", "--topic", "absent", "--key", "k"), 3, "ls shows the topics"),
+        (("query", "ARCHIVE", "--topic", "absent", "--key", "k"), 3, "ls lists the topics"),
         (("query", "ARCHIVE", "--topic", "t_k_keys", "--key", "k2-45", "--since", "2026-11-22"), 3, "T00:00"),
         (("ls", "ARCHIVE", "--broker", "other"), 3, "FxCluster/fx-a"),
         (("ls", "ARCHIVE/nothing-here"), 3, "no archive"),
@@ -431,4 +431,4 @@ def test_run_archives_also_when_the_disk_of_its_state_directory_is_full(
         "--state-dir", tmp_path / "state", "--set", "admin.port=0",
     )  # fmt: skip
     assert code == 0 and served
-    assert "not described" in error and "No space left" in error
+    assert "instance description not written" in error and "No space left" in error

@@ -186,7 +186,7 @@ def test_a_reload_with_a_wrong_file_changes_nothing_and_a_right_one_applies(home
         sidecar.wait_archived()
         config.write_text("[offload]\nbatch_byte = 1\n")
         sidecar.process.send_signal(signal.SIGHUP)
-        sidecar.wait_until(lambda: "old ones stay" in sidecar.log.read_text())
+        sidecar.wait_until(lambda: "previous settings stay" in sidecar.log.read_text())
         assert sidecar.get("/ready")[0] == 200
         config.write_text('[topics]\nexclude = ["t_k_one"]\n')
         sidecar.process.send_signal(signal.SIGHUP)

@@ -127,7 +127,7 @@ def test_all_time_says_first_what_it_costs(
     arguments = ["query", url, "--topic", message["topic"], "--unique-key", message["uniqKey"], "--all-time"]
     assert main(arguments) == 0
     shown = capsys.readouterr()
-    assert "0 index files and 7 segments not indexed yet: about 7 requests" in shown.err
+    assert "0 index files and 7 unindexed segments: about 7 requests" in shown.err
     assert json.loads(shown.out) == message
 
 

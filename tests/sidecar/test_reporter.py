@@ -13,7 +13,7 @@ import pytest
 from benchmarks.synthetic_store import StoreSpec, write_store
 from sidecar import reporter as reporter_module
 from sidecar.report import StatusReport
-from sidecar.reporter import Reporter, ReportHead
+from sidecar.reporter import Reporter
 from tests.end_to_end.offloading import FILTER
 from tests.uploader.living_broker import LivingBroker, offloader_of
 from tiered.broker_store.store import open_broker_store
@@ -22,7 +22,7 @@ from tiered.object_store.memory import MemoryStore
 MESSAGES, CONFIRMED = 2_000, 1_500
 SPEC = StoreSpec(topics=2, queues_per_topic=2, body_bytes=200)
 RECORD = SPEC.record_bytes
-HEAD = ReportHead("memory://lag", "C", "b", "w")
+HEAD = StatusReport(archive_url="memory://lag", cluster="C", broker="b", writer="w")
 Ask = Callable[[Callable[[StatusReport], bool]], StatusReport]
 
 

@@ -100,7 +100,7 @@ def command(request: Any, tmp_path: Path) -> tuple[str, ...]:
 STARTED = {"run": "started", "serve": "serving"}
 ANSWERED = {
     "run": "settings reloaded: nothing to apply",
-    "serve": "SIGHUP ignored: restart needed to apply settings",
+    "serve": "SIGHUP has no effect: tiered serve reads its settings at the start",
 }
 
 

@@ -18,16 +18,6 @@ def test_a_full_write_side_refuses_instead_of_waiting() -> None:
     assert [buffer.try_put(i) for i in range(3)] == [True, True, False]
 
 
-def test_closing_refuses_puts_and_hands_out_the_rest() -> None:
-    buffer: DoubleBuffer[int] = DoubleBuffer(capacity=2)
-    buffer.try_put(1)
-    buffer.close()
-    assert not buffer.try_put(2)
-    assert buffer.get() == 1
-    assert buffer.get() is None
-    assert not buffer.wait_for_request(0.0)
-
-
 def test_nothing_is_lost_or_reordered_between_two_threads() -> None:
     buffer: DoubleBuffer[int] = DoubleBuffer(capacity=8)
     seen: list[int] = []
