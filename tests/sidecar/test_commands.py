@@ -182,7 +182,7 @@ def test_cat_raw_is_the_brokers_bytes(run: Run, archive: str, killed: Path, caps
         (("ls", "ARCHIVE", "--broker", "other"), 3, "FxCluster/fx-a"),
         (("ls", "ARCHIVE/nothing-here"), 3, "no archive"),
         (("ls", "ftp://x/y"), 2, "file:///"),
-        (("ls", "file:relative"), 2, "three slashes"),
+        (("ls", "file:relative"), 2, "use file:///directory"),
         (("gc", "ARCHIVE", "--grace", "soon"), 2, "gc.grace_ms"),
         (("ls", "ARCHIVE", "--set", "retention.ttl=30d"), 2, "not supported"),
         (("backfill", "/nowhere", "ARCHIVE"), 3, "/nowhere"),
