@@ -151,6 +151,8 @@ def test_a_proxy_that_does_not_trust_them_sends_nothing_and_its_log_says_why(
         route, sent, seen = asyncio.run(told_by_a_proxy(shows(papers.server), tls))
     assert route.code != 0 and "broker.tls_ca" in (route.remark or "")
     assert (sent is None or sent.code != 0) and not seen
-    told = [record.__dict__["cause"] for record in caplog.records if "with TLS fails" in record.message]
+    told = [
+        record.__dict__["cause"] for record in caplog.records if "TLS connection failed" in record.message
+    ]
     assert len(told) == 2, "one line for the name server and one for the broker"
     assert all("not signed by a CA" in cause for cause in told)
