@@ -67,7 +67,7 @@ class QueueScanner:
         """The same from the newest version, after their object was ``missing``."""
         state = load(self._store)
         if state.version == self._part.archive.version:
-            self._report(None, f"catalog version {state.version} names what is not there: {missing.message}")
+            self._report(None, f"catalog version {state.version} names a missing object: {missing.message}")
             return
         for row in table:
             queue = self._part.queues[int(row["queue"])]

@@ -112,7 +112,7 @@ def test_a_damaged_tail_loses_the_object_only(damaged: tuple[Path, str, int, int
 def test_a_missing_object_is_an_error(damaged: tuple[Path, str, int, int]) -> None:
     archive, key, _, _ = damaged
     (archive / key).unlink()
-    with pytest.raises(CorruptionError, match=r"catalog version \d+ names what is not there"):
+    with pytest.raises(CorruptionError, match=r"catalog version \d+ names a missing object"):
         rows_of(options_of(archive, Mode.FAILFAST))
 
 
