@@ -1,9 +1,8 @@
-"""A topic as a table: an archive read, counted, searched and exported with Spark. Cells for Jupyter or VS Code.
+"""Read, count, search and export a topic of an archive with Spark. Cells for Jupyter or VS Code.
 
     python examples/spark_notebook.py file:///tmp/archive t_one
 
-Any archive will do; `python examples/demo.py --keep` leaves one behind. Needs pip install '.[spark]' and
-Java 17.
+`python examples/demo.py --keep` makes an archive. Requires `pip install '.[spark]'` and Java 17.
 """
 
 # %% The archive and the topic
@@ -14,22 +13,18 @@ import tempfile
 
 from pyspark.sql import functions
 
-from pipeline.jobs.export import export
-from pipeline.jobs.search import Question, search
-from pipeline.jobs.stats import stats
-from pipeline.options.source_options import SourceOptions
-from rocketmq_tiered.spark import read, session
+from rocketmq_tiered.spark import Question, SourceOptions, export, read, search, session, stats
 
 URL, TOPIC = sys.argv[1:3]
 
-# %% A session of this machine; on a cluster, spark-submit says where
+# %% A local session; on a cluster, spark-submit chooses the master
 spark = session("notebook", **{"spark.sql.shuffle.partitions": "4", "spark.ui.showConsoleProgress": "false"})
 
 # %% The topic as a DataFrame. Only these columns are read: bodies stay in the archive
 messages = read(spark, URL, topic=TOPIC, columns=["queueId", "queueOffset", "storeTimestamp", "storeSize"])
 messages.printSchema()
 
-# %% How is it spread over its queues?
+# %% Messages by queue
 (
     messages.groupBy("queueId")
     .agg(
@@ -41,7 +36,7 @@ messages.printSchema()
     .show(truncate=False)
 )
 
-# %% How many of them are younger than nine tenths of its time?
+# %% Messages in the last tenth of its time range
 first, last = messages.agg(functions.min("storeTimestamp"), functions.max("storeTimestamp")).first() or (0, 0)
 recent = functions.col("storeTimestamp") >= last - (last - first) // 10
 row = messages.agg(functions.count_if(recent).alias("recent"), functions.count("*").alias("all")).first()
@@ -51,16 +46,16 @@ print(f"{row['recent']} of {row['all']} messages" if row else "nothing")
 messages.createOrReplaceTempView("messages")
 spark.sql("SELECT count(*) AS messages, max(storeSize) AS largest FROM messages WHERE queueId = 0").show()
 
-# %% Find messages by what is in them
+# %% Search in bodies
 source = SourceOptions(URL, topics=(TOPIC,))
 question = Question(body="[0-9]{3}", select=("queueOffset", "tags", "text"), limit=3)
 search(spark, source, question).show(truncate=60)
 
-# %% What is in the topic, in numbers
+# %% Statistics of the topic
 for topic in stats(spark, source).topics:
     print(f"{topic.topic}: {topic.messages} messages, {topic.message_bytes} bytes, {topic.ratio:.1f} : 1")
 
-# %% As Parquet files, by topic and day. Once more exports what came since: here nothing
+# %% Export as Parquet files by topic and day. A second export adds later messages, here none
 with tempfile.TemporaryDirectory() as directory:
     for _ in range(2):
         print(f"exported {export(spark, source, f'file://{directory}').rows} rows")

@@ -31,7 +31,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "backfill": Verb("archive store directories, in parallel", writing.add_backfill, writing.run_backfill),
+    "backfill": Verb("archive store directories in parallel", writing.add_backfill, writing.run_backfill),
     "export": Verb("write new messages as Parquet or Delta", writing.add_export, writing.run_export),
     "verify": Verb("check every byte of an archive", reading.add_verify, reading.run_verify),
     "stats": Verb("show counts, sizes and rates of an archive", reading.add_stats, reading.run_stats),

@@ -27,7 +27,7 @@ OPTIONS = BackfillOptions(settings=SMALL)
 def run(
     store: Path, archive: Path, tasks: InlineTasks | None = None, options: BackfillOptions = OPTIONS
 ) -> BackfillReport:
-    """Offload one store without Spark."""
+    """Backfill one store without Spark."""
     stores = [StoreToBackfill(str(store), CLUSTER, BROKER)]
     (report,) = backfill(NO_SPARK, stores, f"file://{archive}", options=options, tasks=tasks or InlineTasks())
     return report
