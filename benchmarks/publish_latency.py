@@ -77,6 +77,7 @@ def measure(experiment: Experiment) -> Row:
     """Write, follow, then be idle."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
+        warm_up()
         start_ms = time.time_ns() // 1_000_000 + LEAD_IN_MS
         command = [sys.executable, "-m", "benchmarks.live_store", str(directory / "store")]
         flags = {
@@ -88,7 +89,6 @@ def measure(experiment: Experiment) -> Row:
         words = [str(word) for pair in flags.items() for word in pair]
         writer = subprocess.Popen([*command, *words], stdin=subprocess.PIPE)
         try:
-            warm_up()
             while not read_ready(directory / "store"):
                 time.sleep(POLL_S)
             return _follow(experiment, directory, start_ms)
