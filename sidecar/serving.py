@@ -179,9 +179,7 @@ class Handlers(Protocol):
     """Handlers over archive and broker, from the opening of the archive on."""
 
     @property
-    def handlers(self) -> ProxyHandlers:
-        """By request code."""
-        ...
+    def handlers(self) -> ProxyHandlers: ...
 
     def apply(self, settings: Settings) -> None:
         """Use other read policies and topic filters, from the next request on."""
@@ -238,7 +236,6 @@ class MergedHandlers:
         self._archive.wake()
 
     def apply(self, settings: Settings) -> None:
-        """See Handlers."""
         self.line.apply(self._policies(settings.read), self._topics(settings))
 
     def _policies(self, read: ReadSettings) -> ReadSettings:
@@ -249,7 +246,6 @@ class MergedHandlers:
         return topic_filter_of(settings, self._store.conf, access.cluster, access.broker)
 
     def close(self) -> None:
-        """See Handlers."""
         self._watching.cancel()
         self._threads.shutdown()
         self._store.close()

@@ -1,1 +1,1 @@
-"""What is served: the archive behind the handlers, and the handlers that answer from it."""
+"""The archive as a backend, and the handlers over it."""

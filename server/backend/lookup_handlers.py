@@ -48,7 +48,6 @@ class LookupHandlers:
         table.register(*REFUSED)(self.refuse)
 
     async def search(self, request: Request) -> Response:
-        """SEARCH_OFFSET_BY_TIMESTAMP."""
         topic, queue_id = request.text("topic"), request.number("queueId")
         if self._archive.bounds(topic, queue_id) is None:
             return Response(ext={"offset": "0"})
@@ -57,7 +56,6 @@ class LookupHandlers:
         return Response(ext={"offset": str(offset)})
 
     async def maximum(self, request: Request) -> Response:
-        """GET_MAX_OFFSET."""
         bounds = self._archive.bounds(request.text("topic"), request.number("queueId"))
         return Response(ext={"offset": str(bounds.maximum if bounds is not None else 0)})
 
@@ -67,7 +65,6 @@ class LookupHandlers:
         return Response(ext={"offset": str(bounds.minimum if bounds is not None else 0)})
 
     async def earliest(self, request: Request) -> Response:
-        """GET_EARLIEST_MSG_STORETIME."""
         topic, queue_id = request.text("topic"), request.number("queueId")
         bounds = self._archive.bounds(topic, queue_id)
         stored_ms = -1 if bounds is None else await self._archive.stored_ms(topic, queue_id, bounds.minimum)
@@ -114,7 +111,6 @@ class LookupHandlers:
         return Response(body=(queue_map("offsetTable", table, {"topicPutTps": 0.0}),))
 
     async def rows(self, request: Request) -> Response:
-        """QUERY_CONSUME_QUEUE."""
         topic, queue_id = request.text("topic"), request.number("queueId")
         bounds = self._archive.bounds(topic, queue_id)
         if bounds is None:

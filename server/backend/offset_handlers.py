@@ -29,7 +29,6 @@ class OffsetHandlers:
         self._archive, self._routes, self._clients, self._offsets = archive, routes, clients, offsets
 
     def register(self, table: HandlerTable) -> None:
-        """14, 15, 43, 45, 208, 222, 300, 343."""
         table.register(RequestCode.QUERY_CONSUMER_OFFSET)(self.query)
         table.register(RequestCode.UPDATE_CONSUMER_OFFSET)(self.update)
         table.register(RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_DELAY_OFFSET)(self.nothing)
@@ -51,7 +50,6 @@ class OffsetHandlers:
         return Response(ext={"offset": str(found)})
 
     async def update(self, request: Request) -> Response:
-        """UPDATE_CONSUMER_OFFSET."""
         offset = request.number("commitOffset")
         if offset < 0:
             return Response(ResponseCode.SYSTEM_ERROR, remark=f"commitOffset {offset} is negative")
@@ -110,13 +108,11 @@ class OffsetHandlers:
         return sorted(subscribed | set(self._offsets.topics_of(group)))
 
     async def who_consumes(self, request: Request) -> Response:
-        """QUERY_TOPIC_CONSUME_BY_WHO."""
         topic = request.text("topic")
         online = {group.name for group in self._clients.groups() if topic in group.subscriptions}
         return json_response({"groupList": sorted(online | set(self._offsets.groups_of(topic)))})
 
     async def consumed_topics(self, request: Request) -> Response:
-        """QUERY_TOPICS_BY_CONSUMER."""
         return json_response({"topicList": self._topics_of(request.text("group"))})
 
     async def reset(self, request: Request) -> Response:

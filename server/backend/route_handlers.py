@@ -97,7 +97,6 @@ class RouteHandlers:
         self._routes = routes
 
     def register(self, table: HandlerTable) -> None:
-        """17, 21, 26, 28, 101, 105, 106, 201, 206, 224, 305, 351, 352."""
         table.register(RequestCode.GET_ROUTEINFO_BY_TOPIC)(self.route)
         table.register(RequestCode.GET_BROKER_CLUSTER_INFO)(self.cluster)
         table.register(RequestCode.GET_KV_CONFIG)(self.kv_config)
@@ -113,7 +112,6 @@ class RouteHandlers:
         table.register(RequestCode.GET_BROKER_RUNTIME_INFO)(self.runtime)
 
     async def route(self, request: Request) -> Response:
-        """GET_ROUTEINFO_BY_TOPIC."""
         found = self._routes.route(request.text("topic"))
         if found is None:
             remark = f"no route info of topic {request.text('topic')}"
@@ -155,12 +153,10 @@ class RouteHandlers:
         return Response()
 
     async def all_topics(self, request: Request) -> Response:
-        """GET_ALL_TOPIC_CONFIG."""
         topics = {name: config.document() for name, config in self._routes.topics().items()}
         return json_response({"dataVersion": _data_version(self._routes), "topicConfigTable": topics})
 
     async def all_groups(self, request: Request) -> Response:
-        """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
         routes = self._routes
         groups = {name: routes.group_config(name) for name in routes.archive.subscription_groups()}
         return json_response({
@@ -168,7 +164,6 @@ class RouteHandlers:
         })  # fmt: skip
 
     async def topic_config(self, request: Request) -> Response:
-        """GET_TOPIC_CONFIG."""
         config = self._routes.find(request.text("topic"))
         if config is None:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark=f"no topic {request.text('topic')}")
@@ -188,7 +183,6 @@ class RouteHandlers:
         return Response(body=("".join(f"{name}={value}\n" for name, value in lines.items()).encode(),))
 
     async def runtime(self, request: Request) -> Response:
-        """GET_BROKER_RUNTIME_INFO."""
         return json_response({"table": runtime_table(self._routes.started_ms)})
 
 

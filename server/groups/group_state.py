@@ -197,13 +197,7 @@ class GroupLog:
         version = self._last.version + 1
         copied = {key: dict(queues) for key, queues in offsets.items()}
         snapshot = GroupSnapshot(
-            version,
-            self._owner,
-            self._owner_name,
-            self._clock_ms(),
-            released,
-            copied,
-            self._first_version,
+            version, self._owner, self._owner_name, self._clock_ms(), released, copied, self._first_version
         )
         try:
             self._store.put_if_absent(snapshot_key(version), [encode_snapshot(snapshot)])

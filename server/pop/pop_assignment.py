@@ -48,7 +48,6 @@ class AssignmentHandlers:
         self._modes: dict[tuple[str, str], str] = {}
 
     def register(self, table: HandlerTable) -> None:
-        """400, 401."""
         table.register(RequestCode.QUERY_ASSIGNMENT)(self.assignment)
         table.register(RequestCode.SET_MESSAGE_REQUEST_MODE)(self.set_mode)
 
@@ -77,7 +76,6 @@ class AssignmentHandlers:
         })  # fmt: skip
 
     async def set_mode(self, request: Request) -> Response:
-        """SET_MESSAGE_REQUEST_MODE."""
         asked = request.document()
         topic, group = str(asked.get("topic", "")), str(asked.get("consumerGroup", ""))
         mode = str(asked.get("mode", PULL))

@@ -51,7 +51,6 @@ class PopHandlers:
         self._freed = asyncio.Event()
 
     def register(self, table: HandlerTable) -> None:
-        """200050, 200051, 200053, 200151."""
         table.register(RequestCode.POP_MESSAGE)(self.pop)
         table.register(RequestCode.ACK_MESSAGE)(self.acknowledge)
         table.register(RequestCode.BATCH_ACK_MESSAGE)(self.acknowledge_many)
@@ -100,10 +99,7 @@ class PopHandlers:
         if due_ms is not None:
             left_s = min(left_s, max(0.01, (due_ms - self._clock_ms()) / 1000))
         loop = asyncio.get_running_loop()
-        waits = {
-            loop.create_task(self._archive.changed(left_s)),
-            loop.create_task(_event(self._freed)),
-        }
+        waits = {loop.create_task(self._archive.changed(left_s)), loop.create_task(_event(self._freed))}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -132,7 +128,6 @@ class PopHandlers:
     # -- acknowledging ----------------------------------------------------------------------------------------
 
     async def acknowledge(self, request: Request) -> Response:
-        """ACK_MESSAGE."""
         key = request.text("consumerGroup"), request.text("topic"), request.number("queueId")
         return self._acknowledged(key, [request.number("offset")])
 

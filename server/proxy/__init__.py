@@ -1,1 +1,1 @@
-"""The inverted proxy: clients beside a live broker dial the sidecar; it answers for the archive, relays the rest."""
+"""Proxy mode: clients of a live broker dial the sidecar, which answers from the archive and relays the rest."""

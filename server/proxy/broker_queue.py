@@ -1,7 +1,4 @@
-"""The broker's side of a queue for questions that read no messages: statistics, searches, hand-overs.
-
-Owns that view of it. Does not own what the broker says (broker_view.py) nor what follows (read_router.py).
-"""
+"""The broker's state of a queue for requests that read no messages: statistics, searches, redirects."""
 
 from __future__ import annotations
 

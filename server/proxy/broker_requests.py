@@ -1,7 +1,4 @@
-"""What the broker itself says of a queue, asked with the fields of a client's own request: a signature on them holds.
-
-Owns these questions. Does not own what is remembered of the answers (broker_view.py).
-"""
+"""Queries the broker about a queue with the fields of a client's own request, so that its signature holds."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from tiered.remoting.command import RemotingCommand
 ASK_TIMEOUT_S = 3.0
 UNKNOWN_PHYS = (1 << 63) - 1
 GONE_PHYS = -2
-"""There is no record any more, says who tells of others."""
+"""The record no longer exists, by a broker that returns others."""
 SIGNATURE = "Signature"
 
 
 async def query_log_begin(command: RemotingCommand, upstream: Upstream) -> int:
-    """Where the broker's log begins; UNKNOWN_PHYS where it does not say."""
+    """Begin of the broker's log; UNKNOWN_PHYS if it does not return it."""
     try:
         answer = await upstream.call(_ask(command, RequestCode.GET_BROKER_RUNTIME_INFO), ASK_TIMEOUT_S)
     except UnavailableError:
@@ -33,13 +30,13 @@ async def query_log_begin(command: RemotingCommand, upstream: Upstream) -> int:
 
 
 def _ask(command: RemotingCommand, code: RequestCode, **fields: object) -> RemotingCommand:
-    """Another question about the queue of ``command``, with its fields: a signature is over the fields only."""
+    """Another request about the queue of ``command``, with its fields: a signature covers the fields only."""
     others = {name: str(value) for name, value in fields.items()}
     return replace(command, code=int(code), ext_fields={**command.ext_fields, **others}, body=b"")
 
 
 async def query_offset(command: RemotingCommand, upstream: Upstream, code: RequestCode) -> int | None:
-    """The offset answered; None when the broker refuses to tell."""
+    """The offset returned; None if the broker refuses."""
     answer = await upstream.call(_ask(command, code), ASK_TIMEOUT_S)
     text = answer.ext_fields.get("offset", "")
     if answer.code == ResponseCode.SYSTEM_BUSY:
@@ -48,9 +45,9 @@ async def query_offset(command: RemotingCommand, upstream: Upstream, code: Reque
 
 
 async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) -> int:
-    """Physical offset of the record at ``offset``, GONE_PHYS without one, -1 where it is not told."""
+    """Physical offset of the record at ``offset``, GONE_PHYS if there is none, -1 if it is not returned."""
     if SIGNATURE in command.ext_fields:
-        return -1  # two more fields would break the signature
+        return -1  # additional fields would break the signature
     asked = _ask(command, RequestCode.QUERY_CONSUME_QUEUE, index=offset, count=1)
     document = _document(await upstream.call(asked, ASK_TIMEOUT_S))
     rows = document.get("queueData")

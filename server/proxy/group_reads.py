@@ -1,6 +1,5 @@
-"""What each consumer group reads, as its answered pulls say: from the archive or the broker, and how far it is.
-
-Belongs to one event loop; ``readings`` may be called from any thread. Bounded: the queues pulled last are known.
+"""Reads of each consumer group, from its answered pulls: archive or broker, and lag. Bounded to the queues pulled last.
+Belongs to one event loop; ``readings`` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from server.wire.request import Request, Response
 
 BYTES_MAX = 16 * 1024 * 1024
 QUEUE_BYTES = 500
-"""A queue with its counts, without its names: measured."""
+"""Measured memory of a queue's counts, without names."""
 
 Key = tuple[str, str, int]
 """Group, topic, queue id."""
@@ -23,8 +22,8 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class GroupReading:
-    """One group. Pulls that found messages, by who had them; ``behind_messages``: to the ends that its last answers
-    named, which for archived messages is the archive's."""
+    """One group: members, pulls that found messages by source, and its lag behind the end that its last replies named
+    (for archived messages the archive's end)."""
 
     name: str
     members: int
@@ -47,7 +46,7 @@ class GroupReadStats:
         self._queues: SegmentedLru[Key, _Queue] = SegmentedLru(bytes_max)
 
     def note(self, request: Request, response: Response | None) -> None:
-        """A pull was answered. What is relayed carries the broker's version."""
+        """Count a pull reply. Relayed replies carry the broker's version."""
         if response is None or "nextBeginOffset" not in response.ext:
             return
         key = request.text("consumerGroup", ""), request.text("topic", ""), request.number("queueId", 0)
@@ -67,7 +66,7 @@ class GroupReadStats:
             queue.behind = max(0, int(end) - int(offset))
 
     def readings(self, members: Iterable[tuple[str, int]]) -> tuple[GroupReading, ...]:
-        """Of the groups (name, members)."""
+        """Of ``members``: (group, number of members)."""
         queues = list(self._queues)
         found = []
         for name, count in members:

@@ -1,13 +1,11 @@
-"""A group begins again from an earlier message beside a live broker (222), also where only the archive has that one.
+"""Resets a group's offsets in proxy mode (222), also to messages that only the archive has.
 
-A broker moves a group only within what it still has. Where an offset wanted is below that, the members connected here
-are told (220), as a broker of before 5.0 does: each begins again there and commits it, through the queue of its pulls.
-A group without members is moved by commits. Refused is what the broker would do wrong, moving the group to its own
-minimum: groups with members elsewhere, who would not be told; lite pull consumers, who do not listen. All else is the
-broker's own to do: resets within what it has, and all of a broker that checks its clients, as what is asked here would
-not bear the signature of who wants it.
+A broker resets a group only within its own log. For an offset below that, members connected here are notified (220), as
+by a broker before 5.0: each resets its queue and commits. A group without members is moved by commits. Refused, because
+the broker would reset to its own minimum: groups with members elsewhere, who would not be notified, and lite pull
+consumers, which ignore the notice. Everything else is relayed: resets within the broker's log, and all resets if the
+broker has access control, as sub-requests from here lack the operator's signature.
 
-Owns where each queue begins again and who is told. Does not own offsets by time (merged_offsets.py).
 Sources: AdminBrokerProcessor.resetOffset, Broker2Client.resetOffset, MQClientInstance.resetOffset.
 """
 
@@ -24,7 +22,7 @@ from server.groups.bounded_gather import bounded_gather
 from server.groups.client_table import ClientTable, Member
 from server.groups.fastjson_text import offsets_for, queue_map
 from server.groups.queue_locks import MessageQueue
-from server.proxy.merged_offsets import ANSWER_S, MergedOffsets, named_number, offset_table
+from server.proxy.merged_offsets import ANSWER_S, MergedOffsets, number_in, offset_table
 from server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from server.wire.codes import RequestCode, ResponseCode
 from server.wire.request import Request, Response
@@ -35,11 +33,11 @@ from tiered.remoting.command import RemotingCommand
 logger = logging.getLogger(__name__)
 
 LISTENS: Final = "CONSUME_PASSIVELY"
-"""Consume type of push consumers, the only ones that begin again when they are told."""
+"""Consume type of push consumers, the only ones that obey a reset notice."""
 
 
 class _Move(NamedTuple):
-    """Where a queue is to begin again, and the first offset the broker has."""
+    """A queue's new offset, and the broker's minimum."""
 
     queue: MessageQueue
     offset: int
@@ -56,11 +54,9 @@ class GroupResets:
         self._checks_clients = checks_clients
 
     def handlers(self) -> ProxyHandlers:
-        """By request code."""
         return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
 
     async def reset(self, request: Request, upstream: Upstream) -> Response:
-        """INVOKE_BROKER_TO_RESET_OFFSET."""
         topic, group = request.name("topic"), request.name("group")
         if self._checks_clients or self._line.policy_of(topic) is ReadPolicy.DISABLE:
             return relayed(await upstream.call(request.command, ANSWER_S))
@@ -69,8 +65,9 @@ class GroupResets:
             return relayed(await upstream.call(request.command, ANSWER_S))
         members = await self._listeners(group, upstream, request.command)
         if members is None:
-            words = "only the archive has it, and not all members can be told: stop the group's consumers and repeat"
-            return Response(ResponseCode.SYSTEM_ERROR, remark=f"{group} is not moved: {words}")
+            why = "only the archive has the offset, and some members cannot be notified"
+            remark = f"{group} not reset: {why}. Stop the group's consumers and repeat"
+            return Response(ResponseCode.SYSTEM_ERROR, remark=remark)
         table = {move.queue: move.offset for move in moves}
         if members:
             ext = {
@@ -85,20 +82,20 @@ class GroupResets:
             if refused is not None:
                 return relayed(refused)
         where = {"group": group, "topic": topic, "queues": len(moves), "members": len(members)}
-        logger.info("a group begins again in the archive", extra=where)
+        logger.info("group reset into the archive", extra=where)
         return Response(body=(queue_map("offsetTable", table),))
 
     async def _moves(self, request: Request, upstream: Upstream, topic: str) -> list[_Move]:
-        """Of the queue named, or all; none where the broker does not tell its queues."""
-        asked = _asking(request.command, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
-        table, _ = offset_table(await upstream.call(asked, ANSWER_S))
+        """Of the named queue, or all; none if the broker does not list its queues."""
+        stats = _command(request.command, RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
+        table, _ = offset_table(await upstream.call(stats, ANSWER_S))
         wanted = request.number("queueId", -1)
         rows = [
             (queue, row.get("minOffset"), row.get("maxOffset"))
             for queue, row in sorted(table.items(), key=lambda item: item[0].queue_id)
             if wanted in (-1, queue.queue_id)
         ]
-        told = [
+        ranges = [
             (queue, low, high) for queue, low, high in rows if isinstance(low, int) and isinstance(high, int)
         ]
 
@@ -106,57 +103,57 @@ class GroupResets:
             queue, low, high = one
             return _Move(queue, await self._offset(request, upstream, queue, high), low)
 
-        return await bounded_gather(move, told)
+        return await bounded_gather(move, ranges)
 
     async def _offset(self, request: Request, upstream: Upstream, queue: MessageQueue, high: int) -> int:
         place = {"topic": queue.topic, "queueId": queue.queue_id}
 
-        def asking(code: RequestCode, **fields: object) -> Request:
-            return Request(_asking(request.command, code, **place, **fields), request.peer)
+        def sub_request(code: RequestCode, **fields: object) -> Request:
+            return Request(_command(request.command, code, **place, **fields), request.peer)
 
         offset, time_ms = request.number("offset", -1), request.number("timestamp", -1)
         if offset >= 0:
-            low = await self._offsets.minimum(asking(RequestCode.GET_MIN_OFFSET), upstream)
+            low = await self._offsets.minimum(sub_request(RequestCode.GET_MIN_OFFSET), upstream)
             return min(max(offset, _checked(low)), high)
         if time_ms < 0:
             offset = high
         else:
             code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-            by_time = asking(code, timestamp=time_ms, boundaryType="LOWER")
+            by_time = sub_request(code, timestamp=time_ms, boundaryType="LOWER")
             offset = max(0, _checked(await self._offsets.search(by_time, upstream)))
         if request.flag("isForce"):
             return offset
-        committed = asking(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=request.text("group")).command
-        at = named_number(await upstream.call(committed, ANSWER_S), "offset")
-        return offset if at is None else min(offset, at)
+        query = sub_request(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=request.text("group")).command
+        committed = number_in(await upstream.call(query, ANSWER_S), "offset")
+        return offset if committed is None else min(offset, committed)
 
     async def _listeners(
         self, group: str, upstream: Upstream, command: RemotingCommand
     ) -> Sequence[Member] | None:
-        """The members, all of them connected here; None: not all are, or they are none that can be told."""
+        """The members; None if some are connected elsewhere or ignore notices."""
         here = self._clients.group(group)
         members = here.members if here is not None else {}
-        asked = _asking(command, RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
-        known = _members(await upstream.call(asked, ANSWER_S))
-        if not known <= members.keys() or (here is not None and members and here.consume_type != LISTENS):
+        query = _command(command, RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
+        listed = _members(await upstream.call(query, ANSWER_S))
+        if not listed <= members.keys() or (here is not None and members and here.consume_type != LISTENS):
             return None
         return list(members.values())
 
     async def _commit(
         self, command: RemotingCommand, upstream: Upstream, group: str, moves: Sequence[_Move]
     ) -> RemotingCommand | None:
-        """What the broker says when it does not take a commit, of the first that it does not take."""
+        """The broker's reply to the first refused commit, or None."""
 
         async def commit(move: _Move) -> RemotingCommand:
             fields = {"topic": move.queue.topic, "queueId": move.queue.queue_id, "commitOffset": move.offset}
             code = RequestCode.UPDATE_CONSUMER_OFFSET
-            return await upstream.call(_asking(command, code, consumerGroup=group, **fields), ANSWER_S)
+            return await upstream.call(_command(command, code, consumerGroup=group, **fields), ANSWER_S)
 
         answers = await bounded_gather(commit, moves)
         return next((answer for answer in answers if answer.code != ResponseCode.SUCCESS), None)
 
 
-def _asking(command: RemotingCommand, code: RequestCode, **fields: object) -> RemotingCommand:
+def _command(command: RemotingCommand, code: RequestCode, **fields: object) -> RemotingCommand:
     ext = {name: str(value) for name, value in fields.items()}
     return replace(command, code=int(code), ext_fields=ext, body=b"")
 
@@ -164,12 +161,12 @@ def _asking(command: RemotingCommand, code: RequestCode, **fields: object) -> Re
 def _checked(response: Response) -> int:
     text = response.ext.get("offset", "")
     if response.code != ResponseCode.SUCCESS or not text.removeprefix("-").isdecimal():
-        raise UnavailableError(f"the broker does not tell an offset: {response.remark or response.code}")
+        raise UnavailableError(f"the broker returned no offset: {response.remark or response.code}")
     return int(text)
 
 
 def _members(answer: RemotingCommand) -> set[str]:
-    """Client ids; none where the broker knows no consumer of the group."""
+    """Client ids; none if the broker has no consumer of the group."""
     if answer.code != ResponseCode.SUCCESS or not answer.body:
         return set()
     try:

@@ -1,4 +1,4 @@
-"""How much may be under way to brokers and name servers at once."""
+"""Limits what is in flight to brokers and name servers: request bytes, TLS handshakes, name look-ups."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import suppress
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 HANDSHAKES_MAX = 128
-"""Of TLS, at once: some milliseconds of CPU each. Two thousand clients that come back in one moment would take so long
-together that most handshakes ran into their time limit, with their work done for nothing."""
+"""Concurrent TLS handshakes, some milliseconds of CPU each. If two thousand clients reconnect at once, unlimited
+handshakes would mostly time out."""
 LOOKUPS_MAX = 4
 
 
 class InflightLimit:
-    """Bytes of requests under way, all clients together; first come, first served. Belongs to one event loop.
-    ``handshakes``: to be held during one. ``lookups``: threads that ask for the addresses of names."""
+    """Bytes of requests in flight of all clients, first come, first served. Belongs to one event loop. ``handshakes``:
+    held during a handshake. ``lookups``: threads for name look-ups."""
 
     def __init__(self, limit_bytes: int = REQUEST_BYTES_MAX, handshakes_max: int = HANDSHAKES_MAX) -> None:
         self._limit = limit_bytes
@@ -26,7 +26,7 @@ class InflightLimit:
         self.used_bytes = 0
 
     async def enter(self, byte_count: int) -> None:
-        """Wait for room; a request larger than the limit goes alone, one without a body takes none."""
+        """Wait for room. A request larger than the limit goes alone; one without a body needs no room."""
         if not byte_count or (not self._waiting and self._fits(byte_count)):
             self.used_bytes += byte_count
             return
@@ -45,7 +45,7 @@ class InflightLimit:
             raise
 
     def leave(self, byte_count: int) -> None:
-        """What ``enter`` took is free again."""
+        """Free the room that ``enter`` took."""
         self.used_bytes -= byte_count
         self._admit()
 

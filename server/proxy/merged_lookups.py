@@ -1,7 +1,7 @@
-"""Messages by id and by key beside a live broker: both are asked, each message is given once, newest first.
+"""Messages by id and by key from broker and archive, each once, newest first.
 
-Owns that merge and what is said while one of the two is away: what the other has found is given; that nothing is there
-is said only when both said so. Sources: QueryMessageProcessor, MQAdminImpl.queryMessage.
+While one side is unavailable, the other's messages are returned; "not found" needs both sides. Sources:
+QueryMessageProcessor, MQAdminImpl.queryMessage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 15 * 1024 * 1024
-"""Of messages: those of the broker alone fit into a frame, those of both need not."""
+"""The merged messages of both sides must fit into a frame."""
 _SIZE = struct.Struct(">i")
 _PHYS = struct.Struct(">q")
 _PHYS_AT, _FLAG_AT, _BORN_AT = 28, 36, 48
@@ -39,17 +39,16 @@ class MergedLookups:
     """Handlers. Belongs to one event loop."""
 
     def __init__(self, line: ReadRouter, archive: Backend, *, checks_clients: bool = False) -> None:
-        """``checks_clients``: the broker checks who asks; while it is away nobody may know what it would say."""
+        """``checks_clients``: the broker has access control, so nothing is returned while it is unavailable."""
         self._line, self._archive = line, archive
         self._checks_clients = checks_clients
 
     def handlers(self) -> ProxyHandlers:
-        """By request code."""
         return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.by_key}
 
     async def view(self, request: Request, upstream: Upstream) -> Response:
-        """VIEW_MESSAGE_BY_ID: the broker's, else the archive's."""
-        answer, away = await _asked(request.command, upstream)
+        """VIEW_MESSAGE_BY_ID: from the broker, else from the archive."""
+        answer, away = await _call(request.command, upstream)
         if away is not None and self._checks_clients:
             raise away
         is_final = answer is not None and (answer.code == ResponseCode.SUCCESS or _is_refusal(answer))
@@ -64,9 +63,9 @@ class MergedLookups:
         return relayed(answer)
 
     async def _archived_at(self, request: Request) -> Buffer | None:
-        """The archive's, where the message's own topic is not the broker's alone: a client may name another topic
-        than the message has, and 4.9 names none."""
-        if request.text("topic", "") and not self._may_look(request):
+        """From the archive, unless the message's own topic has DISABLE: a client may name another topic, 4.9 names
+        none."""
+        if request.text("topic", "") and not self._may_search(request):
             return None
         record = await self._archive.message_at_phys(request.number("offset"))
         if record is None or self._is_disabled(decode_record(record).topic):
@@ -74,18 +73,17 @@ class MergedLookups:
         return record
 
     async def by_key(self, request: Request, upstream: Upstream) -> Response:
-        """QUERY_MESSAGE."""
-        if not self._may_look(request):
+        if not self._may_search(request):
             return relayed(await upstream.call(request.command, ANSWER_S))
         is_unique = request.flag("_UNIQUE_KEY_QUERY") or request.text("indexType", "K") == "U"
         count = UNIQUE_KEY_COUNT if is_unique else min(max(request.number("maxNum", 32), 1), KEY_COUNT_MAX)
         (answer, away), (archived, failure) = await asyncio.gather(
-            _asked(request.command, upstream), self._archived(request, is_unique=is_unique, count=count)
+            _call(request.command, upstream), self._archived(request, is_unique=is_unique, count=count)
         )
         if away is not None and self._checks_clients:
             raise away
         if answer is not None and answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
-            return relayed(answer)  # it may be that the client may not ask
+            return relayed(answer)  # perhaps a refusal by access control
         is_found = answer is not None and answer.code == ResponseCode.SUCCESS
         ours = list(records_in(answer.body)) if answer is not None and is_found else []
         records = merged(ours, archived, count)
@@ -111,18 +109,18 @@ class MergedLookups:
                 end_ms=request.number("endTimestamp", (1 << 63) - 1),
             )
         except TieredError as error:
-            logger.warning("the archive was not searched for a key: %s", error)
+            logger.warning("key query failed in the archive: %s", error)
             return (), error
         return found, None
 
-    def _may_look(self, request: Request) -> bool:
+    def _may_search(self, request: Request) -> bool:
         return not self._is_disabled(request.text("topic", ""))
 
     def _is_disabled(self, topic: str) -> bool:
         return self._line.policy_of(topic) is ReadPolicy.DISABLE
 
 
-async def _asked(
+async def _call(
     command: RemotingCommand, upstream: Upstream
 ) -> tuple[RemotingCommand | None, UnavailableError | None]:
     try:
@@ -132,12 +130,12 @@ async def _asked(
 
 
 def _is_refusal(answer: RemotingCommand) -> bool:
-    """A broker without the message says SYSTEM_ERROR, and so does one whose ACL 1.0 says no."""
+    """SYSTEM_ERROR means no such message, or a refusal by ACL 1.0."""
     return answer.code != ResponseCode.SYSTEM_ERROR or "AclException" in (answer.remark or "")
 
 
 def records_in(body: bytes) -> Iterator[memoryview]:
-    """The records of an answer's body; what does not look like one ends it."""
+    """The records of a reply's body, up to the first invalid one."""
     view, at = memoryview(body), 0
     while at + RECORD_BYTES_MIN <= len(view):
         (size,) = _SIZE.unpack_from(view, at)
@@ -148,7 +146,7 @@ def records_in(body: bytes) -> Iterator[memoryview]:
 
 
 def merged(ours: Sequence[Buffer], archived: Sequence[Buffer], count: int) -> list[Buffer]:
-    """Both, each record once by its physical offset, newest first, ``count`` at most."""
+    """Records of both sides, once per physical offset, newest first, at most ``count``."""
     found: dict[int, tuple[int, Buffer]] = {}
     for record in (*archived, *ours):
         (phys,) = _PHYS.unpack_from(record, _PHYS_AT)

@@ -1,17 +1,14 @@
-"""Offsets and times of a queue beside a live broker: the broker's answers, with what the archive adds in front.
+"""Offsets and times of a queue, merged from broker and archive.
 
     29 offset by time    the archive's for times before the broker's first message, else the broker's
-    30 maximum           the broker's; the archive's where the broker's log was cut back below it
+    30 maximum           the broker's; the archive's if the broker's log was truncated below it
     31 minimum           the smaller one
     32 earliest time     the earlier one
-    202 topic statistics with joined minima
-    208 group statistics with the time of a message that only the archive has
+    202 topic statistics with the smaller minima
+    208 group statistics with store times of messages that only the archive has
 
-14 and 15 (group offsets) are the broker's alone and relayed: its "not found" makes a client apply its ConsumeFromWhere,
-whose questions come here. While the broker is away only what cannot change is answered: the archive's part when it
-begins at 0. Everything else is not available then; no number is guessed.
-
-Owns these merges. What of the archive belongs to the line is read_router.py's to say.
+14 and 15 (group offsets) are relayed: on the broker's "not found" a client applies its ConsumeFromWhere, whose requests
+come here. While the broker is unavailable, only values that cannot change are returned: an archive that begins at 0.
 """
 
 from __future__ import annotations
@@ -40,11 +37,11 @@ from tiered.remoting.command import RemotingCommand
 ANSWER_S = 10.0
 SEARCHES_MAX = 3
 TIMES_MAX = 64
-"""Messages looked up for one group's statistics: each may cost a request to the object store."""
+"""Store times read for one group's statistics: each may cost a request to the object store."""
 
 
 class _First(NamedTuple):
-    """The store time of the broker's first message of a queue; -1 without any, or where it is not told."""
+    """Store time of the broker's first message of a queue; -1 if it has none or does not return it."""
 
     stored_ms: int = -1
     is_away: bool = False
@@ -58,7 +55,6 @@ class MergedOffsets:
         self._line, self._archive, self._views = line, archive, views
 
     def handlers(self) -> ProxyHandlers:
-        """By request code."""
         return {
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
             RequestCode.GET_MAX_OFFSET: self.maximum,
@@ -69,43 +65,39 @@ class MergedOffsets:
         }
 
     async def minimum(self, request: Request, upstream: Upstream) -> Response:
-        """GET_MIN_OFFSET."""
         archived = (await self._situation(request.command, upstream)).archived
-        answer = await self._asked(request.command, upstream, archived)
+        answer = await self._call(request.command, upstream, archived)
         if answer is None:
             return Response(ext={"offset": "0"})
-        told = named_number(answer, "offset")
-        if archived is None or told is None:
+        value = number_in(answer, "offset")
+        if archived is None or value is None:
             return relayed(answer)
-        return Response(ext={"offset": str(joined_min(archived, told))})
+        return Response(ext={"offset": str(joined_min(archived, value))})
 
     async def maximum(self, request: Request, upstream: Upstream) -> Response:
-        """GET_MAX_OFFSET."""
         archived = (await self._situation(request.command, upstream)).archived
         answer = await upstream.call(request.command, ANSWER_S)
-        told = named_number(answer, "offset")
-        if archived is None or told is None or told >= archived.max_offset:
+        value = number_in(answer, "offset")
+        if archived is None or value is None or value >= archived.max_offset:
             return relayed(answer)
         return Response(ext={"offset": str(archived.max_offset)})
 
     async def earliest(self, request: Request, upstream: Upstream) -> Response:
-        """GET_EARLIEST_MSG_STORETIME."""
         archived = (await self._situation(request.command, upstream)).archived
-        answer = await self._asked(request.command, upstream, archived)
-        told = -1 if answer is None else named_number(answer, "timestamp")
-        if answer is not None and (archived is None or told is None):
+        answer = await self._call(request.command, upstream, archived)
+        value = -1 if answer is None else number_in(answer, "timestamp")
+        if answer is not None and (archived is None or value is None):
             return relayed(answer)
-        assert archived is not None and told is not None
+        assert archived is not None and value is not None
         topic, queue_id = request.text("topic"), request.number("queueId")
         first_ms = await self._archive.stored_ms(topic, queue_id, archived.min_offset)
-        return Response(ext={"timestamp": str(earliest_time(told, first_ms))})
+        return Response(ext={"timestamp": str(earliest_time(value, first_ms))})
 
     async def search(self, request: Request, upstream: Upstream) -> Response:
-        """SEARCH_OFFSET_BY_TIMESTAMP."""
         for _ in range(SEARCHES_MAX):
             situation = await self._situation(request.command, upstream)
             archived = situation.archived
-            if archived is None or _begins_earlier(situation.local, archived):
+            if archived is None or _has_earlier(situation.local, archived):
                 return relayed(await upstream.call(request.command, ANSWER_S))
             before = await self._broker_first(request.command, upstream)
             found = await self._searched(request, upstream, situation, before)
@@ -114,55 +106,54 @@ class MergedOffsets:
             answer = relayed(await upstream.call(request.command, ANSWER_S))
             if before == await self._broker_first(request.command, upstream):
                 return answer
-            # Deleted meanwhile: what it answered may be only the first that was left.
-        raise UnavailableError("the broker deletes faster than it can be asked")
+            # The broker deleted in between: its reply may be the first message that was left.
+        raise UnavailableError("the broker is deleting messages; repeat the request")
 
     async def _searched(
         self, request: Request, upstream: Upstream, situation: Situation, first: _First
     ) -> Response | None:
-        """The answer where the archive knows it; None: the broker does."""
+        """The reply, if the archive decides it; None: relay to the broker."""
         archived, time_ms = situation.archived, request.number("timestamp")
         is_upper = request.text("boundaryType", "LOWER").upper() == "UPPER"
         if is_upper and first.is_refused:
             return None
         if is_upper and first.is_away:
-            raise UnavailableError("the broker is away: it may have a later message")
-        # Of messages stored in the same millisecond as the broker's first one, earlier ones may be archived.
+            raise UnavailableError("broker not available: it may have a later message")
+        # Messages stored in the same millisecond as the broker's first one may be archived.
         is_older = time_ms < first.stored_ms if is_upper else time_ms <= first.stored_ms
         if archived is None or (first.stored_ms >= 0 and not is_older):
             return None
         if first.is_refused:
-            told_off = await upstream.call(request.command, ANSWER_S)
-            if named_number(told_off, "offset") is None:
-                return relayed(told_off)
+            refusal = await upstream.call(request.command, ANSWER_S)
+            if number_in(refusal, "offset") is None:
+                return relayed(refusal)
         found = await self._archive.offset_by_time(
             request.text("topic"), request.number("queueId"), time_ms, upper=is_upper
         )
         if first.is_away and found <= archived.min_offset > 0:
-            raise UnavailableError("the broker is away: it may have earlier messages than the archive")
+            raise UnavailableError("broker not available: it may have earlier messages than the archive")
         if not is_upper and found >= archived.max_offset:
             answer = await upstream.call(request.command, ANSWER_S)
-            told = named_number(answer, "offset")
-            if told is None:
+            value = number_in(answer, "offset")
+            if value is None:
                 return relayed(answer)
-            found = lower_by_time(found, archived, told, situation.local)
+            found = lower_by_time(found, archived, value, situation.local)
         return Response(ext={"offset": str(found)})
 
     async def _broker_first(self, command: RemotingCommand, upstream: Upstream) -> _First:
-        asked = replace(command, code=int(RequestCode.GET_EARLIEST_MSG_STORETIME))
+        query = replace(command, code=int(RequestCode.GET_EARLIEST_MSG_STORETIME))
         try:
-            told = named_number(await upstream.call(asked, ANSWER_S), "timestamp")
+            stored_ms = number_in(await upstream.call(query, ANSWER_S), "timestamp")
         except UnavailableError:
             return _First(is_away=True)
-        return _First(is_refused=True) if told is None else _First(told)
+        return _First(is_refused=True) if stored_ms is None else _First(stored_ms)
 
     async def topic_stats(self, request: Request, upstream: Upstream) -> Response:
-        """GET_TOPIC_STATS_INFO."""
         answer = await upstream.call(request.command, ANSWER_S)
         table, others = offset_table(answer)
 
         async def join(queue: MessageQueue) -> None:
-            archived = (await self._situation(_naming(request.command, queue), upstream)).archived
+            archived = (await self._situation(_for_queue(request.command, queue), upstream)).archived
             low = table[queue].get("minOffset")
             if archived is not None and isinstance(low, int):
                 table[queue]["minOffset"] = joined_min(archived, low)
@@ -171,7 +162,6 @@ class MergedOffsets:
         return _with_table(answer, table, others)
 
     async def consume_stats(self, request: Request, upstream: Upstream) -> Response:
-        """GET_CONSUME_STATS."""
         answer = await upstream.call(request.command, ANSWER_S)
         table, others = offset_table(answer)
         looked_up = 0
@@ -182,7 +172,7 @@ class MergedOffsets:
             offset, time_ms = row.get("consumerOffset"), row.get("lastTimestamp")
             if not isinstance(offset, int) or not isinstance(time_ms, int) or time_ms > 0 or offset <= 0:
                 return
-            archived = (await self._situation(_naming(request.command, queue), upstream)).archived
+            archived = (await self._situation(_for_queue(request.command, queue), upstream)).archived
             if archived is not None and offset - 1 in archived and looked_up < TIMES_MAX:
                 looked_up += 1
                 stored_ms = await self._archive.stored_ms(queue.topic, queue.queue_id, offset - 1)
@@ -195,13 +185,13 @@ class MergedOffsets:
         look = QueueState(self._views, command, upstream, 0)
         topic, queue_id = command.ext_fields.get("topic", ""), command.ext_fields.get("queueId", "")
         if not topic or not queue_id.isdecimal():
-            return Situation(0)  # the broker says what is wrong with it
+            return Situation(0)  # the broker replies with the error
         return await self._line.situation(look, topic, int(queue_id), 0)
 
-    async def _asked(
+    async def _call(
         self, command: RemotingCommand, upstream: Upstream, archived: OffsetRange | None
     ) -> RemotingCommand | None:
-        """The broker's answer; None while it is away and nothing can be before what the archive has."""
+        """The broker's reply; None if it is unavailable and the archive begins at 0."""
         try:
             return await upstream.call(command, ANSWER_S)
         except UnavailableError:
@@ -210,19 +200,19 @@ class MergedOffsets:
             raise
 
 
-def _begins_earlier(local: OffsetRange | None, archived: OffsetRange) -> bool:
+def _has_earlier(local: OffsetRange | None, archived: OffsetRange) -> bool:
     has_messages = local is not None and local.max_offset > local.min_offset
     return has_messages and local is not None and local.min_offset < archived.min_offset
 
 
-def named_number(answer: RemotingCommand, name: str) -> int | None:
-    """A field of a good answer; None where it does not tell one."""
+def number_in(answer: RemotingCommand, name: str) -> int | None:
+    """A numeric field of a SUCCESS reply, or None."""
     text = answer.ext_fields.get(name, "")
     is_number = answer.code == ResponseCode.SUCCESS and text.removeprefix("-").isdecimal()
     return int(text) if is_number else None
 
 
-def _naming(command: RemotingCommand, queue: MessageQueue) -> RemotingCommand:
+def _for_queue(command: RemotingCommand, queue: MessageQueue) -> RemotingCommand:
     fields = {**command.ext_fields, "topic": queue.topic, "queueId": str(queue.queue_id)}
     return replace(command, ext_fields=fields, body=b"")
 
@@ -231,7 +221,7 @@ Table = dict[MessageQueue, dict[str, Any]]
 
 
 def offset_table(answer: RemotingCommand) -> tuple[Table, dict[str, Any]]:
-    """The map keyed by queues in a statistics body (202, 208), and what else is in it; empty for any other answer."""
+    """The map by queue in a statistics body (202, 208), and its other members; both empty for any other reply."""
     if answer.code != ResponseCode.SUCCESS or not answer.body:
         return {}, {}
     try:

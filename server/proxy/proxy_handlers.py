@@ -1,7 +1,4 @@
-"""What the proxy's parts agree on: the way to the real broker, and what a handler beside it looks like.
-
-Owns interfaces and the two broker ids of a published route; no behaviour.
-"""
+"""Interfaces of proxy mode: the connection to the real broker, handlers, and the broker ids of a published route."""
 
 from __future__ import annotations
 
@@ -12,37 +9,36 @@ from server.wire.request import Request, Response
 from tiered.remoting.command import RemotingCommand
 
 SIDECAR_ID = 0
-"""The id our address has in every route we publish: clients ask id 0 first and for all that is no pull."""
+"""Our id in published routes: clients send id 0 everything but pulls, and pulls by default."""
 REAL_BROKER_ID = 1
-"""The id the real master has there, always: what a pull answer suggests to hand a queue over to it. Its slaves follow
-with their own id + 1."""
+"""The real master's id there, suggested in pull replies to redirect a queue to it. Its slaves have their own id + 1."""
 
 
 class Upstream(Protocol):
-    """One client's own way to the real broker: what is sent by it, the broker takes as that client's."""
+    """One client's own connection to the real broker, which takes its requests as that client's."""
 
     async def call(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        """The broker's answer, whatever its code; ``opaque`` of the answer is the request's. Connects when needed.
+        """The broker's reply, whatever its code, with the request's ``opaque``. Connects when needed.
 
-        ThrottledError: nothing was sent (not connected). UnansweredError: sent, and it may have taken effect
-        (connection lost, no answer within ``timeout_s``). Both are UnavailableError. Never repeats a request.
+        ThrottledError: not sent (not connected). UnansweredError: sent, may have taken effect (connection lost, no
+        reply within ``timeout_s``). Both are UnavailableError. Never repeats a request.
         """
         ...
 
     async def send(self, command: RemotingCommand) -> None:
-        """A one-way request: nobody learns what became of it. Raises ThrottledError when not connected."""
+        """Send a one-way request. Raises ThrottledError when not connected."""
         ...
 
 
 ProxyHandler = Callable[[Request, Upstream], Awaitable[Response | None]]
-"""As request.Handler, with the way to the broker of the client that asks. UnavailableError raised from it becomes an
-answer that makes the client ask again (service.py), never one that moves an offset."""
+"""As request.Handler, with the client's connection to the broker. UnavailableError becomes a reply upon which the
+client repeats its request; it never moves an offset."""
 
 ProxyHandlers = Mapping[int, ProxyHandler]
-"""Request code to who answers it instead of the broker. Codes that are not in it are relayed."""
+"""By request code; other codes are relayed to the broker."""
 
 
 def relayed(answer: RemotingCommand) -> Response:
-    """The broker's answer as ours: code, fields, text, version and body as they are."""
+    """The broker's reply, unchanged."""
     body = (answer.body,) if answer.body else ()
     return Response(answer.code, answer.ext_fields, body, answer.remark, answer.version)

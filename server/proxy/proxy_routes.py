@@ -1,7 +1,7 @@
-"""What a real name server says, as clients of the proxy see it: our address at id 0, the real master behind it.
+"""Rewrites a name server's routes for clients of the proxy: our address at id 0, the real master at id 1. Pure.
 
-Clients ask id 0 first and keep one address table per broker name, the last route wins: so every route that names our
-broker is rewritten alike, or none is. Pure: documents in, documents out.
+Clients prefer id 0 and keep one address table per broker name, from the last route. So all routes with our broker are
+rewritten alike, or none.
 
 Sources: TopicRouteData, BrokerData, ClusterInfo (org.apache.rocketmq.remoting.protocol);
 MQClientInstance.findBrokerAddressInSubscribe.
@@ -22,20 +22,20 @@ from tiered.settings.sections import ReadSettings
 
 DISABLE = "DISABLE"
 _NUMBERED_KEYS = frozenset({"brokerAddrs", "currIdMap"})
-"""Maps of Java whose keys are numbers: an older name server writes those without quotes."""
+"""Java maps with numeric keys, which older name servers write without quotes."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Under whose name we are published, and where clients dial us, as ``host:port``."""
+    """The broker name in routes, and the ``host:port`` that clients dial."""
 
     broker: str
     address: str
 
 
 def reads_anything(settings: ReadSettings) -> bool:
-    """Whether any topic may be read from the archive. Single topics cannot be left alone: clients keep one address
-    table per broker, so their pulls come here as well and are handed on."""
+    """Whether any topic may be read from the archive. Routes are not per topic: clients keep one address table per
+    broker, so pulls of other topics come here too and are relayed."""
     return any(
         policy != DISABLE
         for policy in (settings.default_policy(), *(name for _, name in settings.patterns()))
@@ -60,8 +60,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def published_addresses(addresses: dict[str, Any], sidecar: str) -> dict[str, Any]:
-    """The address table of our broker with us in it: id 0 ours, every real id one higher. Not touched when nobody
-    real is in it. Ours is found under another id where a sidecar also registers as a slave: that entry goes."""
+    """Our broker's address table with id 0 ours and every real id one higher; unchanged without real addresses. Our
+    address under another id (slave mode) is removed."""
     real = {int(number): address for number, address in addresses.items() if address != sidecar}
     if not real:
         return dict(addresses)
@@ -70,7 +70,7 @@ def published_addresses(addresses: dict[str, Any], sidecar: str) -> dict[str, An
 
 
 def published_broker(data: Any, published: Published) -> Any:
-    """A BrokerData; other brokers' as they are."""
+    """A BrokerData; other brokers' unchanged."""
     if not isinstance(data, dict) or data.get("brokerName") != published.broker:
         return data
     addresses = data.get("brokerAddrs")
@@ -99,7 +99,7 @@ def published_cluster(info: dict[str, Any], published: Published) -> dict[str, A
 
 
 def rewritten(body: bytes, published: Published) -> bytes:
-    """The body of a 105 or 106 answer, in the JSON dialect it came in. Raises CorruptionError for what is no JSON."""
+    """The body of a 105 or 106 reply, in its own JSON dialect. Raises CorruptionError if it does not parse."""
     document = fastjson.loads(body)
     if not isinstance(document, dict):
         return body
@@ -116,7 +116,7 @@ def _is_strict(body: bytes) -> bool:
 
 
 def dialect_text(value: Any, *, is_strict: bool, parent: str = "") -> str:
-    """JSON; unless ``is_strict``, numbers that are keys of Java's Map<Long, …> have no quotes, as fastjson writes."""
+    """JSON; unless ``is_strict``, keys of Java's Map<Long, …> have no quotes, as fastjson writes them."""
     if isinstance(value, dict):
         bare = not is_strict and parent in _NUMBERED_KEYS
         members = (

@@ -90,7 +90,6 @@ class ProxyService(RelayService[ProxyClient]):
         self._table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
 
     async def start(self) -> tuple[str, int]:
-        """See RelayService."""
         parse_address(self._config.advertise, "serve.advertise")
         return await super().start()
 
@@ -99,12 +98,10 @@ class ProxyService(RelayService[ProxyClient]):
         self._policies = policies
 
     async def close(self, drain_s: float = 5.0) -> None:
-        """See RelayService."""
         await super().close(drain_s)
         self._name_servers.close()
 
     def status(self) -> ProxyStatus:
-        """See RelayService."""
         clients = list(self._relay_clients.values())
         return ProxyStatus(
             self._config.advertise,

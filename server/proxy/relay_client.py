@@ -35,16 +35,13 @@ class FilteredPeer:
 
     @property
     def address(self) -> str:
-        """See Peer."""
         return self._connection.address
 
     @property
     def id(self) -> int:
-        """See Peer."""
         return self._connection.id
 
     def push(self, code: int, ext: Mapping[str, str], body: bytes = b"") -> None:
-        """See Peer."""
         if self._allows(code):
             self._connection.push(code, ext, body)
 

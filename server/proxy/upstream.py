@@ -1,11 +1,8 @@
-"""A client's own connection to the real broker: its requests go up by it, the broker's requests come down by it.
+"""A connection to the real broker for one client, in both directions.
 
-A broker knows consumers, locks and whom to notify by the connection, so every client has one of its own, made when the
-client first asks something of the broker. Requests are numbered anew; nothing is ever sent twice. When an established
-connection is lost its owner is told, because what the broker knew of that client is gone with it.
-
-Owns connecting and matching answers to requests. Does not own what is relayed (service.py), what clients are told when
-the broker is away, nor the bound on bytes under way (inflight_limit.py).
+A broker identifies consumers, lock owners and receivers of notices by connection, so every client has its own, made for
+its first request to the broker. Requests get new numbers; none is sent twice. The owner is notified when an established
+connection is lost, because the broker drops that client's state with it.
 """
 
 from __future__ import annotations
@@ -32,19 +29,19 @@ logger = logging.getLogger(__name__)
 RESPONSE_FLAG = 1
 CONNECT_TIMEOUT_S = 3.0
 CONNECT_AGAIN_S = 0.5
-"""After a connection was refused, calls fail at once for this long."""
+"""After a refused connection, calls fail at once for this long."""
 UNTAKEN_BYTES_MAX = 4 * 1024 * 1024
-"""Answers a client has not taken yet; above, nothing more is read from its connection to the broker."""
+"""Replies the client has not read yet; above it, reading from the broker connection pauses."""
 
 
 class TimedOutError(UnansweredError):
-    """No answer within the time limit; the connection stays."""
+    """No reply within the time limit; the connection stays open."""
 
 
 @dataclass(frozen=True)
 class LinkEvents:
-    """What happens to a link by itself. ``on_lost``: an established connection ended; why, and whether requests were
-    waiting for their answers."""
+    """``on_request``: the broker sent a request. ``on_lost``: an established connection ended; why, and whether
+    requests were waiting for replies."""
 
     on_request: Callable[[RemotingCommand], None] = lambda _: None
     on_lost: Callable[[str, bool], None] = lambda _why, _had_requests: None
@@ -92,7 +89,7 @@ class _Link(asyncio.Protocol):
             waiting.set_result(command)
 
     def taken(self, byte_count: int) -> None:
-        """A client took an answer of this size."""
+        """A client read a reply of this size."""
         was_over = self._untaken_bytes > UNTAKEN_BYTES_MAX
         self._untaken_bytes -= byte_count
         if was_over and self._untaken_bytes <= UNTAKEN_BYTES_MAX and self.is_open:
@@ -135,11 +132,11 @@ class _Link(asyncio.Protocol):
             self._transport.abort()
 
     async def write(self, command: RemotingCommand) -> None:
-        """Raises ThrottledError: it was not sent."""
+        """Raises ThrottledError if it was not sent."""
         frame = encode(command)
         await self._can_write.wait()
         if not self.is_open:
-            await asyncio.sleep(0)  # connection_lost, which knows why, comes next
+            await asyncio.sleep(0)  # connection_lost comes next and sets the reason
             raise ThrottledError(f"{self._address} is not connected: {self._why or 'it is closing'}")
         assert self._transport is not None
         self._transport.write(frame)
@@ -155,30 +152,29 @@ class _Link(asyncio.Protocol):
                 return await waiting
         except BaseException as error:
             if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                self.taken(len(waiting.result().body))  # it came as its asker left: nobody else takes it
+                self.taken(len(waiting.result().body))  # the reply came as the caller was cancelled
             if isinstance(error, TimeoutError) and not was_sent:
-                raise ThrottledError(f"{self._address} has not read what it was sent before") from error
+                raise ThrottledError(f"{self._address} does not read its requests") from error
             if isinstance(error, TimeoutError):
                 raise TimedOutError(f"{self._address} did not answer within {timeout_s:g} s") from error
             raise
         finally:
             self._pending.pop(command.opaque, None)
-            _seen(waiting)  # a write that fails raises first
+            _retrieve(waiting)  # a failed write raises first
 
 
 class RemotingUpstream:
-    """See protocol.Upstream. One connection to ``address``, made when needed; ``close`` ends it for good. Without
-    ``tls`` it is plain."""
+    """See Upstream. One connection to ``address``, made when needed, until ``close``. ``tls`` None: plain."""
 
     def __init__(
         self,
         address: str,
-        gate: InflightLimit,
+        inflight: InflightLimit,
         events: LinkEvents | None = None,
         tls: ClientTls | None = None,
     ) -> None:
         self.address, self._tls = address, tls
-        self._gate = gate
+        self._inflight = inflight
         self._events = events or LinkEvents()
         self._opaques = itertools.count(1)
         self._link: _Link | None = None
@@ -188,11 +184,10 @@ class RemotingUpstream:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection now."""
+        """Whether the connection is open."""
         return self._link is not None and self._link.is_open
 
     async def call(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        """See Upstream."""
         answer, link = await self._asked(command, timeout_s)
         link.taken(len(answer.body))
         return answer
@@ -200,7 +195,7 @@ class RemotingUpstream:
     async def relay(
         self, command: RemotingCommand, timeout_s: float, can_take: Callable[[], Awaitable[None]]
     ) -> RemotingCommand:
-        """As ``call``; the answer counts as under way until ``can_take()``, awaited, says the client takes it."""
+        """As ``call``; the reply counts as unread until ``can_take()`` returns."""
         answer, link = await self._asked(command, timeout_s)
         try:
             await can_take()
@@ -210,33 +205,32 @@ class RemotingUpstream:
 
     async def _asked(self, command: RemotingCommand, timeout_s: float) -> tuple[RemotingCommand, _Link]:
         byte_count = len(command.body)
-        await self._gate.enter(byte_count)
+        await self._inflight.enter(byte_count)
         ends_s = time.monotonic() + timeout_s
         try:
             link = await self._connected_within(timeout_s)
             numbered = replace(command, opaque=next(self._opaques) & 0x7FFFFFFF)
             answer = await link.ask(numbered, max(0.0, ends_s - time.monotonic()))
         finally:
-            self._gate.leave(byte_count)
+            self._inflight.leave(byte_count)
         return replace(answer, opaque=command.opaque), link
 
     async def send(self, command: RemotingCommand) -> None:
-        """See Upstream."""
         byte_count = len(command.body)
-        await self._gate.enter(byte_count)
+        await self._inflight.enter(byte_count)
         try:
             link = await self._connected()
             await link.write(replace(command, opaque=next(self._opaques) & 0x7FFFFFFF))
         finally:
-            self._gate.leave(byte_count)
+            self._inflight.leave(byte_count)
 
     async def answer(self, command: RemotingCommand) -> None:
-        """Send up what the client answered to a request of the broker; never connects anew for it."""
+        """Send the client's reply to a request of the broker, if still connected."""
         if self._link is not None:
             await self._link.write(command)
 
     def close(self, why: str = "the client is gone") -> None:
-        """Hang up. Calls at work end with UnansweredError, later ones with ThrottledError."""
+        """Close. Pending calls raise UnansweredError, later ones ThrottledError."""
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -256,18 +250,18 @@ class RemotingUpstream:
         if self._link is not None and self._link.is_open:
             return self._link
         if self._is_closed:
-            raise ThrottledError(f"{self.address}: the connection has ended")
+            raise ThrottledError(f"{self.address}: connection closed")
         if time.monotonic() - self._refused_at_s < CONNECT_AGAIN_S:
             raise ThrottledError(f"{self.address} refused a connection a moment ago")
         if self._connecting is None:
-            # A task of its own: who waits for it may be cancelled without harm to the others.
+            # A task of its own: cancelling one caller does not affect the others.
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
-            self._connecting.add_done_callback(_seen)
+            self._connecting.add_done_callback(_retrieve)
         try:
             return await asyncio.shield(self._connecting)
         except asyncio.CancelledError:
             if self._is_closed:
-                raise ThrottledError(f"{self.address}: the connection has ended") from None
+                raise ThrottledError(f"{self.address}: connection closed") from None
             raise
 
     async def _connect(self) -> _Link:
@@ -276,7 +270,7 @@ class RemotingUpstream:
             transport, link = await (
                 self._opened(host) if self._tls is None else self._secured(host, self._tls)
             )
-        except (OSError, TimeoutError, UnicodeError) as error:  # the last of a name that none can have
+        except (OSError, TimeoutError, UnicodeError) as error:  # UnicodeError: an invalid host name
             self._refused_at_s = time.monotonic()
             failure = self._tls.explained(error, host) if self._tls is not None else None
             if failure is not None and self._tls is not None:
@@ -294,15 +288,15 @@ class RemotingUpstream:
 
     async def _secured(self, host: str, tls: ClientTls) -> tuple[asyncio.Transport, _Link]:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await self._gate.handshakes.acquire()
+            await self._inflight.handshakes.acquire()
         try:
             return await self._opened(host, tls.context())
         finally:
-            self._gate.handshakes.release()
+            self._inflight.handshakes.release()
 
     async def _opened(self, host: str, context: SSLContext | None = None) -> tuple[asyncio.Transport, _Link]:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            *others, last = await addresses_of(host, self._gate.lookups)
+            *others, last = await addresses_of(host, self._inflight.lookups)
             for address in others:
                 with suppress(OSError):
                     return await self._opened_at(address, host, context)
@@ -321,16 +315,16 @@ class RemotingUpstream:
 
 
 def host_of(address: str) -> str:
-    """Of ``host:port``, without brackets."""
+    """The host of ``host:port``, without brackets."""
     return address.rpartition(":")[0].strip("[]")
 
 
-def _seen(outcome: asyncio.Future[Any]) -> None:
-    """Its failure is told to who waits; there may be nobody left."""
+def _retrieve(outcome: asyncio.Future[Any]) -> None:
+    """Retrieve its exception, which may have no waiter left."""
     if outcome.done() and not outcome.cancelled():
         outcome.exception()
 
 
 def as_answer(command: RemotingCommand, opaque: int) -> RemotingCommand:
-    """A client's answer, numbered as the broker's request was."""
+    """A client's reply with the number of the broker's request."""
     return replace(command, opaque=opaque, flag=command.flag | RESPONSE_FLAG)

@@ -48,7 +48,6 @@ class ProxyTopic(DeliveredQueues):
         self.state.next_number = NUMBER_BASE
 
     def register(self, table: HandlerTable) -> None:
-        """10, 310."""
         table.register(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)(self.send)
 
     async def send(self, request: Request) -> Response:

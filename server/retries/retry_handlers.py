@@ -30,7 +30,6 @@ class RetryHandlers:
         self._refusal_of_message = refusal_of_message
 
     def register(self, table: HandlerTable) -> None:
-        """36."""
         table.register(RequestCode.CONSUMER_SEND_MSG_BACK)(self.send_back)
 
     async def send_back(self, request: Request) -> Response:

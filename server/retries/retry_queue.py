@@ -18,13 +18,7 @@ from server.groups.group_offsets import GroupOffsets
 from server.retries.delivered_queues import DeliveredQueues
 from server.retries.retry_log import RetryLog
 from server.retries.retry_record import DEAD_PREFIX, RETRY_PREFIX, EncodedRetry
-from server.retries.retry_state import (
-    MESSAGE_BYTES,
-    RetryMessage,
-    RetryObject,
-    placed,
-    queue_bytes,
-)
+from server.retries.retry_state import MESSAGE_BYTES, RetryMessage, RetryObject, placed, queue_bytes
 from tiered.errors import FencedError, StoreFullError, TieredError
 
 logger = logging.getLogger(__name__)

@@ -72,7 +72,6 @@ class ArchiveWithRetries:
         return max(self._archived_end(topic), consumed_end if consumed_end < PHYS_BASE else 0)
 
     def topics(self) -> dict[str, TopicConfig]:
-        """See Backend."""
         archived = self._archive.topics()
         known = self._known
         if known is None or known.archived is not archived or not known.is_of(self._grown):
@@ -80,19 +79,15 @@ class ArchiveWithRetries:
         return known.merged
 
     def subscription_groups(self) -> dict[str, dict[str, Any]]:
-        """See Backend."""
         return self._archive.subscription_groups()
 
     def archived_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """See Backend."""
         return self._archive.archived_offset(group, topic, queue_id)
 
     def consumed_end(self, topic: str, queue_id: int) -> int:
-        """See Backend."""
         return self._archive.consumed_end(topic, queue_id)
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """See Backend."""
         archived = self._archive.bounds(topic, queue_id)
         holder = self._holder(topic, queue_id)
         if holder is None:
@@ -103,7 +98,6 @@ class ArchiveWithRetries:
         return Bounds(queue.min_offset, queue.next_offset)
 
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
-        """See Backend."""
         holder = self._holder(topic, queue_id)
         message = (
             holder[0].message(holder[1].numbers[-1]) if holder is not None and holder[1].numbers else None
@@ -133,7 +127,6 @@ class ArchiveWithRetries:
         return self._archive.pull_from_memory(request)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
-        """See Backend."""
         holder = self._holder(topic, queue_id)
         if holder is None or self._archive.last_stored_ms(topic, queue_id) >= store_ms:
             return await self._archive.offset_by_time(topic, queue_id, store_ms, upper=upper)
@@ -144,7 +137,6 @@ class ArchiveWithRetries:
         return queue.next_offset - 1 if upper and queue.numbers else queue.next_offset
 
     async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """See Backend."""
         holder = self._holder(topic, queue_id)
         if holder is None or offset < holder[1].first_offset:
             return await self._archive.stored_ms(topic, queue_id, offset)
@@ -152,7 +144,6 @@ class ArchiveWithRetries:
         return found[0].stored_ms if found and found[0].queue_offset == offset else -1
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
-        """See Backend."""
         holder = self._holder(topic, queue_id)
         if holder is None or offset < holder[1].first_offset:
             return await self._archive.units(topic, queue_id, offset, count)
@@ -163,7 +154,6 @@ class ArchiveWithRetries:
         ]
 
     async def message_at_phys(self, phys: int) -> bytes | None:
-        """See Backend."""
         if phys >= PHYS_BASE:
             found = (queues.message(phys - PHYS_BASE) for queues in self._grown)
             return next((message.data for message in found if message is not None), None)

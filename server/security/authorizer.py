@@ -93,14 +93,11 @@ class RulesAuthorizer:
         return self.refusal_of_message(request, topic) or response
 
     def note(self, request: Request, response: Response, body_bytes: int) -> None:
-        """See Authorizer."""
         account = request.command.ext_fields.get(ACCESS_KEY, "") if self._rules is not None else ""
         self._audit.note(request, response, body_bytes, account)
 
     def tick(self, now_s: float) -> None:
-        """See Authorizer."""
         self._audit.tick(now_s)
 
     def close(self) -> None:
-        """See Authorizer."""
         self._audit.write()

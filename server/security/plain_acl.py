@@ -75,17 +75,14 @@ class PlainAcl:
             )  # fmt: skip
 
     def is_trusted(self, host: str) -> bool:
-        """See Rules."""
         return any(addresses.matches(pattern, host) for pattern in self._trusted)
 
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
-        """See Rules."""
         if request.command.code in ADMIN_CODES and not account.is_super:
             return f"account {account.name} is not an administrator"
         return self._missing(account, acl_1_permissions(request))
 
     def message_refusal(self, account: Account, topic: str, host: str) -> str | None:
-        """See Rules."""
         return self._missing(
             account, [Permission(one.kind, one.name, SUB) for one in message_permissions(topic)]
         )

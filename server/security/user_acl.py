@@ -78,11 +78,9 @@ class UserAcl:
         return False
 
     def refusal(self, account: Account, request: Request, host: str) -> str | None:
-        """See Rules."""
         return self._missing(account, permissions_for(request), host)
 
     def message_refusal(self, account: Account, topic: str, host: str) -> str | None:
-        """See Rules."""
         return self._missing(account, message_permissions(topic), host)
 
     def _missing(self, account: Account, required: list[Permission], host: str) -> str | None:

@@ -1,1 +1,1 @@
-"""Slave mode: listed under the broker's name with an id of its own, for consumers that are sent there."""
+"""Slave mode: registered as a slave of the broker, for consumers that the master redirects."""

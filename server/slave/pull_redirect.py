@@ -112,7 +112,6 @@ class SlavePulls:
         self._counters = context.counters
 
     def handlers(self) -> ProxyHandlers:
-        """By request code."""
         return {code: self._wrapped(self._pulls[code]) for code in (
             RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE,
         )}  # fmt: skip

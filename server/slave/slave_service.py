@@ -104,7 +104,6 @@ class SlaveService(RelayService[RelayClient]):
         self._table.register(RequestCode.UNREGISTER_CLIENT)(self._unregister)
 
     async def start(self) -> tuple[str, int]:
-        """See RelayService."""
         bound = await super().start()
         self.master.start()
         return bound
@@ -123,7 +122,6 @@ class SlaveService(RelayService[RelayClient]):
         await self.master.close()
 
     def status(self) -> SlaveStatus:
-        """See RelayService."""
         slave = self._options.slave
         return SlaveStatus(
             slave.advertise,

@@ -78,13 +78,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def address(self) -> str:
-        """See Peer."""
         return self._address
 
     # -- asyncio ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.BaseProtocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._out.opened(transport)
@@ -104,11 +102,9 @@ class Connection(asyncio.BufferedProtocol):
         self._context.on_close(self)
 
     def pause_writing(self) -> None:
-        """See asyncio.BaseProtocol."""
         self._out.paused()
 
     def resume_writing(self) -> None:
-        """See asyncio.BaseProtocol."""
         self._out.resumed()
         self.last_active_s = time.monotonic()
         self._out.count_unread()
@@ -116,11 +112,9 @@ class Connection(asyncio.BufferedProtocol):
         self._schedule_turn()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio.BufferedProtocol."""
         return self._accounts.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See asyncio.BufferedProtocol."""
         self.data_received(bytes(self._accounts.buffer[:nbytes]))
 
     def eof_received(self) -> bool | None:

@@ -195,7 +195,7 @@ def repeats_of(chars: int) -> tuple[object, int]:
     for number in range(COUNT):
         names = [f"{number:08d}{letter}".ljust(chars, "g") for letter in "ab"]
         repeats.wait_s((10_000 + number, names[0]), names[1], 1_000 + number, 70_000 + number, number / 3)
-    return repeats, repeats._told.held_bytes
+    return repeats, repeats._last.held_bytes
 
 
 def filters_of(chars: int) -> tuple[object, int]:
